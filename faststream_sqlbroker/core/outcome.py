@@ -1,0 +1,59 @@
+"""What a delivery ended in, as a value: the handler's side says it, `core.settle` decides what it means."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Done: the message is COMPLETED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """Try again: after `delay` seconds if given, else when the retry strategy says."""
+
+    delay: float | None = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Never again: the message is FAILED, with `reason`."""
+
+    reason: str | None = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Postpone:
+    """Not now: due again after `delay` seconds; neither an attempt nor a delivery is charged."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Handed back unstarted: due time kept, delivery uncharged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Cut off at the graceful timeout: due again at once, the delivery charged, the attempt not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """To another queue under the same id, with its counters reset; `payload` None keeps the body."""
+
+    queue: str
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Dropped without a run (expired, superseded, throttled, cancelled): DISCARDED with `reason`."""
+
+    reason: str
+
+
+Outcome = Ack | Nack | Reject | Postpone | Release | Abandon | Move | Discard

@@ -1,0 +1,114 @@
+"""A message as it is inserted, as it is claimed, and as it is settled."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from faststream_sqlbroker.core.outcome import Outcome
+from faststream_sqlbroker.core.states import MessageState
+
+
+@dataclass(slots=True)
+class NewMessage:
+    """One row to insert. `headers` is JSON text; times are aware datetimes or seconds from now."""
+
+    queue: str
+    payload: bytes
+    headers: str | None = None
+    priority: int = 0
+    key: str | None = None
+    dedup_id: str | None = None
+    delay: float | None = None
+    next_attempt_at: datetime | None = None
+    expires_in: float | None = None
+
+
+@dataclass(slots=True)
+class ClaimedMessage:
+    """A row leased to this process; FastStream's raw message. Times are aware (UTC) datetimes.
+
+    `outcome` is what the delivery ended in: the first one recorded wins. `claimed_monotonic` is this
+    process's monotonic clock at the claim (seconds); it only measures lengths of time.
+    """
+
+    id: int
+    queue: str
+    payload: bytes
+    headers: dict[str, Any]
+    priority: int
+    key: str | None
+    attempts_count: int
+    deliveries_count: int
+    publish_count: int
+    created_at: datetime
+    next_attempt_at: datetime
+    expires_at: datetime | None
+    first_attempt_at: datetime | None
+    last_attempt_at: datetime | None
+    acquired_at: datetime
+    lease_token: UUID
+    claimed_monotonic: float = 0.0
+    renewed_monotonic: float = 0.0
+    outcome: Outcome | None = None
+    lease_lost: bool = False
+
+    def settle_as(self, outcome: Outcome) -> bool:
+        """Record `outcome` unless there is one already; return whether it was recorded."""
+        if self.outcome is not None:
+            return False
+        self.outcome = outcome
+        return True
+
+
+@dataclass(slots=True)
+class Settlement:
+    """What the database is told about one finished delivery, fenced by (id, lease_token).
+
+    `state` COMPLETED, FAILED or DISCARDED takes the row out of the message table (into the archive if
+    `archive`); PENDING or RETRYABLE leaves it there; None means as before the claim.
+    """
+
+    id: int
+    lease_token: UUID
+    state: MessageState | None
+    archive: bool = True
+    attempted: bool = True
+    """Whether attempts_count goes up by one and first/last_attempt_at are written."""
+    uncharge: bool = False
+    """Whether deliveries_count goes down by one."""
+    ended_after: float = 0.0
+    """Seconds from the claim to the handler's end; the database adds them to acquired_at."""
+    delay: float | None = None
+    """Seconds from the database's now to the next attempt; None keeps the due time."""
+    reason: str | None = None
+    error: str | None = None
+    queue: str | None = None
+    """The queue to move to (attempts and deliveries are reset, dedup_id dropped)."""
+    payload: bytes | None = None
+    """The body to move with; None keeps it."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the row leaves the message table."""
+        return self.state in _FINAL
+
+
+_FINAL = frozenset({MessageState.COMPLETED, MessageState.FAILED, MessageState.DISCARDED})
+
+
+@dataclass(slots=True)
+class ReadyPair:
+    """One (queue, priority) with claimable rows; `due_in` is seconds until its first is due (≤ 0: now)."""
+
+    queue: str
+    priority: int
+    due_in: float
+
+
+@dataclass(slots=True)
+class SettleResult:
+    """Ids whose settlement was written, in no order, and those whose lease was gone."""
+
+    settled: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)

@@ -1,0 +1,41 @@
+"""The states of a message and the only ways from one to another."""
+
+from enum import Enum
+
+
+class MessageState(str, Enum):
+    """Where a message is in its life; the database stores the member's name.
+
+    PENDING, PROCESSING and RETRYABLE live in the message table, the others in the archive.
+    """
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    RETRYABLE = "retryable"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DISCARDED = "discarded"
+
+
+LIVE_STATES = frozenset({MessageState.PENDING, MessageState.PROCESSING, MessageState.RETRYABLE})
+CLAIMABLE_STATES = frozenset({MessageState.PENDING, MessageState.RETRYABLE})
+ARCHIVED_STATES = frozenset({MessageState.COMPLETED, MessageState.FAILED, MessageState.DISCARDED})
+
+_P, _W, _R = MessageState.PENDING, MessageState.PROCESSING, MessageState.RETRYABLE
+_C, _F, _D = MessageState.COMPLETED, MessageState.FAILED, MessageState.DISCARDED
+
+TRANSITIONS: tuple[tuple[MessageState | None, str, MessageState], ...] = (
+    (None, "publish", _P),
+    (_P, "claim", _W),
+    (_R, "claim", _W),
+    (_W, "ack", _C),
+    (_W, "nack, strategy allows", _R),
+    (_W, "nack exhausted, reject, no outcome, delivery limit", _F),
+    (_W, "postpone, move, graceful timeout", _P),
+    (_W, "handed back unstarted, lease expired", _P),
+    (_W, "handed back unstarted, lease expired (after an attempt)", _R),
+    (_P, "cancel, expiry", _D),
+    (_R, "cancel, expiry", _D),
+    (_W, "expiry at the start", _D),
+)
+"""(from, event, to); None is "not there yet". ARCHITECTURE.md's diagram is generated from it."""

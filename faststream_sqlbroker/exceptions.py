@@ -1,0 +1,48 @@
+"""Every error the broker raises on purpose.
+
+    SqlBrokerError
+    ├── SetupError            wrong options or wrong use, found before anything is written
+    │   ├── MissingExtraError an optional package is not installed
+    │   └── SchemaError       the tables in the database are not the ones this version needs
+    ├── PublishError          a message that cannot be stored (also a ValueError)
+    ├── NotSupportedError     a feature that this database or driver cannot have
+    └── StoreError            the database answered with an error
+        ├── TransientStoreError   worth repeating: connection, deadlock, serialization, busy, disk full
+        └── UnknownOutcomeError   the answer to a COMMIT was lost: it may have been committed
+"""
+
+
+class SqlBrokerError(Exception):
+    """Base of every error of this package."""
+
+
+class SetupError(SqlBrokerError, ValueError):
+    """Wrong options or wrong use; raised before anything is written."""
+
+
+class MissingExtraError(SetupError, ImportError):
+    """An optional package is missing; the message names the extra that installs it."""
+
+
+class SchemaError(SetupError):
+    """The tables differ from what this version needs; the message names each difference and its cure."""
+
+
+class PublishError(SqlBrokerError, ValueError):
+    """The message cannot be stored as given; nothing was written."""
+
+
+class NotSupportedError(SqlBrokerError, NotImplementedError):
+    """This database or driver cannot do what was asked; the message says which can."""
+
+
+class StoreError(SqlBrokerError):
+    """The database refused a statement; repeating it unchanged would fail again."""
+
+
+class TransientStoreError(StoreError):
+    """The statement may succeed when repeated: connection, deadlock, serialization, busy or full disk."""
+
+
+class UnknownOutcomeError(TransientStoreError):
+    """The connection broke while a COMMIT was under way: the work may or may not be committed."""
