@@ -1,0 +1,29 @@
+"""All SQL, one module for each database."""
+
+from typing import Any
+
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.mysql import MariadbDialect, MysqlDialect
+from faststream_sqlbroker.dialects.postgresql import PostgresqlDialect
+from faststream_sqlbroker.dialects.sqlite import SqliteDialect
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.tables import Tables
+
+DIALECTS: dict[str, type[Dialect]] = {
+    d.name: d for d in (PostgresqlDialect, MysqlDialect, MariadbDialect, SqliteDialect)
+}
+
+__all__ = ("DIALECTS", "Dialect", "dialect_for")
+
+
+def dialect_for(sqlalchemy_dialect: Any, tables: Tables) -> Dialect:
+    """The dialect of an engine over `tables`.
+
+    Raises:
+        SetupError: the database is none of those supported.
+    """
+    found = DIALECTS.get(sqlalchemy_dialect.name)
+    if found is None:
+        msg = f"the broker does not support {sqlalchemy_dialect.name!r}; use one of {', '.join(DIALECTS)}"
+        raise SetupError(msg)
+    return found(tables, sqlalchemy_dialect)

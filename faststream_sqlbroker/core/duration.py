@@ -1,0 +1,77 @@
+"""Lengths of time as users write them, turned into seconds."""
+
+import math
+import re
+from datetime import timedelta
+from fractions import Fraction
+
+from faststream_sqlbroker.exceptions import SetupError
+
+Duration = float | timedelta | str
+"""Seconds, a timedelta, or text such as "500ms", "60s", "1.5h" or "2h45m"."""
+
+LONGEST_SECONDS = 1e11
+"""No length may exceed this many seconds (about 3 170 years): a timedelta must be able to hold it."""
+
+_UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
+_PART = r"([0-9]{1,30}(?:\.[0-9]{1,30})?)(ms|s|m|h)"
+_PARTS = re.compile(_PART)
+_WHOLE = re.compile(rf"([+-]?)((?:{_PART}){{1,20}})")
+
+_ALLOWED = 'it takes seconds, a timedelta, or text like "500ms", "60s", "1.5h" or "2h45m"'
+
+
+def parse_duration(value: Duration, *, name: str = "duration") -> float:
+    """Turn `value` into seconds.
+
+    Text is an optional sign followed by decimal numbers, each with its unit: ms, s, m or h. Parts add up,
+    in any order; the sign is that of the whole; spaces are not allowed. The sum is exact before it
+    becomes a float.
+
+    Args:
+        value: Seconds, a timedelta or text.
+        name: What the value is for; the error message begins with it.
+
+    Returns:
+        Seconds; negative if the value is.
+
+    Raises:
+        SetupError: Any other type, NaN, an infinity, text that does not follow the grammar (a number
+            without its unit does not), or more than 1e11 seconds either way.
+    """
+    if isinstance(value, str):
+        seconds = _parse_text(value, name)
+    elif isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = _to_float(value)
+    else:
+        raise SetupError(f"{name} cannot be {value!r} of type {type(value).__name__}: {_ALLOWED}")
+    if not math.isfinite(seconds) or abs(seconds) > LONGEST_SECONDS:
+        raise SetupError(
+            f"{name} must be a finite length of at most {LONGEST_SECONDS:.0e} seconds, got {_short(value)}"
+        )
+    return seconds
+
+
+def _parse_text(text: str, name: str) -> float:
+    match = _WHOLE.fullmatch(text)
+    if match is None:
+        raise SetupError(f"{name} cannot be {_short(text)}: {_ALLOWED}, without spaces")
+    total = sum((Fraction(number) * _UNITS[unit] for number, unit in _PARTS.findall(match[2])), Fraction())
+    return float(-total if match[1] == "-" else total)
+
+
+def _to_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _short(value: Duration) -> str:
+    # An int of many thousand digits has no repr: Python refuses to make it.
+    if isinstance(value, int) and abs(value) > LONGEST_SECONDS:
+        return "a larger integer"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

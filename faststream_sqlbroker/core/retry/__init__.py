@@ -1,0 +1,31 @@
+"""When to try again: retry strategies, and the one question that is put to them.
+
+In the formulas *n* is `attempts_count`, the number of attempts made, the one that just failed included
+(1 or more). All delays are seconds and begin at the end of the last attempt. Arguments named `*_seconds`
+take seconds, a timedelta or text like "1.5h". No delay is longer than 100 years.
+"""
+
+from faststream_sqlbroker.core.retry.protocol import RetryStrategyProto, next_delay
+from faststream_sqlbroker.core.retry.strategies import (
+    ConstantRetryStrategy,
+    ConstantWithJitterRetryStrategy,
+    ExponentialBackoffRetryStrategy,
+    ExponentialBackoffWithJitterRetryStrategy,
+    LinearRetryStrategy,
+    NoRetryStrategy,
+    default_retry_strategy,
+)
+from faststream_sqlbroker.core.retry.template import RetryStrategyTemplate
+
+__all__ = (
+    "ConstantRetryStrategy",
+    "ConstantWithJitterRetryStrategy",
+    "ExponentialBackoffRetryStrategy",
+    "ExponentialBackoffWithJitterRetryStrategy",
+    "LinearRetryStrategy",
+    "NoRetryStrategy",
+    "RetryStrategyProto",
+    "RetryStrategyTemplate",
+    "default_retry_strategy",
+    "next_delay",
+)

@@ -1,0 +1,72 @@
+"""The bounds that arguments and delays of retry strategies keep."""
+
+import math
+
+from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.exceptions import SetupError
+
+LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0
+"""Every delay is cut to this; a due time must stay a date that each database can hold."""
+
+_MOST_STEPS = 10**15
+
+
+def bounded(delay: float) -> float:
+    """Return `delay` (seconds) cut to 0..100 years.
+
+    Raises:
+        ValueError: `delay` is NaN.
+    """
+    if math.isnan(delay):
+        raise ValueError(f"a delay must be a number of seconds, got {delay!r}")
+    return min(max(delay, 0.0), LONGEST_DELAY_SECONDS)
+
+
+def steps(attempts_count: int) -> int:
+    """Return n - 1, how often the delay has grown; cut to what fits in a float.
+
+    Raises:
+        ValueError: `attempts_count` is below 1.
+    """
+    if attempts_count < 1:
+        raise ValueError(
+            f"attempts_count must be 1 or more (the attempt that just ended counts), got {attempts_count!r}"
+        )
+    return min(attempts_count - 1, _MOST_STEPS)
+
+
+def as_seconds(value: Duration, name: str) -> float:
+    """Return `value` in seconds.
+
+    Raises:
+        SetupError: It is no duration, or negative.
+    """
+    seconds = parse_duration(value, name=name)
+    if seconds < 0:
+        raise SetupError(f"{name} must be 0 or more seconds, got {value!r}")
+    return seconds
+
+
+def check_factor(value: float, name: str, *, least: float) -> None:
+    """Check that `value` is a finite number of at least `least`.
+
+    Raises:
+        SetupError: It is not.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and least <= value <= 1e300):
+        raise SetupError(f"{name} must be a finite number of {least:g} or more, got {value!r}")
+
+
+def check_max_attempts(value: int | None) -> None:
+    """Check that `value` is None or a whole number of at least 1.
+
+    Raises:
+        SetupError: It is not.
+    """
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SetupError(
+            f"max_attempts must be a whole number of 1 or more, or None for no limit, got {value!r}"
+        )

@@ -1,0 +1,97 @@
+"""Text that every database stores, and exceptions as such text."""
+
+import re
+import traceback
+from collections.abc import Iterator
+from itertools import islice
+
+DEFAULT_LIMIT = 8192
+"""Bytes of UTF-8 that an error text may take."""
+
+_SMALLEST_LIMIT = 64
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
+_GAP = "\n[...]\n"
+_MAX_FRAMES = 10
+_MAX_RELATED = 5
+
+
+def clean_text(text: str, *, limit: int = DEFAULT_LIMIT) -> str:
+    """Make `text` storable in every database: no NUL, no lone surrogate, bounded.
+
+    Each unstorable character becomes U+FFFD. Text that is too long keeps its beginning and its end, with
+    "[...]" on a line between them: an error's type stands first, the frame that raised it last.
+
+    Args:
+        text: Any string.
+        limit: Most bytes of UTF-8 in the result; at least 64.
+
+    Raises:
+        ValueError: `limit` is below 64.
+    """
+    if limit < _SMALLEST_LIMIT:
+        raise ValueError(f"limit must be at least {_SMALLEST_LIMIT} bytes, got {limit!r}")
+    if len(text) <= limit:
+        cleaned = _replace(text)
+        if len(cleaned.encode()) <= limit:
+            return cleaned
+    room = limit - len(_GAP)
+    # A character takes a byte or more, so slices of `limit` characters hold all that can be kept.
+    head = _replace(text[:limit]).encode()[: room // 2]
+    tail = _replace(text[-limit:]).encode()[-(room - room // 2) :]
+    return head.decode(errors="ignore") + _GAP + tail.decode(errors="ignore")
+
+
+def describe_exception(error: BaseException, *, limit: int = DEFAULT_LIMIT) -> str:
+    """Describe `error` in text that every database stores; never fails, whatever its methods do.
+
+    First line: type and message. Then what caused it, what it groups (five each), and the last ten frames
+    of its traceback, the one that raised it at the end.
+
+    Args:
+        error: With or without a traceback.
+        limit: Most bytes of UTF-8 in the result; at least 64.
+    """
+    try:
+        text = "\n".join(_describe(error))
+    except Exception:  # noqa: BLE001 - foreign code runs here, and losing the outcome would be worse
+        text = f"{type.__getattribute__(type(error), '__name__')}: (it cannot be described)"
+    return clean_text(text, limit=limit)
+
+
+def _describe(error: BaseException) -> Iterator[str]:
+    yield _headline(error)
+    for cause in islice(_causes(error), _MAX_RELATED):
+        yield f"caused by {_headline(cause)}"
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions[:_MAX_RELATED]:
+            yield f"contains {_headline(member)}"
+    if error.__traceback__ is not None:
+        frames = traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES)
+        yield "".join(traceback.format_list(frames)).rstrip("\n")
+
+
+def _headline(error: BaseException) -> str:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - see describe_exception
+        message = "(its message cannot be read)"
+    return f"{name}: {message}" if message else name
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen = {id(error)}
+    while True:
+        context = None if error.__suppress_context__ else error.__context__
+        cause = error.__cause__ if error.__cause__ is not None else context
+        if cause is None or id(cause) in seen:
+            return
+        seen.add(id(cause))
+        yield cause
+        error = cause
+
+
+def _replace(text: str) -> str:
+    return _UNSTORABLE.sub(_REPLACEMENT, text)

@@ -1,0 +1,240 @@
+"""MySQL ≥ 8.0.19 and MariaDB ≥ 10.6: SKIP LOCKED, JSON_TABLE, READ COMMITTED.
+
+Differs from PostgreSQL: no UPDATE … RETURNING, so a claim locks and reads, then updates by id; no partial
+index, so the ready index leads with `claimable`, a generated column that is 1 or NULL; `state IN (…)` ahead
+of the order would sort the whole queue.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import IntegrityError
+
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, chunks
+from faststream_sqlbroker.dialects.steps import IDS_PER_STATEMENT, StepDialect, utc
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.tables import Tables
+
+DUPLICATE_ENTRY = 1062
+TRANSIENT_CODES = frozenset(
+    {1020, 1021, 1028, 1040, 1053, 1114, 1129, 1152, 1159, 1161, 1203, 1205, 1213, 1226, 1290, 1317, 1927,
+     1969, 2002, 2003, 2006, 2013, 2055, 3024, 3572, 4031}
+)  # fmt: skip
+"""Deadlock, lock wait, lost connection, too many connections, shutdown, disk or table full, time limit."""
+
+_INSERT_ROW = (
+    "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, UTC_TIMESTAMP(6), "
+    "COALESCE(:at_{n}, UTC_TIMESTAMP(6) + INTERVAL :delay_{n} MICROSECOND), "
+    "UTC_TIMESTAMP(6) + INTERVAL :expires_{n} MICROSECOND)"
+)
+
+_DUE = """
+FROM {message} FORCE INDEX ({ready_index})
+WHERE claimable = 1 AND queue = :queue AND priority = :priority"""
+
+_CLAIM = (
+    """
+SELECT {columns}"""
+    + _DUE
+    + """
+  AND next_attempt_at <= UTC_TIMESTAMP(6)
+ORDER BY next_attempt_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
+"""
+)
+
+_CLAIM_UPDATE = """
+UPDATE {message}
+SET state = 'PROCESSING', acquired_at = :now, lease_token = :token,
+  lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND, deliveries_count = deliveries_count + 1
+WHERE id IN :ids
+"""
+
+_ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
+    id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
+    ended BIGINT PATH '$[4]', reason VARCHAR(255) PATH '$[5]', error LONGTEXT PATH '$[6]',
+    delay BIGINT PATH '$[7]', queue VARCHAR(255) PATH '$[8]')) u"""
+
+_ARCHIVE = (
+    """
+INSERT INTO {archive} ({columns}, archived_at, reason)
+SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
+  m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
+  m.created_at, m.next_attempt_at, m.expires_at,
+  CASE WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND)
+    ELSE m.first_attempt_at END,
+  CASE WHEN u.attempts > 0 THEN m.acquired_at + INTERVAL u.ended MICROSECOND ELSE m.last_attempt_at END,
+  m.acquired_at, COALESCE(u.error, m.last_error), UTC_TIMESTAMP(6), u.reason
+FROM """
+    + _ROWS
+    + """
+STRAIGHT_JOIN {message} m ON m.id = u.id
+"""
+)
+
+# The order of SET matters: MySQL reads columns already assigned to.
+_UPDATE = (
+    """
+UPDATE """
+    + _ROWS
+    + """
+STRAIGHT_JOIN {message} m ON m.id = u.id
+SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
+  m.first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND)
+    ELSE m.first_attempt_at END,
+  m.last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN m.acquired_at + INTERVAL u.ended MICROSECOND ELSE m.last_attempt_at END,
+  m.acquired_at = NULL, m.lease_token = NULL, m.lease_expires_at = NULL,
+  m.attempts_count = CASE WHEN u.queue IS NULL THEN m.attempts_count + u.attempts ELSE 0 END,
+  m.deliveries_count = CASE WHEN u.queue IS NULL THEN m.deliveries_count + u.charge ELSE 0 END,
+  m.next_attempt_at = CASE WHEN u.delay IS NULL THEN m.next_attempt_at
+    ELSE UTC_TIMESTAMP(6) + INTERVAL u.delay MICROSECOND END,
+  m.last_error = COALESCE(u.error, m.last_error),
+  m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
+  m.queue = COALESCE(u.queue, m.queue)
+"""
+)
+
+
+class MysqlDialect(StepDialect):
+    """All SQL for MySQL and MariaDB."""
+
+    name = "mysql"
+    isolation_level = "READ COMMITTED"
+    insert_row = _INSERT_ROW
+
+    def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
+        """Prepare the statements of `tables`."""
+        super().__init__(tables, sqlalchemy_dialect)
+        self._id_step: int | None = None
+        columns = ", ".join(self.names["key"] if c == "key" else c for c in CLAIMED_COLUMNS)
+        self._statement(
+            "claim", _CLAIM, columns=columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
+        )
+        self._ids_statement("claim_update", _CLAIM_UPDATE)
+        self._statement(
+            "next_priority",
+            "SELECT MAX(priority) FROM {message} FORCE INDEX ({ready_index})\n"
+            "WHERE claimable = 1 AND queue = :queue AND priority < :below",
+        )
+        self._statement(
+            "due_in",
+            "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(next_attempt_at)) / 1000000" + _DUE,
+        )
+        by_ids = "SELECT id, lease_token FROM {message} WHERE id IN :ids"
+        self._ids_statement("lock", by_ids + " ORDER BY id FOR UPDATE")
+        self._ids_statement("lock_free", by_ids + " ORDER BY id FOR UPDATE SKIP LOCKED")
+        self._ids_statement("look", by_ids)
+        self._ids_statement(
+            "renew",
+            "UPDATE {message} SET lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND\n"
+            "WHERE id IN :ids",
+        )
+        if self.has_archive:
+            self._statement("archive", _ARCHIVE, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
+        self._ids_statement("delete", "DELETE FROM {message} WHERE id IN :ids")
+        self._statement("update", _UPDATE)
+        self._statement("payload", "UPDATE {message} SET payload = :payload WHERE id = :id")
+        self._statement(
+            "stuck",
+            "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
+            "WHERE queue = :queue AND lease_expires_at < UTC_TIMESTAMP(6)\n"
+            "ORDER BY lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED",
+        )
+        self._ids_statement(
+            "release_stuck",
+            "UPDATE {message}\n"
+            "SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,\n"
+            "  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL\n"
+            "WHERE id IN :ids",
+        )
+        self._statement("now", "SELECT UTC_TIMESTAMP(6)")
+
+    def setup(self, connection: Connection) -> None:
+        """Refuse a server whose binary log cannot hold what READ COMMITTED writes."""
+        log = connection.execute(text("SELECT @@log_bin, @@binlog_format")).one()
+        if log[0] and str(log[1]).upper() == "STATEMENT":
+            msg = (
+                "binlog_format is 'STATEMENT', but the broker writes under READ COMMITTED, which needs "
+                "'MIXED' or 'ROW'; set binlog_format=ROW on the server"
+            )
+            raise SetupError(msg)
+
+    def is_transient(self, error: BaseException) -> bool:
+        """By the server's or client's error number."""
+        return bool(error.args) and error.args[0] in TRANSIENT_CODES
+
+    def bind_time(self, value: datetime) -> datetime:
+        """UTC without a zone, as DATETIME(6) holds it."""
+        return utc(value).replace(tzinfo=None)
+
+    def now(self, connection: Connection) -> datetime:
+        """The server's clock."""
+        value: datetime = connection.execute(self.sql["now"]).scalar_one()
+        return value.replace(tzinfo=timezone.utc)
+
+    def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
+        """One multi-row INSERT; InnoDB gives its rows consecutive ids from the first.
+
+        Source: MySQL manual, "AUTO_INCREMENT Handling in InnoDB": a simple insert gets its ids at once.
+        """
+        if self._id_step is None:
+            self._id_step = connection.execute(text("SELECT @@auto_increment_increment")).scalar_one()
+        result = connection.execute(self.insert_statement(len(rows)), self.insert_binds(rows))
+        first = result.lastrowid
+        return [first + n * self._id_step for n in range(len(rows))]
+
+    def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
+        """InnoDB undoes only the failed statement, so a duplicate leaves the transaction usable."""
+        try:
+            return self.insert_plain(connection, [row])[0]
+        except IntegrityError as error:
+            if error.orig is not None and error.orig.args[:1] == (DUPLICATE_ENTRY,):
+                return None
+            raise
+
+    def claim(
+        self, connection: Connection, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID
+    ) -> list[ClaimedMessage]:
+        """Lock and read each pair's due rows, then lease them by id."""
+        found: list[ClaimedMessage] = []
+        for pair in pairs:
+            if len(found) >= limit:
+                break
+            binds = {"queue": pair.queue, "priority": pair.priority, "limit": limit - len(found)}
+            found += self.claimed(connection.execute(self.sql["claim"], binds), token)
+        if not found:
+            return found
+        now = found[0].acquired_at
+        binds = {
+            "now": now.replace(tzinfo=None), "token": token.hex, "lease": round(lease * 1_000_000)
+        }  # fmt: skip
+        for part in chunks(sorted(m.id for m in found), IDS_PER_STATEMENT):
+            connection.execute(self.sql["claim_update"], {**binds, "ids": list(part)})
+        for message in found:
+            message.acquired_at = now
+            message.deliveries_count += 1
+        return found
+
+    def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
+        """Queue by queue: lock what is free, then update by id."""
+        ids: list[int] = []
+        for queue in queues:
+            if len(ids) < limit:
+                binds = {"queue": queue, "limit": limit - len(ids)}
+                ids += connection.execute(self.sql["stuck"], binds).scalars()
+        for part in chunks(sorted(ids), IDS_PER_STATEMENT):
+            connection.execute(self.sql["release_stuck"], {"ids": list(part)})
+        return len(ids)
+
+
+class MariadbDialect(MysqlDialect):
+    """MariaDB under its own name, as `mariadb+` URLs give it."""
+
+    name = "mariadb"
+
+

@@ -1,0 +1,204 @@
+"""SQLite ≥ 3.35: one writer at a time, BEGIN IMMEDIATE, WAL.
+
+Differs from PostgreSQL: no row locks, so nothing is skipped; every transaction of the broker takes the
+write lock at its start and waits for it (busy timeout). Times are integers, microseconds since 1970 (UTC).
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS
+from faststream_sqlbroker.dialects.steps import StepDialect
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.tables import Tables
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+BUSY_TIMEOUT_MS = 10_000
+NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
+"""The clock of SQLite has milliseconds; it stands still within one statement."""
+
+_INSERT_ROW = (
+    "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
+    f"{NOW}, COALESCE(:at_{{n}}, {NOW} + :delay_{{n}}), {NOW} + :expires_{{n}})"
+)
+
+_READY = "queue = :queue AND state IN ('PENDING', 'RETRYABLE')"
+
+_CLAIM = """
+UPDATE {message}
+SET state = 'PROCESSING', acquired_at = {now}, lease_token = :token, lease_expires_at = {now} + :lease,
+  deliveries_count = deliveries_count + 1
+WHERE id IN (
+  SELECT id FROM {message} INDEXED BY {ready_index}
+  WHERE queue = :queue AND priority = :priority AND state IN ('PENDING', 'RETRYABLE')
+    AND next_attempt_at <= {now}
+  ORDER BY next_attempt_at, id LIMIT :limit)
+RETURNING {columns}
+"""
+
+_ROWS = """(SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS state,
+  json_extract(value, '$[2]') AS attempts, json_extract(value, '$[3]') AS charge,
+  json_extract(value, '$[4]') AS ended, json_extract(value, '$[5]') AS reason,
+  json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS delay,
+  json_extract(value, '$[8]') AS queue FROM json_each(:rows)) u"""
+
+_ARCHIVE = (
+    """
+INSERT INTO {archive} ({columns}, archived_at, reason)
+SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
+  m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
+  m.created_at, m.next_attempt_at, m.expires_at,
+  CASE WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + u.ended)
+    ELSE m.first_attempt_at END,
+  CASE WHEN u.attempts > 0 THEN m.acquired_at + u.ended ELSE m.last_attempt_at END,
+  m.acquired_at, COALESCE(u.error, m.last_error), {now}, u.reason
+FROM """
+    + _ROWS
+    + """
+CROSS JOIN {message} m ON m.id = u.id
+"""
+)
+
+_UPDATE = (
+    """
+UPDATE {message}
+SET state = COALESCE(u.state,
+    CASE WHEN {message}.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
+  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,
+  attempts_count = CASE WHEN u.queue IS NULL THEN attempts_count + u.attempts ELSE 0 END,
+  deliveries_count = CASE WHEN u.queue IS NULL THEN deliveries_count + u.charge ELSE 0 END,
+  next_attempt_at = CASE WHEN u.delay IS NULL THEN next_attempt_at ELSE {now} + u.delay END,
+  first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN COALESCE(first_attempt_at, acquired_at + u.ended) ELSE first_attempt_at END,
+  last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN acquired_at + u.ended ELSE last_attempt_at END,
+  last_error = COALESCE(u.error, last_error),
+  queue = COALESCE(u.queue, {message}.queue),
+  dedup_id = CASE WHEN u.queue IS NULL THEN dedup_id END
+FROM """
+    + _ROWS
+    + """
+WHERE {message}.id = u.id
+"""
+)
+
+
+class SqliteDialect(StepDialect):
+    """All SQL for SQLite."""
+
+    name = "sqlite"
+    insert_row = _INSERT_ROW
+
+    def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
+        """Prepare the statements of `tables`."""
+        super().__init__(tables, sqlalchemy_dialect)
+        columns = ", ".join(self.names["key"] if c == "key" else c for c in CLAIMED_COLUMNS)
+        self.names["now"] = NOW
+        self._statement("claim", _CLAIM, columns=columns)
+        self._statement(
+            "next_priority", "SELECT MAX(priority) FROM {message}\nWHERE " + _READY + " AND priority < :below"
+        )
+        self._statement(
+            "due_in",
+            "SELECT (MIN(next_attempt_at) - {now}) / 1000000.0 FROM {message}\nWHERE "
+            + _READY
+            + " AND priority = :priority",
+        )
+        for name in ("lock", "lock_free", "look"):
+            self._ids_statement(name, "SELECT id, lease_token FROM {message} WHERE id IN :ids")
+        self._ids_statement(
+            "renew", "UPDATE {message} SET lease_expires_at = {now} + :lease WHERE id IN :ids"
+        )
+        if self.has_archive:
+            self._statement("archive", _ARCHIVE, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
+        self._ids_statement("delete", "DELETE FROM {message} WHERE id IN :ids")
+        self._statement("update", _UPDATE)
+        self._statement("payload", "UPDATE {message} SET payload = :payload WHERE id = :id")
+        self._statement(
+            "release_stuck",
+            "UPDATE {message}\n"
+            "SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,\n"
+            "  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL\n"
+            "WHERE id IN (SELECT id FROM {message} INDEXED BY {leased_index}\n"
+            "  WHERE queue = :queue AND state = 'PROCESSING' AND lease_expires_at < {now}\n"
+            "  ORDER BY lease_expires_at LIMIT :limit)\n"
+            "RETURNING id",
+        )
+        self._statement("now", "SELECT {now}")
+
+    def setup(self, connection: Connection) -> None:
+        """Turn on WAL (kept by the file), which lets readers go on while one writes."""
+        version = connection.execute(text("SELECT sqlite_version()")).scalar_one()
+        if tuple(int(p) for p in version.split(".")[:2]) < (3, 35):
+            msg = f"SQLite {version} is too old: the broker needs 3.35 or newer (UPDATE … RETURNING)"
+            raise SetupError(msg)
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+
+    def begin(self, connection: Connection) -> None:
+        """Take the write lock now: upgrading a read transaction fails at once with SQLITE_BUSY_SNAPSHOT."""
+        raw = connection.connection.driver_connection
+        if raw is not None and getattr(raw, "in_transaction", False):
+            # The application's "begin" listener opened a deferred transaction that holds nothing yet.
+            connection.exec_driver_sql("COMMIT")
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        connection.exec_driver_sql("PRAGMA synchronous=FULL")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Busy, locked, full disk or I/O error, by the driver's text."""
+        words = str(error).lower()
+        return any(w in words for w in ("locked", "busy", "disk is full", "disk i/o", "interrupted"))
+
+    def bind_time(self, value: datetime) -> int:
+        """Microseconds since 1970 (UTC)."""
+        return (value - EPOCH) // timedelta(microseconds=1)
+
+    def time(self, value: Any) -> Any:
+        """Microseconds since 1970 as an aware datetime."""
+        return EPOCH + timedelta(microseconds=value)
+
+    def now(self, connection: Connection) -> datetime:
+        """The host's clock as SQLite reads it (milliseconds)."""
+        value: datetime = self.time(connection.execute(self.sql["now"]).scalar_one())
+        return value
+
+    def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
+        """One multi-row INSERT; AUTOINCREMENT ids rise in the order of its rows."""
+        statement = self.insert_statement(len(rows), "RETURNING id")
+        return sorted(connection.execute(statement, self.insert_binds(rows)).scalars())
+
+    def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
+        """One INSERT that does nothing on a duplicate."""
+        statement = self.insert_statement(1, "ON CONFLICT (queue, dedup_id) DO NOTHING RETURNING id")
+        result: int | None = connection.execute(statement, self.insert_binds([row])).scalar_one_or_none()
+        return result
+
+    def claim(
+        self, connection: Connection, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID
+    ) -> list[ClaimedMessage]:
+        """One UPDATE … RETURNING for each pair until `limit` rows are found."""
+        found: list[ClaimedMessage] = []
+        for pair in pairs:
+            if len(found) >= limit:
+                break
+            binds = {
+                "queue": pair.queue, "priority": pair.priority, "limit": limit - len(found),
+                "token": token.hex, "lease": round(lease * 1_000_000),
+            }  # fmt: skip
+            rows = self.claimed(connection.execute(self.sql["claim"], binds), token)
+            found += sorted(rows, key=lambda m: (m.next_attempt_at, m.id))
+        return found
+
+    def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
+        """One UPDATE for each queue."""
+        count = 0
+        for queue in queues:
+            if count < limit:
+                binds = {"queue": queue, "limit": limit - count}
+                count += len(connection.execute(self.sql["release_stuck"], binds).all())
+        return count

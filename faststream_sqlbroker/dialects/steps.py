@@ -1,0 +1,182 @@
+"""The path of databases without DELETE … RETURNING inside INSERT: short statements in one transaction.
+
+MySQL, MariaDB and SQLite share the order of the steps; each brings its own SQL. Every settle first reads
+(and locks) the rows whose lease is still held, then touches exactly those ids: an unlocked INSERT … SELECT
+followed by DELETE duplicated a row that was released in between.
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, TextClause, bindparam, text
+
+from faststream_sqlbroker.core.rows import NewMessage, ReadyPair, Settlement, SettleResult
+from faststream_sqlbroker.dialects.base import Dialect, chunks
+from faststream_sqlbroker.schema.tables import Tables
+
+IDS_PER_STATEMENT = 500
+"""Below MariaDB's in_predicate_conversion_threshold (1 000), above which IN becomes a join by scan."""
+ROWS_PER_INSERT = (512, 64, 8, 1)
+"""Sizes of multi-row inserts: few texts to compile and keep."""
+
+INSERT_COLUMNS = (
+    "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
+)
+
+
+class StepDialect(Dialect):
+    """Shared steps; the SQL comes from the subclass under the same names."""
+
+    insert_row: str
+    """VALUES of one inserted row; `{n}` numbers its binds."""
+
+    def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
+        """Start with no statement; the subclass adds them."""
+        super().__init__(tables, sqlalchemy_dialect)
+        self._inserts: dict[tuple[int, str], TextClause] = {}
+
+    def _ids_statement(self, name: str, sql: str, *binds: Any) -> None:
+        self._statement(name, sql, bindparam("ids", expanding=True), *binds)
+
+    def insert_statement(self, count: int, tail: str = "") -> TextClause:
+        """The INSERT of `count` rows ending in `tail`, made once."""
+        made = self._inserts.get((count, tail))
+        if made is None:
+            columns = INSERT_COLUMNS.format(key=self.names["key"])
+            values = ",\n".join(self.insert_row.replace("{n}", str(n)) for n in range(count))
+            head = f"INSERT INTO {self.names['message']} ({columns})"  # the names are quoted by the dialect
+            made = self._inserts[count, tail] = text(f"{head}\nVALUES {values}\n{tail}".strip())
+        return made
+
+    def insert_binds(self, rows: Sequence[NewMessage]) -> dict[str, Any]:
+        """Binds of `insert_statement(len(rows))`."""
+        binds: dict[str, Any] = {}
+        for n, r in enumerate(rows):
+            binds[f"queue_{n}"] = r.queue
+            binds[f"payload_{n}"] = r.payload
+            binds[f"headers_{n}"] = r.headers
+            binds[f"priority_{n}"] = r.priority
+            binds[f"key_{n}"] = r.key
+            binds[f"dedup_id_{n}"] = r.dedup_id
+            binds[f"at_{n}"] = None if r.next_attempt_at is None else self.bind_time(r.next_attempt_at)
+            binds[f"delay_{n}"] = round((r.delay or 0.0) * 1_000_000)
+            binds[f"expires_{n}"] = None if r.expires_in is None else round(r.expires_in * 1_000_000)
+        return binds
+
+    @abstractmethod
+    def bind_time(self, value: datetime) -> Any:
+        """An aware datetime as this database stores it."""
+
+    @abstractmethod
+    def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
+        """Insert rows without dedup_id in one statement; ids in order."""
+
+    @abstractmethod
+    def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
+        """Insert one row with a dedup_id; None if it exists."""
+
+    def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
+        """Multi-row inserts in the order given; rows with a dedup_id go one by one."""
+        ids: list[int | None] = []
+        start = 0
+        while start < len(rows):
+            if rows[start].dedup_id is not None:
+                ids.append(self.insert_dedup(connection, rows[start]))
+                start += 1
+                continue
+            end = start
+            while end < len(rows) and rows[end].dedup_id is None:
+                end += 1
+            plain = rows[start:end]
+            while plain:
+                size = next(s for s in ROWS_PER_INSERT if s <= len(plain))
+                ids.extend(self.insert_plain(connection, plain[:size]))
+                plain = plain[size:]
+            start = end
+        return ids
+
+    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> list[ReadyPair]:
+        """Walk down the priorities of each queue by the index's own extremes."""
+        pairs = []
+        for queue in queues:
+            below = 32767
+            while True:
+                binds = {"queue": queue, "below": below}
+                priority = connection.execute(self.sql["next_priority"], binds).scalar_one_or_none()
+                if priority is None:
+                    break
+                binds = {"queue": queue, "priority": priority}
+                due_in = connection.execute(self.sql["due_in"], binds).scalar_one_or_none()
+                if due_in is not None:
+                    pairs.append(ReadyPair(queue, priority, float(due_in)))
+                below = priority
+        return pairs
+
+    def held(
+        self, connection: Connection, statement: str, leases: Sequence[tuple[int, UUID]]
+    ) -> set[tuple[int, str]]:
+        """The given (id, token) pairs that are still in the table, by `statement`."""
+        wanted = {(i, token.hex) for i, token in leases}
+        ids = sorted({i for i, _ in leases})
+        found: set[tuple[int, str]] = set()
+        for part in chunks(ids, IDS_PER_STATEMENT):
+            rows = connection.execute(self.sql[statement], {"ids": list(part)})
+            found |= {(row[0], row[1]) for row in rows}
+        return wanted & found
+
+    def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
+        """Lock what is free, lengthen it; what is locked elsewhere is only looked up."""
+        free = {i for i, _ in self.held(connection, "lock_free", leases)}
+        for part in chunks(sorted(free), IDS_PER_STATEMENT):
+            connection.execute(self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)})
+        if len(free) < len(leases):
+            free |= {i for i, _ in self.held(connection, "look", leases)}
+        return free
+
+    def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+        """Lock the rows still held in id order, copy the kept ones, delete or update exactly those."""
+        held = self.held(connection, "lock", [(s.id, s.lease_token) for s in settlements])
+        ours = [s for s in settlements if (s.id, s.lease_token.hex) in held]
+        leaving = [s for s in ours if s.leaves]
+        kept = [s for s in leaving if s.archive and self.has_archive]
+        for part in chunks(kept, IDS_PER_STATEMENT):
+            connection.execute(self.sql["archive"], {"rows": rows_json(part)})
+        for part in chunks(leaving, IDS_PER_STATEMENT):
+            connection.execute(self.sql["delete"], {"ids": [s.id for s in part]})
+        staying = [s for s in ours if not s.leaves]
+        for part in chunks(staying, IDS_PER_STATEMENT):
+            connection.execute(self.sql["update"], {"rows": rows_json(part)})
+        for s in staying:
+            if s.payload is not None:
+                connection.execute(self.sql["payload"], {"id": s.id, "payload": s.payload})
+        settled = {s.id for s in ours}
+        return SettleResult(settled, {s.id for s in settlements} - settled)
+
+
+def rows_json(settlements: Sequence[Settlement]) -> str:
+    """The settlements as one JSON bind: arrays in the order the SQL reads them."""
+    return json.dumps(
+        [
+            [
+                s.id,
+                s.state and s.state.name,
+                int(s.attempted),
+                -int(s.uncharge),
+                round(s.ended_after * 1_000_000),
+                s.reason,
+                s.error,
+                None if s.delay is None else round(s.delay * 1_000_000),
+                s.queue,
+            ]
+            for s in settlements
+        ]
+    )
+
+
+def utc(value: datetime) -> datetime:
+    """`value` in UTC."""
+    return value.astimezone(timezone.utc)

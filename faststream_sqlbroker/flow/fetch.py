@@ -1,0 +1,105 @@
+"""Claim as much as there is room for, and decide when to look again."""
+
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from faststream_sqlbroker.core.rows import ReadyPair
+from faststream_sqlbroker.flow.inflight import Inflight
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+FIRST_IDLE_WAIT = 0.01
+"""Seconds to the first look after the queue ran dry; each following wait is half as long again."""
+LOOK_INTERVAL = 1.0
+"""Seconds for which known (queue, priority) pairs are trusted under load."""
+
+
+class Fetcher:
+    """Fills the buffer of one subscriber.
+
+    While rows come, the remembered (queue, priority) pairs are claimed from; when fewer came than asked
+    for, after a wake-up, and at least every second, the pairs are looked for again, which also tells when
+    the next row is due. Queues are visited in rotation.
+    """
+
+    def __init__(
+        self, store: "Store", inflight: Inflight, settings: Any, paused: Callable[[], bool]
+    ) -> None:
+        """`settings` gives queues, batch size, intervals and the length of a lease."""
+        self._store, self._inflight, self._settings = store, inflight, settings
+        self._paused = paused
+        self._pairs: list[ReadyPair] = []
+        self._looked_at = float("-inf")
+        self._turn = 0
+        self._first_wait = min(max(settings.min_fetch_interval, FIRST_IDLE_WAIT), settings.max_fetch_interval)
+        self._idle_wait = self._first_wait
+        self._not_before = float("-inf")
+        self._look_again = True
+
+    def hint(self) -> None:
+        """Something may have arrived: look before the next claim, and poll quickly again."""
+        self._look_again = True
+        self._idle_wait = self._first_wait
+
+    def room(self) -> int:
+        """Rows that may be claimed now; 0 while the flush is behind."""
+        s, held = self._settings, self._inflight
+        if len(held.outcomes) + len(held.flushing) >= 2 * max(s.flush_batch_size, s.fetch_batch_size):
+            return 0
+        capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
+        return min(s.fetch_batch_size, capacity - held.waiting.qsize())
+
+    async def tick(self) -> float | None:
+        """Claim once; seconds until the next look, None to wait until there is room."""
+        if (early := self._not_before - monotonic()) > 0:
+            return early
+        limit = self.room()
+        if limit < self._worthwhile() or self._paused():
+            self._inflight.wants_room = True
+            return None
+        if self._look_again or monotonic() - self._looked_at >= LOOK_INTERVAL:
+            await self._look()
+        due = [p for p in self._rotated() if p.due_in <= 0]
+        rows = (
+            await self._store.claim(due, limit, self._settings.release_stuck_timeout, uuid4())
+            if due
+            else []
+        )
+        self._inflight.add(rows)
+        return self._next_wait(len(rows), limit)
+
+    def _worthwhile(self) -> int:
+        # A claim of one row for each finished one would cost a statement a message.
+        busy = self._inflight.waiting.qsize() > 0
+        return max(1, self._settings.fetch_batch_size // 2) if busy else 1
+
+    async def _look(self) -> None:
+        self._look_again = False
+        self._pairs = await self._store.ready_pairs(self._settings.queues)
+        self._looked_at = monotonic()
+
+    def _rotated(self) -> list[ReadyPair]:
+        queues = self._settings.queues
+        if len(queues) == 1:
+            return self._pairs
+        self._turn = (self._turn + 1) % len(queues)
+        rank = {q: (n - self._turn) % len(queues) for n, q in enumerate(queues)}
+        return sorted(self._pairs, key=lambda p: (rank[p.queue], -p.priority))
+
+    def _next_wait(self, claimed: int, limit: int) -> float:
+        s = self._settings
+        if claimed >= limit:
+            self._idle_wait = self._first_wait
+            self._not_before = monotonic() + s.min_fetch_interval
+            return float(s.min_fetch_interval)
+        self._look_again = True
+        if claimed:
+            self._idle_wait = self._first_wait
+        wait = self._idle_wait
+        self._idle_wait = min(s.max_fetch_interval, self._idle_wait * 1.5)
+        age = monotonic() - self._looked_at
+        soon = [p.due_in - age for p in self._pairs if p.due_in > 0]
+        return float(min([wait, *(max(0.0, d) for d in soon)]))

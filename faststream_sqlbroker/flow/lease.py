@@ -1,0 +1,51 @@
+"""Keep the leases of everything this process holds: one fenced statement renews them all."""
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.loop import Log
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+MAX_PER_STATEMENT = 5_000
+
+
+class LeaseKeeper:
+    """Renews rows held longer than a third of their lease; fast messages cost no renewal."""
+
+    def __init__(
+        self, store: "Store", inflight: Inflight, log: Log, *, lease: float, max_lease: float | None
+    ) -> None:
+        """`lease` and `max_lease` in seconds."""
+        self._store, self._inflight, self._log = store, inflight, log
+        self._lease, self._max_lease = lease, max_lease
+
+    async def tick(self) -> float:
+        """Renew what is due; look again after a twelfth of the lease."""
+        due = self._inflight.due_for_renewal(self._lease, self._max_lease)
+        for start in range(0, len(due), MAX_PER_STATEMENT):
+            part = due[start : start + MAX_PER_STATEMENT]
+            asked = monotonic()
+            held = await self._store.renew([(r.id, r.lease_token) for r in part], self._lease)
+            for row in part:
+                if row.id in held:
+                    row.renewed_monotonic = asked
+                else:
+                    self._lost(row)
+        return max(0.02, self._lease / 12)
+
+    def _lost(self, row: ClaimedMessage) -> None:
+        if self._inflight.held.get(row.id) is not row or row.id in self._inflight.flushing:
+            return  # settled while the renewal was under way
+        self._inflight.forget(row)
+        self._inflight.lease_lost_count += 1
+        self._log(
+            logging.WARNING,
+            f"lease lost: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, "
+            "phase renew); its outcome will not be written",
+            message_id=row.id,
+        )

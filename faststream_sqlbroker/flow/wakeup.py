@@ -1,0 +1,137 @@
+"""Hints to look sooner. They may be early, late, lost or spurious; nothing relies on them.
+
+Inside one process a publish wakes its subscribers directly. Between processes PostgreSQL carries hints by
+LISTEN/NOTIFY: the first of a burst goes out at once, later ones together every 10 ms, off the write path,
+because a NOTIFY inside a transaction serialises all commits.
+"""
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.loop import Log, backoff
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+COALESCE = 0.01
+"""Seconds between two notifications, and between two looks at a caller's transaction."""
+SECOND_HINT = 0.02
+"""Seconds after a caller's transaction has ended at which the hint is sent again."""
+HEARTBEAT = 10.0
+"""Seconds between two signs of life on the listening connection."""
+
+Hint = Callable[[], None]
+
+
+class Wakeups:
+    """Carries hints between publishers and subscribers of one broker."""
+
+    def __init__(self, store: "Store", log: Log) -> None:
+        """No connection is made before a subscriber that listens is registered."""
+        self._store, self._log = store, log
+        self._hints: dict[Hint, frozenset[str]] = {}
+        self._pending: set[str] = set()
+        self._sender: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._watched: list[tuple[weakref.ref[Any], frozenset[str]]] = []
+        self._sent_at = 0.0
+        self.channel = f"sqlbroker_{store.tables.message.name}"[:63]
+        self.listening = False
+
+    def register(self, queues: Sequence[str], hint: Hint, *, listen: bool) -> None:
+        """Call `hint` when something may have arrived in `queues`."""
+        self._hints[hint] = frozenset(queues)
+        if listen and self._store.can_listen and self._listener is None:
+            self._listener = asyncio.create_task(self._listen(), name="sqlbroker-listen")
+
+    def unregister(self, hint: Hint) -> None:
+        """Stop calling `hint`."""
+        self._hints.pop(hint, None)
+
+    async def stop(self) -> None:
+        """End the tasks; pending hints are dropped."""
+        tasks = [t for t in (self._listener, self._sender, self._watcher) if t is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener = self._sender = self._watcher = None
+        self._pending.clear()
+        self._watched.clear()
+
+    def published(self, queues: Iterable[str]) -> None:
+        """A publish into `queues` is committed."""
+        names = frozenset(queues)
+        self._wake_local(names)
+        if self._store.dialect.can_listen and names:
+            self._pending |= names
+            if self._sender is None or self._sender.done():
+                self._sender = asyncio.create_task(self._send(), name="sqlbroker-notify")
+
+    def published_in(self, transaction: Any, queues: Iterable[str]) -> None:
+        """A publish into `queues` waits for the caller's `transaction` to end.
+
+        There is no signal after COMMIT, so the transaction is looked at every 10 ms; the hint goes out when
+        it is no longer active, and once more 20 ms later. A rollback costs one spurious hint.
+        """
+        self._watched.append((weakref.ref(transaction), frozenset(queues)))
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch(), name="sqlbroker-watch")
+
+    def _wake_local(self, queues: frozenset[str]) -> None:
+        for hint, wanted in list(self._hints.items()):
+            if not queues or queues & wanted:
+                hint()
+
+    async def _watch(self) -> None:
+        while self._watched:
+            await asyncio.sleep(COALESCE)
+            ended, active = [], []
+            for ref, queues in self._watched:
+                transaction = ref()
+                if transaction is not None and transaction.is_active:
+                    active.append((ref, queues))
+                else:
+                    ended.append(queues)
+            self._watched = active
+            if ended:
+                queues = frozenset().union(*ended)
+                self.published(queues)
+                asyncio.get_running_loop().call_later(SECOND_HINT, self.published, queues)
+
+    async def _send(self) -> None:
+        while self._pending:
+            await asyncio.sleep(max(0.0, self._sent_at + COALESCE - monotonic()))
+            queues, self._pending = sorted(self._pending), set()
+            self._sent_at = monotonic()
+            try:
+                await self._store.notify(self.channel, queues)
+            except StoreError as error:
+                self._log(logging.DEBUG, f"a wake-up was not sent, subscribers will poll: {error}")
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._store.listen(self.channel, self._heard) as alive:
+                    self.listening, failures = True, 0
+                    # What was sent while nobody listened is lost: look once.
+                    self._wake_local(frozenset())
+                    while True:
+                        await asyncio.sleep(HEARTBEAT)
+                        await alive()
+            except StoreError as error:
+                failures += 1
+                pause = backoff(failures)
+                self._log(logging.WARNING, f"not listening for wake-ups, polling; again in {pause:.1f} s: {error}")
+                await asyncio.sleep(pause)
+            finally:
+                self.listening = False
+
+    def _heard(self, payload: str) -> None:
+        self._wake_local(frozenset((payload,)) if payload else frozenset())

@@ -1,0 +1,192 @@
+"""One delivery (or one batch of them): limits, the handler, the outcome, the settlement."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Outcome, Reject, Release
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, settle
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.loop import Log
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+Handle = Callable[[Any], Awaitable[Any]]
+YIELD_EVERY = 20
+"""Deliveries between two turns of the event loop: handlers that never suspend would starve it."""
+
+
+class Worker:
+    """Takes rows from the buffer and runs the handler on them, one at a time (a batch counts as one)."""
+
+    def __init__(
+        self,
+        store: "Store",
+        inflight: Inflight,
+        settings: Any,
+        handle: Handle,
+        log: Log,
+        *,
+        rules: SettleRules,
+        ack_first: bool,
+        stopping: Callable[[], bool],
+        on_idle: Callable[[], None],
+    ) -> None:
+        """`handle` runs FastStream's pipeline; afterwards each row's `outcome` is set, or None."""
+        self._store, self._inflight, self._settings = store, inflight, settings
+        self._handle, self._log, self._rules = handle, log, rules
+        self._ack_first, self._stopping, self._on_idle = ack_first, stopping, on_idle
+        self._low_water = settings.fetch_batch_size * settings.max_not_processed_factor
+        self._low_water -= settings.fetch_batch_size // 2
+
+    async def run(self) -> None:
+        """Work until the sentinel None is taken from the buffer."""
+        done = 0
+        while (rows := await self._take()) is not None:
+            ready = [row for row in rows if self._may_start(row)]
+            if ready:
+                await self._deliver(ready)
+            done += 1
+            if done % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    async def _take(self) -> list[ClaimedMessage] | None:
+        waiting = self._inflight.waiting
+        if waiting.empty():
+            self._on_idle()
+        first = await waiting.get()
+        if first is None:
+            return None
+        rows = [first]
+        while self._settings.batch and len(rows) < self._settings.fetch_batch_size and not waiting.empty():
+            row = waiting.get_nowait()
+            if row is None:
+                waiting.put_nowait(None)
+                break
+            rows.append(row)
+        if self._inflight.wants_room and waiting.qsize() <= self._low_water:
+            self._inflight.wants_room = False
+            self._inflight.on_room()
+        return rows
+
+    def _may_start(self, row: ClaimedMessage) -> bool:
+        """Settle what must not run; whether the handler may start."""
+        if row.lease_lost:
+            return False
+        outcome = self._refusal(row)
+        if outcome is None:
+            return True
+        if isinstance(outcome, Reject):
+            self._log(
+                logging.ERROR,
+                f"Message delivery limit was exceeded for message {row.id} of queue {row.queue!r} "
+                f"({outcome.reason}: {row.deliveries_count} deliveries, {row.attempts_count} attempts)",
+                message_id=row.id,
+            )
+        self._settle(row, outcome, attempted=False)
+        return False
+
+    def _refusal(self, row: ClaimedMessage) -> Outcome | None:
+        if self._stopping():
+            return Release()
+        limit = self._settings.max_deliveries
+        if limit is not None and row.deliveries_count > limit:
+            return Reject(MAX_DELIVERIES)
+        attempts = getattr(self._rules.retry_strategy, "max_attempts", None)
+        if attempts is not None and row.attempts_count >= attempts:
+            return Reject(MAX_ATTEMPTS)
+        if row.expires_at is not None:
+            # The database's clock: its time of the claim plus what has passed here since.
+            now = row.acquired_at + timedelta(seconds=monotonic() - row.claimed_monotonic)
+            if row.expires_at <= now:
+                return Discard(EXPIRED)
+        return None
+
+    async def _deliver(self, rows: list[ClaimedMessage]) -> None:
+        if self._ack_first:
+            rows = await self._remove_first(rows)
+            if not rows:
+                return
+        self._inflight.running += 1
+        raw = tuple(rows) if self._settings.batch else rows[0]
+        try:
+            await self._run_handler(raw, rows)
+        except asyncio.CancelledError:
+            for row in rows:
+                row.settle_as(Abandon())
+            raise
+        finally:
+            self._inflight.running -= 1
+            if not self._ack_first:
+                self._finish(rows)
+
+    async def _run_handler(self, raw: Any, rows: list[ClaimedMessage]) -> None:
+        timeout = self._settings.handler_timeout
+        if timeout is None:
+            await self._handle(raw)
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self._handle(raw)
+        except TimeoutError as error:
+            self._log(
+                logging.ERROR,
+                f"the handler of message {rows[0].id} was cancelled after handler_timeout={timeout} seconds",
+                message_id=rows[0].id,
+            )
+            for row in rows:
+                row.settle_as(Nack(error=error))
+
+    def _finish(self, rows: list[ClaimedMessage]) -> None:
+        for row in rows:
+            if row.outcome is None:
+                self._log(
+                    logging.ERROR,
+                    f"message {row.id} of queue {row.queue!r} was not updated after processing: the handler "
+                    "neither acked, nacked nor rejected it; it is archived as FAILED",
+                    message_id=row.id,
+                )
+            attempted = not isinstance(row.outcome, Release | Abandon)
+            self._settle(row, row.outcome, attempted=attempted)
+
+    def _settle(self, row: ClaimedMessage, outcome: Outcome | None, *, attempted: bool) -> None:
+        if row.lease_lost:
+            return
+        ended_after = monotonic() - row.claimed_monotonic
+        self._inflight.finish(settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted))
+
+    async def _remove_first(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
+        """Commit the removal before the start: at most once.
+
+        Rows whose removal is not known to be committed do not run.
+        """
+        now = monotonic()
+        settlements = [settle(r, Ack(), self._rules, ended_after=now - r.claimed_monotonic) for r in rows]
+        self._inflight.flushing |= {r.id for r in rows}
+        try:
+            result = await self._store.settle(settlements)
+        except StoreError as error:
+            self._log(
+                logging.ERROR,
+                f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be committed, "
+                f"so they do not run ({error})",
+            )
+            result = None
+        self._inflight.flushing -= {r.id for r in rows}
+        started = [r for r in rows if result is not None and r.id in result.settled]
+        for row in rows:
+            row.settle_as(Ack())
+            self._inflight.held.pop(row.id, None)
+        if result is not None:
+            self._inflight.settled_count += len(result.settled)
+            self._inflight.lease_lost_count += len(result.lost)
+            for message_id in result.lost:
+                text = f"lease lost: message {message_id} (phase ack first); it does not run here"
+                self._log(logging.WARNING, text, message_id=message_id)
+        return started

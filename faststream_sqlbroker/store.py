@@ -1,0 +1,373 @@
+"""The only module that opens a transaction: one method for each thing the broker does to the database.
+
+A transaction that the database rolled back for a passing reason (deadlock, serialization, busy) is repeated
+here; a broken connection is reported to the loops, which wait and try again.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+from faststream_sqlbroker.core.rows import (
+    ClaimedMessage,
+    NewMessage,
+    ReadyPair,
+    Settlement,
+    SettleResult,
+)
+from faststream_sqlbroker.dialects import Dialect, dialect_for
+from faststream_sqlbroker.exceptions import (
+    PublishError,
+    SetupError,
+    SqlBrokerError,
+    StoreError,
+    TransientStoreError,
+    UnknownOutcomeError,
+)
+from faststream_sqlbroker.schema.migrate import create_all
+from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.validate import differences
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+T = TypeVar("T")
+
+QUICK_REPEATS = 5
+QUICK_PAUSE = 0.01
+"""Seconds before the first repeat of a rolled-back transaction; doubled each time, with jitter."""
+DEFAULT_POOL_SIZE = 5
+
+
+class Store:
+    """The broker's operations on one database.
+
+    Every operation of its own is one transaction, bounded by `statement_timeout` seconds (waiting for a
+    connection included), and takes one of `max_connections` places, half of the pool by default.
+
+    Raises (from every operation):
+        TransientStoreError: the database could not be reached or was busy; nothing was written.
+        UnknownOutcomeError: the answer to the COMMIT was lost.
+        StoreError: the database refused the statement.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tables: Tables,
+        *,
+        statement_timeout: float = 30.0,
+        max_connections: int | None = None,
+    ) -> None:
+        """Prepare the statements; no connection is made."""
+        self.engine = engine
+        self.tables = tables
+        self.statement_timeout = statement_timeout
+        self.dialect: Dialect = dialect_for(engine.dialect, tables)
+        if engine.dialect.name == "sqlite" and _in_memory(engine):
+            msg = (
+                "an in-memory SQLite database has one connection that everybody shares, so no transaction "
+                "is separate; give a file, for example sqlite+aiosqlite:///app.db"
+            )
+            raise SetupError(msg)
+        options = {"isolation_level": level} if (level := self.dialect.isolation_level) else {}
+        self._engine = engine.execution_options(**options) if options else engine
+        pool_size = _pool_size(engine)
+        self.max_connections = max_connections or max(1, pool_size // 2)
+        self._places = asyncio.Semaphore(self.max_connections)
+        self._publish_place = asyncio.Semaphore(1)
+
+    @property
+    def dialect_name(self) -> str:
+        """SQLAlchemy's name of the database: postgresql, mysql, mariadb or sqlite."""
+        return self.dialect.name
+
+    @property
+    def driver(self) -> str:
+        """SQLAlchemy's name of the driver."""
+        return self.engine.dialect.driver
+
+    # -- publishing ---------------------------------------------------------------------------------
+
+    async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
+        """Insert `rows` in a transaction of its own; ids in the order given, None where deduplicated."""
+        return await self._run(lambda c: self.dialect.insert(c, rows), self._publish_place)
+
+    async def insert_in(
+        self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
+    ) -> list[int | None]:
+        """Insert `rows` in the caller's transaction; it is neither begun, committed nor flushed here.
+
+        Raises:
+            PublishError: the connection is closed or belongs to another database, or its transaction
+                has ended.
+        """
+        try:
+            if isinstance(connection, AsyncSession):
+                connection = await connection.connection()
+            self._check_same_database(connection.sync_connection)
+            return await connection.run_sync(lambda c: self.dialect.insert(c, rows))
+        except SQLAlchemyError as error:
+            raise self._caller_error(error) from error
+
+    def insert_sync(self, connection: "Connection | Session", rows: Sequence[NewMessage]) -> list[int | None]:
+        """`insert_in` for synchronous code.
+
+        Raises:
+            PublishError: as `insert_in`.
+        """
+        try:
+            if not isinstance(connection, Connection):
+                connection = connection.connection()
+            self._check_same_database(connection)
+            return self.dialect.insert(connection, rows)
+        except SQLAlchemyError as error:
+            raise self._caller_error(error) from error
+
+    def _check_same_database(self, connection: Connection | None) -> None:
+        if connection is None or connection.closed:
+            msg = "the connection given is closed; publish while its transaction is open"
+            raise PublishError(msg)
+        if connection.engine.pool is self.engine.sync_engine.pool:
+            return
+        theirs, ours = connection.engine.url, self.engine.url
+        alike = _family(theirs.get_backend_name()) == _family(ours.get_backend_name())
+        same_place = (theirs.host, theirs.port, theirs.database) == (ours.host, ours.port, ours.database)
+        if not (alike and same_place):
+            msg = (
+                f"the connection given leads to {theirs.render_as_string()!r}, but the broker's tables are in "
+                f"{ours.render_as_string()!r}; use a connection of the broker's database"
+            )
+            raise PublishError(msg)
+
+    def _caller_error(self, error: SQLAlchemyError) -> Exception:
+        if isinstance(error, InvalidRequestError):
+            msg = f"the transaction given cannot be used any more; publish before it ends ({error})"
+            return PublishError(msg)
+        if self.dialect.name == "sqlite" and self._is_transient(error):
+            msg = (
+                "SQLite refused to turn the caller's read transaction into a writing one because another "
+                "connection has written meanwhile; begin such transactions with BEGIN IMMEDIATE "
+                f"(see docs/outbox.md) and repeat the whole transaction ({_driver_text(error)})"
+            )
+            return TransientStoreError(msg)
+        return self._classed(error) or error
+
+    # -- consuming ----------------------------------------------------------------------------------
+
+    async def ready_pairs(self, queues: Sequence[str]) -> list[ReadyPair]:
+        """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
+        return await self._run(lambda c: self.dialect.ready_pairs(c, queues), self._places, write=False)
+
+    async def claim(
+        self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID
+    ) -> list[ClaimedMessage]:
+        """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due time, id."""
+        if not pairs or limit < 1:
+            return []
+        return await self._run(lambda c: self.dialect.claim(c, pairs, limit, lease, token), self._places)
+
+    async def renew(self, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
+        """Lengthen `leases` to `lease` seconds from now; the ids still held."""
+        if not leases:
+            return set()
+        return await self._run(lambda c: self.dialect.renew(c, leases, lease), self._places)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
+        """Write `settlements` in one transaction, each only if its lease is still held."""
+        if not settlements:
+            return SettleResult()
+        return await self._run(lambda c: self.dialect.settle(c, settlements), self._places)
+
+    async def release_stuck(self, queues: Sequence[str], limit: int) -> int:
+        """Give back up to `limit` rows of `queues` whose lease has expired; how many."""
+        return await self._run(lambda c: self.dialect.release_stuck(c, queues, limit), self._places)
+
+    # -- the database itself ------------------------------------------------------------------------
+
+    async def now(self) -> datetime:
+        """The database's clock (aware, UTC)."""
+        return await self._run(self.dialect.now, self._places, write=False)
+
+    async def setup(self) -> None:
+        """Check what the broker relies on; turns on WAL in SQLite."""
+        await self._run(self.dialect.setup, self._places, write=False)
+
+    async def create_tables(self) -> None:
+        """Create the missing tables and indexes (for development).
+
+        Raises:
+            SchemaError: a table of that name is not the broker's.
+        """
+        await self._run(lambda c: create_all(c, self.tables), self._places)
+
+    async def differences(self) -> list[str]:
+        """What in the database differs from what this version needs, each with its cure."""
+        return await self._run(lambda c: differences(c, self.tables), self._places, write=False)
+
+    async def ping(self, timeout: float | None) -> bool:
+        """Whether the database answers within `timeout` seconds (None: `statement_timeout`)."""
+        try:
+            async with asyncio.timeout(self.statement_timeout if timeout is None else timeout):
+                async with self._engine.connect() as connection:
+                    await connection.execute(select(1))
+        except (SQLAlchemyError, OSError, TimeoutError):
+            return False
+        return True
+
+    async def notify(self, channel: str, queues: Sequence[str]) -> None:
+        """Send a wake-up for `queues` to other processes (PostgreSQL)."""
+        send = self.dialect.notify  # type: ignore[attr-defined]
+        await self._run(lambda c: send(c, channel, queues), self._publish_place)
+
+    @property
+    def can_listen(self) -> bool:
+        """Whether wake-ups from other processes can be heard here (PostgreSQL through asyncpg)."""
+        return self.dialect.can_listen and self.driver == "asyncpg"
+
+    @asynccontextmanager
+    async def listen(
+        self, channel: str, heard: Callable[[str], None]
+    ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Call `heard` with the payload of each wake-up on `channel`; yields a check of the connection.
+
+        Takes one connection of the pool for as long as it is entered.
+
+        Raises:
+            TransientStoreError: the connection cannot be made or is gone.
+        """
+        gone = asyncio.Event()
+
+        def callback(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
+            heard(payload)
+
+        async with self._errors_classed(), self._engine.connect() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            await driver.add_listener(channel, callback)
+            driver.add_termination_listener(lambda _c: gone.set())
+
+            async def alive() -> None:
+                async with asyncio.timeout(self.statement_timeout):
+                    if gone.is_set():
+                        msg = "the listening connection was closed"
+                        raise TransientStoreError(msg)
+                    await driver.execute("SELECT 1")
+
+            try:
+                yield alive
+            finally:
+                # Whatever is still subscribed must not come back to somebody else's checkout.
+                await connection.invalidate()
+
+    @asynccontextmanager
+    async def _errors_classed(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except SqlBrokerError:
+            raise
+        # A driver's error while connecting reaches us as it is, in a class of its own.
+        except Exception as error:
+            classed = self._classed(error)
+            if classed is None:
+                raise
+            raise classed from error
+
+    async def _run(
+        self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool = True
+    ) -> T:
+        pause = QUICK_PAUSE
+        for _ in range(QUICK_REPEATS):
+            try:
+                return await self._transaction(work, places, write=write)
+            except UnknownOutcomeError:
+                raise
+            except TransientStoreError as error:
+                if not _rolled_back(error):
+                    raise
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
+                pause *= 2
+        return await self._transaction(work, places, write=write)
+
+    async def _transaction(
+        self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool
+    ) -> T:
+        committing = False
+
+        def run(connection: Connection) -> T:
+            nonlocal committing
+            with connection.begin() as transaction:
+                if write:
+                    self.dialect.begin(connection)
+                result = work(connection)
+                committing = write
+                transaction.commit()
+                committing = False
+            return result
+
+        try:
+            async with (
+                self._errors_classed(),
+                asyncio.timeout(self.statement_timeout),
+                places,
+                self._engine.connect() as connection,
+            ):
+                return await connection.run_sync(run)
+        except TransientStoreError as error:
+            if not committing or _rolled_back(error):
+                raise
+            msg = f"the answer to the COMMIT was lost: {error}"
+            raise UnknownOutcomeError(msg) from error
+
+    def _classed(self, error: BaseException) -> StoreError | None:
+        """`error` as one of ours; None if it is no error of the database."""
+        if isinstance(error, PoolTimeout):
+            return TransientStoreError(f"no free connection in the pool: {error}")
+        if isinstance(error, TimeoutError) and not str(error):
+            return TransientStoreError(f"no answer within {self.statement_timeout} seconds")
+        if getattr(error, "connection_invalidated", False) or self._is_transient(error):
+            return TransientStoreError(_driver_text(error))
+        if isinstance(error, SQLAlchemyError):
+            return StoreError(_driver_text(error))
+        return None
+
+    def _is_transient(self, error: BaseException | None) -> bool:
+        while error is not None:
+            if isinstance(error, OSError) or self.dialect.is_transient(error):
+                return True
+            error = getattr(error, "orig", None) or error.__cause__
+        return False
+
+
+def _rolled_back(error: BaseException) -> bool:
+    """Whether the database itself undid the transaction and works: the repeat may start at once."""
+    cause = error.__cause__
+    return isinstance(cause, DBAPIError) and not cause.connection_invalidated
+
+
+def _driver_text(error: BaseException) -> str:
+    """The driver's own words; SQLAlchemy's would add the statement and its parameters (payloads)."""
+    orig = getattr(error, "orig", None)
+    return f"{type(orig).__name__}: {orig}" if orig is not None else str(error)
+
+
+def _family(backend: str) -> str:
+    return "mysql" if backend == "mariadb" else backend
+
+
+def _in_memory(engine: AsyncEngine) -> bool:
+    database = engine.url.database
+    return not database or ":memory:" in database or "mode=memory" in str(engine.url)
+
+
+def _pool_size(engine: AsyncEngine) -> int:
+    size: Any = getattr(engine.pool, "size", None)
+    return size() if callable(size) else DEFAULT_POOL_SIZE

@@ -1,0 +1,175 @@
+"""The checks of a subscriber's options; every error says what was given, what is allowed and what to do."""
+
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from faststream import AckPolicy
+
+from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.exceptions import SetupError
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.core.retry import RetryStrategyProto
+    from faststream_sqlbroker.subscriber.options import SubscriberSettings
+
+_SHORTEST_LEASE = 0.1
+
+
+def queue_names(queues: object) -> tuple[str, ...]:
+    """Return the names of one or several queues, in the order given.
+
+    Raises:
+        SetupError: None at all, one twice, or one that cannot be a name.
+    """
+    if isinstance(queues, bytes | bytearray) or not isinstance(queues, Iterable):
+        raise SetupError(f"queues must be a name or a list of names, got {queues!r}")
+    names = (queues,) if isinstance(queues, str) else tuple(queues)
+    if not names:
+        raise SetupError("queues is empty: give at least one queue name")
+    for name in names:
+        problem = name_problem(name)
+        if problem is not None:
+            raise SetupError(f"{_short(name)} cannot be the name of a queue: {problem}")
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise SetupError(f"queue {_short(name)} is given twice: name each queue once")
+    return names
+
+
+def whole_number(name: str, value: object, *, other: str = "") -> None:
+    """Refuse what is not an int of 1 or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SetupError(f"{name} must be a whole number of 1 or more{other}, got {value!r}")
+
+
+def factor(name: str, value: object) -> None:
+    """Refuse what is not a number from 1 to 1000."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= 1000:
+        raise SetupError(f"{name} must be a number from 1 to 1000, got {value!r}")
+
+
+def flag(name: str, value: object) -> None:
+    """Refuse what is not a bool."""
+    if not isinstance(value, bool):
+        raise SetupError(f"{name} must be True or False, got {value!r}")
+
+
+def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse what is not among `allowed`."""
+    if value not in allowed:
+        raise SetupError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def ack_policy(value: object) -> None:
+    """Refuse what is not an AckPolicy."""
+    if not isinstance(value, AckPolicy):
+        allowed = ", ".join(policy.name for policy in AckPolicy)
+        raise SetupError(f"ack_policy must be a faststream.AckPolicy ({allowed}), got {value!r}")
+
+
+def retry_strategy(value: object) -> None:
+    """Refuse what can say nothing about the next attempt."""
+    if isinstance(value, type):
+        raise SetupError(f"retry_strategy must be an instance, got the class {value.__name__}: call it")
+    if value is not None and not callable(getattr(value, "get_next_attempt_at", None)):
+        raise SetupError(
+            f"retry_strategy must have a method get_next_attempt_at, or be None for no retries, got {value!r}"
+        )
+
+
+def seconds_or_zero(name: str, value: Duration) -> float:
+    """Return `value` in seconds.
+
+    Raises:
+        SetupError: It is no length of time, or negative.
+    """
+    seconds = parse_duration(value, name=name)
+    if seconds < 0:
+        raise SetupError(f"{name} must be 0 or more seconds, got {value!r}")
+    return seconds
+
+
+def positive_seconds(name: str, value: Duration) -> float:
+    """Return `value` in seconds; refuse 0 and less."""
+    seconds = parse_duration(value, name=name)
+    if seconds <= 0:
+        raise SetupError(f"{name} must be longer than 0 seconds, got {value!r}")
+    return seconds
+
+
+def attempts_limit(strategy: "RetryStrategyProto | None") -> int | None:
+    """Return the most attempts `strategy` allows: 1 without a strategy, None if it does not say."""
+    if strategy is None:
+        return 1
+    limit = getattr(strategy, "max_attempts", None)
+    return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 else None
+
+
+def times_fit(settings: "SubscriberSettings") -> None:
+    """Refuse times that cannot work together."""
+    if settings.min_fetch_interval > settings.max_fetch_interval:
+        raise SetupError(
+            f"min_fetch_interval ({settings.min_fetch_interval} s) must not be longer than "
+            f"max_fetch_interval ({settings.max_fetch_interval} s): lower the first or raise the second"
+        )
+    if settings.release_stuck_timeout < _SHORTEST_LEASE:
+        raise SetupError(
+            f"release_stuck_timeout must be {_SHORTEST_LEASE} seconds or more, "
+            f"got {settings.release_stuck_timeout}: a shorter lease ends before it can be renewed"
+        )
+    if settings.release_stuck_timeout <= settings.flush_interval:
+        raise SetupError(
+            f"release_stuck_timeout ({settings.release_stuck_timeout} s) must be longer than flush_interval "
+            f"({settings.flush_interval} s): outcomes must be written before the lease ends"
+        )
+
+
+def warn_of_surprises(settings: "SubscriberSettings") -> None:
+    """Warn of values that are legal together, but hardly meant."""
+    attempts = attempts_limit(settings.retry_strategy)
+    if settings.max_deliveries is not None and attempts is not None and settings.max_deliveries < attempts:
+        _warn(
+            f"max_deliveries={settings.max_deliveries} ends a message before the {attempts} attempts of its "
+            "retry strategy are used: raise it, or lower max_attempts"
+        )
+    lease, timeout = settings.max_lease, settings.handler_timeout
+    if lease is not None and lease < settings.release_stuck_timeout:
+        _warn(
+            f"max_lease={lease} has no effect below release_stuck_timeout={settings.release_stuck_timeout}, "
+            "the length of the first lease: lower the latter too"
+        )
+    if lease is not None and timeout is not None and timeout > max(lease, settings.release_stuck_timeout):
+        _warn(
+            f"handler_timeout={timeout} is longer than a message can be held (max_lease={lease}): it may be "
+            "delivered elsewhere while the handler still runs"
+        )
+
+
+def warn_unused_strategy(settings: "SubscriberSettings") -> None:
+    """Warn that a given strategy is never asked."""
+    if attempts_limit(settings.retry_strategy) != 1:
+        _warn(
+            "retry_strategy is never asked with AckPolicy.ACK_FIRST, the message is gone before the handler "
+            "starts: leave it out, or choose another policy"
+        )
+
+
+def _warn(text: str) -> None:
+    # The user's line is to be named; how many of our frames lie above it differs by entry point.
+    level, frame = 2, sys._getframe(1)  # noqa: SLF001 - the frames are needed before warnings.warn
+    while frame.f_back is not None and _is_ours(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,176 @@
+"""The options of a subscriber, declared once: names and meaning here, defaults and checks below.
+
+Lengths of time are seconds, a timedelta or text like "500ms" or "1.5h"; `SubscriberSettings` holds seconds.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, TypedDict, cast, get_args, get_type_hints
+
+from faststream import AckPolicy
+from faststream._internal.constants import EMPTY
+
+from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.subscriber import checks
+
+
+class SubscriberOptions(TypedDict, total=False):
+    """Keyword arguments of `broker.subscriber(queues, ...)`; all may be left out."""
+
+    max_workers: int
+    """Handlers that run at the same time; default 1."""
+    fetch_batch_size: int
+    """Most messages per claim, and per call of a batch handler; default 100."""
+    max_not_processed_factor: float
+    """Claimed messages that may wait or run, as a multiple of fetch_batch_size; 1 or more, default 1.5."""
+    min_fetch_interval: Duration | None
+    """Least time between a full fetch and the next; 0 (the default) fetches as soon as there is room."""
+    max_fetch_interval: Duration
+    """Longest wait between two looks at an idle queue, if no wake-up comes; default 1 s."""
+    flush_interval: Duration
+    """Longest wait before outcomes are written (at once when workers are idle); default 50 ms."""
+    flush_batch_size: int
+    """Most outcomes per write; default 500."""
+    release_stuck_interval: Duration
+    """Time between two searches for expired leases; default 60 s."""
+    release_stuck_timeout: Duration
+    """Length of a lease, 100 ms or more; held messages are renewed after a third of it; default 600 s."""
+    max_deliveries: int | None
+    """Deliveries after which a message is FAILED unhandled; None is no limit; default: the retry strategy's
+    max_attempts + 3, or 20 if it has none."""
+    handler_timeout: Duration | None
+    """Time after which an async handler is cancelled and the message nacked; default None, never."""
+    max_lease: Duration | None
+    """Time after the claim at which a lease is no longer renewed; default None, never."""
+    ack_policy: AckPolicy
+    """What a handler's end means for the message; default NACK_ON_ERROR."""
+    retry_strategy: RetryStrategyProto | None
+    """When a nacked message is tried again; None is never; default 1 s, doubled up to 5 min, 10 attempts."""
+    retain_in_archive_on_ack: bool
+    """Whether COMPLETED messages are archived; default True."""
+    retain_in_archive_on_reject: bool
+    """Whether FAILED messages are archived, as dead letters; default True."""
+    wakeup: Literal["auto", "listen", "poll"]
+    """How new messages are noticed: "listen" needs PostgreSQL, "poll" only looks, "auto" (default) picks."""
+    batch: bool
+    """Whether the handler gets a list of up to fetch_batch_size messages; default False."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubscriberSettings:
+    """Checked options; times in seconds, `max_deliveries` worked out. See `SubscriberOptions` for meanings.
+
+    Raises:
+        SetupError: A value that cannot work; the message says which and what to do.
+
+    Warns:
+        UserWarning: Values that are legal together, but hardly meant.
+    """
+
+    queues: tuple[str, ...]
+    max_workers: int = 1
+    fetch_batch_size: int = 100
+    max_not_processed_factor: float = 1.5
+    min_fetch_interval: float = cast("float", EMPTY)
+    max_fetch_interval: float = 1.0
+    flush_interval: float = 0.05
+    flush_batch_size: int = 500
+    release_stuck_interval: float = 60.0
+    release_stuck_timeout: float = 600.0
+    max_deliveries: int | None = cast("int", EMPTY)
+    handler_timeout: float | None = None
+    max_lease: float | None = None
+    ack_policy: AckPolicy = AckPolicy.NACK_ON_ERROR
+    retry_strategy: RetryStrategyProto | None = field(default_factory=default_retry_strategy)
+    retain_in_archive_on_ack: bool = True
+    retain_in_archive_on_reject: bool = True
+    wakeup: Literal["auto", "listen", "poll"] = "auto"
+    batch: bool = False
+
+    def __post_init__(self) -> None:
+        """Work out, then check."""
+        self._set("queues", checks.queue_names(self.queues))
+        for name in ("max_workers", "fetch_batch_size", "flush_batch_size"):
+            checks.whole_number(name, getattr(self, name))
+        checks.factor("max_not_processed_factor", self.max_not_processed_factor)
+        for name in ("retain_in_archive_on_ack", "retain_in_archive_on_reject", "batch"):
+            checks.flag(name, getattr(self, name))
+        checks.one_of("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
+        checks.ack_policy(self.ack_policy)
+        checks.retry_strategy(self.retry_strategy)
+        self._take_times()
+        self._take_max_deliveries()
+        checks.times_fit(self)
+        checks.warn_of_surprises(self)
+
+    def _take_times(self) -> None:
+        for name in sorted(_TIMES - {"min_fetch_interval"}):
+            value = getattr(self, name)
+            if value is not None or not _may_be_none(name):
+                self._set(name, checks.positive_seconds(name, value))
+        name, value = "min_fetch_interval", self.min_fetch_interval
+        if value is None or value is EMPTY:
+            self._set(name, 0.0)
+        else:
+            self._set(name, checks.seconds_or_zero(name, value))
+
+    def _take_max_deliveries(self) -> None:
+        if self.max_deliveries is EMPTY:
+            attempts = checks.attempts_limit(self.retry_strategy)
+            self._set("max_deliveries", 20 if attempts is None else attempts + 3)
+        elif self.max_deliveries is not None:
+            checks.whole_number("max_deliveries", self.max_deliveries, other=" or None for no limit")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+class UnknownOptionError(SetupError, TypeError):
+    """An option that a subscriber does not have."""
+
+
+def make_settings(queues: str | Sequence[str], options: SubscriberOptions) -> SubscriberSettings:
+    """Check `options` and fill in defaults; an option that is FastStream's EMPTY counts as left out.
+
+    Args:
+        queues: One name or several.
+        options: What the user gave, and nothing else.
+
+    Raises:
+        UnknownOptionError: An option of another name; also a TypeError.
+        SetupError: A value that cannot work.
+    """
+    for name in options:
+        if name not in _HINTS:
+            raise UnknownOptionError(_unknown(name))
+    given = {name: value for name, value in options.items() if value is not EMPTY}
+    settings = SubscriberSettings(queues=cast("Any", queues), **cast("dict[str, Any]", given))
+    if given.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
+        checks.warn_unused_strategy(settings)
+    return settings
+
+
+def _unknown(name: str) -> str:
+    hint = _ELSEWHERE.get(name)
+    if hint is None:
+        near = difflib.get_close_matches(name, list(_HINTS), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(_HINTS)}"
+    return f"a subscriber has no option {name!r}: {hint}"
+
+
+def _may_be_none(name: str) -> bool:
+    return type(None) in get_args(_HINTS[name])
+
+
+_HINTS: dict[str, Any] = get_type_hints(SubscriberOptions)
+_TIMES = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
+_ELSEWHERE = {
+    "max_not_persisted_factor": "leave it out, claims stop by themselves while outcomes wait to be written",
+    "batch_max_records": "use fetch_batch_size",
+    "batch_max_accumulation_timeout_factor": "leave it out, a batch is what one claim found",
+    "overfetch_factor": "use max_not_processed_factor",
+}

@@ -1,0 +1,85 @@
+"""A store over fresh tables, and a direct look at what is in them."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import Store
+
+LEASE = 60.0
+
+
+class Bench:
+    """The store and the verbs that the contract's tests share."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    async def rows(self, archive: bool = False) -> list[dict[str, Any]]:
+        """All rows, by id."""
+        table = self.store.tables.archive if archive else self.store.tables.message
+        assert table is not None
+        async with self.store.engine.connect() as connection:
+            result = await connection.execute(select(table).order_by(table.c.id))
+            return [dict(row._mapping) for row in result]
+
+    async def one(self, archive: bool = False) -> dict[str, Any]:
+        """The only row."""
+        rows = await self.rows(archive)
+        assert len(rows) == 1, rows
+        return rows[0]
+
+    async def execute(self, sql: str, **binds: Any) -> None:
+        """Run `sql` in a transaction of its own."""
+        async with self.store.engine.begin() as connection:
+            await connection.execute(text(sql), binds)
+
+    async def put(self, count: int = 1, queue: str = "q", **fields: Any) -> list[int]:
+        """Insert messages with numbered bodies."""
+        ids = await self.store.insert(
+            [NewMessage(queue, f"{n}".encode(), **fields) for n in range(count)]
+        )
+        assert all(i is not None for i in ids)
+        return [i for i in ids if i is not None]
+
+    async def claim(self, limit: int = 10, *queues: str, lease: float = LEASE) -> list[ClaimedMessage]:
+        """Look for pairs and claim from those that are due."""
+        from uuid import uuid4
+
+        pairs = await self.store.ready_pairs(queues or ("q",))
+        return await self.store.claim([p for p in pairs if p.due_in <= 0], limit, lease, uuid4())
+
+    async def expire(self) -> None:
+        """Let every lease run out."""
+        past = {
+            "postgresql": "statement_timestamp() - interval '1 hour'",
+            "mariadb": "UTC_TIMESTAMP(6) - INTERVAL 1 HOUR",
+            "mysql": "UTC_TIMESTAMP(6) - INTERVAL 1 HOUR",
+            "sqlite": "1",
+        }[self.store.dialect_name]
+        await self.execute(f"UPDATE message SET lease_expires_at = {past} WHERE state = 'PROCESSING'")
+
+
+@pytest.fixture
+async def store(engine: AsyncEngine) -> AsyncIterator[Store]:
+    store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
+    await store.create_tables()
+    await store.setup()
+    yield store
+
+
+@pytest.fixture
+async def bench(store: Store) -> Bench:
+    return Bench(store)
+
+
+def done(row: ClaimedMessage, **fields: Any) -> Settlement:
+    """An acked delivery of `row`."""
+    return Settlement(row.id, row.lease_token, fields.pop("state", MessageState.COMPLETED), **fields)

@@ -1,0 +1,166 @@
+"""Claiming: order, limits, concurrency, the lease."""
+
+import asyncio
+from datetime import timedelta
+from uuid import uuid4
+
+from sqlalchemy import text
+
+from faststream_sqlbroker.core.rows import NewMessage, ReadyPair
+from faststream_sqlbroker.store import Store
+from tests.contract.conftest import LEASE, Bench, done
+
+
+async def test_a_claim_leases_the_row_and_counts_the_delivery(bench: Bench) -> None:
+    """F3; PENDING → PROCESSING."""
+    await bench.put()
+    [message] = await bench.claim()
+    row = await bench.one()
+    assert row["state"] == "PROCESSING"
+    assert row["deliveries_count"] == message.deliveries_count == 1
+    assert row["attempts_count"] == message.attempts_count == 0
+    assert row["acquired_at"] == message.acquired_at
+    assert row["lease_token"] == message.lease_token
+    left = row["lease_expires_at"] - await bench.store.now()
+    assert timedelta(seconds=LEASE - 5) < left <= timedelta(seconds=LEASE + 0.1)
+
+
+async def test_a_leased_row_is_not_claimed_again(bench: Bench) -> None:
+    await bench.put()
+    assert len(await bench.claim()) == 1
+    assert await bench.claim() == []
+
+
+async def test_future_rows_wait(bench: Bench) -> None:
+    await bench.put(1, delay=60)
+    pair = ReadyPair("q", 0, 0.0)
+    assert await bench.store.claim([pair], 10, LEASE, uuid4()) == []
+
+
+async def test_the_order_is_priority_then_due_time_then_id(bench: Bench) -> None:
+    now = await bench.store.now()
+    for name, priority, age in (("c", 0, 5), ("d", 0, 1), ("a", 9, 1), ("e", -9, 50), ("b", 0, 9)):
+        await bench.store.insert(
+            [NewMessage("q", name.encode(), priority=priority, next_attempt_at=now - timedelta(seconds=age))]
+        )
+    assert b"".join(m.payload for m in await bench.claim()) == b"abcde"
+
+
+async def test_the_limit_holds_over_several_queues_and_priorities(bench: Bench) -> None:
+    for queue in ("a", "b", "c"):
+        for priority in (1, 0):
+            await bench.put(3, queue, priority=priority)
+    claimed = await bench.claim(7, "a", "b", "c")
+    assert [(m.queue, m.priority) for m in claimed] == [("a", 1)] * 3 + [("a", 0)] * 3 + [("b", 1)]
+
+
+async def test_only_the_queues_asked_for_are_claimed(bench: Bench) -> None:
+    await bench.put(2, "a")
+    await bench.put(2, "b")
+    assert {m.queue for m in await bench.claim(10, "b")} == {"b"}
+    assert await bench.store.claim([], 10, LEASE, uuid4()) == []
+
+
+async def test_two_claimers_never_get_the_same_row(bench: Bench) -> None:
+    await bench.put(400)
+    parts = await asyncio.gather(*(bench.claim(100) for _ in range(8)))
+    while more := await bench.claim(100):
+        parts.append(more)
+    ids = [m.id for part in parts for m in part]
+    assert len(ids) == len(set(ids)) == 400
+
+
+async def test_rows_locked_elsewhere_are_skipped(bench: Bench, store: Store) -> None:
+    if store.dialect_name == "sqlite":
+        # One writer at a time: the claim waits for the other writer instead of skipping its rows.
+        return await _sqlite_waits(bench)
+    first, second = await bench.put(2)
+    async with store.engine.connect() as connection:
+        await connection.execute(text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": first})
+        assert [m.id for m in await bench.claim()] == [second]
+        await connection.rollback()
+    assert [m.id for m in await bench.claim()] == [first]
+
+
+async def _sqlite_waits(bench: Bench) -> None:
+    await bench.put(2)
+    async with bench.store.engine.connect() as connection:
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        claiming = asyncio.create_task(bench.claim())
+        done, _ = await asyncio.wait([claiming], timeout=0.2)
+        assert not done
+        await connection.rollback()
+    assert len(await claiming) == 2
+
+
+async def test_an_expired_lease_goes_back_with_its_delivery_charged(bench: Bench) -> None:
+    """F9; PROCESSING → PENDING, or RETRYABLE after an attempt."""
+    await bench.put(2)
+    first, second = await bench.claim()
+    await bench.execute("UPDATE message SET attempts_count = 1 WHERE id = :id", id=second.id)
+    assert await bench.store.release_stuck(["q"], 10) == 0
+    await bench.expire()
+    assert await bench.store.release_stuck(["other"], 10) == 0
+    assert await bench.store.release_stuck(["q"], 10) == 2
+    rows = await bench.rows()
+    assert [r["state"] for r in rows] == ["PENDING", "RETRYABLE"]
+    for row in rows:
+        assert row["deliveries_count"] == 1
+        assert (row["acquired_at"], row["lease_token"], row["lease_expires_at"]) == (None, None, None)
+    again = await bench.claim()
+    assert [m.deliveries_count for m in again] == [2, 2]
+    assert first.lease_token != again[0].lease_token
+
+
+async def test_the_release_takes_at_most_its_limit(bench: Bench) -> None:
+    await bench.put(5)
+    await bench.claim()
+    await bench.expire()
+    assert await bench.store.release_stuck(["q"], 3) == 3
+    assert await bench.store.release_stuck(["q"], 3) == 2
+
+
+async def test_a_renewal_lengthens_only_leases_still_held(bench: Bench) -> None:
+    await bench.put(3)
+    kept, lost, settled = await bench.claim()
+    await bench.store.settle([done(settled)])
+    await bench.execute("UPDATE message SET lease_token = :t WHERE id = :id", t=_other(bench), id=lost.id)
+    before = {r["id"]: r["lease_expires_at"] for r in await bench.rows()}
+    leases = [(m.id, m.lease_token) for m in (kept, lost, settled)]
+    assert await bench.store.renew(leases, 600.0) == {kept.id}
+    after = {r["id"]: r["lease_expires_at"] for r in await bench.rows()}
+    assert after[kept.id] - before[kept.id] > timedelta(seconds=500)
+    assert after[lost.id] == before[lost.id]
+
+
+async def test_a_renewal_does_not_wait_for_a_locked_row_and_knows_it_is_held(bench: Bench) -> None:
+    if bench.store.dialect_name == "sqlite":
+        return  # no row locks: a renewal waits for the one writer, see test_rows_locked_elsewhere_are_skipped
+    await bench.put(1)
+    [message] = await bench.claim()
+    async with bench.store.engine.connect() as connection:
+        await connection.execute(text("SELECT id FROM message FOR UPDATE"))
+        leases = [(message.id, message.lease_token)]
+        assert await asyncio.wait_for(bench.store.renew(leases, 60), 5) == {message.id}
+        await connection.rollback()
+
+
+async def test_a_half_set_lease_is_refused_by_the_table(bench: Bench) -> None:
+    import pytest
+    from sqlalchemy.exc import DBAPIError
+
+    await bench.put()
+    for change in (
+        "state = 'PROCESSING'",
+        "lease_token = 'b5fdcd2df4964e3fb5ad0a3cc3f5a0f1'",
+        "state = 'COMPLETED'",
+        "attempts_count = -1",
+        "priority = 101",
+    ):
+        with pytest.raises(DBAPIError):
+            await bench.execute(f"UPDATE message SET {change}")
+
+
+def _other(bench: Bench) -> object:
+    token = uuid4()
+    return token if bench.store.dialect_name == "postgresql" else token.hex

@@ -1,0 +1,205 @@
+"""Inserting: values, ids, transactions of the caller."""
+
+import json
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.exceptions import PublishError
+from faststream_sqlbroker.store import Store
+from tests.contract.conftest import Bench
+
+PAYLOADS = {
+    "empty": b"",
+    "text": "grüße".encode(),
+    "not utf-8": bytes(range(256)),
+    "one mebibyte": b"\x00\xff" * (512 * 1024),
+}
+
+
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
+async def test_any_bytes_come_back_as_they_were(bench: Bench, payload: bytes) -> None:
+    await bench.store.insert([NewMessage("q", payload)])
+    [row] = await bench.claim()
+    assert row.payload == payload
+
+
+async def test_headers_come_back_as_they_were(bench: Bench) -> None:
+    headers = {"a": "ü\"'\\", "n": 1, "f": 1.5, "none": None, "list": [1, {"x": True}], "percent": "%s %(x)s :y"}
+    await bench.store.insert([NewMessage("q", b"1", headers=json.dumps(headers)), NewMessage("q", b"2")])
+    first, second = await bench.claim()
+    assert first.headers == headers
+    assert second.headers == {}
+
+
+async def test_a_published_row_has_the_defaults_of_the_table(bench: Bench) -> None:
+    [message_id] = await bench.put()
+    row = await bench.one()
+    now = await bench.store.now()
+    assert row["id"] == message_id
+    assert (row["state"], row["priority"], row["publish_count"]) == ("PENDING", 0, 1)
+    assert (row["attempts_count"], row["deliveries_count"]) == (0, 0)
+    assert row["created_at"] == row["next_attempt_at"]
+    assert abs(row["created_at"] - now) < timedelta(seconds=5)
+    for name in ("key", "dedup_id", "origin_id", "expires_at", "acquired_at", "lease_token", "last_error"):
+        assert row[name] is None
+
+
+async def test_a_bare_insert_is_a_valid_due_message(bench: Bench) -> None:
+    await bench.execute("INSERT INTO message (queue, payload) VALUES ('q', :p)", p=b"bare")
+    [row] = await bench.claim()
+    assert (row.payload, row.headers, row.deliveries_count) == (b"bare", {}, 1)
+
+
+async def test_ids_stand_in_the_order_of_the_messages(bench: Bench) -> None:
+    ids = await bench.put(1_111)
+    rows = await bench.rows()
+    assert [(r["id"], int(r["payload"])) for r in rows] == list(zip(ids, range(1_111), strict=True))
+
+
+async def test_ten_thousand_messages_pass_through_every_step(bench: Bench) -> None:
+    from tests.contract.conftest import done
+
+    await bench.put(10_000)
+    rows = await bench.claim(10_000)
+    assert len(rows) == 10_000
+    assert len(await bench.store.renew([(r.id, r.lease_token) for r in rows], 60)) == 10_000
+    result = await bench.store.settle([done(r) for r in rows])
+    assert len(result.settled) == 10_000
+    assert len(await bench.rows(archive=True)) == 10_000
+
+
+async def test_every_field_is_stored(bench: Bench) -> None:
+    at = datetime(2031, 2, 3, 4, 5, 6, 789012, tzinfo=timezone(timedelta(hours=2)))
+    await bench.store.insert(
+        [NewMessage("q", b"", priority=-7, key="k", dedup_id="d", next_attempt_at=at, expires_in=60)]
+    )
+    row = await bench.one()
+    assert (row["priority"], row["key"], row["dedup_id"]) == (-7, "k", "d")
+    assert row["next_attempt_at"] == at
+    assert row["expires_at"] - row["created_at"] == timedelta(seconds=60)
+
+
+async def test_a_dedup_id_is_taken_once_while_the_message_lives(bench: Bench) -> None:
+    store = bench.store
+    new = [NewMessage("q", b"1", dedup_id="d"), NewMessage("q", b"2"), NewMessage("q", b"3", dedup_id="d")]
+    first, plain, again = await store.insert(new)
+    assert first is not None and plain is not None and again is None
+    assert await store.insert([NewMessage("q", b"4", dedup_id="d")]) == [None]
+    assert (await store.insert([NewMessage("other", b"5", dedup_id="d")]))[0] is not None
+    assert [r["payload"] for r in await bench.rows()] == [b"1", b"2", b"5"]
+    from tests.contract.conftest import done
+
+    row = next(r for r in await bench.claim() if r.payload == b"1")
+    await store.settle([done(row)])
+    assert (await store.insert([NewMessage("q", b"6", dedup_id="d")]))[0] is not None
+
+
+async def test_queues_and_keys_are_case_sensitive(bench: Bench) -> None:
+    await bench.put(1, "Orders")
+    await bench.put(1, "orders")
+    [row] = await bench.claim(10, "orders")
+    assert row.queue == "orders"
+
+
+async def test_a_publish_as_first_statement_vanishes_with_a_rollback(bench: Bench) -> None:
+    async with bench.store.engine.connect() as connection:
+        transaction = await connection.begin()
+        await bench.store.insert_in(connection, [NewMessage("q", b"")])
+        await transaction.rollback()
+    assert await bench.rows() == []
+
+
+async def test_a_publish_is_unseen_until_the_caller_commits(bench: Bench) -> None:
+    async with bench.store.engine.connect() as connection:
+        await connection.execute(text("SELECT 1"))
+        ids = await bench.store.insert_in(connection, [NewMessage("q", b"")])
+        assert await bench.claim() == []
+        await connection.commit()
+    assert [m.id for m in await bench.claim()] == ids
+
+
+async def test_a_publish_joins_a_session(bench: Bench) -> None:
+    async with AsyncSession(bench.store.engine) as session:
+        await bench.store.insert_in(session, [NewMessage("q", b"gone")])
+        await session.rollback()
+        await bench.store.insert_in(session, [NewMessage("q", b"kept")])
+        await session.commit()
+    assert (await bench.one())["payload"] == b"kept"
+
+
+async def test_a_duplicate_leaves_the_callers_transaction_usable(bench: Bench) -> None:
+    await bench.store.insert([NewMessage("q", b"1", dedup_id="d")])
+    async with bench.store.engine.begin() as connection:
+        new = [NewMessage("q", b"2", dedup_id="d"), NewMessage("q", b"3")]
+        ids = await bench.store.insert_in(connection, new)
+        assert ids[0] is None
+    assert [r["payload"] for r in await bench.rows()] == [b"1", b"3"]
+
+
+async def test_a_closed_connection_is_refused(bench: Bench) -> None:
+    async with bench.store.engine.connect() as connection:
+        pass
+    with pytest.raises(PublishError, match="closed"):
+        await bench.store.insert_in(connection, [NewMessage("q", b"")])
+
+
+async def test_an_ended_transaction_is_refused(bench: Bench) -> None:
+    async with bench.store.engine.connect() as connection, connection.begin() as transaction:
+        await transaction.rollback()
+        with pytest.raises(PublishError, match="publish before it ends"):
+            await bench.store.insert_in(connection, [NewMessage("q", b"")])
+
+
+async def test_a_connection_to_another_database_is_refused(bench: Bench, tmp_path: Any) -> None:
+    other = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/other.db")
+    async with other.connect() as connection:
+        with pytest.raises(PublishError, match="broker's database"):
+            await bench.store.insert_in(connection, [NewMessage("q", b"")])
+    await other.dispose()
+
+
+SYNC_DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
+
+
+async def test_synchronous_code_publishes_in_its_own_transaction(bench: Bench) -> None:
+    url = bench.store.engine.url
+    engine = create_engine(url.set(drivername=f"{url.get_backend_name()}+{SYNC_DRIVERS[bench.store.dialect_name]}"))
+    try:
+        with engine.begin() as connection:
+            ids = bench.store.insert_sync(connection, [NewMessage("q", b"\xff", priority=3, dedup_id="x")])
+            assert bench.store.insert_sync(connection, [NewMessage("q", b"\xff", dedup_id="x")]) == [None]
+        with Session(engine) as session:
+            bench.store.insert_sync(session, [NewMessage("q", b"2")])
+            session.rollback()
+    finally:
+        engine.dispose()
+    row = await bench.one()
+    assert (row["id"], row["payload"], row["priority"]) == (ids[0], b"\xff", 3)
+
+
+async def test_a_delay_counts_from_the_statement_not_from_the_transaction(bench: Bench) -> None:
+    """F3, design §3: late in a long transaction a delayed message is still in the future."""
+    import asyncio
+
+    async with bench.store.engine.begin() as connection:
+        await connection.execute(text("SELECT 1"))
+        await asyncio.sleep(0.7)
+        await bench.store.insert_in(connection, [NewMessage("q", b"", delay=0.5)])
+    [pair] = await bench.store.ready_pairs(["q"])
+    assert pair.due_in > 0.2
+
+
+async def test_the_ready_pairs_say_when_the_next_is_due(bench: Bench, store: Store) -> None:
+    await bench.put(1, priority=5, delay=100)
+    await bench.put(2, priority=-5)
+    await bench.put(1, "other")
+    pairs = await store.ready_pairs(["empty", "q", "other"])
+    assert [(p.queue, p.priority) for p in pairs] == [("q", 5), ("q", -5), ("other", 0)]
+    assert 90 < pairs[0].due_in <= 100
+    assert pairs[1].due_in <= 0
