@@ -1,0 +1,58 @@
+"""Where the broker's tables are."""
+
+import re
+from dataclasses import dataclass
+
+from faststream_sqlbroker.exceptions import SetupError
+
+LONGEST_TABLE_NAME = 40
+"""Characters; PostgreSQL cuts names at 63 bytes, and indexes and constraints add a suffix."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqlBrokerSchemaConfig:
+    """Names of the broker's tables.
+
+    Args:
+        message_table_name: Messages that wait or are being handled.
+        message_archive_table_name: Finished messages; None keeps none of them.
+        schema: The database schema (MySQL, MariaDB: the database); None is the connection's default.
+
+    Raises:
+        SetupError: A name that is not a letter or underscore followed by letters, digits, underscores
+            or dollar signs, at most 40 in all; or the same name twice.
+    """
+
+    message_table_name: str = "message"
+    message_archive_table_name: str | None = "message_archive"
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        _check("message_table_name", self.message_table_name)
+        if self.message_archive_table_name is not None:
+            _check("message_archive_table_name", self.message_archive_table_name)
+        if self.schema is not None:
+            _check("schema", self.schema)
+        if self.message_archive_table_name in {self.message_table_name, self.version_table_name}:
+            msg = (
+                f"message_archive_table_name {self.message_archive_table_name!r} is already the name of "
+                "another table of the broker: choose another, or None for no archive"
+            )
+            raise SetupError(msg)
+
+    @property
+    def version_table_name(self) -> str:
+        """The table in which Alembic notes the version of these tables."""
+        return f"{self.message_table_name}_schema_version"
+
+
+def _check(option: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_TABLE_NAME:
+        msg = (
+            f"{option} cannot be {name!r}: it is a letter or underscore followed by letters, digits, "
+            f"underscores or dollar signs, at most {LONGEST_TABLE_NAME} characters"
+        )
+        raise SetupError(msg)

@@ -1,0 +1,128 @@
+"""Create and upgrade the tables: at once for development, by Alembic's versions for production."""
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, event, inspect, text
+
+from faststream_sqlbroker.exceptions import MissingExtraError, SchemaError
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import Tables, build_tables, sorted_indexes, storage
+from faststream_sqlbroker.schema.types import MYSQL
+from faststream_sqlbroker.schema.validate import foreign_tables
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+HEAD = "0001"
+"""The newest version in `versions/`."""
+MIGRATED = ("postgresql", "mysql", "sqlite")
+"""Dialects with a folder under `migrations/`; MariaDB's is MySQL's."""
+
+
+def create_all(connection: Connection, tables: Tables) -> None:
+    """Create what is missing of the tables and their indexes; for development and tests.
+
+    Raises:
+        SchemaError: a table of that name is somebody else's.
+    """
+    foreign = foreign_tables(connection, tables)
+    if foreign:
+        raise SchemaError("; ".join(foreign))
+    _one_at_a_time(connection)
+    fresh = not inspect(connection).has_table(tables.message.name, schema=tables.message.schema)
+    for table in tables.for_dialect(connection.dialect.name).ours:
+        table.create(connection, checkfirst=True)
+        for index in sorted_indexes(table):
+            index.create(connection, checkfirst=True)
+    if connection.dialect.name == "postgresql":
+        connection.execute(storage(tables))
+    tables.version.create(connection, checkfirst=True)
+    if fresh:
+        connection.execute(tables.version.delete())
+        connection.execute(tables.version.insert().values(version_num=HEAD))
+
+
+def _one_at_a_time(connection: Connection) -> None:
+    """Workers that start together would all find nothing and all create it (SQLite: BEGIN IMMEDIATE)."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('faststream_sqlbroker'))"))
+    elif connection.dialect.name in MYSQL:
+        connection.execute(text("SELECT GET_LOCK('faststream_sqlbroker', 30)"))
+        event.listen(connection, "commit", _unlock, once=True)
+        event.listen(connection, "rollback", _unlock, once=True)
+
+
+def _unlock(connection: Connection) -> None:
+    connection.exec_driver_sql("DO RELEASE_ALL_LOCKS()")
+
+
+def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None) -> None:
+    """Bring the tables to this version's with the migrations shipped in the package.
+
+    Runs in the transaction of `connection` (MySQL and MariaDB commit after each statement).
+
+    Raises:
+        SchemaError: a table of that name is somebody else's.
+        MissingExtraError: Alembic is not installed.
+    """
+    config = config or SqlBrokerSchemaConfig()
+    foreign = foreign_tables(connection, build_tables(config))
+    if foreign:
+        raise SchemaError("; ".join(foreign))
+    _run(config, connection=connection)
+
+
+def render(dialect_name: str, config: SqlBrokerSchemaConfig | None = None) -> str:
+    """The migrations as readable SQL for one of postgresql, mysql, sqlite; nothing is connected to.
+
+    Raises:
+        MissingExtraError: Alembic is not installed.
+    """
+    out = io.StringIO()
+    _run(config or SqlBrokerSchemaConfig(), dialect_name=dialect_name, out=out)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _run(
+    config: SqlBrokerSchemaConfig,
+    *,
+    connection: Connection | None = None,
+    dialect_name: str | None = None,
+    out: io.StringIO | None = None,
+) -> None:
+    alembic_config, script = _script()
+    from alembic.runtime.environment import EnvironmentContext  # noqa: PLC0415
+
+    def steps(revision: Any, _context: Any) -> Any:
+        return script._upgrade_revs("head", revision)  # noqa: SLF001 - what alembic.command.upgrade calls
+
+    context = EnvironmentContext(
+        alembic_config, script, fn=steps, as_sql=connection is None, destination_rev="head"
+    )
+    with context:
+        context.configure(
+            connection=connection,
+            dialect_name=dialect_name,
+            output_buffer=out,
+            version_table=config.version_table_name,
+            version_table_schema=config.schema,
+            sqlbroker_config=config,
+        )
+        with context.begin_transaction():
+            context.run_migrations()
+
+
+def _script() -> "tuple[Config, ScriptDirectory]":
+    try:
+        from alembic.config import Config  # noqa: PLC0415
+        from alembic.script import ScriptDirectory  # noqa: PLC0415
+    except ImportError as error:
+        msg = "migrations need Alembic: pip install 'faststream-sqlbroker[migrations]'"
+        raise MissingExtraError(msg) from error
+    config = Config()
+    config.set_main_option("path_separator", "os")
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    return config, ScriptDirectory.from_config(config)

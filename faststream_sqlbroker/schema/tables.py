@@ -1,0 +1,227 @@
+"""The tables, from one definition for every database."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    DDL,
+    CheckConstraint,
+    Column,
+    Computed,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    text,
+)
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
+
+from faststream_sqlbroker.core.states import ARCHIVED_STATES, CLAIMABLE_STATES, LIVE_STATES, MessageState
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.types import (
+    MYSQL,
+    ErrorType,
+    HeadersType,
+    IdType,
+    PayloadType,
+    TokenType,
+    UtcTimestamp,
+    clock,
+    name_type,
+)
+
+AUTOVACUUM = (
+    "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, "
+    "autovacuum_vacuum_cost_delay = 0"
+)
+"""Every message leaves two dead rows: vacuum by their number, not by the share of a table that is empty."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of one broker; `archive` is None when nothing finished is kept."""
+
+    config: SqlBrokerSchemaConfig
+    metadata: MetaData
+    message: Table
+    archive: Table | None
+    version: Table
+
+    @property
+    def ours(self) -> tuple[Table, ...]:
+        """The tables that hold messages."""
+        return (self.message,) if self.archive is None else (self.message, self.archive)
+
+    def for_dialect(self, name: str) -> "Tables":
+        """The same tables with the columns and indexes that the database `name` needs."""
+        return build_tables(self.config, dialect_name=name)
+
+
+def build_tables(
+    config: SqlBrokerSchemaConfig, metadata: MetaData | None = None, *, dialect_name: str | None = None
+) -> Tables:
+    """Define the tables named by `config`.
+
+    Args:
+        config: Their names.
+        metadata: Where to define them; None makes a new one.
+        dialect_name: "mysql" and "mariadb" have a column and an index of their own, as they have no
+            partial indexes.
+    """
+    metadata = MetaData() if metadata is None else metadata
+    mysql = dialect_name in MYSQL
+    archive = config.message_archive_table_name
+    return Tables(
+        config,
+        metadata,
+        _message(config, metadata, mysql),
+        None if archive is None else _archive(archive, config.schema, metadata),
+        Table(
+            config.version_table_name,
+            metadata,
+            Column("version_num", String(32), primary_key=True),
+            schema=config.schema,
+        ),
+    )
+
+
+def include_tables(
+    metadata: MetaData,
+    config: SqlBrokerSchemaConfig | None = None,
+    *,
+    dialect_name: str | None = None,
+) -> Tables:
+    """Add the broker's tables to `metadata`, for applications that own their migrations.
+
+    Call it where Alembic's `target_metadata` is made; `alembic revision --autogenerate` then creates and
+    compares the broker's tables with the application's.
+
+    Args:
+        metadata: The application's.
+        config: The names given to the broker; default `SqlBrokerSchemaConfig()`.
+        dialect_name: Give "mysql" or "mariadb" there; the others need nothing.
+    """
+    config = config or SqlBrokerSchemaConfig()
+    tables = build_tables(config, metadata, dialect_name=dialect_name)
+    metadata.remove(tables.version)  # it belongs to the package's own migrations
+    return tables
+
+
+def ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
+    """The statements that create the tables of messages, in order."""
+    tables = tables.for_dialect(dialect_name)
+    statements: list[ExecutableDDLElement] = []
+    for table in tables.ours:
+        statements.append(CreateTable(table))
+        statements += [CreateIndex(index) for index in sorted_indexes(table)]
+    if dialect_name == "postgresql":
+        statements.append(storage(tables))
+    return statements
+
+
+def storage(tables: Tables) -> ExecutableDDLElement:
+    """PostgreSQL's storage parameters of the message table."""
+    return DDL(f"ALTER TABLE %(fullname)s SET ({AUTOVACUUM})").against(tables.message)
+
+
+def sorted_indexes(table: Table) -> list[Index]:
+    """Indexes of `table` by name."""
+    return sorted(table.indexes, key=lambda index: str(index.name))
+
+
+def _states(states: frozenset[MessageState]) -> str:
+    """SQL literals, in the order of the states' definition."""
+    return ", ".join(f"'{state.name}'" for state in MessageState if state in states)
+
+
+def _shared(states: frozenset[MessageState], table: str) -> list[Any]:
+    """Columns that a message has before and after its end, in the order of the message table."""
+    live = MessageState.PENDING in states
+    default: dict[str, Any] = {"server_default": clock()} if live else {}
+    return [
+        Column("queue", name_type(255), nullable=False),
+        Column("priority", SmallInteger, nullable=False, server_default=text("0")),
+        Column("key", name_type(255)),
+        Column("dedup_id", name_type(255)),
+        Column("headers", HeadersType),
+        Column("payload", PayloadType, nullable=False),
+        Column(
+            "state", name_type(16), nullable=False, server_default=text("'PENDING'") if live else None
+        ),
+        Column("attempts_count", Integer, nullable=False, server_default=text("0")),
+        Column("deliveries_count", Integer, nullable=False, server_default=text("0")),
+        Column("publish_count", Integer, nullable=False, server_default=text("1")),
+        Column("origin_id", IdType),
+        Column("created_at", UtcTimestamp, nullable=False, **default),
+        Column("next_attempt_at", UtcTimestamp, nullable=False, **default),
+        Column("expires_at", UtcTimestamp),
+        Column("first_attempt_at", UtcTimestamp),
+        Column("last_attempt_at", UtcTimestamp),
+        Column("acquired_at", UtcTimestamp),
+        Column("last_error", ErrorType),
+        CheckConstraint(f"state IN ({_states(states)})", name=f"{table}_state_check"),
+    ]
+
+
+def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool) -> Table:
+    name = config.message_table_name
+    leased = "(state = 'PROCESSING') = (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL)"
+    claimable = f"CASE WHEN state IN ({_states(CLAIMABLE_STATES)}) THEN 1 END"
+    table = Table(
+        name,
+        metadata,
+        Column("id", IdType, *(() if mysql else (Identity(),)), primary_key=True, autoincrement=True),
+        *_shared(LIVE_STATES, name),
+        Column("lease_token", TokenType),
+        Column("lease_expires_at", UtcTimestamp),
+        *([Column("claimable", SmallInteger, Computed(claimable, persisted=False))] if mysql else []),
+        CheckConstraint("priority BETWEEN -100 AND 100", name=f"{name}_priority_check"),
+        CheckConstraint("attempts_count >= 0 AND deliveries_count >= 0", name=f"{name}_counts_check"),
+        CheckConstraint(leased, name=f"{name}_lease_check"),
+        CheckConstraint("(lease_token IS NULL) = (lease_expires_at IS NULL)", name=f"{name}_token_check"),
+        schema=config.schema,
+        sqlite_autoincrement=True,  # ids are never used again, even after the newest row has gone
+        **_options(),
+    )
+    c = table.c
+    ready = (
+        (c.claimable, c.queue, c.priority, c.next_attempt_at, c.id)
+        if mysql
+        else (c.queue, c.priority.desc(), c.next_attempt_at, c.id)
+    )
+    Index(f"{name}_ready", *ready, **_where(f"state IN ({_states(CLAIMABLE_STATES)})"))
+    Index(f"{name}_leased", c.queue, c.lease_expires_at, **_where("state = 'PROCESSING'"))
+    Index(f"{name}_key", c.queue, c.key, c.id, **_where(f"{'`key`' if mysql else 'key'} IS NOT NULL"))
+    Index(f"{name}_dedup", c.queue, c.dedup_id, unique=True)
+    return table
+
+
+def _archive(name: str, schema: str | None, metadata: MetaData) -> Table:
+    table = Table(
+        name,
+        metadata,
+        Column("id", IdType, primary_key=True, autoincrement=False),
+        *_shared(ARCHIVED_STATES, name),
+        Column("archived_at", UtcTimestamp, nullable=False, server_default=clock()),
+        Column("reason", name_type(255)),
+        schema=schema,
+        **_options(),
+    )
+    Index(f"{name}_archived", table.c.archived_at, table.c.id)
+    Index(f"{name}_queue", table.c.queue, table.c.archived_at)
+    return table
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """A partial index where there is such a thing; MySQL and MariaDB ignore both options."""
+    return {"postgresql_where": text(condition), "sqlite_where": text(condition)}
+
+
+def _options() -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name in MYSQL:
+        options |= {f"{name}_engine": "InnoDB", f"{name}_charset": "utf8mb4", f"{name}_collate": "utf8mb4_bin"}
+    return options

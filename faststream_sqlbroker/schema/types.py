@@ -1,0 +1,112 @@
+"""Column types and the clock, one spelling for each database."""
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    TypeDecorator,
+    Uuid,
+)
+from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT, VARCHAR
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import GenericFunction
+from sqlalchemy.types import TypeEngine
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+MYSQL = ("mysql", "mariadb")
+
+SQLITE_CLOCK = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
+"""Microseconds since 1970 (UTC), read in milliseconds; it stands still within one statement."""
+
+
+class UtcTimestamp(TypeDecorator[datetime]):
+    """A moment; Python sees aware datetimes in UTC only.
+
+    PostgreSQL: timestamptz. MySQL and MariaDB: DATETIME(6) holding UTC. SQLite: integer microseconds since
+    1970 (UTC).
+
+    Raises:
+        ValueError: a naive datetime is bound.
+    """
+
+    impl = DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """The column's type in the database."""
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(BigInteger())
+        if dialect.name in MYSQL:
+            return dialect.type_descriptor(DATETIME(fsp=6))
+        return dialect.type_descriptor(DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        """From an aware datetime."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            msg = f"a time needs its zone, got the naive datetime {value!r}: use datetime.now(timezone.utc)"
+            raise ValueError(msg)
+        value = value.astimezone(timezone.utc)
+        if dialect.name == "sqlite":
+            return (value - EPOCH) // timedelta(microseconds=1)
+        return value.replace(tzinfo=None) if dialect.name in MYSQL else value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        """To an aware datetime in UTC."""
+        if value is None:
+            return None
+        if dialect.name == "sqlite":
+            return EPOCH + timedelta(microseconds=value)
+        aware: datetime = value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value
+        return aware.astimezone(timezone.utc)
+
+
+class clock(GenericFunction[datetime]):  # noqa: N801 - reads like SQLAlchemy's own func.now()
+    """The database's clock at the start of the statement."""
+
+    type = UtcTimestamp()
+    inherit_cache = True
+    _register = False
+
+
+@compiles(clock)
+def _clock(_element: clock, _compiler: Any, **_: Any) -> str:
+    return "statement_timestamp()"
+
+
+@compiles(clock, "mysql")
+@compiles(clock, "mariadb")
+def _clock_mysql(_element: clock, _compiler: Any, **_: Any) -> str:
+    return "(UTC_TIMESTAMP(6))"
+
+
+@compiles(clock, "sqlite")
+def _clock_sqlite(_element: clock, _compiler: Any, **_: Any) -> str:
+    return SQLITE_CLOCK
+
+
+def name_type(length: int) -> TypeEngine[str]:
+    """Text that is compared byte by byte: queue names are case sensitive on every database."""
+    return String(length).with_variant(
+        VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL
+    )
+
+
+# Only INTEGER PRIMARY KEY can be AUTOINCREMENT in SQLite.
+IdType = BigInteger().with_variant(Integer(), "sqlite")
+# Without a length MySQL's BLOB and TEXT end at 64 KiB.
+PayloadType = LargeBinary().with_variant(LONGBLOB(), *MYSQL)
+ErrorType = Text().with_variant(LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
+HeadersType = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+# MariaDB's own UUID type would come back with dashes; one spelling for all but PostgreSQL.
+TokenType = Uuid(native_uuid=False).with_variant(Uuid(native_uuid=True), "postgresql")

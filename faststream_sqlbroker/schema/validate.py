@@ -1,0 +1,169 @@
+"""Compare the tables in the database with those that this version needs."""
+
+from typing import Any
+
+from sqlalchemy import Column, Connection, Index, Table, inspect
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
+from sqlalchemy.types import (
+    JSON,
+    DateTime,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    TypeEngine,
+    Uuid,
+)
+
+from faststream_sqlbroker.schema.tables import Tables, sorted_indexes
+from faststream_sqlbroker.schema.types import MYSQL
+
+OURS = {"lease_token", "lease_expires_at", "dedup_id", "publish_count"}
+"""Columns of the message table that nobody else's has."""
+ARCHIVE_OURS = {"reason", "dedup_id", "publish_count"}
+
+
+def foreign_tables(connection: Connection, tables: Tables) -> list[str]:
+    """Tables of our names that are somebody else's, each with what to do."""
+    found = []
+    inspector = inspect(connection)
+    for table, marks in ((tables.message, OURS), (tables.archive, ARCHIVE_OURS)):
+        if table is None or not inspector.has_table(table.name, schema=table.schema):
+            continue
+        names = {c["name"] for c in inspector.get_columns(table.name, schema=table.schema)}
+        if not names & marks:
+            whose = "the table of faststream-sqlbroker 0.1" if "deliveries_count" in names else "not a table"
+            found.append(
+                f"table {table.fullname!r} exists and is {whose} of this package's (it has the columns "
+                f"{', '.join(sorted(names))}): give SqlBrokerSchemaConfig other table names, or rename it"
+                if whose == "not a table"
+                else f"table {table.fullname!r} exists and is {whose}, which this package cannot use: give "
+                "SqlBrokerSchemaConfig other table names, or rename it and copy its messages"
+            )
+    return found
+
+
+def differences(connection: Connection, tables: Tables) -> list[str]:
+    """What differs, one line for each difference, with the statement that mends it.
+
+    Columns and indexes that are not the broker's are left alone.
+    """
+    foreign = foreign_tables(connection, tables)
+    if foreign:
+        return foreign
+    inspector = inspect(connection)
+    found: list[str] = []
+    for table in tables.for_dialect(connection.dialect.name).ours:
+        if inspector.has_table(table.name, schema=table.schema):
+            found += _columns(connection, inspector, table)
+            found += _indexes(connection, inspector, table)
+        else:
+            statement = _compiled(connection, CreateTable(table))
+            found.append(f"table {table.fullname!r} is missing: {statement}")
+    return found
+
+
+def _columns(connection: Connection, inspector: Any, table: Table) -> list[str]:
+    there = {c["name"]: c for c in inspector.get_columns(table.name, schema=table.schema)}
+    found = []
+    for column in table.columns:
+        name = f"column {table.fullname}.{column.name}"
+        have = there.get(column.name)
+        if have is None:
+            found.append(f"{name} is missing: {_add(connection, column)}")
+            continue
+        kind, wanted = _kind(have["type"], connection), _kind(column.type, connection)
+        if kind != wanted:
+            found.append(f"{name} is {have['type']!s}, not {wanted}: {_alter(connection, column, 'TYPE')}")
+        if column.computed is not None:
+            continue
+        if have["nullable"] != column.nullable and not column.primary_key:
+            state = "nullable" if have["nullable"] else "NOT NULL"
+            found.append(f"{name} is {state}: {_alter(connection, column, 'NULL')}")
+        if column.server_default is not None and not column.primary_key and have.get("default") is None:
+            found.append(f"{name} has no default: {_alter(connection, column, 'DEFAULT')}")
+    return found
+
+
+def _indexes(connection: Connection, inspector: Any, table: Table) -> list[str]:
+    there = {
+        (tuple(i["column_names"]), bool(i["unique"]))
+        for i in inspector.get_indexes(table.name, schema=table.schema)
+    }
+    found = []
+    for index in sorted_indexes(table):
+        if (_index_columns(index), bool(index.unique)) not in there:
+            statement = _compiled(connection, CreateIndex(index))
+            found.append(f"index {index.name} on {table.fullname} is missing: {statement}")
+    return found
+
+
+def _index_columns(index: Index) -> tuple[str | None, ...]:
+    return tuple(column.name for column in index.columns)
+
+
+def _kind(kind: TypeEngine[Any], connection: Connection) -> str:
+    """The family of a type, and the length of a name: enough to tell a wrong column from a right one."""
+    kind = kind.dialect_impl(connection.dialect)
+    kind = getattr(kind, "impl_instance", kind)
+    for family, name in _FAMILIES:
+        if isinstance(kind, family):
+            break
+    else:
+        name = type(kind).__name__.lower()
+    if connection.dialect.name == "sqlite":
+        # SQLite keeps what is declared, but stores anything in it.
+        return "text" if name in {"uuid", "varchar"} else name
+    if name in {"uuid", "varchar"} and connection.dialect.name in MYSQL:
+        return f"varchar({32 if name == 'uuid' else getattr(kind, 'length', None)})"
+    if name == "json" and connection.dialect.name == "mariadb":
+        return "text"  # MariaDB's JSON is LONGTEXT
+    if name == "varchar":
+        return f"varchar({getattr(kind, 'length', None)})"
+    return name
+
+
+_FAMILIES: tuple[tuple[type[TypeEngine[Any]], str], ...] = (
+    (JSON, "json"),
+    (Uuid, "uuid"),
+    (DateTime, "timestamp"),
+    (LargeBinary, "bytes"),
+    (Text, "text"),
+    (String, "varchar"),
+    (Integer, "integer"),
+)
+
+
+def _compiled(connection: Connection, element: Any) -> str:
+    text = str(element.compile(dialect=connection.dialect))
+    return " ".join(text.split()) + ";"
+
+
+def _add(connection: Connection, column: Column[Any]) -> str:
+    definition = _compiled(connection, CreateColumn(column)).rstrip(";")
+    return f"ALTER TABLE {_table(connection, column)} ADD COLUMN {definition};"
+
+
+def _alter(connection: Connection, column: Column[Any], what: str) -> str:
+    table, preparer = _table(connection, column), connection.dialect.identifier_preparer
+    name = preparer.quote(column.name)
+    if connection.dialect.name == "sqlite":
+        return (
+            "SQLite cannot alter a column: rename the table, let the migrations create it anew, and copy "
+            "the rows"
+        )
+    definition = _compiled(connection, CreateColumn(column)).rstrip(";")
+    if connection.dialect.name in MYSQL:
+        return f"ALTER TABLE {table} MODIFY COLUMN {definition};"
+    kind = column.type.compile(dialect=connection.dialect)
+    default = definition.partition(" DEFAULT ")[2].removesuffix(" NOT NULL")
+    change = {
+        "TYPE": f"TYPE {kind} USING {name}::{kind}",
+        "NULL": "DROP NOT NULL" if column.nullable else "SET NOT NULL",
+        "DEFAULT": f"SET DEFAULT {default}",
+    }[what]
+    return f"ALTER TABLE {table} ALTER COLUMN {name} {change};"
+
+
+def _table(connection: Connection, column: Column[Any]) -> str:
+    return connection.dialect.identifier_preparer.format_table(column.table)

@@ -1,0 +1,23 @@
+"""The tables of messages and of their archive."""
+
+from alembic import op
+
+from faststream_sqlbroker.schema.tables import build_tables, ddl
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Create the tables; until the first release this is whatever `schema.tables` says."""
+    context = op.get_context()
+    for statement in ddl(build_tables(context.opts["sqlbroker_config"]), context.dialect.name):
+        op.execute(statement)
+
+
+def downgrade() -> None:
+    """Drop the tables with every message in them."""
+    for table in reversed(build_tables(op.get_context().opts["sqlbroker_config"]).ours):
+        op.drop_table(table.name, schema=table.schema)
