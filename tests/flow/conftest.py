@@ -1,0 +1,76 @@
+"""One subscriber's loops over a real database, without FastStream."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker.core.outcome import Ack
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.subscriber.options import make_settings
+from tests.contract.conftest import Bench
+
+
+class Rig(Bench):
+    """A store with publisher and wake-ups, and consumers that stop at the end of the test."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.logs: list[tuple[int, str]] = []
+        self.wakeups = Wakeups(store, self.log)
+        self.publisher = Publisher(store, self.wakeups)
+        self.handled: list[ClaimedMessage] = []
+        self.consumers: list[Consumer] = []
+
+    def log(self, level: int, text: str, **_: Any) -> None:
+        """Keep what the loops say."""
+        self.logs.append((level, text))
+
+    def logged(self, part: str) -> list[str]:
+        """Texts that contain `part`."""
+        return [text for _, text in self.logs if part in text]
+
+    async def ack(self, row: ClaimedMessage) -> None:
+        """The plain handler."""
+        self.handled.append(row)
+        row.settle_as(Ack())
+
+    def consumer(
+        self,
+        handle: Callable[[Any], Awaitable[Any]] | None = None,
+        queues: str | list[str] = "q",
+        *,
+        ack_first: bool = False,
+        store: Store | None = None,
+        **options: Any,
+    ) -> Consumer:
+        """A consumer that is not started yet."""
+        consumer = Consumer(
+            store=store or self.store,
+            wakeups=self.wakeups,
+            settings=make_settings(queues, options),  # type: ignore[arg-type]
+            handle=handle or self.ack,
+            log=self.log,
+            ack_first=ack_first,
+        )
+        self.consumers.append(consumer)
+        return consumer
+
+
+@pytest.fixture
+async def rig(engine: AsyncEngine) -> AsyncIterator[Rig]:
+    store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
+    await store.create_tables()
+    await store.setup()
+    rig = Rig(store)
+    yield rig
+    for consumer in rig.consumers:
+        await consumer.stop(0)
+    await rig.wakeups.stop()

@@ -1,0 +1,301 @@
+"""A message's way through the loops."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from faststream_sqlbroker.core.outcome import Ack, Nack, Postpone, Reject
+from faststream_sqlbroker.core.retry import ConstantRetryStrategy
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+FAST = {"max_fetch_interval": 0.05}
+
+
+def quick(**options: Any) -> ConstantRetryStrategy:
+    return ConstantRetryStrategy(delay_seconds=0.01, **{"max_attempts": 3, **options})
+
+
+async def test_messages_are_handled_in_order_and_archived(rig: Rig) -> None:
+    """F3, F8: one worker takes them by priority, then by due time and id."""
+    await rig.put(5)
+    await rig.put(2, priority=9)
+    await rig.consumer().start()
+    await eventually(lambda: len(rig.handled) == 7)
+    assert [r.payload for r in rig.handled] == [b"0", b"1", b"0", b"1", b"2", b"3", b"4"]
+    archived = await eventually(lambda: _archived(rig, 7))
+    assert {row["state"] for row in archived} == {"COMPLETED"}
+    assert await rig.rows() == []
+
+
+async def test_a_failing_handler_is_tried_again_and_then_dead_lettered(rig: Rig) -> None:
+    """F7, promise 8: the strategy's attempts and no more."""
+    calls: list[bytes] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        calls.append(row.payload)
+        row.settle_as(Nack(error=ValueError(f"no {row.payload!r}")) if row.payload == b"0" else Ack())
+
+    await rig.put(2)
+    await rig.consumer(handle, retry_strategy=quick(), **FAST).start()
+    rows = await eventually(lambda: _archived(rig, 2))
+    assert sorted(calls) == [b"0", b"0", b"0", b"1"]
+    dead = next(r for r in rows if r["payload"] == b"0")
+    assert (dead["state"], dead["reason"], dead["attempts_count"]) == ("FAILED", "max_attempts", 3)
+    assert "no b'0'" in dead["last_error"]
+    assert dead["last_attempt_at"] > dead["first_attempt_at"]
+
+
+async def test_two_consumers_share_a_queue(rig: Rig) -> None:
+    """F11: each message is handled once."""
+    ids = await rig.put(400)
+    for _ in range(2):
+        await rig.consumer(fetch_batch_size=20, max_workers=3).start()
+    await eventually(lambda: _archived(rig, 400), timeout=30)
+    assert sorted(r.id for r in rig.handled) == sorted(ids)
+
+
+async def test_stop_hands_back_what_was_not_started(rig: Rig) -> None:
+    """F10: PENDING, no delivery charged, the due time kept."""
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        started.set()
+        await go_on.wait()
+        await rig.ack(row)
+
+    await rig.put(10)
+    before = {r["id"]: r for r in await rig.rows()}
+    consumer = rig.consumer(handle)
+    await consumer.start()
+    await started.wait()
+    stopping = asyncio.create_task(consumer.stop(10))
+    await eventually(lambda: consumer.inflight.waiting.qsize() <= 1)
+    go_on.set()
+    await stopping
+    assert len(rig.handled) == 1
+    rows = await rig.rows()
+    assert len(rows) == 9
+    assert all(row == before[row["id"]] for row in rows)
+    assert len(await rig.rows(archive=True)) == 1
+
+
+async def test_the_graceful_timeout_cancels_and_gives_back(rig: Rig) -> None:
+    """Due again at once; the delivery is charged, the attempt is not."""
+    started = asyncio.Event()
+
+    async def handle(_row: ClaimedMessage) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await rig.put()
+    consumer = rig.consumer(handle)
+    await consumer.start()
+    await started.wait()
+    await consumer.stop(0.05)
+    row = await rig.one()
+    assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("PENDING", 0, 1)
+    assert rig.logged("graceful_timeout")
+
+
+async def test_a_handler_that_cannot_be_cancelled_keeps_its_lease(rig: Rig) -> None:
+    """Its outcome is not written after the stop has given up on it; the lease runs out by itself."""
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(_row: ClaimedMessage) -> None:
+        started.set()
+        while not go_on.is_set():
+            try:
+                await asyncio.shield(go_on.wait())
+            except asyncio.CancelledError:
+                continue
+
+    await rig.put()
+    consumer = rig.consumer(handle)
+    await consumer.start()
+    await started.wait()
+    await consumer.stop(0.01)
+    assert (await rig.one())["state"] == "PROCESSING"
+    assert rig.logged("cannot be cancelled")
+    go_on.set()
+
+
+async def test_handler_timeout_cancels_and_nacks(rig: Rig) -> None:
+    calls = 0
+
+    async def handle(row: ClaimedMessage) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await asyncio.Event().wait()
+        await rig.ack(row)
+
+    await rig.put()
+    await rig.consumer(handle, handler_timeout=0.05, retry_strategy=quick(), **FAST).start()
+    [row] = await eventually(lambda: _archived(rig, 1))
+    assert (row["state"], row["attempts_count"]) == ("COMPLETED", 2)
+    assert "TimeoutError" in row["last_error"]
+
+
+async def test_a_delivery_beyond_the_limit_is_not_started(rig: Rig) -> None:
+    """F6: a poison message ends in the dead letters."""
+    await rig.put()
+    await rig.execute("UPDATE message SET deliveries_count = 5")
+    await rig.consumer(max_deliveries=5).start()
+    [row] = await eventually(lambda: _archived(rig, 1))
+    assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "max_deliveries", 0)
+    assert row["first_attempt_at"] is None
+    assert rig.handled == []
+    assert rig.logged("Message delivery limit was exceeded for message")
+
+
+async def test_no_attempt_beyond_the_strategys(rig: Rig) -> None:
+    """Promise 8: a row that comes with its attempts used up (another process's strategy) does not start."""
+    await rig.put()
+    await rig.execute("UPDATE message SET state = 'RETRYABLE', attempts_count = 3")
+    await rig.consumer(retry_strategy=quick()).start()
+    [row] = await eventually(lambda: _archived(rig, 1))
+    assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "max_attempts", 3)
+    assert rig.handled == []
+
+
+async def test_an_expired_message_is_discarded(rig: Rig) -> None:
+    await rig.put(1, expires_in=0.001)
+    await asyncio.sleep(0.01)
+    await rig.consumer().start()
+    [row] = await eventually(lambda: _archived(rig, 1))
+    assert (row["state"], row["reason"]) == ("DISCARDED", "expired")
+    assert rig.handled == []
+
+
+async def test_no_outcome_is_one_error_and_a_dead_letter(rig: Rig) -> None:
+    async def handle(_row: ClaimedMessage) -> None:
+        return None
+
+    await rig.put()
+    await rig.consumer(handle).start()
+    [row] = await eventually(lambda: _archived(rig, 1))
+    assert (row["state"], row["reason"]) == ("FAILED", "no_outcome")
+    assert len(rig.logged("was not updated after processing")) == 1
+
+
+async def test_postpone_charges_nothing_and_comes_back(rig: Rig) -> None:
+    """P4."""
+
+    async def handle(row: ClaimedMessage) -> None:
+        rig.handled.append(row)
+        row.settle_as(Postpone(0.02) if len(rig.handled) < 3 else Ack())
+
+    await rig.put()
+    await rig.consumer(handle, **FAST).start()
+    [row] = await eventually(lambda: _archived(rig, 1))
+    assert (row["attempts_count"], row["deliveries_count"]) == (1, 1)
+    assert len(rig.handled) == 3
+
+
+async def test_a_batch_handler_gets_what_one_claim_found(rig: Rig) -> None:
+    sizes: list[int] = []
+
+    async def handle(rows: tuple[ClaimedMessage, ...]) -> None:
+        sizes.append(len(rows))
+        for row in rows:
+            row.settle_as(Reject("bad") if row.payload == b"3" else Ack())
+
+    await rig.put(25)
+    await rig.consumer(handle, batch=True, fetch_batch_size=10).start()
+    rows = await eventually(lambda: _archived(rig, 25))
+    assert max(sizes) == 10
+    assert sorted(r["state"] for r in rows) == ["COMPLETED"] * 24 + ["FAILED"]
+
+
+async def test_start_works_again_after_stop(rig: Rig) -> None:
+    consumer = rig.consumer()
+    for n in range(3):
+        await rig.put()
+        await consumer.start()
+        assert consumer.healthy
+        await eventually(lambda n=n: len(rig.handled) == n + 1)
+        await consumer.stop(5)
+    assert len(await rig.rows(archive=True)) == 3
+    await consumer.stop(5)
+
+
+async def test_a_handler_may_ask_to_stop(rig: Rig) -> None:
+    """StopConsume: the worker does not wait for its own drain."""
+
+    async def handle(row: ClaimedMessage) -> None:
+        await rig.ack(row)
+        consumer.request_stop(5)
+
+    await rig.put(5)
+    consumer = rig.consumer(handle)
+    await consumer.start()
+    await consumer_stopped(consumer)
+    assert len(rig.handled) == 1
+    assert {r["state"] for r in await rig.rows()} == {"PENDING"}
+    assert len(await rig.rows(archive=True)) == 1
+
+
+async def consumer_stopped(consumer: Any) -> None:
+    await eventually(lambda: consumer._stop_task is not None and consumer._stop_task.done())
+
+
+async def test_several_queues_take_turns(rig: Rig) -> None:
+    """No queue starves another, whatever the number waiting."""
+    await rig.put(300, "a")
+    await rig.put(5, "b")
+    consumer = rig.consumer(queues=["a", "b"], fetch_batch_size=10)
+    await consumer.start()
+    await eventually(lambda: sum(r.queue == "b" for r in rig.handled) == 5)
+    assert sum(r.queue == "a" for r in rig.handled) < 100
+    await eventually(lambda: len(rig.handled) == 305)
+
+
+async def test_a_delayed_message_is_handled_soon_after_it_is_due(rig: Rig) -> None:
+    """P1: never earlier, by the database's clock."""
+    await rig.consumer(max_fetch_interval=30).start()
+    await rig.publisher.publish([NewMessage("q", b"later", delay=0.3)])
+    await rig.publisher.publish([NewMessage("q", b"now")])
+    await eventually(lambda: len(rig.handled) == 2)
+    now, later = rig.handled
+    assert (now.payload, later.payload) == (b"now", b"later")
+    assert later.acquired_at >= later.next_attempt_at
+    assert later.acquired_at - later.next_attempt_at < timedelta(seconds=5)
+
+
+async def test_the_buffer_is_bounded(rig: Rig) -> None:
+    """F4: never more than fetch_batch_size × max_not_processed_factor claimed and unstarted."""
+    go_on = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        await go_on.wait()
+        await rig.ack(row)
+
+    await rig.put(100)
+    consumer = rig.consumer(handle, fetch_batch_size=10, max_not_processed_factor=1.5, **FAST)
+    await consumer.start()
+    await eventually(lambda: consumer.inflight.claimed_count >= 10)
+    await asyncio.sleep(0.2)
+    assert sum(r["state"] == "PROCESSING" for r in await rig.rows()) <= 16
+    go_on.set()
+    await eventually(lambda: len(rig.handled) == 100)
+
+
+@pytest.mark.parametrize("retain", [True, False])
+async def test_retention_follows_the_options(rig: Rig, retain: bool) -> None:
+    await rig.put()
+    await rig.consumer(retain_in_archive_on_ack=retain).start()
+    await eventually(lambda: _gone(rig))
+    assert len(await rig.rows(archive=True)) == int(retain)
+
+
+async def _gone(rig: Rig) -> bool:
+    return not await rig.rows()
+
+
+async def _archived(rig: Rig, count: int) -> list[dict[str, Any]] | None:
+    rows = await rig.rows(archive=True)
+    return rows if len(rows) == count else None
