@@ -1,0 +1,209 @@
+"""The database fails: nothing is lost, nothing is done twice on purpose, and work goes on afterwards."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from faststream_sqlbroker.core.outcome import Ack, Nack
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
+from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.flow.flush import Flusher
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.store import Store
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+from tests.proxy import COMMIT, Proxy, proxied
+
+RULES = SettleRules()
+
+
+class NoLimit:
+    """A strategy that never gives up."""
+
+    def get_next_attempt_at(self, **times: Any) -> Any:
+        return times["last_attempt_at"]
+
+
+@pytest.fixture
+async def far(rig: Rig, database: str) -> AsyncIterator[tuple[Proxy, Store]]:
+    """A second store over the same tables, behind a proxy."""
+    if database == "sqlite":
+        pytest.skip("SQLite has no connection that could break")
+    async with proxied(rig.store.engine.url) as (proxy, url):
+        engine = create_async_engine(url)
+        yield proxy, Store(engine, rig.store.tables, statement_timeout=2.0)
+        await engine.dispose()
+
+
+async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
+    rig: Rig, far: tuple[Proxy, Store]
+) -> None:
+    """The repeat finds nothing to do: it was written the first time, and is not called a lost lease."""
+    proxy, store = far
+    await rig.put(3)
+    rows = await rig.claim(3)
+    inflight = Inflight()
+    flusher = Flusher(store, inflight, rig.log, batch_size=10, interval=1)
+    inflight.add(rows)
+    for row in rows:
+        inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+    proxy.swallow_answer_to = COMMIT
+    with pytest.raises(UnknownOutcomeError):
+        await flusher.flush_one()
+    assert proxy.swallowed == 1
+    assert len(inflight.outcomes) == 3
+    await flusher.flush_one()
+    assert (inflight.settle_unknown_count, inflight.lease_lost_count) == (3, 0)
+    assert len(await rig.rows(archive=True)) == 3
+    assert inflight.held == {}
+
+
+async def test_a_publish_whose_commit_was_not_answered_says_so(rig: Rig, far: tuple[Proxy, Store]) -> None:
+    proxy, store = far
+    await store.insert([NewMessage("q", b"first")])
+    proxy.swallow_answer_to = COMMIT
+    with pytest.raises(UnknownOutcomeError):
+        await store.insert([NewMessage("q", b"second")])
+    assert len(await rig.rows()) == 2
+
+
+async def test_ack_first_does_not_run_what_may_not_be_removed(rig: Rig, far: tuple[Proxy, Store]) -> None:
+    """Promise 4: at most once, so an unknown commit means not run."""
+    proxy, store = far
+    await rig.put()
+    consumer = rig.consumer(ack_first=True, store=store)
+    original = store.settle
+
+    async def unanswered(settlements: list[Settlement]) -> Any:
+        await consumer._fetch_loop.stop()  # its commits are not the ones meant
+        proxy.swallow_answer_to = COMMIT
+        return await original(settlements)
+
+    with patch.object(store, "settle", unanswered):
+        await consumer.start()
+        await eventually(lambda: rig.logged("not known to be committed"))
+    assert rig.handled == []
+    assert (await rig.one(archive=True))["state"] == "COMPLETED"
+
+
+async def test_ack_first_is_committed_before_the_handler_starts(rig: Rig) -> None:
+    seen: list[list[dict[str, Any]]] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        seen.append([r for r in await rig.rows() if r["id"] == row.id])
+        raise RuntimeError("after the removal nothing is repeated")
+
+    await rig.put(3)
+    await rig.consumer(handle, ack_first=True, max_workers=1).start()
+    await eventually(lambda: seen)
+    assert seen[0] == []
+    assert [r["state"] for r in await rig.rows(archive=True)] == ["COMPLETED"]
+    assert [r["state"] for r in await rig.rows()] == ["PROCESSING"] * 2, "prefetched ones are not removed"
+
+
+async def test_a_stalled_server_costs_the_time_limit_and_no_more(far: tuple[Proxy, Store]) -> None:
+    """Bounded time for every statement."""
+    proxy, store = far
+    await store.now()
+    proxy.stall()
+    started = time.monotonic()
+    with pytest.raises(TransientStoreError):
+        await store.now()
+    assert time.monotonic() - started < 10
+    assert not await store.ping(0.5)
+    proxy.flow()
+    await eventually(lambda: store.ping(1.0))
+
+
+async def test_work_goes_on_after_an_outage(rig: Rig, far: tuple[Proxy, Store]) -> None:
+    """The loops wait, say so, keep the outcomes in order, and finish."""
+    proxy, store = far
+    await rig.put(30)
+    running, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        running.set()
+        await go_on.wait()
+        await rig.ack(row)
+
+    consumer = rig.consumer(handle, store=store, max_fetch_interval=0.05)
+    await consumer.start()
+    await running.wait()
+    await proxy.stop()
+    go_on.set()
+    await eventually(lambda: not consumer.healthy)
+    assert not await store.ping(0.2)
+    await proxy.start()
+    await eventually(lambda: _count(rig, 30), timeout=30)
+    await eventually(lambda: consumer.healthy)
+    rows = await rig.rows(archive=True)
+    assert {(r["state"], r["deliveries_count"]) for r in rows} == {("COMPLETED", 1)}
+    assert len(rig.handled) == 30
+
+
+async def test_one_bad_outcome_does_not_delay_the_others(rig: Rig) -> None:
+    """Halved until the culprit is alone; it is settled without what the database refused."""
+    refuse = "last_error NOT LIKE '%poison%'"
+    if rig.store.dialect_name == "sqlite":
+        trigger = "BEGIN SELECT RAISE(ABORT, 'refused by a trigger'); END"
+        await rig.execute(f"CREATE TRIGGER refuse BEFORE UPDATE ON message WHEN NOT (NEW.{refuse}) {trigger}")
+    else:
+        await rig.execute(f"ALTER TABLE message ADD CONSTRAINT refused_by_check CHECK ({refuse})")
+    await rig.put(9)
+    rows = await rig.claim(9)
+    inflight = Inflight()
+    flusher = Flusher(rig.store, inflight, rig.log, batch_size=100, interval=1)
+    inflight.add(rows)
+    for n, row in enumerate(rows):
+        nack = Nack(delay=5, error=ValueError("poison" if n == 4 else "no"))
+        inflight.finish(settle(row, nack, SettleRules(retry_strategy=NoLimit()), ended_after=0.0))
+    await flusher.flush_one()
+    [bad] = await rig.rows(archive=True)
+    assert (bad["id"], bad["state"], bad["reason"]) == (rows[4].id, "FAILED", "settle_error")
+    assert [r["state"] for r in await rig.rows()] == ["RETRYABLE"] * 8
+    assert inflight.outcomes == []
+    assert rig.logged("was refused by the database")
+
+
+async def test_a_loop_that_dies_is_unhealthy_and_says_so(rig: Rig) -> None:
+    consumer = rig.consumer()
+    with patch.object(rig.store, "ready_pairs", side_effect=KeyError("bug")):
+        await consumer.start()
+        await eventually(lambda: not consumer.healthy)
+    assert any(level == logging.CRITICAL for level, _ in rig.logs)
+
+
+async def test_outcomes_that_cannot_be_written_while_stopping_are_reported(rig: Rig) -> None:
+    await rig.put()
+    consumer = rig.consumer(flush_interval=5)
+    with (
+        patch.object(rig.store, "settle", side_effect=TransientStoreError("down")),
+        patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 0.2),
+    ):
+        await consumer.start()
+        await eventually(lambda: rig.handled)
+        await consumer.stop(1)
+    assert rig.logged("could not be written while stopping")
+    assert (await rig.one())["state"] == "PROCESSING"
+
+
+async def test_errors_are_classed(rig: Rig) -> None:
+    """A refused statement is not repeated; it is no reason to wait."""
+    await rig.execute("DROP TABLE message_archive")
+    await rig.put()
+    [row] = await rig.claim()
+    with pytest.raises(StoreError) as info:
+        await rig.store.settle([settle(row, Ack(), RULES, ended_after=0.0)])
+    assert not isinstance(info.value, TransientStoreError)
+    assert "message_archive" in str(info.value)
+
+
+async def _count(rig: Rig, count: int) -> bool:
+    return len(await rig.rows(archive=True)) == count

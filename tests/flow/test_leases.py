@@ -1,0 +1,110 @@
+"""Promise 3: a worker whose lease is gone changes nothing; a live holder keeps its lease."""
+
+import asyncio
+from typing import Any
+
+from faststream_sqlbroker.core.outcome import Ack
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+SHORT = {"release_stuck_timeout": 0.6, "release_stuck_interval": 0.05, "max_fetch_interval": 0.05}
+
+
+async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(rig: Rig) -> None:
+    """F9: another process searching for expired leases finds nothing."""
+    calls = 0
+
+    async def handle(row: ClaimedMessage) -> None:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(2.0)  # the length of the handler is what is tested
+        await rig.ack(row)
+
+    await rig.put(3)
+    await rig.consumer(handle, **SHORT).start()
+    await eventually(lambda: calls == 1)
+    await rig.consumer(handle, **SHORT).start()
+    rows = await eventually(lambda: _archived(rig, 3), timeout=20)
+    assert calls == 3
+    assert {r["deliveries_count"] for r in rows} == {1}
+    assert not rig.logged("lease lost")
+
+
+async def test_a_message_held_longer_than_max_lease_is_given_to_another(rig: Rig) -> None:
+    """The first holder's late outcome is refused, logged and counted."""
+    go_on = asyncio.Event()
+
+    async def hang(_row: ClaimedMessage) -> None:
+        await go_on.wait()
+        _row.settle_as(Ack())
+
+    await rig.put()
+    hung = rig.consumer(hang, max_lease=0.6, **SHORT)
+    await hung.start()
+    await eventually(lambda: hung.inflight.running == 1)
+    await hung._fetch_loop.stop()  # or it might take the message again itself
+    other = rig.consumer(**SHORT)
+    await other.start()
+    [row] = await eventually(lambda: _archived(rig, 1), timeout=20)
+    assert row["deliveries_count"] == 2
+    go_on.set()
+    await eventually(lambda: hung.inflight.lease_lost_count == 1)
+    assert len(rig.logged("lease lost")) == 1
+    assert await rig.rows(archive=True) == [row]
+
+
+async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
+    """The row leaves the buffer: its handler does not start."""
+    go_on = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        await go_on.wait()
+        await rig.ack(row)
+
+    await rig.put(3)
+    consumer = rig.consumer(handle, release_stuck_timeout=0.6, release_stuck_interval=30)
+    await consumer.start()
+    await eventually(lambda: consumer.inflight.claimed_count == 3)
+    await rig.execute(
+        "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL, acquired_at = NULL, "
+        "queue = 'elsewhere'"
+    )
+    await eventually(lambda: consumer.inflight.lease_lost_count == 3)
+    go_on.set()
+    await consumer.stop(5)
+    assert len(rig.handled) == 1, "only the one that had started"
+    assert {r["state"] for r in await rig.rows()} == {"PENDING"}
+    assert await rig.rows(archive=True) == []
+
+
+async def test_the_own_older_outcome_is_dropped_when_a_row_comes_back(rig: Rig) -> None:
+    """A row claimed again by the same process is settled by its second delivery only."""
+    await rig.put()
+    consumer = rig.consumer()
+    [first] = await rig.claim()
+    consumer.inflight.add([first])
+    consumer.inflight.waiting.get_nowait()
+    await rig.expire()
+    await rig.store.release_stuck(["q"], 10)
+    [second] = await rig.claim()
+    consumer.inflight.add([second])
+    assert first.lease_lost
+    assert not second.lease_lost
+    assert consumer.inflight.held == {second.id: second}
+
+
+async def test_expired_leases_come_back_when_a_process_has_gone(rig: Rig) -> None:
+    """F9: the release runs right at the start."""
+    await rig.put(5)
+    assert len(await rig.claim(5)) == 5
+    await rig.expire()
+    await rig.consumer().start()
+    rows = await eventually(lambda: _archived(rig, 5))
+    assert {r["deliveries_count"] for r in rows} == {2}
+    assert rig.logged("expired leases given back")
+
+
+async def _archived(rig: Rig, count: int) -> list[dict[str, Any]] | None:
+    rows = await rig.rows(archive=True)
+    return rows if len(rows) == count else None
