@@ -22,8 +22,8 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
         await rig.ack(row)
 
     await rig.put(3)
-    await rig.consumer(handle, **SHORT).start()
-    await eventually(lambda: calls == 1)
+    await rig.consumer(handle, max_workers=3, **SHORT).start()
+    await eventually(lambda: calls == 3)
     await rig.consumer(handle, **SHORT).start()
     rows = await eventually(lambda: _archived(rig, 3), timeout=20)
     assert calls == 3

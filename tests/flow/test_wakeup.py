@@ -1,0 +1,137 @@
+"""Wake-ups bring a look forward; nothing depends on them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.store import Store
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+SLEEPY = {"min_fetch_interval": 30, "max_fetch_interval": 30}
+"""Without a wake-up the next look comes half a minute later."""
+SOON = 5.0
+MESSAGE = NewMessage("q", b"hello")
+
+postgresql_only = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+async def sleeper(rig: Rig) -> Rig:
+    """The rig with a consumer that has just looked and found nothing."""
+    consumer = rig.consumer(**SLEEPY)
+    await consumer.start()
+    if rig.store.can_listen:
+        await eventually(lambda: rig.wakeups.listening)
+    await _has_looked(rig)
+    return rig
+
+
+async def _has_looked(rig: Rig) -> None:
+    fetcher = rig.consumers[0]._fetcher
+    looked = time.monotonic()
+    fetcher.hint()
+    rig.consumers[0]._fetch_loop.wake()
+    await eventually(lambda: fetcher._looked_at > looked)
+
+
+async def test_a_publish_wakes_its_own_process(sleeper: Rig) -> None:
+    await sleeper.publisher.publish([MESSAGE])
+    await eventually(lambda: sleeper.handled, timeout=SOON)
+
+
+async def test_a_commit_of_the_callers_transaction_wakes(sleeper: Rig) -> None:
+    """The hint is sent after the commit, not before."""
+    async with sleeper.store.engine.begin() as connection:
+        await sleeper.publisher.publish([MESSAGE], connection=connection)
+        await asyncio.sleep(0.05)
+        assert sleeper.handled == []
+    await eventually(lambda: sleeper.handled, timeout=SOON)
+
+
+async def test_a_commit_of_the_callers_session_wakes(sleeper: Rig) -> None:
+    async with AsyncSession(sleeper.store.engine) as session, session.begin():
+        await sleeper.publisher.publish([MESSAGE], connection=session)
+    await eventually(lambda: sleeper.handled, timeout=SOON)
+
+
+async def test_a_rollback_wakes_for_nothing(sleeper: Rig) -> None:
+    with pytest.raises(KeyError):
+        async with sleeper.store.engine.begin() as connection:
+            await sleeper.publisher.publish([MESSAGE], connection=connection)
+            raise KeyError
+    await eventually(lambda: not sleeper.wakeups._watched)
+    assert sleeper.handled == []
+
+
+async def test_poll_means_that_nothing_is_listened_to(rig: Rig) -> None:
+    await rig.consumer(wakeup="poll").start()
+    await asyncio.sleep(0.05)
+    assert rig.wakeups._listener is None
+
+
+@pytest.fixture
+async def elsewhere(rig: Rig) -> AsyncIterator[Publisher]:
+    """A publisher that shares nothing with the rig but the database."""
+    engine = create_async_engine(rig.store.engine.url)
+    store = Store(engine, rig.store.tables)
+    wakeups = Wakeups(store, rig.log)
+    yield Publisher(store, wakeups)
+    await wakeups.stop()
+    await engine.dispose()
+
+
+@postgresql_only
+async def test_a_publish_in_another_process_wakes(sleeper: Rig, elsewhere: Publisher) -> None:
+    """F11: LISTEN and NOTIFY."""
+    await elsewhere.publish([MESSAGE])
+    await eventually(lambda: sleeper.handled, timeout=SOON)
+
+
+@postgresql_only
+async def test_the_listener_comes_back_after_its_connection_was_ended(
+    sleeper: Rig, elsewhere: Publisher
+) -> None:
+    with_pause = "faststream_sqlbroker.flow.wakeup.HEARTBEAT"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(with_pause, 0.05)
+        await sleeper.wakeups.stop()
+        consumer = sleeper.consumers[0]
+        sleeper.wakeups.register(["q"], consumer._hint, listen=True)
+        await eventually(lambda: sleeper.wakeups.listening)
+        # Everybody but us: the pooled connections of the broker are found broken and replaced.
+        await sleeper.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        await eventually(lambda: sleeper.logged("not listening"))
+        await eventually(lambda: sleeper.wakeups.listening)
+    await _has_looked(sleeper)
+    await elsewhere.publish([MESSAGE])
+    await eventually(lambda: sleeper.handled, timeout=SOON)
+
+
+@postgresql_only
+async def test_a_burst_is_notified_together(rig: Rig, elsewhere: Publisher) -> None:
+    """NOTIFY serialises commits: hints are sent off the write path and coalesced."""
+    sent: list[list[str]] = []
+    store = elsewhere._store
+    original = store.notify
+
+    async def counted(channel: str, queues: list[str]) -> None:
+        sent.append(list(queues))
+        await original(channel, queues)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "notify", counted)
+        for _ in range(20):
+            elsewhere._wakeups.published(["a"])
+            elsewhere._wakeups.published(["b"])
+        await eventually(lambda: not elsewhere._wakeups._pending and sent)
+    assert sent == [["a", "b"]]
