@@ -106,21 +106,18 @@ def _kind(kind: TypeEngine[Any], connection: Connection) -> str:
     """The family of a type, and the length of a name: enough to tell a wrong column from a right one."""
     kind = kind.dialect_impl(connection.dialect)
     kind = getattr(kind, "impl_instance", kind)
-    for family, name in _FAMILIES:
-        if isinstance(kind, family):
-            break
-    else:
-        name = type(kind).__name__.lower()
+    name = next((n for f, n in _FAMILIES if isinstance(kind, f)), type(kind).__name__.lower())
+    length = 32 if name == "uuid" else getattr(kind, "length", None)
     if connection.dialect.name == "sqlite":
         # SQLite keeps what is declared, but stores anything in it.
         return "text" if name in {"uuid", "varchar"} else name
-    if name in {"uuid", "varchar"} and connection.dialect.name in MYSQL:
-        return f"varchar({32 if name == 'uuid' else getattr(kind, 'length', None)})"
-    if name == "json" and connection.dialect.name == "mariadb":
-        return "text"  # MariaDB's JSON is LONGTEXT
-    if name == "varchar":
-        return f"varchar({getattr(kind, 'length', None)})"
-    return name
+    if connection.dialect.name in MYSQL:
+        if name == "json" and connection.dialect.name == "mariadb":
+            return "longtext"  # what MariaDB makes of JSON
+        if type(kind).__name__ in {"LONGTEXT", "LONGBLOB"} or name in {"bytes", "text"}:
+            return type(kind).__name__.lower()
+        return f"varchar({length})" if name in {"uuid", "varchar"} else name
+    return f"varchar({length})" if name == "varchar" else name
 
 
 _FAMILIES: tuple[tuple[type[TypeEngine[Any]], str], ...] = (

@@ -140,11 +140,17 @@ def test_times_are_the_ones_meant() -> None:
     assert set(get_args(Duration)) == {float, timedelta, str}
 
 
-@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("name", [name for name in TIMES if name != "min_fetch_interval"])
 @pytest.mark.parametrize("wrong", [0, -1, "0s", "-5s", timedelta(0)])
 def test_non_positive_times_are_refused(name: str, wrong: Any) -> None:
     with pytest.raises(SetupError, match=rf"^{name} must be longer than 0 seconds, got"):
         make(**{name: wrong})
+
+
+def test_min_fetch_interval_may_be_zero_but_not_less() -> None:
+    assert make(min_fetch_interval=0).min_fetch_interval == 0
+    with pytest.raises(SetupError, match="^min_fetch_interval must be 0 or more seconds, got -1"):
+        make(min_fetch_interval=-1)
 
 
 @pytest.mark.parametrize("name", TIMES)
