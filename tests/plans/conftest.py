@@ -1,0 +1,47 @@
+"""A message table with crowds that no hot statement may walk through."""
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.migrate import create_all
+from faststream_sqlbroker.schema.tables import build_tables
+
+FOREIGN, FUTURE, DUE = 100_000, 100_000, 300
+TABLES = build_tables(SqlBrokerSchemaConfig())
+SYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"}
+
+
+def crowd(kind: str) -> list[str]:
+    """INSERTs: other queues' due rows, our queue's future ones, and the few that are due."""
+    if kind == "postgresql":
+        numbers = "FROM generate_series(1, {n}) AS s(n)"
+        future = "statement_timestamp() + s.n * interval '1 second' + interval '1 hour'"
+    else:
+        numbers = "FROM (SELECT seq AS n FROM seq_1_to_{n}) s"
+        future = "UTC_TIMESTAMP(6) + INTERVAL s.n + 3600 SECOND"
+    text_of = "CONCAT('other', MOD(s.n, 100))"
+    return [
+        "INSERT INTO message (queue, payload, priority) "
+        f"SELECT {text_of}, 'x', MOD(s.n, 3) {numbers.format(n=FOREIGN)}",
+        "INSERT INTO message (queue, payload, priority, next_attempt_at) "
+        f"SELECT 'q', 'x', MOD(s.n, 3), {future} {numbers.format(n=FUTURE)}",
+        f"INSERT INTO message (queue, payload, priority) SELECT 'q', 'x', MOD(s.n, 3) {numbers.format(n=DUE)}",
+    ]
+
+
+@pytest.fixture
+def crowded(database: str, database_url: str) -> Engine:
+    """A synchronous engine on the crowded tables; statistics are fresh, nothing is PROCESSING."""
+    engine = create_engine(make_url(database_url).set(drivername=SYNC_DRIVERS[database]))
+    with engine.begin() as connection:
+        create_all(connection, TABLES)
+        for statement in crowd(database):
+            connection.execute(text(statement))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        if database == "postgresql":
+            connection.execute(text("VACUUM ANALYZE message"))
+        else:
+            connection.execute(text("ANALYZE TABLE message"))
+    yield engine
+    engine.dispose()

@@ -1,0 +1,101 @@
+"""Rows that MariaDB reads for each hot statement: as many as it needs, whatever the crowd."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+
+from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome
+from faststream_sqlbroker.core.retry import default_retry_strategy
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.dialects.mysql import MariadbDialect
+from tests.plans.conftest import TABLES
+
+pytestmark = pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+
+LIMIT = 100
+RULES = SettleRules(retry_strategy=default_retry_strategy())
+
+
+@pytest.fixture
+def dialect(crowded: Engine) -> MariadbDialect:
+    return MariadbDialect(TABLES, crowded.dialect)
+
+
+@pytest.fixture
+def connection(crowded: Engine) -> Iterator[Connection]:
+    with crowded.connect() as connection:
+        yield connection
+
+
+@contextmanager
+def reads(connection: Connection, at_most: int) -> Iterator[None]:
+    """Fail if more index entries and rows are read inside."""
+    connection.execute(text("FLUSH STATUS"))
+    yield
+    counters = connection.execute(text("SHOW SESSION STATUS LIKE 'Handler_read%'")).all()
+    total = sum(int(value) for name, value in counters if "rnd" not in name.lower())
+    scanned = sum(int(value) for name, value in counters if name == "Handler_read_rnd_next")
+    # Reading the counters themselves costs some; JSON_TABLE's rows are read in sequence too.
+    assert total <= at_most, dict(counters)
+    assert scanned <= 20 * LIMIT, dict(counters)
+
+
+def claim(dialect: MariadbDialect, connection: Connection, limit: int = LIMIT) -> list[ClaimedMessage]:
+    pairs = [p for p in dialect.ready_pairs(connection, ["q"]) if p.due_in <= 0]
+    return dialect.claim(connection, pairs, limit, 60.0, uuid4())
+
+
+def test_the_loose_scan(dialect: MariadbDialect, connection: Connection) -> None:
+    with reads(connection, at_most=60):
+        assert len(dialect.ready_pairs(connection, ["q", "other5", "empty"])) >= 3
+
+
+@pytest.mark.parametrize("limit", [1, LIMIT])
+def test_claim(dialect: MariadbDialect, connection: Connection, limit: int) -> None:
+    with reads(connection, at_most=60 + 6 * limit):
+        assert len(claim(dialect, connection, limit)) == limit
+
+
+def test_claim_when_nothing_is_due(dialect: MariadbDialect, connection: Connection) -> None:
+    connection.execute(text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < UTC_TIMESTAMP(6)"))
+    connection.commit()
+    pairs = dialect.ready_pairs(connection, ["q"])
+    assert len(pairs) == 3
+    # Deleted rows stay in the index until purged, and are stepped over.
+    with reads(connection, at_most=60 + 3 * LIMIT * 3):
+        assert dialect.claim(connection, pairs, LIMIT, 60.0, uuid4()) == []
+
+
+STEPS: dict[str, Callable[[MariadbDialect, Connection, list[ClaimedMessage]], Any]] = {
+    "ack": lambda d, c, rows: d.settle(c, [_settled(r, Ack()) for r in rows]),
+    "retry": lambda d, c, rows: d.settle(c, [_settled(r, Nack(error=ValueError("no"))) for r in rows]),
+    "renew": lambda d, c, rows: d.renew(c, [(r.id, r.lease_token) for r in rows], 60.0),
+}
+
+
+def _settled(row: ClaimedMessage, outcome: Outcome) -> Any:
+    return settle(row, outcome, RULES, ended_after=0.1)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_settles_goes_by_the_primary_key(
+    dialect: MariadbDialect, connection: Connection, step: str
+) -> None:
+    rows = claim(dialect, connection)
+    with reads(connection, at_most=60 + 8 * LIMIT):
+        STEPS[step](dialect, connection, rows)
+
+
+def test_release_reads_expired_leases_only(dialect: MariadbDialect, connection: Connection) -> None:
+    rows = claim(dialect, connection)
+    connection.execute(
+        text("UPDATE message SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE lease_token = :t"),
+        {"t": rows[0].lease_token.hex},
+    )
+    with reads(connection, at_most=60 + 8 * LIMIT):
+        assert dialect.release_stuck(connection, ["q", "other7"], 1000) == LIMIT

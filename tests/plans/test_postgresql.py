@@ -1,0 +1,131 @@
+"""Plans that PostgreSQL keeps for prepared statements: index ranges, few buffers, whatever the crowd."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.dialects.postgresql import asyncpg
+
+from faststream_sqlbroker.dialects.postgresql import PostgresqlDialect
+from tests.plans.conftest import TABLES
+
+pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+DRIVER = asyncpg.dialect()
+SQL = PostgresqlDialect(TABLES, DRIVER).sql
+LEASED = 100
+
+
+def literal(value: Any) -> str:
+    """`value` as SQL text; an array as one untyped literal, which takes the parameter's type."""
+    if isinstance(value, list):
+        return "'{" + ", ".join("NULL" if v is None else str(v) for v in value) + "}'"
+    return f"'{value}'" if isinstance(value, str | UUID) else str(value)
+
+
+def explain(connection: Connection, name: str, **binds: Any) -> dict[str, Any]:
+    """Run the statement with its generic plan, as a long-lived connection does; the plan with figures."""
+    compiled = SQL[name].compile(dialect=DRIVER)
+    connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+    connection.exec_driver_sql("DEALLOCATE ALL")
+    connection.exec_driver_sql(f"PREPARE p AS {compiled}".replace("%", "%%"))
+    values = ", ".join(literal(binds[b]) for b in compiled.positiontup)
+    result = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE p ({values})")
+    found = result.scalar_one()
+    plan: dict[str, Any] = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    return plan
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def check(plan: dict[str, Any], *, indexes: set[str], buffers: int) -> None:
+    message = [n for n in nodes(plan) if n.get("Relation Name") == "message" and "Scan" in n["Node Type"]]
+    assert message
+    assert not [n for n in message if n["Node Type"] == "Seq Scan"], plan
+    assert {n["Index Name"] for n in nodes(plan) if "Index Name" in n} <= indexes
+    used = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    assert used <= buffers, f"{used} buffers, at most {buffers} were expected"
+
+
+def test_the_loose_scan(crowded: Engine) -> None:
+    with crowded.connect() as connection:
+        plan = explain(connection, "ready_pairs", queues=["q", "other5", "empty"])
+        check(plan, indexes={"message_ready"}, buffers=100)
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_claim(crowded: Engine, limit: int) -> None:
+    """Updating 100 rows touches their pages and four indexes; reading them must add little."""
+    with crowded.connect() as connection:
+        binds = {"limit": limit, "lease": 60.0, "token": uuid4()}
+        plan = explain(connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], **binds)
+        check(plan, indexes={"message_ready"}, buffers=60 + 40 * limit)
+        reading = next(n for n in nodes(plan) if n.get("Index Name") == "message_ready")
+        assert reading["Actual Rows"] * reading["Actual Loops"] <= limit + 2
+
+
+def test_claim_when_nothing_is_due(crowded: Engine) -> None:
+    with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < now()"))
+        connection.execute(text("VACUUM message"))
+    with crowded.connect() as connection:
+        binds = {"limit": 100, "lease": 60.0, "token": uuid4()}
+        plan = explain(connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], **binds)
+        check(plan, indexes={"message_ready"}, buffers=60)
+
+
+@pytest.fixture
+def leased(crowded: Engine) -> Iterator[tuple[Connection, dict[str, list[Any]]]]:
+    """A connection, and 100 rows leased on it by two tokens."""
+    with crowded.connect() as connection:
+        ids = list(connection.execute(text("SELECT id FROM message WHERE queue = 'other7' LIMIT 100")).scalars())
+        tokens = [uuid4(), uuid4()]
+        token_of = [tokens[n % 2] for n in range(LEASED)]
+        for message_id, token in zip(ids, token_of, strict=True):
+            connection.execute(
+                text(
+                    "UPDATE message SET state = 'PROCESSING', lease_token = :t, acquired_at = now(), "
+                    "lease_expires_at = now() - interval '1 second' WHERE id = :i"
+                ),
+                {"t": token, "i": message_id},
+            )
+        yield connection, {"ids": ids, "tokens": token_of}
+
+
+SETTLED: dict[str, dict[str, Any]] = {
+    "archive": {"reasons": None},
+    "delete": {},
+    "update": {"delays": 1.5, "queues": None, "payloads": None},
+    "renew": {"lease": 60.0},
+    "held": {},
+}
+
+
+@pytest.mark.parametrize("name", SETTLED)
+def test_what_settles_goes_by_the_primary_key(
+    leased: tuple[Connection, dict[str, list[Any]]], name: str
+) -> None:
+    """Plans made when nothing was PROCESSING must not fall for the leased index."""
+    connection, pairs = leased
+    extra = {k: v if k == "lease" else [v] * LEASED for k, v in SETTLED[name].items()}
+    if name in {"archive", "update"}:
+        extra |= {
+            "states": ["COMPLETED" if name == "archive" else "RETRYABLE"] * LEASED,
+            "attempts": [1] * LEASED, "charges": [0] * LEASED, "ends": [0.5] * LEASED,
+            "errors": ["no"] * LEASED,
+        }  # fmt: skip
+    plan = explain(connection, name, **pairs, **extra)
+    check(plan, indexes={"message_pkey"}, buffers=60 * LEASED)
+
+
+def test_release_reads_expired_leases_only(leased: tuple[Connection, dict[str, list[Any]]]) -> None:
+    connection, _ = leased
+    plan = explain(connection, "release_stuck", queues=["q", "other7"], limit=1000)
+    check(plan, indexes={"message_leased"}, buffers=60 * LEASED)

@@ -1,0 +1,104 @@
+"""Fleets of worker processes over one database."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import Store
+from tests.contract.conftest import Bench
+from tests.helpers import eventually
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Fleet(Bench):
+    """Starts workers, feeds them, and reads what they did."""
+
+    def __init__(self, store: Store, url: str, folder: Path) -> None:
+        super().__init__(store)
+        self.url, self.folder = url, folder
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def start(self, handler: str = "quick", env: dict[str, str] | None = None, **options: Any) -> Any:
+        """Start one worker."""
+        command = [sys.executable, "-m", "tests.processes.worker", self.url, str(self.folder), handler]
+        worker = subprocess.Popen(
+            [*command, json.dumps(options)], cwd=ROOT, env={**os.environ, **(env or {})}
+        )
+        self.workers.append(worker)
+        return worker
+
+    async def publish(self, count: int) -> None:
+        """Bodies 0 … count − 1, as the broker writes JSON numbers."""
+        headers = '{"content-type": "application/json"}'
+        for start in range(0, count, 1000):
+            end = min(count, start + 1000)
+            await self.store.insert([NewMessage("q", str(n).encode(), headers) for n in range(start, end)])
+
+    def started(self) -> dict[int, Counter[int]]:
+        """How often each process has started each body."""
+        return {
+            int(path.name): Counter(int(line) for line in path.read_text().split())
+            for path in self.folder.iterdir()
+        }
+
+    def total(self) -> Counter[int]:
+        """How often each body was started anywhere."""
+        return sum(self.started().values(), Counter())
+
+    async def count(self, where: str = "1 = 1", archive: bool = False) -> int:
+        """Rows of the message table (or the archive)."""
+        table = "message_archive" if archive else "message"
+        async with self.store.engine.connect() as connection:
+            result = await connection.execute(text(f"SELECT count(*) FROM {table} WHERE {where}"))
+            return int(result.scalar_one())
+
+    async def settled(self, count: int, timeout: float = 90.0) -> None:
+        """Wait until `count` messages are archived and none is left."""
+
+        async def done() -> bool:
+            return await self.count(archive=True) == count and await self.count() == 0
+
+        await eventually(done, timeout=timeout, step=0.1)
+
+    async def ended(self, worker: subprocess.Popen[bytes], timeout: float = 30.0) -> int:
+        """Wait for `worker` to end; its exit code."""
+        await eventually(lambda: worker.poll() is not None, timeout=timeout, step=0.05)
+        return int(worker.returncode)
+
+    async def stop(self) -> None:
+        """SIGTERM to all; every one must end well."""
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGTERM)
+        for worker in self.workers:
+            code = await self.ended(worker)
+            assert code in {0, -signal.SIGKILL}, f"a worker ended with {code}"
+
+
+@pytest.fixture
+async def fleet(engine: AsyncEngine, database_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
+    folder = tmp_path / "started"
+    folder.mkdir()
+    store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
+    await store.create_tables()
+    await store.setup()
+    fleet = Fleet(store, database_url, folder)
+    yield fleet
+    for worker in fleet.workers:
+        if worker.poll() is None:
+            worker.kill()
+            worker.wait()

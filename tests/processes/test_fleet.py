@@ -1,0 +1,101 @@
+"""Promises 1, 2 and 8 with real processes: nothing lost, nothing twice without a reason."""
+
+import signal
+
+import pytest
+
+from tests.helpers import eventually
+from tests.processes.conftest import Fleet
+
+MANY = 20_000
+WORKERS = 4
+SHORT = {"release_stuck_timeout": 2.0, "release_stuck_interval": 0.3}
+
+pytestmark = pytest.mark.timeout(240)
+
+
+async def test_each_message_is_handled_exactly_once_when_nothing_fails(fleet: Fleet) -> None:
+    """F11."""
+    await fleet.publish(MANY)
+    for _ in range(WORKERS):
+        fleet.start()
+    await fleet.settled(MANY)
+    await fleet.stop()
+    assert fleet.total() == dict.fromkeys(range(MANY), 1)
+    assert sum(1 for bodies in fleet.started().values() if bodies) > 1, "the work was not shared"
+    assert await fleet.count("state = 'COMPLETED' AND deliveries_count = 1", archive=True) == MANY
+
+
+async def test_a_killed_worker_loses_nothing(fleet: Fleet) -> None:
+    """Extra deliveries are those that the killed process held."""
+    await fleet.publish(MANY)
+    victim = fleet.start(**SHORT)
+    await eventually(lambda: len(fleet.started().get(victim.pid, ())) > 500, timeout=30)
+    victim.kill()
+    for _ in range(WORKERS - 1):
+        fleet.start(**SHORT)
+    await fleet.settled(MANY)
+    await fleet.stop()
+    total, victims = fleet.total(), fleet.started()[victim.pid]
+    assert set(total) == set(range(MANY))
+    twice = {body for body, times in total.items() if times > 1}
+    assert twice <= set(victims)
+    assert max(total.values()) <= 2
+    again = await fleet.count("deliveries_count > 1", archive=True)
+    assert again >= len(twice)
+    # What it may have held: the buffer, and the outcomes of flush_batch_size and one claim.
+    assert again <= 150 + 2 * 500
+    assert await fleet.count("deliveries_count > 2 OR state <> 'COMPLETED'", archive=True) == 0
+
+
+async def test_sigterm_hands_back_a_thousand_messages(fleet: Fleet) -> None:
+    """F10: no PROCESSING row stays; what was not started is not charged."""
+    running = 40
+    await fleet.publish(1_000)
+    worker = fleet.start(
+        "hang", max_workers=running, fetch_batch_size=1_000, graceful_timeout=0.5,
+    )  # fmt: skip
+    await eventually(lambda: len(fleet.total()) == running, timeout=30)
+    assert await fleet.count("state = 'PROCESSING'") == 1_000
+    worker.send_signal(signal.SIGTERM)
+    assert await fleet.ended(worker) == 0
+    assert await fleet.count("state = 'PENDING' AND attempts_count = 0 AND lease_token IS NULL") == 1_000
+    assert await fleet.count("deliveries_count = 0") == 1_000 - running
+    assert await fleet.count("deliveries_count = 1") == running
+    assert await fleet.count(archive=True) == 0
+
+
+async def test_sigterm_lets_running_handlers_end(fleet: Fleet) -> None:
+    await fleet.publish(100)
+    worker = fleet.start("slow", max_workers=10)
+    await eventually(lambda: len(fleet.total()) >= 10, timeout=30)
+    worker.send_signal(signal.SIGTERM)
+    assert await fleet.ended(worker) == 0
+    finished = len(fleet.total())
+    assert await fleet.count("state = 'COMPLETED' AND attempts_count = 1", archive=True) == finished
+    assert await fleet.count("state = 'PENDING' AND deliveries_count = 0") == 100 - finished
+
+
+async def test_a_message_that_kills_its_process_ends_in_the_dead_letters(fleet: Fleet) -> None:
+    """F6: with the default limit, while the others are handled."""
+    await fleet.publish(3)
+    limit = 13  # the default strategy's 10 attempts, and 3
+    short = {"release_stuck_timeout": 0.3, "release_stuck_interval": 0.1}
+    for _ in range(limit + 2):
+        worker = fleet.start("poison", **short)
+        await eventually(
+            lambda worker=worker: worker.poll() is not None or _is_settled(fleet), timeout=30, step=0.05
+        )
+        if worker.poll() is None:
+            break
+    await fleet.settled(3)
+    await fleet.stop()
+    assert fleet.total()[0] == limit
+    dead = [r for r in await fleet.rows(archive=True) if r["payload"] == b"0"]
+    assert [(r["state"], r["reason"], r["attempts_count"]) for r in dead] == [("FAILED", "max_deliveries", 0)]
+    assert dead[0]["deliveries_count"] == limit + 1
+    assert await fleet.count("state = 'COMPLETED'", archive=True) == 2
+
+
+async def _is_settled(fleet: Fleet) -> bool:
+    return await fleet.count() == 0

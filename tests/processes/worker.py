@@ -1,0 +1,63 @@
+"""A worker process for the tests: python -m tests.processes.worker URL FOLDER HANDLER [OPTIONS as JSON].
+
+Every start of a handler is one line in FOLDER/<process id>, written at once: it survives SIGKILL.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from faststream import FastStream
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from faststream_sqlbroker import SqlBroker
+
+
+class Handlers:
+    """What a worker can do with a body."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(self, body: int) -> None:
+        """Write that `body` has been started."""
+        os.write(self._file, f"{body}\n".encode())
+
+    async def quick(self, body: int) -> None:
+        """Note and be done."""
+        self.note(body)
+
+    async def slow(self, body: int) -> None:
+        """Take half a second."""
+        self.note(body)
+        await asyncio.sleep(0.5)
+
+    async def hang(self, body: int) -> None:
+        """Never end."""
+        self.note(body)
+        await asyncio.Event().wait()
+
+    async def poison(self, body: int) -> None:
+        """Die of body 0."""
+        self.note(body)
+        if body == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Run until SIGTERM."""
+    url, folder, handler, *rest = sys.argv[1:]
+    options = json.loads(rest[0]) if rest else {}
+    graceful_timeout = options.pop("graceful_timeout", 15.0)
+    broker = SqlBroker(create_async_engine(url), graceful_timeout=graceful_timeout, logger=None)
+    handle: Callable[[int], Awaitable[None]] = getattr(Handlers(Path(folder)), handler)
+    broker.subscriber("q", **options)(handle)
+    asyncio.run(FastStream(broker, logger=None).run())
+
+
+if __name__ == "__main__":
+    main()

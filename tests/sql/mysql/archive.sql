@@ -1,0 +1,13 @@
+INSERT INTO message_archive (id, queue, priority, `key`, dedup_id, headers, payload, state, attempts_count, deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, last_error, archived_at, reason)
+SELECT m.id, m.queue, m.priority, m.`key`, m.dedup_id, m.headers, m.payload, u.state,
+  m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
+  m.created_at, m.next_attempt_at, m.expires_at,
+  CASE WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND)
+    ELSE m.first_attempt_at END,
+  CASE WHEN u.attempts > 0 THEN m.acquired_at + INTERVAL u.ended MICROSECOND ELSE m.last_attempt_at END,
+  m.acquired_at, COALESCE(u.error, m.last_error), UTC_TIMESTAMP(6), u.reason
+FROM JSON_TABLE(:rows, '$[*]' COLUMNS (
+    id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
+    ended BIGINT PATH '$[4]', reason VARCHAR(255) PATH '$[5]', error LONGTEXT PATH '$[6]',
+    delay BIGINT PATH '$[7]', queue VARCHAR(255) PATH '$[8]')) u
+STRAIGHT_JOIN message m ON m.id = u.id

@@ -1,0 +1,1 @@
+SELECT id, lease_token FROM message WHERE id IN (__[POSTCOMPILE_ids]) ORDER BY id FOR UPDATE SKIP LOCKED

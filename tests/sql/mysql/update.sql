@@ -1,0 +1,19 @@
+UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
+    id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
+    ended BIGINT PATH '$[4]', reason VARCHAR(255) PATH '$[5]', error LONGTEXT PATH '$[6]',
+    delay BIGINT PATH '$[7]', queue VARCHAR(255) PATH '$[8]')) u
+STRAIGHT_JOIN message m ON m.id = u.id
+SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
+  m.first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND)
+    ELSE m.first_attempt_at END,
+  m.last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN m.acquired_at + INTERVAL u.ended MICROSECOND ELSE m.last_attempt_at END,
+  m.acquired_at = NULL, m.lease_token = NULL, m.lease_expires_at = NULL,
+  m.attempts_count = CASE WHEN u.queue IS NULL THEN m.attempts_count + u.attempts ELSE 0 END,
+  m.deliveries_count = CASE WHEN u.queue IS NULL THEN m.deliveries_count + u.charge ELSE 0 END,
+  m.next_attempt_at = CASE WHEN u.delay IS NULL THEN m.next_attempt_at
+    ELSE UTC_TIMESTAMP(6) + INTERVAL u.delay MICROSECOND END,
+  m.last_error = COALESCE(u.error, m.last_error),
+  m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
+  m.queue = COALESCE(u.queue, m.queue)

@@ -1,0 +1,1 @@
+DELETE FROM message WHERE id IN (__[POSTCOMPILE_ids])

@@ -1,0 +1,20 @@
+UPDATE message
+SET state = COALESCE(u.state,
+    CASE WHEN message.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
+  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,
+  attempts_count = CASE WHEN u.queue IS NULL THEN attempts_count + u.attempts ELSE 0 END,
+  deliveries_count = CASE WHEN u.queue IS NULL THEN deliveries_count + u.charge ELSE 0 END,
+  next_attempt_at = CASE WHEN u.delay IS NULL THEN next_attempt_at ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) + u.delay END,
+  first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN COALESCE(first_attempt_at, acquired_at + u.ended) ELSE first_attempt_at END,
+  last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN acquired_at + u.ended ELSE last_attempt_at END,
+  last_error = COALESCE(u.error, last_error),
+  queue = COALESCE(u.queue, message.queue),
+  dedup_id = CASE WHEN u.queue IS NULL THEN dedup_id END
+FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS state,
+  json_extract(value, '$[2]') AS attempts, json_extract(value, '$[3]') AS charge,
+  json_extract(value, '$[4]') AS ended, json_extract(value, '$[5]') AS reason,
+  json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS delay,
+  json_extract(value, '$[8]') AS queue FROM json_each(:rows)) u
+WHERE message.id = u.id

@@ -1,0 +1,22 @@
+"""Render the migrations as SQL to migrations/<dialect>/<version>.sql, for those who run them by hand.
+
+    python -m tools.render_migrations [--check]
+"""
+
+import sys
+from pathlib import Path
+
+from faststream_sqlbroker.schema.migrate import MIGRATED, render
+from tools.files import report, write_or_compare
+
+FOLDER = Path(__file__).parent.parent / "migrations"
+
+
+def files() -> dict[Path, str]:
+    """What the folder should hold."""
+    return {FOLDER / name / "0001_initial.sql": render(name) for name in MIGRATED}
+
+
+if __name__ == "__main__":
+    only_check = "--check" in sys.argv
+    sys.exit(report(write_or_compare(files(), FOLDER, check=only_check), "just migrations", check=only_check))
