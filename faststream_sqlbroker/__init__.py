@@ -1,0 +1,69 @@
+"""A message broker for FastStream that lives in the relational database you already run."""
+
+from faststream import TestApp
+
+from faststream_sqlbroker.annotations import SqlBrokerBatchMessage, SqlBrokerMessage
+from faststream_sqlbroker.broker.broker import SqlBroker
+from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker.core.retry import (
+    ConstantRetryStrategy,
+    ConstantWithJitterRetryStrategy,
+    ExponentialBackoffRetryStrategy,
+    ExponentialBackoffWithJitterRetryStrategy,
+    LinearRetryStrategy,
+    NoRetryStrategy,
+    RetryStrategyProto,
+    RetryStrategyTemplate,
+)
+from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
+from faststream_sqlbroker.exceptions import (
+    MissingExtraError,
+    NotSupportedError,
+    PublishError,
+    SchemaError,
+    SetupError,
+    SqlBrokerError,
+    StoreError,
+    TransientStoreError,
+    UnknownOutcomeError,
+)
+from faststream_sqlbroker.response import (
+    SqlBrokerPublishCommand,
+    SqlBrokerPublishMessage,
+    SqlBrokerResponse,
+)
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import include_tables
+
+__all__ = (
+    "ConstantRetryStrategy",
+    "ConstantWithJitterRetryStrategy",
+    "ExponentialBackoffRetryStrategy",
+    "ExponentialBackoffWithJitterRetryStrategy",
+    "LinearRetryStrategy",
+    "MissingExtraError",
+    "NoRetryStrategy",
+    "NotSupportedError",
+    "PublishError",
+    "RetryStrategyProto",
+    "RetryStrategyTemplate",
+    "SchemaError",
+    "SetupError",
+    "SqlBroker",
+    "SqlBrokerBatchMessage",
+    "SqlBrokerError",
+    "SqlBrokerMessage",
+    "SqlBrokerMessageState",
+    "SqlBrokerPublishCommand",
+    "SqlBrokerPublishMessage",
+    "SqlBrokerPublisher",
+    "SqlBrokerResponse",
+    "SqlBrokerRoute",
+    "SqlBrokerRouter",
+    "SqlBrokerSchemaConfig",
+    "StoreError",
+    "TestApp",
+    "TransientStoreError",
+    "UnknownOutcomeError",
+    "include_tables",
+)

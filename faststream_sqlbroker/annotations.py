@@ -1,0 +1,25 @@
+"""Annotations that inject FastStream's context into handlers: `async def handle(msg: SqlBrokerMessage)`."""
+
+from typing import Annotated, Any
+
+from faststream._internal.context import Context
+from faststream.annotations import ContextRepo, Logger
+from faststream.params import NoCast
+
+from faststream_sqlbroker.broker.broker import SqlBroker as _Broker
+from faststream_sqlbroker.message import SqlBrokerBatchMessage as _BatchMessage
+from faststream_sqlbroker.message import SqlBrokerMessage as _Message
+
+__all__ = ("ContextRepo", "Logger", "NoCast", "SqlBroker", "SqlBrokerBatchMessage", "SqlBrokerMessage")
+
+
+class _Context(Context):
+    """A Context whose `use` is a coroutine: a plain method costs a hop through a thread per parameter."""
+
+    async def use(self, /, **kwargs: Any) -> Any:  # type: ignore[override]
+        return super().use(**kwargs)
+
+
+SqlBrokerMessage = Annotated[_Message, _Context("message")]
+SqlBrokerBatchMessage = Annotated[_BatchMessage, _Context("message")]
+SqlBroker = Annotated[_Broker, _Context("broker")]

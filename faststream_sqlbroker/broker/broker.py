@@ -1,0 +1,327 @@
+"""The broker: FastStream's shell, and the place where everything is put together."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from fast_depends import dependency_provider
+from faststream import ContextRepo
+from faststream._internal.broker import BrokerUsecase
+from faststream._internal.constants import EMPTY
+from faststream._internal.di import FastDependsConfig
+from faststream.message import gen_cor_id
+from faststream.specification.schema import BrokerSpec
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncEngine
+from typing_extensions import Unpack, override
+
+from faststream_sqlbroker.broker.config import SqlBrokerConfig
+from faststream_sqlbroker.broker.engine import make_engine
+from faststream_sqlbroker.broker.logging import make_queue_logger_state
+from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
+from faststream_sqlbroker.exceptions import NotSupportedError, PublishError, SchemaError
+from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
+from faststream_sqlbroker.response import MessageOptions, PublishOptions, SqlBrokerPublishCommand
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import Store
+
+if TYPE_CHECKING:
+    from fast_depends import Provider
+    from fast_depends.dependencies import Dependant
+    from fast_depends.library.serializer import SerializerProto
+    from faststream import AckPolicy
+    from faststream._internal.basic_types import LoggerProto
+    from faststream._internal.broker.registrator import Registrator
+    from faststream._internal.parser import CodecProto
+    from faststream._internal.types import BrokerMiddleware, CustomCallable, IdGenerator
+    from faststream.security import BaseSecurity
+    from faststream.specification.schema.extra import Tag, TagDict
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
+
+class SqlBroker(SqlBrokerRegistrator, BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
+    """A message broker that lives in a relational database."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine | URL | str,
+        *,
+        schema: SqlBrokerSchemaConfig | None = None,
+        validate_schema_on_start: bool = True,
+        statement_timeout: float = 30.0,
+        max_connections: int | None = None,
+        graceful_timeout: float | None = 15.0,
+        ack_policy: "AckPolicy" = EMPTY,
+        decoder: "CustomCallable | None" = None,
+        parser: "CustomCallable | None" = None,
+        codec: "CodecProto | None" = None,
+        dependencies: "Sequence[Dependant]" = (),
+        middlewares: "Sequence[BrokerMiddleware[Any]]" = (),
+        routers: "Iterable[Registrator[Any, Any]]" = (),
+        security: "BaseSecurity | None" = None,
+        specification_url: str | Iterable[str] | None = None,
+        protocol: str | None = None,
+        protocol_version: str | None = "auto",
+        description: str | None = None,
+        tags: "Iterable[Tag | TagDict]" = (),
+        logger: "LoggerProto | None" = EMPTY,
+        log_level: int = logging.INFO,
+        apply_types: bool = True,
+        serializer: "SerializerProto | None" = EMPTY,
+        provider: "Provider | None" = None,
+        context: ContextRepo | None = None,
+        id_generator: "IdGenerator" = gen_cor_id,
+    ) -> None:
+        """Put the broker together; nothing is connected to yet.
+
+        Args:
+            engine: An AsyncEngine, which stays yours, or a URL, of which the broker makes its own.
+            schema: Names of the tables.
+            validate_schema_on_start: Whether `start` compares the tables with those needed.
+            statement_timeout: Seconds that any of the broker's transactions may take, waiting for a
+                connection included.
+            max_connections: Most connections for claiming, writing outcomes and maintenance together;
+                default half of the engine's pool. Publishing takes one more, LISTEN another.
+            graceful_timeout: Seconds that `stop` gives running handlers; None waits for them.
+            ack_policy: Default of all subscribers.
+            decoder: Default decoder of bodies.
+            parser: Default parser of rows.
+            codec: Encodes and decodes bodies; in place of a decoder.
+            dependencies: Of every handler.
+            middlewares: Around every handler and publish.
+            routers: Routers to include.
+            security: For AsyncAPI documents.
+            specification_url: Address in AsyncAPI documents; default the engine's, without its password.
+            protocol: Protocol there; default the database's name.
+            protocol_version: Its version there.
+            description: Description there.
+            tags: Tags there.
+            logger: A logger; None for silence.
+            log_level: Level of FastStream's own lines.
+            apply_types: Whether handlers' annotations are checked and converted.
+            serializer: FastDepends' serializer.
+            provider: FastDepends' provider.
+            context: FastStream's context.
+            id_generator: Makes correlation ids where FastStream wants one.
+
+        Raises:
+            SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite.
+        """
+        self.engine, self._owns_engine = make_engine(engine)
+        self._validate_schema = validate_schema_on_start
+        self._store = Store(
+            self.engine,
+            build_tables(schema or SqlBrokerSchemaConfig()),
+            statement_timeout=statement_timeout,
+            max_connections=max_connections,
+        )
+        self._wakeups = Wakeups(self._store, self._log_of_loops)
+        producer = SqlBrokerProducer(
+            Publisher(self._store, self._wakeups), parser=parser, decoder=decoder
+        )
+        if specification_url is None:
+            specification_url = self.engine.url.set(password=None).render_as_string()
+        urls = [specification_url] if isinstance(specification_url, str) else list(specification_url)
+        super().__init__(
+            config=SqlBrokerConfig(
+                store=self._store,
+                wakeups=self._wakeups,
+                producer=producer,
+                broker_middlewares=middlewares,
+                broker_parser=parser,
+                broker_decoder=decoder,
+                broker_codec=codec,
+                logger=make_queue_logger_state(logger=logger, log_level=log_level),
+                fd_config=FastDependsConfig(
+                    use_fastdepends=apply_types,
+                    serializer=serializer,
+                    provider=provider or dependency_provider,
+                    context=context or ContextRepo(),
+                ),
+                broker_dependencies=dependencies,
+                graceful_timeout=graceful_timeout,
+                ack_policy=ack_policy,
+                id_generator=id_generator,
+                extra_context={"broker": self},
+            ),
+            specification=BrokerSpec(
+                url=urls,
+                protocol=protocol or self._store.dialect_name,
+                protocol_version=protocol_version,
+                description=description,
+                tags=tags,
+                security=security,
+            ),
+            routers=routers,
+        )
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    @override
+    async def _connect(self) -> AsyncEngine:
+        config: Any = self.config
+        config.producer.connect(config.fd_config._serializer, config.broker_codec)  # noqa: SLF001
+        return self.engine
+
+    @override
+    async def start(self) -> None:
+        """Check the database and its tables, and start the subscribers.
+
+        Raises:
+            SchemaError: the tables differ from those needed; every difference is named with its cure.
+            SetupError: the server is set up in a way the broker cannot work with.
+            StoreError: the database cannot be reached.
+        """
+        await self.connect()
+        await self._store.setup()
+        if self._validate_schema:
+            await self._check_schema()
+        await super().start()
+
+    async def _check_schema(self) -> None:
+        problems = await self._store.differences()
+        if problems:
+            listed = "\n".join(f"  - {problem}" for problem in problems)
+            msg = (
+                f"the tables are not those that this version needs:\n{listed}\n"
+                "run the migrations (migrations/ in the repository), or await broker.create_tables() while "
+                "developing; validate_schema_on_start=False starts all the same"
+            )
+            raise SchemaError(msg)
+
+    @override
+    async def stop(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> None:
+        """Drain the subscribers; start works again afterwards. The caller's engine is left alone."""
+        await super().stop(exc_type, exc_val, exc_tb)
+        await self._wakeups.stop()
+        if self._owns_engine:
+            await self.engine.dispose()
+        self._connection = None
+
+    @override
+    async def ping(self, timeout: float | None = 3.0) -> bool:
+        """Whether the database answers within `timeout` seconds and every running loop works."""
+        if not all(getattr(subscriber, "healthy", True) for subscriber in self.subscribers):
+            return False
+        return await self._store.ping(timeout)
+
+    async def create_tables(self) -> None:
+        """Create what is missing of the tables; for development and tests.
+
+        Raises:
+            SchemaError: a table of that name is somebody else's.
+        """
+        await self._store.create_tables()
+
+    def _log_of_loops(
+        self, level: int, text: str, *, exc_info: BaseException | None = None, **_: Any
+    ) -> None:
+        self.config.logger.log(text, level, extra={"queue": "", "message_id": ""}, exc_info=exc_info)
+
+    # -- publishing -----------------------------------------------------------------------------------
+
+    @override
+    async def publish(
+        self, message: Any = None, queue: str = "", **options: Unpack[PublishOptions]
+    ) -> int | None:
+        """Publish one message.
+
+        Without `connection` or `session` it is committed when this returns. With one of them it belongs to
+        the caller's transaction, which is neither begun, committed nor flushed here.
+
+        Args:
+            message: The body: bytes and str as they are, anything else as JSON.
+            queue: Where to.
+            options: See `PublishOptions`.
+
+        Returns:
+            The message's id; None if its dedup_id exists already.
+
+        Raises:
+            PublishError: a value that cannot be stored, or a connection that cannot be used; nothing was
+                written.
+            StoreError: the database refused or could not be reached; after an `UnknownOutcomeError` the
+                message may have been committed.
+        """
+        cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
+        await self.connect()
+        result: int | None = await self._basic_publish(cmd, producer=self.config.producer)
+        return result
+
+    @override
+    async def publish_batch(  # type: ignore[override]
+        self, *messages: Any, queue: str = "", **options: Unpack[PublishOptions]
+    ) -> list[int | None]:
+        """Publish several messages in one transaction; as `publish`.
+
+        Args:
+            messages: Bodies, or `SqlBrokerResponse`s with options of their own; none does nothing.
+            queue: Where to.
+            options: Of all messages.
+
+        Returns:
+            The ids in the order of the messages.
+        """
+        if not messages:
+            return []
+        # FastStream's batch command takes a first body of None for no message.
+        bodies = [b"" if body is None else body for body in messages]
+        cmd = SqlBrokerPublishCommand(*bodies, queue=queue, **options)
+        await self.connect()
+        result: list[int | None] = await self._basic_publish_batch(cmd, producer=self.config.producer)
+        return result
+
+    def publish_sync(
+        self,
+        message: Any = None,
+        queue: str = "",
+        *,
+        connection: "Connection | None" = None,
+        session: "Session | None" = None,
+        **options: Unpack[MessageOptions],
+    ) -> int | None:
+        """Publish one message in the transaction of synchronous code; no middleware runs.
+
+        Subscribers of other processes find it by polling.
+
+        Args:
+            message: As `publish`.
+            queue: Where to.
+            connection: A synchronous Connection to the broker's database.
+            session: A synchronous Session on it; give one of both.
+            options: See `MessageOptions`.
+
+        Returns:
+            The message's id; None if its dedup_id exists already.
+
+        Raises:
+            PublishError: as `publish`, or neither connection nor session given.
+        """
+        if (connection is None) == (session is None):
+            msg = "publish_sync takes part in a transaction: give either connection= or session="
+            raise PublishError(msg)
+        cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
+        producer: Any = self.config.producer
+        producer.connect(self.config.fd_config._serializer, self.config.broker_codec)  # noqa: SLF001
+        result: int | None = producer.publish_sync(cmd, connection if session is None else session)
+        return result
+
+    @override
+    async def request(self, message: Any = None, queue: str = "", **options: Any) -> Any:  # type: ignore[override]
+        """Not there.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        msg = "request is not supported; publish with reply_to= and subscribe to that queue"
+        raise NotSupportedError(msg)

@@ -1,0 +1,69 @@
+"""What the broker, its routers, and their publishers and subscribers share."""
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from faststream import UnderlyingDriverAnnotation
+from faststream._internal.configs import BrokerConfig
+from faststream.exceptions import IncorrectState
+
+from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.store import Store
+
+
+def _driver_annotations() -> dict[Any, Any]:
+    """Classes a handler may be annotated with by mistake, and the annotation that was meant."""
+    # annotations imports the broker, which imports this module.
+    from faststream_sqlbroker import annotations, message  # noqa: PLC0415
+
+    module = "faststream_sqlbroker"
+    pairs = {
+        message.SqlBrokerMessage: "SqlBrokerMessage",
+        message.SqlBrokerBatchMessage: "SqlBrokerBatchMessage",
+        annotations.Broker: "SqlBroker",
+    }
+    return {
+        wrong: UnderlyingDriverAnnotation(
+            type_hint=getattr(annotations, name),
+            module=module if "Message" in name else f"{module}.annotations",
+            name=name,
+        )
+        for wrong, name in pairs.items()
+    }
+
+
+@dataclass(kw_only=True)
+class SqlBrokerConfig(BrokerConfig):
+    """A broker's configuration; everything else reaches store and wake-ups through it."""
+
+    store: Store
+    wakeups: Wakeups
+    default_driver_annotations: Any = field(default_factory=_driver_annotations)
+
+
+@dataclass(kw_only=True)
+class SqlBrokerRouterConfig(BrokerConfig):
+    """A router's configuration, until it is included in a broker."""
+
+    default_driver_annotations: Any = field(default_factory=_driver_annotations)
+
+    @property
+    def store(self) -> NoReturn:
+        """A router has none.
+
+        Raises:
+            IncorrectState: always.
+        """
+        raise IncorrectState(_NOT_INCLUDED)
+
+    @property
+    def wakeups(self) -> NoReturn:
+        """A router has none.
+
+        Raises:
+            IncorrectState: always.
+        """
+        raise IncorrectState(_NOT_INCLUDED)
+
+
+_NOT_INCLUDED = "this router is not part of a broker yet: call broker.include_router(router) first"

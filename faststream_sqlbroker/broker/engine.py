@@ -1,0 +1,67 @@
+"""The engine a broker works with: the caller's, or its own made of a URL."""
+
+from typing import Any
+
+from sqlalchemy import URL, Engine
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+
+EXTRAS = {"asyncpg": "postgresql", "psycopg": "psycopg", "aiomysql": "mysql", "asyncmy": "asyncmy", "aiosqlite": "sqlite"}
+"""The extra that installs a driver."""
+
+PYMYSQL_LIMIT = (1, 2)
+
+
+def make_engine(given: Any) -> tuple[AsyncEngine, bool]:
+    """The engine, and whether it is the broker's own (disposed by its stop).
+
+    Raises:
+        SetupError: neither an AsyncEngine nor a URL of a supported database.
+        MissingExtraError: the URL's driver is not installed.
+    """
+    if isinstance(given, AsyncEngine):
+        _refuse_bad_pair(given)
+        return given, False
+    if isinstance(given, Engine):
+        msg = (
+            "the broker needs an AsyncEngine, got a synchronous Engine: make it with "
+            "sqlalchemy.ext.asyncio.create_async_engine"
+        )
+        raise SetupError(msg)
+    if not isinstance(given, str | URL):
+        msg = f"engine must be an AsyncEngine or a database URL, got {given!r}"
+        raise SetupError(msg)
+    try:
+        engine = create_async_engine(given)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(str(error.name), "")
+        hint = f"pip install 'faststream-sqlbroker[{extra}]'" if extra else f"install {error.name}"
+        msg = f"the driver {error.name!r} is not installed: {hint}"
+        raise MissingExtraError(msg) from error
+    except (ArgumentError, NoSuchModuleError) as error:
+        # The URL may hold a password, so it is not repeated.
+        msg = f"the database URL cannot be used: give one like postgresql+asyncpg://user@host/name ({type(error).__name__})"
+        raise SetupError(msg) from error
+    except Exception as error:
+        msg = f"no asyncio engine can be made of the database URL: {error}"
+        raise SetupError(msg) from error
+    _refuse_bad_pair(engine)
+    return engine, True
+
+
+def _refuse_bad_pair(engine: AsyncEngine) -> None:
+    """aiomysql 0.3.2 asks PyMySQL for a function that its release 1.2 made a string."""
+    if engine.dialect.driver != "aiomysql":
+        return
+    import aiomysql  # noqa: PLC0415
+    import pymysql  # noqa: PLC0415
+
+    version = tuple(pymysql.VERSION[:2])
+    if version >= PYMYSQL_LIMIT and aiomysql.__version__ <= "0.3.2":
+        msg = (
+            f"aiomysql {aiomysql.__version__} cannot bind bytes with PyMySQL {pymysql.VERSION_STRING}: "
+            "pip install 'pymysql<1.2'"
+        )
+        raise SetupError(msg)

@@ -1,0 +1,53 @@
+"""The broker's log lines: FastStream's, with a column for the queue."""
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from faststream._internal.logger import DefaultLoggerStorage, make_logger_state
+from faststream._internal.logger.logging import get_broker_logger
+
+if TYPE_CHECKING:
+    from faststream._internal.basic_types import LoggerProto
+    from faststream._internal.context import ContextRepo
+
+MESSAGE_ID_WIDTH = 10
+
+
+class QueueLoggerStorage(DefaultLoggerStorage):
+    """Makes the default logger, as wide as the longest queue name."""
+
+    def __init__(self) -> None:
+        """Start with the narrowest column."""
+        super().__init__()
+        self._queue_width = 4
+        self.logger_log_level = logging.INFO
+
+    def set_level(self, level: int) -> None:
+        """Least level that is written."""
+        self.logger_log_level = level
+
+    def register_subscriber(self, params: dict[str, Any]) -> None:
+        """Make room for a subscriber's queues."""
+        self._queue_width = max(self._queue_width, len(params.get("queue", "")))
+
+    def get_logger(self, *, context: "ContextRepo") -> "LoggerProto":
+        """The logger, made once."""
+        if found := self._get_logger_ref():
+            return found
+        made = get_broker_logger(
+            name="sqlbroker",
+            default_context={"queue": ""},
+            message_id_ln=MESSAGE_ID_WIDTH,
+            fmt=(
+                "%(asctime)s %(levelname)-8s - "
+                f"%(queue)-{self._queue_width}s | %(message_id)-{MESSAGE_ID_WIDTH}s - %(message)s"
+            ),
+            context=context,
+            log_level=self.logger_log_level,
+        )
+        self._logger_ref.add(made)
+        return made
+
+
+make_queue_logger_state = partial(make_logger_state, default_storage_cls=QueueLoggerStorage)

@@ -1,0 +1,144 @@
+"""`subscriber` and `publisher`, for the broker and its routers."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from faststream._internal.broker.registrator import Registrator
+from faststream._internal.constants import EMPTY
+from typing_extensions import Unpack, override
+
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.publisher.config import QueuePublisherConfig, QueuePublisherSpecificationConfig
+from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
+from faststream_sqlbroker.publisher.usecase import QueuePublisher
+from faststream_sqlbroker.subscriber.factory import create_subscriber
+from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
+from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
+
+if TYPE_CHECKING:
+    from fast_depends.dependencies import Dependant
+    from faststream._internal.parser import CodecProto
+    from faststream._internal.types import CustomCallable
+
+
+class EndpointOptions(TypedDict, total=False):
+    """FastStream's own arguments of a subscriber."""
+
+    dependencies: "Sequence[Dependant]"
+    """Dependencies of every handler."""
+    parser: "CustomCallable | None"
+    """Takes the place of the broker's parser."""
+    decoder: "CustomCallable | None"
+    """Takes the place of the broker's decoder."""
+    codec: "CodecProto | None"
+    """Decodes bodies; in place of a decoder."""
+    no_reply: bool
+    """Whether answers to messages with reply_to are dropped; default False."""
+    persistent: bool
+    """Whether the broker keeps the subscriber alive; False leaves that to the caller. Default True."""
+    title: str | None
+    """Title in AsyncAPI documents."""
+    description: str | None
+    """Description there; default the handler's docstring."""
+    include_in_schema: bool
+    """Whether it is documented; default True."""
+
+
+class AllSubscriberOptions(SubscriberOptions, EndpointOptions, total=False):
+    """Every keyword argument of `subscriber`."""
+
+
+class SqlBrokerRegistrator(Registrator[Any, Any]):
+    """Where subscribers and publishers are declared."""
+
+    @override
+    def subscriber(  # type: ignore[override]
+        self, queues: str | Sequence[str] = (), *more_queues: str, **options: Unpack[AllSubscriberOptions]
+    ) -> QueueSubscriber:
+        """Subscribe a handler to one or several queues.
+
+        Args:
+            queues: A name or a list of names; more names may follow.
+            more_queues: More names.
+            options: See `SubscriberOptions` for those of this broker, all with defaults that give low
+                latency on an idle queue and full batches on a busy one; `EndpointOptions` for FastStream's.
+
+        Raises:
+            SetupError: an option that there is not, or a value that cannot work.
+        """
+        endpoint: dict[str, Any] = {
+            name: value for name, value in options.items() if name in EndpointOptions.__annotations__
+        }
+        own: Any = {name: value for name, value in options.items() if name not in endpoint}
+        names = _names(queues, more_queues)
+        subscriber = create_subscriber(
+            make_settings(names, own),
+            outer_config=self.config,
+            ack_policy=own.get("ack_policy", EMPTY),
+            no_reply=endpoint.get("no_reply", False),
+            title=endpoint.get("title"),
+            description=endpoint.get("description"),
+            include_in_schema=endpoint.get("include_in_schema", True),
+        )
+        super().subscriber(subscriber, persistent=endpoint.get("persistent", True))
+        subscriber.add_call(
+            parser_=endpoint.get("parser") or self._parser,
+            decoder_=endpoint.get("decoder") or self._decoder,
+            codec_=endpoint.get("codec"),
+            dependencies_=tuple(endpoint.get("dependencies", ())),
+        )
+        return subscriber
+
+    @override
+    def publisher(  # type: ignore[override]
+        self,
+        queue: str = "",
+        *,
+        headers: dict[str, Any] | None = None,
+        persistent: bool = True,
+        title: str | None = None,
+        description: str | None = None,
+        schema: Any | None = None,
+        include_in_schema: bool = True,
+    ) -> QueuePublisher:
+        """Declare a publisher: to stack on subscribers, to call, and to document.
+
+        Args:
+            queue: Where to; "" leaves it to each call.
+            headers: Under those of each message.
+            persistent: Whether the broker keeps it alive.
+            title: Title in AsyncAPI documents.
+            description: Description there.
+            schema: Type of the body there; default the stacked handler's return type.
+            include_in_schema: Whether it is documented.
+
+        Raises:
+            SetupError: `queue` or `headers` of the wrong type.
+        """
+        if not isinstance(queue, str):
+            msg = f"a publisher's queue must be a string, got {queue!r}"
+            raise SetupError(msg)
+        if headers is not None and not isinstance(headers, dict):
+            msg = f"a publisher's headers must be a dict of JSON values, got {headers!r}"
+            raise SetupError(msg)
+        publisher = QueuePublisher(
+            QueuePublisherConfig(_outer_config=self.config, queue=queue, headers=headers or {}),  # type: ignore[arg-type]
+            QueuePublisherSpecification(
+                self.config,  # type: ignore[arg-type]
+                QueuePublisherSpecificationConfig(
+                    queue=queue,
+                    title_=title,
+                    description_=description,
+                    schema_=schema,
+                    include_in_schema=include_in_schema,
+                ),
+            ),
+        )
+        super().publisher(publisher, persistent=persistent)
+        return publisher
+
+
+def _names(queues: str | Sequence[str], more: tuple[str, ...]) -> Any:
+    if not more:
+        return queues
+    return [*([queues] if isinstance(queues, str) else queues), *more]

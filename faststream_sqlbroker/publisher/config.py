@@ -1,0 +1,21 @@
+"""What a publisher is given."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from faststream._internal.configs import PublisherSpecificationConfig, PublisherUsecaseConfig
+
+
+@dataclass(kw_only=True)
+class QueuePublisherConfig(PublisherUsecaseConfig):
+    """Queue (without the routers' prefix) and headers of a publisher."""
+
+    queue: str = ""
+    headers: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class QueuePublisherSpecificationConfig(PublisherSpecificationConfig):
+    """What a publisher's documentation is made of."""
+
+    queue: str = ""

@@ -1,0 +1,117 @@
+"""FastStream's producer: encodes bodies and hands rows to `flow.publish`."""
+
+from typing import TYPE_CHECKING, Any
+
+from faststream._internal.endpoint.utils import ParserComposition
+from faststream._internal.parser import DefaultCodec
+from faststream._internal.producer import ProducerProto
+from typing_extensions import override
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.parser import SqlBrokerParser
+from faststream_sqlbroker.publisher.rows import make_row
+from faststream_sqlbroker.response import SqlBrokerPublishCommand, SqlBrokerResponse
+
+if TYPE_CHECKING:
+    from fast_depends.library.serializer import SerializerProto
+    from faststream._internal.parser import CodecProto
+    from faststream._internal.types import CustomCallable
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
+
+class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
+    """Turns commands into rows."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        parser: "CustomCallable | None" = None,
+        decoder: "CustomCallable | None" = None,
+    ) -> None:
+        """Serializer and codec come with `connect`."""
+        default = SqlBrokerParser()
+        self._publisher = publisher
+        self._parser = ParserComposition(parser, default.parse_message)
+        self._decoder = ParserComposition(decoder, default.decode_message)
+        self.serializer: SerializerProto | None = None
+        self.codec: CodecProto = DefaultCodec()
+
+    def connect(self, serializer: "SerializerProto | None", codec: "CodecProto | None") -> None:
+        """Use the application's serializer and codec."""
+        self.serializer = serializer
+        self.codec = codec or DefaultCodec()
+
+    @override
+    async def publish(self, cmd: SqlBrokerPublishCommand) -> int | None:
+        """Write one message; its id, or None where its dedup_id exists already."""
+        row = await self._row(cmd, cmd.body)
+        [message_id] = await self._publisher.publish([row], connection=cmd.connection)
+        return message_id
+
+    @override
+    async def publish_batch(self, cmd: SqlBrokerPublishCommand) -> list[int | None]:
+        """Write all bodies in one transaction; ids in their order."""
+        rows = [await self._row(cmd, body) for body in cmd.batch_bodies]
+        return await self._publisher.publish(rows, connection=cmd.connection)
+
+    @override
+    async def request(self, cmd: SqlBrokerPublishCommand) -> Any:
+        """Not there.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        msg = (
+            "request is not supported: an answer through a table comes no sooner than a subscriber looks; "
+            "publish with reply_to= and subscribe to that queue"
+        )
+        raise NotSupportedError(msg)
+
+    def publish_sync(self, cmd: SqlBrokerPublishCommand, connection: "Connection | Session") -> int | None:
+        """Write one message in a synchronous caller's transaction."""
+        encoding = self.codec.encode(cmd.body, self.serializer)
+        try:
+            encoding.send(None)
+        except StopIteration as done:
+            payload, content_type = done.value
+        else:
+            encoding.close()
+            msg = f"the codec {type(self.codec).__name__} awaits something, so it cannot serve publish_sync"
+            raise SetupError(msg)
+        row = _make_row(cmd, cmd.body, payload, content_type)
+        [message_id] = self._publisher.publish_sync([row], connection=connection)
+        return message_id
+
+    async def _row(self, cmd: SqlBrokerPublishCommand, body: Any) -> NewMessage:
+        content = body.body if isinstance(body, SqlBrokerResponse) else body
+        payload, content_type = await self.codec.encode(content, self.serializer)
+        return _make_row(cmd, body, payload, content_type)
+
+
+def _make_row(
+    cmd: SqlBrokerPublishCommand, body: Any, payload: bytes, content_type: str | None
+) -> NewMessage:
+    queue, headers, options = cmd.destination, cmd.headers, cmd.options
+    correlation_id, reply_to = cmd.correlation_id, cmd.reply_to
+    if isinstance(body, SqlBrokerResponse):
+        given = {name: value for name, value in body.options.items() if value is not None}
+        # A delay of the message's own replaces a moment of the call's, and the other way round.
+        if "delay" in given or "next_attempt_at" in given:
+            options = {**options, "delay": None, "next_attempt_at": None}
+        options = {**options, **given}
+        queue, headers = body.queue or queue, {**(headers or {}), **body.headers}
+        correlation_id = body.correlation_id or correlation_id
+        reply_to = str(given.get("reply_to") or reply_to)
+    return make_row(
+        queue,
+        payload,
+        content_type,
+        options,
+        headers=headers,
+        correlation_id=correlation_id,
+        reply_to=reply_to,
+    )

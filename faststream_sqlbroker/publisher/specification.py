@@ -1,0 +1,39 @@
+"""A publisher in AsyncAPI documents."""
+
+from faststream._internal.configs import BrokerConfig
+from faststream._internal.endpoint.publisher import PublisherSpecification
+from faststream.specification.asyncapi.utils import resolve_payloads
+from faststream.specification.schema import Message, Operation, PublisherSpec
+
+from faststream_sqlbroker.publisher.config import QueuePublisherSpecificationConfig
+
+
+class QueuePublisherSpecification(PublisherSpecification[BrokerConfig, QueuePublisherSpecificationConfig]):
+    """One channel: the queue. AsyncAPI has no bindings for SQL."""
+
+    @property
+    def address(self) -> str:
+        """The queue, with the routers' prefix."""
+        return f"{self._outer_config.prefix}{self.config.queue}"
+
+    @property
+    def name(self) -> str:
+        """The channel's key."""
+        return self.config.title_ or f"{self.address}:Publisher"
+
+    def get_schema(self) -> dict[str, PublisherSpec]:
+        """The channel by its key."""
+        return {
+            self.name: PublisherSpec(
+                address=self.address,
+                description=self.config.description_,
+                operation=Operation(
+                    message=Message(
+                        title=f"{self.name}:Message",
+                        payload=resolve_payloads(self.get_payloads(), "Publisher"),
+                    ),
+                    bindings=None,
+                ),
+                bindings=None,
+            )
+        }

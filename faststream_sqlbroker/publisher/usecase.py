@@ -1,0 +1,101 @@
+"""A publisher bound to a queue: called by hand, or stacked on a subscriber."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from faststream._internal.endpoint.publisher import PublisherUsecase
+from faststream._internal.endpoint.publisher.fake import FakePublisher
+from faststream.response import PublishCommand
+from typing_extensions import Unpack, override
+
+from faststream_sqlbroker.exceptions import NotSupportedError
+from faststream_sqlbroker.publisher.config import QueuePublisherConfig
+from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
+from faststream_sqlbroker.response import PublishOptions, SqlBrokerPublishCommand
+
+if TYPE_CHECKING:
+    from faststream._internal.producer import ProducerProto
+    from faststream._internal.types import PublisherMiddleware
+
+
+class QueuePublisher(PublisherUsecase):
+    """What `broker.publisher(queue)` returns."""
+
+    def __init__(self, config: QueuePublisherConfig, specification: QueuePublisherSpecification) -> None:
+        """Take the queue and headers of `config`."""
+        super().__init__(config, specification)
+        self.config = config
+        self.headers = config.headers
+
+    @property
+    def queue(self) -> str:
+        """The queue, with the routers' prefix; "" when each call names one."""
+        return f"{self._outer_config.prefix}{self.config.queue}" if self.config.queue else ""
+
+    @override
+    async def publish(
+        self, message: Any = None, queue: str = "", **options: Unpack[PublishOptions]
+    ) -> int | None:
+        """Publish to this publisher's queue, or to `queue`; see `SqlBroker.publish`."""
+        cmd = self._command((message,), queue, options)
+        result: int | None = await self._basic_publish(
+            cmd, producer=self._outer_config.producer, _extra_middlewares=()
+        )
+        return result
+
+    async def publish_batch(
+        self, *messages: Any, queue: str = "", **options: Unpack[PublishOptions]
+    ) -> list[int | None]:
+        """Publish several messages in one transaction; see `SqlBroker.publish_batch`."""
+        if not messages:
+            return []
+        cmd = self._command(messages, queue, options)
+        result: list[int | None] = await self._basic_publish_batch(
+            cmd, producer=self._outer_config.producer, _extra_middlewares=()
+        )
+        return result
+
+    def _command(
+        self, messages: tuple[Any, ...], queue: str, options: PublishOptions
+    ) -> SqlBrokerPublishCommand:
+        cmd = SqlBrokerPublishCommand(*messages, queue=queue or self.queue, **options)
+        cmd.add_headers(self.headers, override=False)
+        return cmd
+
+    @override
+    async def _publish(
+        self, cmd: PublishCommand, *, _extra_middlewares: "Iterable[PublisherMiddleware]"
+    ) -> None:
+        """Send a handler's answer (called by FastStream)."""
+        cmd = SqlBrokerPublishCommand.from_cmd(cmd)
+        cmd.destination = self.queue or cmd.destination
+        cmd.add_headers(self.headers, override=False)
+        await self._basic_publish(
+            cmd, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares
+        )
+
+    @override
+    async def request(self, message: Any = None, queue: str = "", **options: Any) -> Any:
+        """Not there.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        msg = "request is not supported; publish with reply_to= and subscribe to that queue"
+        raise NotSupportedError(msg)
+
+
+class ReplyPublisher(FakePublisher):
+    """Sends a handler's answer to the queue that its message asked for."""
+
+    def __init__(self, producer: "ProducerProto[Any]", queue: str) -> None:
+        """`queue` is the message's reply_to."""
+        super().__init__(producer=producer)
+        self.queue = queue
+
+    @override
+    def patch_command(self, cmd: PublishCommand) -> SqlBrokerPublishCommand:
+        """Address the answer."""
+        real = SqlBrokerPublishCommand.from_cmd(super().patch_command(cmd))
+        real.destination = self.queue
+        return real

@@ -1,0 +1,46 @@
+"""Build a subscriber from what the decorator was given."""
+
+from typing import TYPE_CHECKING, Any
+
+from faststream._internal.constants import EMPTY
+from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+
+from faststream_sqlbroker.parser import SqlBrokerBatchParser, SqlBrokerParser
+from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig, QueueSubscriberSpecificationConfig
+from faststream_sqlbroker.subscriber.options import SubscriberSettings
+from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
+from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
+
+if TYPE_CHECKING:
+    from faststream import AckPolicy
+
+
+def create_subscriber(
+    settings: SubscriberSettings,
+    *,
+    outer_config: Any,
+    ack_policy: "AckPolicy" = EMPTY,
+    no_reply: bool,
+    title: str | None,
+    description: str | None,
+    include_in_schema: bool,
+) -> QueueSubscriber:
+    """Put settings, parser and documentation together; `ack_policy` is what was given, or EMPTY."""
+    config = QueueSubscriberConfig(
+        _outer_config=outer_config, _ack_policy=ack_policy, no_reply=no_reply, settings=settings
+    )
+    parser = SqlBrokerBatchParser()
+    config.parser = parser.parse_batch if settings.batch else SqlBrokerParser().parse_message
+    config.decoder = parser.decode_batch if settings.batch else parser.decode_message
+    calls: CallsCollection[Any] = CallsCollection()
+    specification = QueueSubscriberSpecification(
+        outer_config,
+        QueueSubscriberSpecificationConfig(
+            queues=settings.queues,
+            title_=title,
+            description_=description,
+            include_in_schema=include_in_schema,
+        ),
+        calls,
+    )
+    return QueueSubscriber(config, specification, calls)

@@ -1,0 +1,162 @@
+"""A subscriber: FastStream's pipeline between the loops of `flow`."""
+
+import logging
+import warnings
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from faststream import AckPolicy
+from faststream._internal.endpoint.subscriber import SubscriberUsecase
+from faststream.exceptions import StopConsume
+from typing_extensions import override
+
+from faststream_sqlbroker.exceptions import NotSupportedError
+from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.publisher.usecase import ReplyPublisher
+from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
+from faststream_sqlbroker.subscriber.options import SubscriberSettings
+from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
+
+if TYPE_CHECKING:
+    from faststream._internal.endpoint.publisher import PublisherProto
+    from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+    from faststream.message import StreamMessage
+
+
+class QueueSubscriber(SubscriberUsecase[Any]):
+    """What `broker.subscriber(queues)` returns. May be started and stopped any number of times."""
+
+    def __init__(
+        self,
+        config: QueueSubscriberConfig,
+        specification: QueueSubscriberSpecification,
+        calls: "CallsCollection[Any]",
+    ) -> None:
+        """Take the settings of `config`; nothing runs before `start`."""
+        super().__init__(config, specification, calls)
+        self.config = config
+        self._consumer: Consumer | None = None
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues, with the routers' prefix."""
+        return tuple(f"{self._outer_config.prefix}{queue}" for queue in self.config.settings.queues)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing runs that should not fail: true before the start and after the stop."""
+        return not self.running or self._consumer is None or self._consumer.healthy
+
+    @property
+    def consumer(self) -> Consumer | None:
+        """The running loops and what they hold."""
+        return self._consumer
+
+    @override
+    async def start(self) -> None:
+        """Start the loops; a subscriber without a handler starts none.
+
+        Raises:
+            SetupError: the routers' prefix makes a queue's name impossible.
+        """
+        if self.running:
+            return
+        await super().start()
+        if self.calls:
+            outer: Any = self._outer_config
+            self._consumer = Consumer(
+                store=outer.store,
+                wakeups=outer.wakeups,
+                settings=self._settings(),
+                handle=self.consume,
+                log=self._log_of_loops,
+                ack_first=self.ack_policy is AckPolicy.ACK_FIRST,
+            )
+        self._post_start()
+        if self._consumer is not None:
+            await self._consumer.start()
+
+    def _settings(self) -> SubscriberSettings:
+        settings = self.config.settings
+        if not self._outer_config.prefix:
+            return settings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were given at the decorator
+            return replace(settings, queues=self.queues)
+
+    @override
+    async def stop(self) -> None:
+        """Hand back what was not started, let handlers end for `graceful_timeout`, write all outcomes."""
+        if self._consumer is not None:
+            await self._consumer.stop(self._outer_config.graceful_timeout)
+            self._consumer = None
+        self.running = False
+
+    @override
+    async def consume(self, msg: Any) -> Any:
+        """Run FastStream's pipeline on a row, or on a batch; its outcome is on the row afterwards."""
+        try:
+            return await self.process_message(msg)
+        except StopConsume:
+            self._request_stop()
+        except SystemExit:
+            self._request_stop()
+            if app := self._outer_config.context.get("app"):
+                app.exit()
+        except Exception:  # noqa: BLE001, S110 - CriticalLogMiddleware has logged it
+            pass
+        return None
+
+    def _request_stop(self) -> None:
+        # Awaiting the stop here would wait for the very handler that asks for it.
+        if self._consumer is not None:
+            self._consumer.request_stop(self._outer_config.graceful_timeout)
+
+    @override
+    def _make_response_publisher(self, message: "StreamMessage[Any]") -> "Sequence[PublisherProto]":
+        return (ReplyPublisher(self._outer_config.producer, message.reply_to),)
+
+    @override
+    async def get_one(self, *, timeout: float = 5) -> "StreamMessage[Any] | None":
+        """Not there.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError(_NO_SINGLE)
+
+    @override
+    def __aiter__(self) -> "AsyncIterator[StreamMessage[Any]]":
+        """Not there.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError(_NO_SINGLE)
+
+    @override
+    def get_log_context(self, message: "StreamMessage[Any] | None") -> dict[str, str]:
+        """Columns of the log: queue and message id."""
+        raw = getattr(message, "raw_message", None)
+        row = raw[0] if isinstance(raw, tuple) else raw
+        queue = getattr(row, "queue", None) or ",".join(self.queues)
+        return {"queue": queue, "message_id": getattr(message, "message_id", "")}
+
+    def _log_of_loops(
+        self,
+        level: int,
+        text: str,
+        *,
+        exc_info: BaseException | None = None,
+        message_id: int | None = None,
+    ) -> None:
+        extra = {"queue": ",".join(self.queues), "message_id": "" if message_id is None else str(message_id)}
+        if level >= logging.DEBUG:
+            self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
+
+
+_NO_SINGLE = (
+    "taking single messages is not supported: it would lease a message without a worker to keep its lease; "
+    "use @broker.subscriber, with persistent=False for a temporary one"
+)

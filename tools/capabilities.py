@@ -1,0 +1,70 @@
+"""The README's table of databases and capabilities, from the tests that are there.
+
+A test marked `@pytest.mark.capability("...")` stands for a capability on every database it runs on.
+
+    python -m tools.capabilities [--check]
+"""
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- capabilities -->\n", "<!-- /capabilities -->"
+DATABASES = {"postgresql": "PostgreSQL", "mariadb": "MySQL, MariaDB", "sqlite": "SQLite"}
+
+
+class Collector:
+    """A pytest plugin that notes which capability is tested on which database."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, set[str]] = defaultdict(set)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Read the marks of all tests."""
+        for item in session.items:
+            for mark in item.iter_markers("capability"):
+                callspec: Any = getattr(item, "callspec", None)
+                database = callspec.params.get("database") if callspec is not None else None
+                self.found[mark.args[0]] |= {database} if database else set(DATABASES)
+
+
+def table(found: dict[str, set[str]]) -> str:
+    """Markdown."""
+    lines = ["| | " + " | ".join(DATABASES.values()) + " |", "|---|" + "---|" * len(DATABASES)]
+    for name in sorted(found):
+        cells = ("yes" if database in found[name] else "–" for database in DATABASES)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def collect() -> dict[str, set[str]]:
+    """Collect the tests without running any."""
+    collector = Collector()
+    code = pytest.main(["--collect-only", "-qq", "-p", "no:terminal", "tests"], plugins=[collector])
+    if code != pytest.ExitCode.OK:
+        sys.exit(f"the tests cannot be collected ({code!r}): run pytest to see why")
+    return collector.found
+
+
+def main() -> int:
+    """Write the table, or compare it; the exit code."""
+    text = README.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    wanted = before + BEGIN + table(collect()) + END + after
+    if wanted == text:
+        return 0
+    if "--check" in sys.argv:
+        print("the README's table of capabilities differs from the tests: run `just capabilities`")
+        return 1
+    README.write_text(wanted)
+    print("wrote the README's table of capabilities")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
