@@ -6,11 +6,19 @@ from faststream._internal.context import Context
 from faststream.annotations import ContextRepo, Logger
 from faststream.params import NoCast
 
-from faststream_sqlbroker.broker.broker import SqlBroker as _Broker
+from faststream_sqlbroker.broker.broker import SqlBroker as Broker
 from faststream_sqlbroker.message import SqlBrokerBatchMessage as _BatchMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as _Message
 
-__all__ = ("ContextRepo", "Logger", "NoCast", "SqlBroker", "SqlBrokerBatchMessage", "SqlBrokerMessage")
+__all__ = (
+    "Broker",
+    "ContextRepo",
+    "Logger",
+    "NoCast",
+    "SqlBroker",
+    "SqlBrokerBatchMessage",
+    "SqlBrokerMessage",
+)
 
 
 class _Context(Context):
@@ -22,4 +30,4 @@ class _Context(Context):
 
 SqlBrokerMessage = Annotated[_Message, _Context("message")]
 SqlBrokerBatchMessage = Annotated[_BatchMessage, _Context("message")]
-SqlBroker = Annotated[_Broker, _Context("broker")]
+SqlBroker = Annotated[Broker, _Context("broker")]

@@ -18,7 +18,7 @@ REPLY_TO = "reply_to"
 
 
 class SqlBrokerParser:
-    """FastStream's parser and decoder, for single messages and for batches."""
+    """FastStream's parser and decoder of single messages."""
 
     async def parse_message(self, message: ClaimedMessage) -> SqlBrokerMessage:
         """One row as a message."""
@@ -27,6 +27,10 @@ class SqlBrokerParser:
     async def decode_message(self, msg: StreamMessage[Any]) -> "DecodedMessage":
         """The body as its content type says."""
         return decode_body(msg)
+
+
+class SqlBrokerBatchParser(SqlBrokerParser):
+    """FastStream's parser and decoder of batches, and of the single messages in them."""
 
     async def parse_batch(self, messages: Sequence[ClaimedMessage]) -> SqlBrokerBatchMessage:
         """Rows of one call as a message; its headers and ids are those of the first, unless said otherwise."""

@@ -1,7 +1,8 @@
 """What is to be published: by whoever calls `publish`, and by a handler's return value."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from faststream.response import BatchPublishCommand, PublishCommand, PublishType, Response
 
@@ -11,12 +12,45 @@ from faststream_sqlbroker.exceptions import PublishError, SetupError
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-OPTIONS = ("priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in")
-"""What a message has beyond FastStream's own; None is "not said"."""
+
+class MessageOptions(TypedDict, total=False):
+    """Keyword arguments of every publish; all may be left out, None is the same as left out."""
+
+    headers: dict[str, Any] | None
+    """JSON values by name."""
+    correlation_id: str | None
+    """Stored only if given; else the reader takes the message's id."""
+    reply_to: str
+    """Queue for the handler's answer."""
+    priority: int | None
+    """-100 to 100; higher ones are claimed first. Default 0."""
+    key: str | None
+    """1 to 255 characters; what the message is about."""
+    dedup_id: str | None
+    """1 to 255 characters; while a message of the queue has it, another with it is not stored."""
+    delay: Duration | None
+    """Time until it is due, 0 or more: seconds, a timedelta or text like "1.5h"; not with next_attempt_at."""
+    next_attempt_at: datetime | None
+    """When it is due, with a time zone; not with delay."""
+    expires_in: Duration | None
+    """Time after which no handler is started for it any more; longer than 0."""
+
+
+class PublishOptions(MessageOptions, total=False):
+    """Keyword arguments of `publish` and `publish_batch`."""
+
+    connection: "AsyncConnection | None"
+    """Publish in the transaction of this connection."""
+    session: "AsyncSession | None"
+    """Publish in the transaction of this session."""
 
 
 class SqlBrokerPublishCommand(BatchPublishCommand):
-    """One publish on its way through the middlewares; checked when it becomes rows."""
+    """One publish on its way through the middlewares; its values are checked when it becomes rows.
+
+    `options` holds what was given of priority, key, dedup_id, delay, next_attempt_at and expires_in;
+    `connection` is the caller's AsyncConnection or AsyncSession, or None.
+    """
 
     def __init__(
         self,
@@ -35,24 +69,32 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         next_attempt_at: datetime | None = None,
         expires_in: Duration | None = None,
         connection: "AsyncConnection | AsyncSession | None" = None,
+        session: "AsyncSession | None" = None,
     ) -> None:
-        """`messages` are the further bodies of a batch; the other arguments are those of `publish`."""
+        """`messages` are the further bodies of a batch; the other arguments are those of `publish`.
+
+        Raises:
+            PublishError: both connection and session, or one that is not asynchronous.
+        """
         super().__init__(
             message,
             *messages,
             _publish_type=_publish_type,
             destination=queue,
-            headers=headers,
+            # Publishers and middlewares add to the headers; the caller's dict must stay as it is.
+            headers=dict(headers) if isinstance(headers, Mapping) else headers,
             correlation_id=correlation_id,
             reply_to=reply_to,
         )
-        self.priority = priority
-        self.key = key
-        self.dedup_id = dedup_id
-        self.delay = delay
-        self.next_attempt_at = next_attempt_at
-        self.expires_in = expires_in
-        self.connection = connection
+        self.options = _given(
+            priority=priority,
+            key=key,
+            dedup_id=dedup_id,
+            delay=delay,
+            next_attempt_at=next_attempt_at,
+            expires_in=expires_in,
+        )
+        self.connection = _one_transaction(connection, session)
 
     @property
     def queue(self) -> str:
@@ -65,7 +107,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> "SqlBrokerPublishCommand":
-        """Any command as one of ours; one of ours is returned as it is.
+        """Any broker's command as one of ours; one of ours is returned as it is.
 
         Args:
             cmd: Any broker's command.
@@ -96,7 +138,7 @@ class SqlBrokerResponse(Response):
 
     def __init__(
         self,
-        body: Any,
+        body: Any = None,
         *,
         queue: str | None = None,
         headers: dict[str, Any] | None = None,
@@ -116,38 +158,49 @@ class SqlBrokerResponse(Response):
         if isinstance(next_attempt_at, datetime) and next_attempt_at.utcoffset() is None:
             raise SetupError(
                 f"next_attempt_at must have a time zone, got {next_attempt_at!r}: "
-                "use datetime.now(timezone.utc) or .replace(tzinfo=...)"
+                "use datetime.now(timezone.utc), or delay"
             )
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.queue = queue
-        self.next_attempt_at = next_attempt_at
-        self.delay = delay
-        self.priority = priority
-        self.key = key
-        self.dedup_id = dedup_id
-        self.expires_in = expires_in
+        self.options = _given(
+            priority=priority,
+            key=key,
+            dedup_id=dedup_id,
+            delay=delay,
+            next_attempt_at=next_attempt_at,
+            expires_in=expires_in,
+        )
 
     def as_publish_command(self) -> SqlBrokerPublishCommand:
-        """The command that a stacked publisher completes."""
+        """A command of its own for each publisher that is to send it."""
         return SqlBrokerPublishCommand(
             self.body,
             queue=self.queue or "",
-            headers=dict(self.headers),
+            headers=self.headers,
             correlation_id=self.correlation_id,
-            **{name: getattr(self, name) for name in OPTIONS},
+            **self.options,
         )
 
     def get_publish_key(self) -> str | None:
         """The key."""
-        return self.key
+        key: str | None = self.options.get("key")
+        return key
 
 
-def one_transaction(connection: Any, session: Any) -> Any:
-    """`connection` or `session`, whichever was given.
+SqlBrokerPublishMessage = SqlBrokerResponse
 
-    Raises:
-        PublishError: both were given.
-    """
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _one_transaction(connection: Any, session: Any) -> Any:
     if connection is not None and session is not None:
         raise PublishError("give either connection= or session=, not both")
-    return connection if connection is not None else session
+    given = connection if connection is not None else session
+    if given is not None and not (hasattr(given, "sync_connection") or hasattr(given, "sync_session")):
+        raise PublishError(
+            f"a publish takes part in the transaction of an AsyncConnection or AsyncSession, got {given!r}: "
+            "for synchronous ones there is publish_sync"
+        )
+    return given

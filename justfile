@@ -1,0 +1,57 @@
+# Recipes for everything one does twice. `./dev RECIPE` runs them in .venv without an installed just.
+
+python := ".venv/bin/python"
+servers := python + " -m tools.servers run"
+
+[private]
+default:
+    @just --list
+
+# Make .venv with everything for development; quick when nothing changed
+setup:
+    @sh tools/setup.sh
+
+# Run the order service: rollbacks, failures, a killed worker (kind: sqlite or postgresql)
+demo kind="sqlite": setup
+    @{{ if kind == "postgresql" { servers + " --only postgresql --" } else { "" } }} {{ python }} -m docs.examples.demo {{ kind }}
+
+# Run all tests on PostgreSQL, MariaDB and SQLite
+test *args: setup
+    @{{ servers }} -- {{ python }} -m pytest -n 2 --dist loadfile {{ args }}
+
+# The same, with coverage (at least 95 %)
+test-coverage *args: setup
+    @{{ servers }} -- sh tools/coverage.sh {{ args }}
+
+# Run the contract suite with psycopg and asyncmy
+test-drivers *args: setup
+    @SQLBROKER_TEST_DRIVERS=psycopg,asyncmy {{ servers }} -- {{ python }} -m pytest -n 2 tests/contract tests/flow {{ args }}
+
+# Ruff, formatting, layers
+lint: setup
+    @.venv/bin/ruff check .
+    @.venv/bin/ruff format --check .
+    @.venv/bin/lint-imports --no-cache
+
+# Mypy, strictly
+types: setup
+    @{{ python }} -m mypy
+
+# Format
+fmt: setup
+    @.venv/bin/ruff check --fix-only -q .
+    @.venv/bin/ruff format .
+
+# Regenerate what is generated from code and tests: golden SQL, migrations, diagram, table of capabilities
+generate: setup
+    @{{ python }} -m tools.golden_sql
+    @{{ python }} -m tools.render_migrations
+    @{{ python }} -m tools.diagram
+    @{{ python }} -m tools.capabilities
+
+# Everything CI runs
+check: test-coverage lint types
+
+# Throughput of the whole path on each database, as ratios of one run
+bench *args: setup
+    @{{ servers }} -- {{ python }} -m benchmarks {{ args }}

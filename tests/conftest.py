@@ -1,0 +1,102 @@
+"""Databases for every test: a fresh, empty one each time."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from tools.servers import VARIABLES, NoServerError, server
+
+DRIVERS = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mariadb": "aiomysql"}
+OTHER_DRIVERS = {"psycopg": "postgresql", "asyncmy": "mariadb"}
+"""Drivers that `just test-drivers` puts in place of the usual ones."""
+
+
+class Servers:
+    """Administrators' engines, made when first needed."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._found: dict[str, Engine | str] = {}
+
+    def admin(self, kind: str) -> Engine:
+        """The engine of `kind`'s administrator; skip without a server, fail in CI."""
+        if kind not in self._found:
+            self._found[kind] = self._find(kind)
+        found = self._found[kind]
+        if isinstance(found, str):
+            if os.environ.get("CI"):
+                pytest.fail(found)
+            pytest.skip(found)
+        return found
+
+    def _find(self, kind: str) -> Engine | str:
+        if reason := os.environ.get(f"{VARIABLES[kind]}_MISSING"):
+            return reason
+        try:
+            url = self._stack.enter_context(server(kind))
+        except NoServerError as error:
+            return str(error)
+        return create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+
+    def close(self) -> None:
+        """End what was started here."""
+        for found in self._found.values():
+            if isinstance(found, Engine):
+                found.dispose()
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    servers = Servers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def database(request: pytest.FixtureRequest) -> str:
+    """The kind of database; a test for one kind only is parametrised with it, indirectly."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def database_url(database: str, servers: Servers, tmp_path: Path, worker_id: str) -> Iterator[str]:
+    """URL (asyncio driver) of an empty database."""
+    if database == "sqlite":
+        yield f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
+        return
+    admin, name = servers.admin(database), f"sqlbroker_test_{worker_id}_{os.getpid()}"
+    _drop(admin, name)
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    drivername = f"{database}+{_driver(database)}"
+    url = admin.url.set(drivername=drivername, database=name)
+    yield url.render_as_string(hide_password=False)
+    _drop(admin, name)
+
+
+def _driver(kind: str) -> str:
+    for name in os.environ.get("SQLBROKER_TEST_DRIVERS", "").split(","):
+        if OTHER_DRIVERS.get(name) == kind:
+            return name
+    return DRIVERS[kind]
+
+
+def _drop(admin: Engine, name: str) -> None:
+    force = " WITH (FORCE)" if admin.dialect.name == "postgresql" else ""
+    with admin.connect() as connection:
+        connection.execute(text(f"DROP DATABASE IF EXISTS {name}{force}"))
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
+    """An engine on the empty database."""
+    engine = create_async_engine(make_url(database_url))
+    yield engine
+    await engine.dispose()

@@ -1,0 +1,183 @@
+"""Private servers: in a temporary folder, on a free port, gone with the process that started them."""
+
+import ctypes
+import glob
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from tools.packages import install
+
+START_TIMEOUT = 60.0
+PR_SET_PDEATHSIG = 1
+
+
+class CannotStartError(Exception):
+    """A private server cannot be started; the text says why, in one line."""
+
+
+def find(program: str, *places: str) -> str | None:
+    """Path of `program`: on PATH or in one of `places` (globs, the newest version first)."""
+    found = shutil.which(program)
+    if found:
+        return found
+    candidates = [path for place in places for path in sorted(glob.glob(f"{place}/{program}"), reverse=True)]
+    return candidates[0] if candidates else None
+
+
+def needed(program: str, package: str, *places: str) -> str:
+    """Path of `program`, installing `package` with apt if it is missing and we may.
+
+    Raises:
+        CannotStartError: it is not there and cannot be installed.
+    """
+    path = find(program, *places)
+    if path is None:
+        problem = install(package)
+        path = find(program, *places)
+        if path is None:
+            msg = f"{program} is not installed ({problem or f'{package} does not bring it'})"
+            raise CannotStartError(msg)
+    return path
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def folder_of(user: str) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A temporary folder, and what a child must do first: become `user` if we are root, end with us."""
+    owner = pwd.getpwnam(user) if os.geteuid() == 0 else None
+    libc = ctypes.CDLL(None)
+    parent = os.getpid()
+
+    def become() -> None:
+        if owner is not None:
+            os.setgroups([])
+            os.setgid(owner.pw_gid)
+            os.setuid(owner.pw_uid)
+        # After the change of user, which clears it. SIGINT is a fast shutdown for PostgreSQL.
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT if user == "postgres" else signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    folder = Path(tempfile.mkdtemp(prefix="sqlbroker-"))
+    try:
+        if owner is not None:
+            os.chown(folder, owner.pw_uid, owner.pw_gid)
+        yield folder, become
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(command: list[str], become: Callable[[], None], cwd: Path) -> None:
+    """Run a preparing step.
+
+    Raises:
+        CannotStartError: with the last line of what it said.
+    """
+    done = subprocess.run(command, preexec_fn=become, cwd=cwd, capture_output=True, text=True, check=False)  # noqa: PLW1509
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        msg = f"{Path(command[0]).name} failed: {said[-1]}"
+        raise CannotStartError(msg)
+
+
+@contextmanager
+def running(command: list[str], become: Callable[[], None], folder: Path, port: int) -> Iterator[None]:
+    """A server process that accepts connections on `port`.
+
+    Raises:
+        CannotStartError: it ended, or does not accept in time.
+    """
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, preexec_fn=become, cwd=folder, stdout=log, stderr=log)  # noqa: PLW1509
+    try:
+        deadline = time.monotonic() + START_TIMEOUT
+        while not _accepts(port):
+            if server.poll() is not None or time.monotonic() > deadline:
+                last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
+                msg = f"{Path(command[0]).name} did not start: {' '.join(last)}"
+                raise CannotStartError(msg)
+            time.sleep(0.05)
+        yield
+    finally:
+        server.send_signal(signal.SIGINT if "postgres" in command[0] else signal.SIGTERM)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """A PostgreSQL that commits to memory: a crash of the machine may lose it, a crash of a client not."""
+    places = ("/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin")
+    initdb = needed("initdb", "postgresql", *places)
+    user = "postgres"
+    with folder_of(user) as (folder, become):
+        data, port = folder / "data", free_port()
+        run([initdb, "-D", str(data), "-A", "trust", "-U", user, "-E", "UTF8", "--no-sync"], become, folder)
+        options = {
+            "listen_addresses": "127.0.0.1", "unix_socket_directories": str(folder), "max_connections": 300,
+            "fsync": "off", "full_page_writes": "off", "shared_buffers": "128MB",
+        }  # fmt: skip
+        settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        server = str(Path(initdb).parent / "postgres")
+        with running([server, "-D", str(data), "-p", str(port), *settings], become, folder, port):
+            _wait_until_ready(str(Path(initdb).parent / "pg_isready"), port)
+            yield f"postgresql+psycopg://{user}@127.0.0.1:{port}/postgres"
+
+
+def _wait_until_ready(pg_isready: str, port: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    command = [pg_isready, "-q", "-h", "127.0.0.1", "-p", str(port)]
+    while subprocess.run(command, check=False).returncode != 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+@contextmanager
+def mariadb() -> Iterator[str]:
+    """A MariaDB whose root needs no password, reachable from this machine only."""
+    places = ("/usr/sbin", "/usr/bin", "/usr/local/bin")
+    server = needed("mariadbd", "mariadb-server", *places)
+    installer = needed("mariadb-install-db", "mariadb-server", *places)
+    with folder_of("mysql") as (folder, become):
+        data, port = folder / "data", free_port()
+        data.mkdir()
+        shutil.chown(data, folder.owner())
+        common = ["--no-defaults", f"--datadir={data}"]
+        run(
+            [installer, *common, "--auth-root-authentication-method=normal", "--skip-test-db"], become, folder
+        )
+        options = [
+            f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", f"--pid-file={folder}/pid",
+            "--innodb-flush-log-at-trx-commit=2", "--max-connections=300", "--skip-log-bin",
+            "--max-allowed-packet=64M", "--innodb-buffer-pool-size=256M",
+        ]  # fmt: skip
+        with running([server, *common, *options], become, folder, port):
+            yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql"
+
+
+STARTERS: dict[str, Callable[[], AbstractContextManager[str]]] = {
+    "postgresql": postgresql,
+    "mariadb": mariadb,
+}

@@ -1,0 +1,110 @@
+"""Servers for the tests: those configured, those already listening, or private ones that end with us.
+
+    python -m tools.servers run [--only postgresql] -- COMMAND...
+
+runs COMMAND with the addresses in `SQLBROKER_TEST_POSTGRESQL_URL` and `SQLBROKER_TEST_MYSQL_URL`.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from sqlalchemy import create_engine, text
+
+from tools import compose, private
+
+VARIABLES = {"postgresql": "SQLBROKER_TEST_POSTGRESQL_URL", "mariadb": "SQLBROKER_TEST_MYSQL_URL"}
+LISTENING = {
+    "postgresql": (
+        "postgresql+psycopg://postgres@127.0.0.1:5432/postgres",
+        "postgresql+psycopg://postgres:postgres@127.0.0.1:5432/postgres",
+        compose.URLS["postgresql"],
+    ),
+    "mariadb": ("mariadb+pymysql://root@127.0.0.1:3306/mysql", compose.URLS["mariadb"]),
+}
+"""Where a developer's server usually is, and who may use it without being told."""
+
+
+class NoServerError(Exception):
+    """No server could be found or started; the text says what was tried."""
+
+
+@contextmanager
+def server(kind: str) -> Iterator[str]:
+    """Give the URL of an administrator of a `kind` server; one started here ends with the context.
+
+    Raises:
+        NoServerError: there is none; in one line what is missing.
+    """
+    if given := os.environ.get(VARIABLES[kind]):
+        yield given
+        return
+    for url in LISTENING[kind]:
+        if answers(url):
+            yield url
+            return
+    reasons = []
+    for start in (private.STARTERS[kind], lambda: compose.start(kind, answers)):
+        with ExitStack() as stack:
+            try:
+                url = stack.enter_context(start())
+            except private.CannotStartError as error:
+                reasons.append(str(error))
+                continue
+            yield url
+            return
+    msg = f"no {kind} server: set {VARIABLES[kind]}; {'; '.join(reasons)}"
+    raise NoServerError(msg)
+
+
+def answers(url: str) -> bool:
+    """Whether a server lets us in at `url` within two seconds."""
+    engine = create_engine(url, connect_args={"connect_timeout": 2})
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+    except Exception:  # noqa: BLE001 - whatever is wrong, it is not usable
+        return False
+    finally:
+        engine.dispose()
+    return True
+
+
+def run(kinds: list[str], command: list[str], say: Callable[[str], object]) -> int:
+    """Run `command` with the servers' addresses; its exit code, 1 if a server is missing in CI."""
+    environment = dict(os.environ)
+    with ExitStack() as stack:
+        for kind in kinds:
+            try:
+                environment[VARIABLES[kind]] = stack.enter_context(server(kind))
+            except NoServerError as error:
+                say(str(error))
+                if os.environ.get("CI"):
+                    return 1
+                environment[f"{VARIABLES[kind]}_MISSING"] = str(error)
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    head, separator, command = _split(arguments)
+    kinds = list(VARIABLES)
+    if len(head) == 3 and head[1] == "--only" and head[2] in VARIABLES:
+        kinds, head = [head[2]], head[:1]
+    if head != ["run"] or not separator or not command:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return run(kinds, command, lambda line: print(line, file=sys.stderr))
+
+
+def _split(arguments: list[str]) -> tuple[list[str], bool, list[str]]:
+    if "--" not in arguments:
+        return arguments, False, []
+    at = arguments.index("--")
+    return arguments[:at], True, arguments[at + 1 :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
