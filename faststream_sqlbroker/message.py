@@ -5,7 +5,7 @@ after the handler has ended. The first outcome recorded wins.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
 
     @property
     def publish_count(self) -> int:
-        """Times it was published: more than 1 if it was published again under the same dedup_id."""
+        """Times it was published: 1, and one more for each replay."""
         return self.raw_message.publish_count
 
     @property
@@ -77,7 +77,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         Raises:
             SetupError: `delay` is negative or no length of time.
         """
-        self._settle(_nack(delay))
+        self._settle(_nack_or_refuse(delay, self._settle))
         await super().nack()
 
     async def reject(self, *, reason: str | None = None) -> None:
@@ -133,7 +133,6 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
 
     async def nack(self, *, delay: Duration | None = None) -> None:
         """`SqlBrokerMessage.nack` for every message not settled yet."""
-        _nack(delay)
         for message in self.messages:
             await message.nack(delay=delay)
         await super().nack()
@@ -153,6 +152,15 @@ def _nack(delay: Duration | None) -> Nack:
     if seconds < 0:
         raise SetupError(f"delay must be 0 or more seconds, got {delay!r}")
     return Nack(delay=seconds, error=_current_error())
+
+
+def _nack_or_refuse(delay: Duration | None, settle: Callable[[Outcome], None]) -> Nack:
+    """The nack; one that is refused still records that the delivery failed, so that it is tried again."""
+    try:
+        return _nack(delay)
+    except SetupError as error:
+        settle(Nack(error=error))
+        raise
 
 
 def _reject(reason: str | None) -> Reject:

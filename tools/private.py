@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import psycopg
+
 from tools.packages import install
 
 START_TIMEOUT = 60.0
@@ -141,17 +143,23 @@ def postgresql() -> Iterator[str]:
             "fsync": "off", "full_page_writes": "off", "shared_buffers": "128MB",
         }  # fmt: skip
         settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-        server = str(Path(initdb).parent / "postgres")
+        server = str(Path(initdb).resolve().parent / "postgres")
         with running([server, "-D", str(data), "-p", str(port), *settings], become, folder, port):
-            _wait_until_ready(str(Path(initdb).parent / "pg_isready"), port)
-            yield f"postgresql+psycopg://{user}@127.0.0.1:{port}/postgres"
+            url = f"postgresql+psycopg://{user}@127.0.0.1:{port}/postgres"
+            _wait_until_ready(url)
+            yield url
 
 
-def _wait_until_ready(pg_isready: str, port: int) -> None:
+def _wait_until_ready(url: str) -> None:
+    """PostgreSQL accepts connections a moment before it lets anybody in."""
     deadline = time.monotonic() + START_TIMEOUT
-    command = [pg_isready, "-q", "-h", "127.0.0.1", "-p", str(port)]
-    while subprocess.run(command, check=False).returncode != 0 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    while time.monotonic() < deadline:
+        try:
+            psycopg.connect(url.replace("+psycopg", ""), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            time.sleep(0.05)
+        else:
+            return
 
 
 @contextmanager

@@ -2,15 +2,13 @@
 
 import asyncio
 import logging
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.outcome import Release
-from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.inflight import Inflight, release
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Log, Loop, backoff
 from faststream_sqlbroker.flow.release import StuckReleaser
@@ -150,8 +148,7 @@ class Consumer:
         while not waiting.empty():
             row = waiting.get_nowait()
             if row is not None and not row.lease_lost:
-                ended = monotonic() - row.claimed_monotonic
-                self.inflight.finish(settle(row, Release(), self._rules, ended_after=ended, attempted=False))
+                self.inflight.finish(release(row))
         self._flusher.hurry()
 
     async def _end_workers(self, graceful_timeout: float | None) -> None:

@@ -1,12 +1,14 @@
 """Claim as much as there is room for, and decide when to look again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from faststream_sqlbroker.core.rows import ReadyPair
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.inflight import Inflight, release
+from faststream_sqlbroker.flow.isolation import Isolation
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -38,6 +40,7 @@ class Fetcher:
         self._idle_wait = self._first_wait
         self._not_before = float("-inf")
         self._look_again = True
+        self._isolation = Isolation()
 
     def hint(self) -> None:
         """Something may have arrived: look before the next claim, and poll quickly again."""
@@ -52,14 +55,16 @@ class Fetcher:
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
         return min(s.fetch_batch_size, capacity - held.waiting.qsize())
 
-    async def tick(self) -> float | None:
-        """Claim once; seconds until the next look, None to wait until there is room."""
+    async def tick(self) -> float:
+        """Claim once; seconds until the next look."""
         if (early := self._not_before - monotonic()) > 0:
             return early
         limit = self.room()
         if limit < self._worthwhile() or self._paused():
-            self._inflight.wants_room = True
-            return None
+            return self._wait_for_room()
+        alone = self._inflight.empty
+        if self._isolation.hold and not alone:
+            return self._wait_for_room()
         if self._look_again or monotonic() - self._looked_at >= LOOK_INTERVAL:
             await self._look()
         due = [p for p in self._rotated() if p.due_in <= 0]
@@ -68,8 +73,29 @@ class Fetcher:
             if due
             else []
         )
-        self._inflight.add(rows)
-        return self._next_wait(len(rows), limit)
+        await self._take(rows, alone=alone)
+        return self._wait_for_room() if self._isolation.hold else self._next_wait(len(rows), limit)
+
+    async def _take(self, rows: Sequence[ClaimedMessage], *, alone: bool) -> None:
+        kept = self._isolation.keep(rows, alone=alone)
+        if len(kept) < len(rows):
+            ours = {row.id for row in kept}
+            await self._give_back([row for row in rows if row.id not in ours], also=kept)
+        self._inflight.add(kept)
+
+    async def _give_back(self, rows: Sequence[ClaimedMessage], *, also: Sequence[ClaimedMessage]) -> None:
+        """Committed before a suspect starts: were the process to die of it, they would be charged too."""
+        try:
+            await self._store.settle([release(row) for row in rows])
+        except StoreError:
+            for row in (*rows, *also):
+                self._inflight.finish(release(row))
+            raise
+
+    def _wait_for_room(self) -> float:
+        # Workers and flush wake the loop; a lost lease makes room without either.
+        self._inflight.wants_room = True
+        return float(min(1.0, self._settings.max_fetch_interval))
 
     def _worthwhile(self) -> int:
         # A claim of one row for each finished one would cost a statement a message.

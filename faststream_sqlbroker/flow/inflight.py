@@ -4,7 +4,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 from time import monotonic
 
+from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.settle import SettleRules, settle
+
+
+def release(row: ClaimedMessage) -> Settlement:
+    """Hand a row back that was not started: as before the claim, uncharged."""
+    return settle(row, Release(), SettleRules(), ended_after=0.0, attempted=False)
 
 
 class Inflight:
@@ -50,6 +57,11 @@ class Inflight:
         self.outcomes = [
             s for s in self.outcomes if s.id != row.id or s.lease_token != row.lease_token
         ]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held, nor waits to be written."""
+        return not (self.held or self.outcomes or self.flushing or self.running)
 
     def finish(self, settlement: Settlement) -> None:
         """Queue a settlement for the flush."""

@@ -120,7 +120,7 @@ def _seconds(option: str, value: Any, *, zero: bool) -> float | None:
 def _moment(value: object) -> datetime | None:
     if value is None:
         return None
-    if not isinstance(value, datetime) or value.tzinfo is None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
         msg = (
             f"next_attempt_at must be a datetime with a time zone, got {value!r}: "
             "use datetime.now(timezone.utc), or delay"

@@ -49,7 +49,9 @@ class QueuePublisher(PublisherUsecase):
         """Publish several messages in one transaction; see `SqlBroker.publish_batch`."""
         if not messages:
             return []
-        cmd = self._command(messages, queue, options)
+        # As in SqlBroker.publish_batch: a first body of None would be no message.
+        bodies = tuple(b"" if body is None else body for body in messages)
+        cmd = self._command(bodies, queue, options)
         result: list[int | None] = await self._basic_publish_batch(
             cmd, producer=self._outer_config.producer, _extra_middlewares=()
         )

@@ -144,7 +144,7 @@ async def test_a_delivery_beyond_the_limit_is_not_started(rig: Rig) -> None:
     """F6: a poison message ends in the dead letters."""
     await rig.put()
     await rig.execute("UPDATE message SET deliveries_count = 5")
-    await rig.consumer(max_deliveries=5).start()
+    await rig.consumer(max_deliveries=5, retry_strategy=quick()).start()
     [row] = await eventually(lambda: _archived(rig, 1))
     assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "max_deliveries", 0)
     assert row["first_attempt_at"] is None

@@ -31,17 +31,20 @@ class NoLimit:
         return times["last_attempt_at"]
 
 
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+"""SQLite has no connection that could break."""
+
+
 @pytest.fixture
-async def far(rig: Rig, database: str) -> AsyncIterator[tuple[Proxy, Store]]:
+async def far(rig: Rig) -> AsyncIterator[tuple[Proxy, Store]]:
     """A second store over the same tables, behind a proxy."""
-    if database == "sqlite":
-        pytest.skip("SQLite has no connection that could break")
     async with proxied(rig.store.engine.url) as (proxy, url):
         engine = create_async_engine(url)
         yield proxy, Store(engine, rig.store.tables, statement_timeout=2.0)
         await engine.dispose()
 
 
+@on_servers
 async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
@@ -65,6 +68,7 @@ async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
     assert inflight.held == {}
 
 
+@on_servers
 async def test_a_publish_whose_commit_was_not_answered_says_so(rig: Rig, far: tuple[Proxy, Store]) -> None:
     proxy, store = far
     await store.insert([NewMessage("q", b"first")])
@@ -74,6 +78,7 @@ async def test_a_publish_whose_commit_was_not_answered_says_so(rig: Rig, far: tu
     assert len(await rig.rows()) == 2
 
 
+@on_servers
 async def test_ack_first_does_not_run_what_may_not_be_removed(rig: Rig, far: tuple[Proxy, Store]) -> None:
     """Promise 4: at most once, so an unknown commit means not run."""
     proxy, store = far
@@ -108,6 +113,7 @@ async def test_ack_first_is_committed_before_the_handler_starts(rig: Rig) -> Non
     assert [r["state"] for r in await rig.rows()] == ["PROCESSING"] * 2, "prefetched ones are not removed"
 
 
+@on_servers
 async def test_a_stalled_server_costs_the_time_limit_and_no_more(far: tuple[Proxy, Store]) -> None:
     """Bounded time for every statement."""
     proxy, store = far
@@ -122,6 +128,7 @@ async def test_a_stalled_server_costs_the_time_limit_and_no_more(far: tuple[Prox
     await eventually(lambda: store.ping(1.0))
 
 
+@on_servers
 async def test_work_goes_on_after_an_outage(rig: Rig, far: tuple[Proxy, Store]) -> None:
     """The loops wait, say so, keep the outcomes in order, and finish."""
     proxy, store = far

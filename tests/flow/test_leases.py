@@ -108,3 +108,23 @@ async def test_expired_leases_come_back_when_a_process_has_gone(rig: Rig) -> Non
 async def _archived(rig: Rig, count: int) -> list[dict[str, Any]] | None:
     rows = await rig.rows(archive=True)
     return rows if len(rows) == count else None
+
+
+async def test_neighbours_of_a_poison_message_are_handled(rig: Rig) -> None:
+    """Rows that lost their leases together run one at a time, uncharged until then."""
+    company: list[int] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        company.append(sum(r["state"] == "PROCESSING" for r in await rig.rows()))
+        await rig.ack(row)
+
+    await rig.put(5)
+    await rig.execute("UPDATE message SET deliveries_count = 2")
+    await rig.put(5)
+    await rig.consumer(handle, max_workers=4, max_fetch_interval=0.05).start()
+    rows = await eventually(lambda: _archived(rig, 10), timeout=20)
+    suspects = {r["id"] for r in rows if r["deliveries_count"] == 3}
+    assert len(suspects) == 5
+    assert {r["deliveries_count"] for r in rows if r["id"] not in suspects} == {1}
+    alone = [n for n, row in zip(company, rig.handled, strict=True) if row.id in suspects]
+    assert alone == [1] * 5

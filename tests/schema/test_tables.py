@@ -58,9 +58,9 @@ async def test_other_names_and_no_archive(engine: AsyncEngine) -> None:
     assert len(await store.insert([NewMessage("q", b"1")])) == 1
 
 
-async def test_a_schema_of_its_own(engine: AsyncEngine, database: str) -> None:
-    if database != "postgresql":
-        pytest.skip("only PostgreSQL has schemas inside a database")
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_schema_of_its_own(engine: AsyncEngine) -> None:
+    """Only PostgreSQL has schemas inside a database."""
     config = SqlBrokerSchemaConfig(schema="broker")
     await run(engine, lambda c: c.execute(text("CREATE SCHEMA broker")))
     await run(engine, lambda c: upgrade(c, config))

@@ -1,0 +1,92 @@
+"""A broker over an empty database, quick to look and quick to stop."""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from tests.helpers import eventually
+
+QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
+"""Subscriber options for tests that wait for what happens."""
+
+
+class Look:
+    """A direct look at the tables."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+        self.tables = build_tables(SqlBrokerSchemaConfig())
+
+    async def rows(self, archive: bool = False) -> list[dict[str, Any]]:
+        """All rows, by id."""
+        table = self.tables.archive if archive else self.tables.message
+        assert table is not None
+        async with self.engine.connect() as connection:
+            result = await connection.execute(select(table).order_by(table.c.id))
+            return [dict(row._mapping) for row in result]
+
+    async def archived(self, count: int = 1) -> list[dict[str, Any]]:
+        """Wait until `count` messages are archived and none is live."""
+
+        async def done() -> list[dict[str, Any]]:
+            rows = await self.rows(archive=True)
+            return rows if len(rows) == count and not await self.rows() else []
+
+        return await eventually(done)
+
+    async def in_state(self, state: str) -> dict[str, Any]:
+        """Wait until the only live message is in `state`."""
+
+        async def done() -> dict[str, Any] | None:
+            rows = await self.rows()
+            return rows[0] if len(rows) == 1 and rows[0]["state"] == state else None
+
+        row = await eventually(done)
+        assert row is not None
+        return row
+
+
+class Heard(logging.Handler):
+    """Keeps log records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def texts(self, part: str, level: int = logging.NOTSET) -> list[str]:
+        """Messages of at least `level` that contain `part`."""
+        return [r.getMessage() for r in self.records if part in r.getMessage() and r.levelno >= level]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def logger(heard: Heard) -> logging.Logger:
+    logger = logging.Logger("test")
+    logger.addHandler(heard)
+    return logger
+
+
+@pytest.fixture
+async def broker(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[SqlBroker]:
+    broker = SqlBroker(engine, logger=logger, graceful_timeout=5.0)
+    await broker.create_tables()
+    yield broker
+    await broker.stop()
+
+
+@pytest.fixture
+def look(engine: AsyncEngine) -> Look:
+    return Look(engine)

@@ -1,0 +1,215 @@
+"""What a handler's end means for the message, under every policy and by every instruction."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from faststream import AckPolicy
+from faststream.exceptions import AckMessage, NackMessage, RejectMessage, SkipMessage
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import ConstantRetryStrategy, NoRetryStrategy, SqlBroker, SqlBrokerMessage
+from tests.faststream.conftest import QUICK, Heard, Look
+
+LATER = ConstantRetryStrategy(delay_seconds=3600, max_attempts=5, max_total_delay_seconds=None)
+AT_ONCE = ConstantRetryStrategy(delay_seconds=0, max_attempts=3, max_total_delay_seconds=None)
+
+Act = Callable[[Any], Awaitable[Any]]
+
+
+async def run(broker: SqlBroker, act: Act, **options: Any) -> None:
+    """Start the broker with `act` as the handler, and publish one message."""
+
+    if options.get("ack_policy") is not AckPolicy.ACK_FIRST:
+        options.setdefault("retry_strategy", LATER)
+
+    @broker.subscriber("q", **QUICK, **options)
+    async def handle(body: Any, message: SqlBrokerMessage) -> Any:
+        return await act(message)
+
+    await broker.start()
+    await broker.publish("x", "q")
+
+
+async def succeed(message: Any) -> None: ...
+
+
+async def fail(message: Any) -> None:
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize("policy", [p for p in AckPolicy if p is not AckPolicy.MANUAL])
+async def test_success(broker: SqlBroker, look: Look, policy: AckPolicy) -> None:
+    await run(broker, succeed, ack_policy=policy)
+    [row] = await look.archived()
+    assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("COMPLETED", 1, 1)
+    assert row["created_at"] <= row["first_attempt_at"] == row["last_attempt_at"] <= row["archived_at"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "state"),
+    [
+        (AckPolicy.ACK, "COMPLETED"),
+        (AckPolicy.ACK_FIRST, "COMPLETED"),
+        (AckPolicy.REJECT_ON_ERROR, "FAILED"),
+        (AckPolicy.MANUAL, "FAILED"),
+    ],
+)
+async def test_failure(broker: SqlBroker, look: Look, policy: AckPolicy, state: str) -> None:
+    await run(broker, fail, ack_policy=policy)
+    [row] = await look.archived()
+    assert (row["state"], row["attempts_count"]) == (state, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"ack_policy": AckPolicy.NACK_ON_ERROR}], ids=repr)
+async def test_nack_on_error_is_the_default(
+    broker: SqlBroker, look: Look, options: dict[str, Any]
+) -> None:
+    await run(broker, fail, **options)
+    row = await look.in_state("RETRYABLE")
+    assert (row["attempts_count"], row["deliveries_count"]) == (1, 1)
+    assert row["next_attempt_at"] >= row["first_attempt_at"] + timedelta(seconds=3600)
+    assert "ValueError: boom" in row["last_error"]
+    assert row["lease_token"] is None
+
+
+async def test_the_brokers_policy(engine: AsyncEngine, look: Look) -> None:
+    broker = SqlBroker(engine, logger=None, ack_policy=AckPolicy.REJECT_ON_ERROR)
+    await broker.create_tables()
+    await run(broker, fail)
+    assert broker.subscribers[0].ack_policy is AckPolicy.REJECT_ON_ERROR
+    assert (await look.archived())[0]["state"] == "FAILED"
+    await broker.stop()
+
+
+async def test_retries_then_dead_letter(broker: SqlBroker, look: Look) -> None:
+    await run(broker, fail, retry_strategy=AT_ONCE)
+    [row] = await look.archived()
+    assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("FAILED", 3, 3)
+    assert row["reason"] == "max_attempts"
+    assert "ValueError: boom" in row["last_error"]
+    assert "in fail" in row["last_error"]
+    assert row["last_attempt_at"] > row["first_attempt_at"]
+
+
+@pytest.mark.parametrize("strategy", [None, NoRetryStrategy()], ids=repr)
+async def test_no_retries(broker: SqlBroker, look: Look, strategy: Any) -> None:
+    await run(broker, fail, retry_strategy=strategy)
+    [row] = await look.archived()
+    assert (row["state"], row["attempts_count"]) == ("FAILED", 1)
+
+
+async def test_manual_and_nothing_called(broker: SqlBroker, look: Look, heard: Heard) -> None:
+    await run(broker, succeed, ack_policy=AckPolicy.MANUAL)
+    [row] = await look.archived()
+    assert row["state"] == "FAILED"
+    assert len(heard.texts("was not updated after processing", logging.ERROR)) == 1
+
+
+@pytest.mark.parametrize("policy", list(AckPolicy))
+async def test_the_first_manual_call_wins(broker: SqlBroker, look: Look, policy: AckPolicy) -> None:
+    async def act(message: Any) -> None:
+        await message.ack()
+        await message.reject(reason="too late")
+        assert message.committed.value == "ACKED"
+        raise ValueError("boom")
+
+    await run(broker, act, ack_policy=policy)
+    assert (await look.archived())[0]["state"] == "COMPLETED"
+
+
+async def test_manual_nack_with_a_delay(broker: SqlBroker, look: Look) -> None:
+    async def act(message: Any) -> None:
+        try:
+            raise KeyError("inside")
+        except KeyError:
+            await message.nack(delay="2h")
+        await message.ack()
+
+    await run(broker, act)
+    row = await look.in_state("RETRYABLE")
+    assert row["next_attempt_at"] >= row["first_attempt_at"] + timedelta(hours=2)
+    assert "KeyError" in row["last_error"]
+
+
+async def test_manual_reject_with_a_reason(broker: SqlBroker, look: Look) -> None:
+    async def act(message: Any) -> None:
+        await message.reject(reason="not ours")
+
+    await run(broker, act)
+    [row] = await look.archived()
+    assert (row["state"], row["reason"], row["last_error"]) == ("FAILED", "not ours", None)
+
+
+@pytest.mark.parametrize("wrong", [-1, "soon", True])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_delays_that_cannot_be(broker: SqlBroker, look: Look, heard: Heard, wrong: Any) -> None:
+    async def act(message: Any) -> None:
+        await message.nack(delay=wrong)
+
+    await run(broker, act)
+    row = await look.in_state("RETRYABLE")
+    assert "SetupError: delay" in row["last_error"]
+    assert heard.texts("SetupError", logging.ERROR)
+
+
+async def raise_ack(message: Any) -> None:
+    raise AckMessage
+
+
+async def raise_reject(message: Any) -> None:
+    raise RejectMessage(reason="no")
+
+
+async def raise_nack(message: Any) -> None:
+    try:
+        raise KeyError("inside")
+    except KeyError as error:
+        raise NackMessage(delay=7200) from error
+
+
+async def test_ack_message(broker: SqlBroker, look: Look) -> None:
+    await run(broker, raise_ack)
+    assert (await look.archived())[0]["state"] == "COMPLETED"
+
+
+async def test_reject_message(broker: SqlBroker, look: Look) -> None:
+    await run(broker, raise_reject)
+    [row] = await look.archived()
+    assert (row["state"], row["reason"], row["last_error"]) == ("FAILED", "no", None)
+
+
+async def test_nack_message(broker: SqlBroker, look: Look) -> None:
+    await run(broker, raise_nack)
+    row = await look.in_state("RETRYABLE")
+    assert row["next_attempt_at"] >= row["first_attempt_at"] + timedelta(hours=2)
+    assert row["last_error"].startswith("KeyError")
+
+
+async def test_skip_message(broker: SqlBroker, look: Look) -> None:
+    async def act(message: Any) -> None:
+        raise SkipMessage
+
+    await run(broker, act)
+    [row] = await look.archived()
+    assert (row["state"], row["reason"]) == ("FAILED", "no_outcome")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_what_the_archive_keeps(broker: SqlBroker, look: Look, keep: bool) -> None:
+    async def act(message: Any) -> None:
+        await message.ack() if message.key == "good" else await message.reject()
+
+    @broker.subscriber(
+        "q", **QUICK, retain_in_archive_on_ack=keep, retain_in_archive_on_reject=not keep
+    )
+    async def handle(body: Any, message: SqlBrokerMessage) -> None:
+        await act(message)
+
+    await broker.start()
+    await broker.publish("x", "q", key="good")
+    await broker.publish("x", "q", key="bad")
+    [row] = await look.archived(1)
+    assert row["state"] == ("COMPLETED" if keep else "FAILED")

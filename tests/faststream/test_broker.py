@@ -1,0 +1,131 @@
+"""The broker's life: connect, start, stop, ping, and what it refuses."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import SchemaError, SetupError, SqlBroker, StoreError
+from tests.faststream.conftest import QUICK, Heard, Look
+from tests.helpers import eventually
+
+
+async def test_stop_before_start(broker: SqlBroker) -> None:
+    await broker.stop()
+    assert broker.running is False
+
+
+async def test_it_works_again_after_a_stop(broker: SqlBroker, look: Look) -> None:
+    bodies: list[Any] = []
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: Any) -> None:
+        bodies.append(body)
+
+    for n in range(3):
+        await broker.start()
+        await broker.publish({"n": n}, "q")
+        await look.archived(n + 1)
+        await broker.stop()
+        assert broker.running is False
+    assert bodies == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+async def test_a_stopped_broker_takes_nothing(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: Any) -> None: ...
+
+    await broker.start()
+    await broker.stop()
+    await broker.publish("later", "q")
+    assert (await look.in_state("PENDING"))["deliveries_count"] == 0
+
+
+async def test_the_context_manager_only_connects(broker: SqlBroker) -> None:
+    async with broker as connected:
+        assert connected.running is False
+        assert await connected.ping(5.0)
+
+
+async def test_missing_tables_are_named_with_their_cure(engine: AsyncEngine) -> None:
+    broker = SqlBroker(engine, logger=None)
+    with pytest.raises(SchemaError) as caught:
+        await broker.start()
+    assert "create_tables" in str(caught.value)
+    assert "migrations" in str(caught.value)
+    assert len(str(caught.value).splitlines()) > 2
+    assert broker.running is False
+    await broker.stop()
+
+
+async def test_validation_can_be_left_out(engine: AsyncEngine) -> None:
+    broker = SqlBroker(engine, logger=None, validate_schema_on_start=False)
+    await broker.start()
+    assert broker.running is True
+    await broker.stop()
+
+
+async def test_create_tables_may_be_repeated(broker: SqlBroker) -> None:
+    await broker.create_tables()
+    await broker.start()
+
+
+async def test_the_callers_engine_survives(broker: SqlBroker, engine: AsyncEngine) -> None:
+    pool = engine.pool
+    await broker.start()
+    await broker.stop()
+    assert engine.pool is pool
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("SELECT 1")) == 1
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_an_engine_of_its_own(database_url: str) -> None:
+    broker = SqlBroker(engine=database_url, logger=None)
+    await broker.create_tables()
+    for n in range(2):
+        await broker.start()
+        assert await broker.publish("x", "q") == n + 1
+        await broker.stop()
+
+
+@pytest.mark.parametrize("wrong", [None, 5, object(), "no url", "sqlite+aiosqlite:///:memory:"])
+def test_engines_that_cannot_serve(wrong: Any) -> None:
+    with pytest.raises(SetupError):
+        SqlBroker(wrong)
+
+
+def test_a_synchronous_engine_is_refused() -> None:
+    with pytest.raises(SetupError, match="AsyncEngine"):
+        SqlBroker(create_engine("sqlite://"))  # type: ignore[arg-type]
+
+
+def test_a_wrong_url_does_not_show_its_password() -> None:
+    with pytest.raises(SetupError) as caught:
+        SqlBroker("nonsense+nothing://user:hunter2@host/name")
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_ping_sees_a_loop_that_fails(
+    broker: SqlBroker, engine: AsyncEngine, heard: Heard
+) -> None:
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: Any) -> None: ...
+
+    await broker.start()
+    assert await broker.ping(5.0)
+    async with engine.begin() as connection:
+        await connection.execute(text("DROP TABLE message"))
+
+    async def unhealthy() -> bool:
+        return not await broker.ping(5.0)
+
+    await eventually(unhealthy)
+    await eventually(lambda: heard.texts("failed"))
+
+
+async def test_publishing_without_tables(engine: AsyncEngine) -> None:
+    broker = SqlBroker(engine, logger=None)
+    with pytest.raises(StoreError):
+        await broker.publish("x", "q")

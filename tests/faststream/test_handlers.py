@@ -1,0 +1,231 @@
+"""What a handler gets, and what becomes of what it returns."""
+
+import logging
+from typing import Annotated, Any
+
+import pytest
+from faststream import BaseMiddleware, Context, Depends
+from faststream.exceptions import SetupError as FastStreamSetupError
+from pydantic import BaseModel
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import SqlBroker, SqlBrokerMessage, SqlBrokerResponse
+from faststream_sqlbroker.annotations import SqlBroker as BrokerAnnotation
+from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
+from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.test_publish import headers_of
+from tests.helpers import eventually
+
+
+class Order(BaseModel):
+    """A body."""
+
+    number: int
+
+
+async def test_what_a_handler_gets(broker: SqlBroker, look: Look) -> None:
+    seen: dict[str, Any] = {}
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(
+        order: Order,
+        message: SqlBrokerMessage,
+        own: BrokerAnnotation,
+        queue: Annotated[str, Context("message.queue")],
+        forty: Annotated[int, Depends(lambda: 40)],
+    ) -> None:
+        seen.update(order=order, message=message, own=own, queue=queue, forty=forty)
+
+    await broker.start()
+    message_id = await broker.publish(Order(number=4), "q", headers={"h": 1}, priority=5, key="k")
+    await look.archived()
+    message = seen["message"]
+    assert (seen["order"], seen["own"], seen["queue"], seen["forty"]) == (Order(number=4), broker, "q", 40)
+    assert message.message_id == message.correlation_id == str(message_id)
+    assert message.headers == {"content-type": "application/json", "h": 1}
+    assert (message.queue, message.key, message.priority) == ("q", "k", 5)
+    assert (message.attempts_count, message.deliveries_count, message.publish_count) == (0, 1, 1)
+    assert message.created_at.utcoffset() is not None
+    assert message.reply_to == ""
+
+
+async def test_a_synchronous_handler(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK)
+    def handle(body: str, message: SqlBrokerMessage) -> None:
+        assert body == "x"
+
+    await broker.start()
+    await broker.publish("x", "q")
+    assert (await look.archived())[0]["state"] == "COMPLETED"
+
+
+async def test_several_queues(broker: SqlBroker, look: Look) -> None:
+    queues: set[str] = set()
+
+    @broker.subscriber("a", "b", **QUICK)
+    async def handle(body: Any, message: SqlBrokerMessage) -> None:
+        queues.add(message.queue)
+
+    await broker.start()
+    for queue in ("a", "b"):
+        await broker.publish("x", queue)
+    await look.archived(2)
+    assert queues == {"a", "b"}
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_headers_of_foreign_producers(
+    broker: SqlBroker, engine: AsyncEngine, look: Look
+) -> None:
+    bodies: list[Any] = []
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: Any, message: SqlBrokerMessage) -> None:
+        bodies.append(body)
+        assert message.reply_to == ""
+        assert message.correlation_id == message.message_id
+
+    async with engine.begin() as connection:
+        for headers in ('{"content-type": 5, "correlation_id": [], "reply_to": {}}', None):
+            await connection.execute(
+                text("INSERT INTO message (queue, payload, headers) VALUES ('q', :p, :h)"),
+                {"p": b"[1]", "h": headers},
+            )
+    await broker.start()
+    assert {row["state"] for row in await look.archived(2)} == {"COMPLETED"}
+    assert bodies == [[1], [1]]
+
+
+async def test_a_body_that_does_not_fit(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK, retry_strategy=None)
+    async def handle(order: Order) -> None: ...
+
+    await broker.start()
+    await broker.publish({"number": "many"}, "q")
+    [row] = await look.archived()
+    assert row["state"] == "FAILED"
+    assert "number" in row["last_error"]
+
+
+async def test_a_body_that_cannot_be_decoded(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK, retry_strategy=None)
+    async def handle(body: Any) -> None: ...
+
+    await broker.start()
+    await broker.publish(b"{", "q", headers={"content-type": "application/json"})
+    assert (await look.archived())[0]["state"] == "FAILED"
+
+
+async def test_stacked_publishers(broker: SqlBroker, look: Look) -> None:
+    got: dict[str, MessageClass] = {}
+
+    @broker.subscriber("in", **QUICK)
+    @broker.publisher("out", headers={"from": "publisher", "who": "publisher"})
+    @broker.publisher("copy")
+    async def handle(body: str) -> SqlBrokerResponse:
+        return SqlBrokerResponse(body + "!", queue="ignored", headers={"who": "handler"}, priority=9, key="k")
+
+    @broker.subscriber("out", "copy", **QUICK)
+    async def after(body: str, message: SqlBrokerMessage) -> None:
+        assert body == "x!"
+        got[message.queue] = message
+
+    await broker.start()
+    await broker.publish("x", "in", correlation_id="c")
+    await look.archived(3)
+    assert set(got) == {"out", "copy"}
+    assert got["out"].headers["who"] == "handler"
+    assert got["out"].headers["from"] == "publisher"
+    assert "from" not in got["copy"].headers
+    assert {m.correlation_id for m in got.values()} == {"c"}
+    assert {(m.priority, m.key) for m in got.values()} == {(9, "k")}
+
+
+async def test_an_answer(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: int) -> int:
+        return body * 2
+
+    await broker.start()
+    await broker.publish(21, "q", reply_to="answers", correlation_id="c")
+
+    async def answered() -> list[dict[str, Any]]:
+        return [row for row in await look.rows() if row["queue"] == "answers"]
+
+    [row] = await eventually(answered)
+    assert bytes(row["payload"]) == b"42"
+    assert headers_of(row)["correlation_id"] == "c"
+
+
+async def test_no_reply(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK, no_reply=True)
+    async def handle(body: int) -> int:
+        return body * 2
+
+    await broker.start()
+    await broker.publish(21, "q", reply_to="answers")
+    await look.archived(1)
+
+
+async def test_a_publish_that_fails_fails_the_message(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK, retry_strategy=None)
+    @broker.publisher("out")
+    async def handle(body: Any) -> SqlBrokerResponse:
+        return SqlBrokerResponse("x", priority=1000)
+
+    await broker.start()
+    await broker.publish("x", "q")
+    [row] = await look.archived()
+    assert row["state"] == "FAILED"
+    assert "priority" in row["last_error"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_the_class_in_place_of_the_annotation(broker: SqlBroker) -> None:
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: Any, message: MessageClass) -> None: ...
+
+    with pytest.raises(FastStreamSetupError, match="SqlBrokerMessage"):
+        await broker.start()
+
+
+async def test_middlewares(engine: AsyncEngine, look: Look) -> None:
+    seen: list[str] = []
+
+    class Watch(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            seen.append(f"consume {msg.queue}")
+            return await call_next(msg)
+
+        async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+            seen.append(f"publish {cmd.destination}")
+            cmd.headers["added"] = "yes"
+            return await call_next(cmd)
+
+    broker = SqlBroker(engine, logger=None, middlewares=[Watch])
+    await broker.create_tables()
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: Any, message: SqlBrokerMessage) -> None:
+        assert message.headers["added"] == "yes"
+
+    await broker.start()
+    given = {"own": 1}
+    await broker.publish("x", "q", headers=given)
+    assert (await look.archived())[0]["state"] == "COMPLETED"
+    assert seen == ["publish q", "consume q"]
+    assert given == {"own": 1}
+    await broker.stop()
+
+
+async def test_log_lines_name_queue_and_message(broker: SqlBroker, look: Look, heard: Heard) -> None:
+    @broker.subscriber("q", **QUICK, retry_strategy=None)
+    async def handle(body: Any) -> None:
+        raise ValueError("boom")
+
+    await broker.start()
+    message_id = await broker.publish("x", "q")
+    await look.archived()
+    [record] = [r for r in heard.records if r.levelno >= logging.ERROR and "boom" in r.getMessage()]
+    assert (record.queue, record.message_id) == ("q", str(message_id))  # type: ignore[attr-defined]

@@ -1,0 +1,120 @@
+"""A subscriber's life and options: how it stops, what it refuses, what can be read from it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from faststream import AckPolicy
+from faststream.exceptions import StopConsume
+
+from faststream_sqlbroker import ConstantRetryStrategy, NotSupportedError, SetupError, SqlBroker
+from tests.faststream.conftest import QUICK, Look
+from tests.helpers import eventually
+
+
+async def test_stop_consume(broker: SqlBroker, look: Look) -> None:
+    handled: list[Any] = []
+
+    @broker.subscriber("q", **QUICK, ack_policy=AckPolicy.ACK)
+    async def handle(body: Any) -> None:
+        handled.append(body)
+        raise StopConsume
+
+    await broker.start()
+    await broker.publish_batch("a", "b", "c", queue="q")
+
+    async def given_back() -> bool:
+        rows = await look.rows()
+        return len(rows) == 2 and all((r["state"], r["deliveries_count"]) == ("PENDING", 0) for r in rows)
+
+    await eventually(given_back)
+    assert handled == ["a"]
+    assert await broker.ping(5.0)
+    await asyncio.wait_for(broker.stop(), 5.0)
+
+
+async def test_exit_in_a_handler(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK, ack_policy=AckPolicy.ACK)
+    async def handle(body: Any) -> None:
+        raise SystemExit
+
+    await broker.start()
+    await broker.publish("a", "q")
+    await look.archived(1)
+    await asyncio.wait_for(broker.stop(), 5.0)
+
+
+async def test_a_running_handler_ends_before_the_stop(broker: SqlBroker, look: Look) -> None:
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: Any) -> None:
+        started.set()
+        await may_end.wait()
+
+    await broker.start()
+    await broker.publish("x", "q")
+    await asyncio.wait_for(started.wait(), 10.0)
+    stopping = asyncio.create_task(broker.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    may_end.set()
+    await asyncio.wait_for(stopping, 10.0)
+    assert [row["state"] for row in await look.rows(archive=True)] == ["COMPLETED"]
+
+
+async def test_a_dynamic_subscriber(broker: SqlBroker, look: Look) -> None:
+    async def handle(body: Any) -> None: ...
+
+    await broker.start()
+    subscriber = broker.subscriber("q", **QUICK, persistent=False)
+    subscriber(handle)
+    await broker.publish("x", "q")
+    async with subscriber:
+        await look.archived(1)
+    assert not subscriber.running
+
+
+async def test_a_subscriber_without_a_handler(broker: SqlBroker) -> None:
+    subscriber = broker.subscriber("q", **QUICK)
+    await broker.start()
+    assert subscriber.consumer is None
+    with pytest.raises(NotSupportedError):
+        await subscriber.get_one()
+    with pytest.raises(NotSupportedError):
+        async for _ in subscriber:
+            pass
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_settings_can_be_read(broker: SqlBroker) -> None:
+    strategy = ConstantRetryStrategy(delay_seconds=1, max_attempts=4, max_total_delay_seconds=None)
+    config = broker.subscriber(
+        ["a", "b"], max_workers=3, retry_strategy=strategy, release_stuck_timeout="5m",
+        ack_policy=AckPolicy.MANUAL,
+    ).config  # fmt: skip
+    assert config.queues == ("a", "b")
+    assert (config.max_workers, config.retry_strategy) == (3, strategy)
+    assert (config.max_deliveries, config.release_stuck_timeout) == (7, 300.0)
+    assert (config.max_not_processed_factor, config.min_fetch_interval) == (1.5, 0.0)
+    assert config.release_stuck_interval == 60.0
+    assert config.ack_policy is AckPolicy.MANUAL
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"queues": []},
+        {"queues": ["a", "a"]},
+        {"queues": "a", "max_workers": 0},
+        {"queues": "a", "max_wokers": 1},
+        {"queues": "a", "flush_interval": "soon"},
+        {"queues": "a", "ack_policy": "ack"},
+    ],
+    ids=repr,
+)
+def test_wrong_options_are_refused_at_the_decorator(broker: SqlBroker, wrong: dict[str, Any]) -> None:
+    with pytest.raises(SetupError):
+        broker.subscriber(**wrong)
+    assert broker.subscribers == []
