@@ -1,14 +1,14 @@
 """Every error the broker raises on purpose.
 
-    SqlBrokerError
-    ├── SetupError            wrong options or wrong use, found before anything is written
-    │   ├── MissingExtraError an optional package is not installed
-    │   └── SchemaError       the tables in the database are not the ones this version needs
-    ├── PublishError          a message that cannot be stored (also a ValueError)
-    ├── NotSupportedError     a feature that this database or driver cannot have
-    └── StoreError            the database answered with an error
-        ├── TransientStoreError   worth repeating: connection, deadlock, serialization, busy, disk full
-        └── UnknownOutcomeError   the answer to a COMMIT was lost: it may have been committed
+SqlBrokerError
+├── SetupError            wrong options or wrong use, found before anything is written
+│   ├── MissingExtraError an optional package is not installed
+│   └── SchemaError       the tables in the database are not the ones this version needs
+├── PublishError          a message that cannot be stored (also a ValueError)
+├── NotSupportedError     a feature that this database or driver cannot have
+└── StoreError            the database answered with an error
+    ├── TransientStoreError   worth repeating: connection, deadlock, serialization, busy, disk full
+    └── UnknownOutcomeError   the answer to a COMMIT was lost: it may have been committed
 """
 
 

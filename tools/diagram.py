@@ -1,6 +1,6 @@
 """ARCHITECTURE.md's diagram of states, from the transitions in the code.
 
-    python -m tools.diagram [--check]
+python -m tools.diagram [--check]
 """
 
 import sys

@@ -5,7 +5,7 @@ from pathlib import Path
 
 def write_or_compare(wanted: dict[Path, str], folder: Path, *, check: bool) -> list[Path]:
     """Bring the SQL files of `folder` to `wanted`, or only compare; the files that differ."""
-    there = {path for path in folder.rglob("*.sql")} if folder.exists() else set()
+    there = set(folder.rglob("*.sql"))
     stale = there - set(wanted)
     changed = [p for p, content in wanted.items() if not p.exists() or p.read_text() != content]
     if not check:
@@ -21,5 +21,7 @@ def report(changed: list[Path], cure: str, *, check: bool) -> int:
     """Print what differs and how to mend it, or what was written; the exit code."""
     for path in changed:
         name = f"{path.parent.name}/{path.name}"
-        print(f"{name} differs from the code: run `{cure}` and look at the diff" if check else f"wrote {name}")
+        print(
+            f"{name} differs from the code: run `{cure}` and look at the diff" if check else f"wrote {name}"
+        )
     return 1 if changed and check else 0

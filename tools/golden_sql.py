@@ -1,6 +1,6 @@
 """Write every statement of every dialect to tests/sql/<dialect>/<name>.sql, for reading and for review.
 
-    python -m tools.golden_sql [--check]
+python -m tools.golden_sql [--check]
 """
 
 import sys

@@ -1,7 +1,6 @@
 """Private servers: in a temporary folder, on a free port, gone with the process that started them."""
 
 import ctypes
-import glob
 import os
 import pwd
 import shutil
@@ -31,8 +30,11 @@ def find(program: str, *places: str) -> str | None:
     found = shutil.which(program)
     if found:
         return found
-    candidates = [path for place in places for path in sorted(glob.glob(f"{place}/{program}"), reverse=True)]
-    return candidates[0] if candidates else None
+    for place in places:
+        found_there = sorted(Path("/").glob(f"{place.lstrip('/')}/{program}"), reverse=True)
+        if found_there:
+            return str(found_there[0])
+    return None
 
 
 def needed(program: str, package: str, *places: str) -> str:
@@ -90,7 +92,7 @@ def run(command: list[str], become: Callable[[], None], cwd: Path) -> None:
     Raises:
         CannotStartError: with the last line of what it said.
     """
-    done = subprocess.run(command, preexec_fn=become, cwd=cwd, capture_output=True, text=True, check=False)  # noqa: PLW1509
+    done = subprocess.run(command, preexec_fn=become, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
         msg = f"{Path(command[0]).name} failed: {said[-1]}"

@@ -1,6 +1,6 @@
 """Render the migrations as SQL to migrations/<dialect>/<version>.sql, for those who run them by hand.
 
-    python -m tools.render_migrations [--check]
+python -m tools.render_migrations [--check]
 """
 
 import sys

@@ -1,7 +1,7 @@
 """An app for the FastStream CLI.
 
-    faststream run docs.examples.basic_app:app --workers 2
-    faststream publish docs.examples.basic_app:app '{"name": "Ada"}' --queue greetings
+faststream run docs.examples.basic_app:app --workers 2
+faststream publish docs.examples.basic_app:app '{"name": "Ada"}' --queue greetings
 """
 
 import os

@@ -121,9 +121,7 @@ class SqlBroker(SqlBrokerRegistrator, BrokerUsecase[Any, AsyncEngine, SqlBrokerC
             max_connections=max_connections,
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
-        producer = SqlBrokerProducer(
-            Publisher(self._store, self._wakeups), parser=parser, decoder=decoder
-        )
+        producer = SqlBrokerProducer(Publisher(self._store, self._wakeups), parser=parser, decoder=decoder)
         if specification_url is None:
             specification_url = self.engine.url.set(password=None).render_as_string()
         urls = [specification_url] if isinstance(specification_url, str) else list(specification_url)
@@ -259,7 +257,7 @@ class SqlBroker(SqlBrokerRegistrator, BrokerUsecase[Any, AsyncEngine, SqlBrokerC
         return result
 
     @override
-    async def publish_batch(  # type: ignore[override]
+    async def publish_batch(
         self, *messages: Any, queue: str = "", **options: Unpack[PublishOptions]
     ) -> list[int | None]:
         """Publish several messages in one transaction; as `publish`.

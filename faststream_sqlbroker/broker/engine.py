@@ -8,7 +8,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
-EXTRAS = {"asyncpg": "postgresql", "psycopg": "psycopg", "aiomysql": "mysql", "asyncmy": "asyncmy", "aiosqlite": "sqlite"}
+EXTRAS = {
+    "asyncpg": "postgresql",
+    "psycopg": "psycopg",
+    "aiomysql": "mysql",
+    "asyncmy": "asyncmy",
+    "aiosqlite": "sqlite",
+}
 """The extra that installs a driver."""
 
 PYMYSQL_LIMIT = (1, 2)
@@ -52,7 +58,7 @@ def make_engine(given: Any) -> tuple[AsyncEngine, bool]:
 
 
 def _refuse_bad_pair(engine: AsyncEngine) -> None:
-    """aiomysql 0.3.2 asks PyMySQL for a function that its release 1.2 made a string."""
+    """Aiomysql 0.3.2 asks PyMySQL for a function that its release 1.2 made a string."""
     if engine.dialect.driver != "aiomysql":
         return
     import aiomysql  # noqa: PLC0415

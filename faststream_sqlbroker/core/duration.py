@@ -5,6 +5,7 @@ import re
 from datetime import timedelta
 from fractions import Fraction
 
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 Duration = float | timedelta | str
@@ -73,5 +74,4 @@ def _short(value: Duration) -> str:
     # An int of many thousand digits has no repr: Python refuses to make it.
     if isinstance(value, int) and abs(value) > LONGEST_SECONDS:
         return "a larger integer"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return short(value)

@@ -16,6 +16,16 @@ _MAX_FRAMES = 10
 _MAX_RELATED = 5
 
 
+SHOWN = 80
+"""Characters of a value that an error message shows."""
+
+
+def short(value: object) -> str:
+    """`repr(value)`, cut for an error message."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
 def clean_text(text: str, *, limit: int = DEFAULT_LIMIT) -> str:
     """Make `text` storable in every database: no NUL, no lone surrogate, bounded.
 

@@ -245,5 +245,3 @@ class MariadbDialect(MysqlDialect):
     """MariaDB under its own name, as `mariadb+` URLs give it."""
 
     name = "mariadb"
-
-

@@ -231,7 +231,14 @@ class PostgresqlDialect(Dialect):
     def is_transient(self, error: BaseException) -> bool:
         """Classes 08, 40, 53 and the server's shutdown, by SQLSTATE."""
         code = str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")
-        return code[:2] in {"08", "40", "53"} or code in {"55P03", "57014", "57P01", "57P02", "57P03", "25006"}
+        return code[:2] in {"08", "40", "53"} or code in {
+            "55P03",
+            "57014",
+            "57P01",
+            "57P02",
+            "57P03",
+            "25006",
+        }
 
     def now(self, connection: Connection) -> datetime:
         """The server's clock."""

@@ -23,9 +23,7 @@ IDS_PER_STATEMENT = 500
 ROWS_PER_INSERT = (512, 64, 8, 1)
 """Sizes of multi-row inserts: few texts to compile and keep."""
 
-INSERT_COLUMNS = (
-    "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
-)
+INSERT_COLUMNS = "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
 
 
 class StepDialect(Dialect):

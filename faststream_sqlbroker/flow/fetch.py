@@ -27,9 +27,7 @@ class Fetcher:
     the next row is due. Queues are visited in rotation.
     """
 
-    def __init__(
-        self, store: "Store", inflight: Inflight, settings: Any, paused: Callable[[], bool]
-    ) -> None:
+    def __init__(self, store: "Store", inflight: Inflight, settings: Any, paused: Callable[[], bool]) -> None:
         """`settings` gives queues, batch size, intervals and the length of a lease."""
         self._store, self._inflight, self._settings = store, inflight, settings
         self._paused = paused
@@ -53,7 +51,7 @@ class Fetcher:
         if len(held.outcomes) + len(held.flushing) >= 2 * max(s.flush_batch_size, s.fetch_batch_size):
             return 0
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
-        return min(s.fetch_batch_size, capacity - held.waiting.qsize())
+        return int(min(s.fetch_batch_size, capacity - held.waiting.qsize()))
 
     async def tick(self) -> float:
         """Claim once; seconds until the next look."""
@@ -69,9 +67,7 @@ class Fetcher:
             await self._look()
         due = [p for p in self._rotated() if p.due_in <= 0]
         rows = (
-            await self._store.claim(due, limit, self._settings.release_stuck_timeout, uuid4())
-            if due
-            else []
+            await self._store.claim(due, limit, self._settings.release_stuck_timeout, uuid4()) if due else []
         )
         await self._take(rows, alone=alone)
         return self._wait_for_room() if self._isolation.hold else self._next_wait(len(rows), limit)

@@ -6,7 +6,7 @@ that one bad outcome never delays the others.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ class Flusher:
         self._unknown = False
         self._hurried = False
         self._timer: asyncio.TimerHandle | None = None
-        self.wake = lambda: None
+        self.wake: Callable[[], None] = lambda: None
 
     def outcome_added(self) -> None:
         """Start the timer with the first outcome; flush a full batch at once."""

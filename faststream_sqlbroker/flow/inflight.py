@@ -54,9 +54,7 @@ class Inflight:
         row.lease_lost = True
         if self.held.get(row.id) is row:
             del self.held[row.id]
-        self.outcomes = [
-            s for s in self.outcomes if s.id != row.id or s.lease_token != row.lease_token
-        ]
+        self.outcomes = [s for s in self.outcomes if s.id != row.id or s.lease_token != row.lease_token]
 
     @property
     def empty(self) -> bool:

@@ -18,7 +18,7 @@ LAST_BACKOFF = 10.0
 
 def backoff(failures: int) -> float:
     """Seconds to wait after the given number of failures in a row (≥ 1)."""
-    base = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures - 1, 16))
+    base: float = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures - 1, 16))
     return base * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, not a secret
 
 

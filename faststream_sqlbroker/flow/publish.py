@@ -47,7 +47,9 @@ class Publisher:
             self._wakeups.published_in(transaction, due)
         return ids
 
-    def publish_sync(self, rows: Sequence[NewMessage], *, connection: "Connection | Session") -> list[int | None]:
+    def publish_sync(
+        self, rows: Sequence[NewMessage], *, connection: "Connection | Session"
+    ) -> list[int | None]:
         """Insert `rows` in a synchronous caller's transaction; subscribers find them by polling."""
         return self._store.insert_sync(connection, rows) if rows else []
 

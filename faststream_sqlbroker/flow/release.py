@@ -19,7 +19,13 @@ class StuckReleaser:
     """
 
     def __init__(
-        self, store: "Store", queues: Sequence[str], log: Log, *, interval: float, released: Callable[[], None]
+        self,
+        store: "Store",
+        queues: Sequence[str],
+        log: Log,
+        *,
+        interval: float,
+        released: Callable[[], None],
     ) -> None:
         """`interval` in seconds; `released` is called when rows came back."""
         self._store, self._queues, self._log = store, queues, log

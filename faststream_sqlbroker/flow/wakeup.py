@@ -128,7 +128,9 @@ class Wakeups:
             except StoreError as error:
                 failures += 1
                 pause = backoff(failures)
-                self._log(logging.WARNING, f"not listening for wake-ups, polling; again in {pause:.1f} s: {error}")
+                self._log(
+                    logging.WARNING, f"not listening for wake-ups, polling; again in {pause:.1f} s: {error}"
+                )
                 await asyncio.sleep(pause)
             finally:
                 self.listening = False

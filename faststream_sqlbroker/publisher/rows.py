@@ -9,6 +9,7 @@ from typing import Any
 from faststream_sqlbroker.core.duration import parse_duration
 from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 
@@ -43,7 +44,7 @@ def make_row(
         PublishError: A value that cannot be stored; the message says which and what is allowed.
     """
     if (problem := name_problem(queue)) is not None:
-        msg = f"{_short(queue)} cannot be the name of a queue: {problem}"
+        msg = f"{short(queue)} cannot be the name of a queue: {problem}"
         raise PublishError(msg)
     if not isinstance(payload, bytes):
         msg = f"the codec must give bytes, it gave {type(payload).__name__}"
@@ -68,7 +69,7 @@ def make_row(
 
 def _headers(given: Any, own: dict[str, Any]) -> str | None:
     if given is not None and not isinstance(given, Mapping):
-        msg = f"headers must be a mapping of names to JSON values, got {_short(given)}"
+        msg = f"headers must be a mapping of names to JSON values, got {short(given)}"
         raise PublishError(msg)
     merged = {**own, **(given or {})}
     if not merged:
@@ -83,7 +84,7 @@ def _headers(given: Any, own: dict[str, Any]) -> str | None:
         msg = f"headers must be JSON values (str, int, float, bool, None, list, dict): {error}"
         raise PublishError(msg) from error
     if _NUL.search(text) or _SURROGATE.search(text):
-        msg = f"headers must not hold a NUL character or a lone surrogate, got {_short(given)}"
+        msg = f"headers must not hold a NUL character or a lone surrogate, got {short(given)}"
         raise PublishError(msg)
     return text
 
@@ -99,7 +100,7 @@ def _name(option: str, value: object) -> str | None:
     if value is None:
         return None
     if (problem := name_problem(value)) is not None:
-        msg = f"{option} cannot be {_short(value)}: {problem}"
+        msg = f"{option} cannot be {short(value)}: {problem}"
         raise PublishError(msg)
     return str(value)
 
@@ -127,8 +128,3 @@ def _moment(value: object) -> datetime | None:
         )
         raise PublishError(msg)
     return value
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -23,7 +23,7 @@ class QueuePublisher(PublisherUsecase):
 
     def __init__(self, config: QueuePublisherConfig, specification: QueuePublisherSpecification) -> None:
         """Take the queue and headers of `config`."""
-        super().__init__(config, specification)
+        super().__init__(config, specification)  # type: ignore[arg-type] # FastStream leaves out its type arguments
         self.config = config
         self.headers = config.headers
 

@@ -34,8 +34,7 @@ from faststream_sqlbroker.schema.types import (
 )
 
 AUTOVACUUM = (
-    "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, "
-    "autovacuum_vacuum_cost_delay = 0"
+    "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
 )
 """Every message leaves two dead rows: vacuum by their number, not by the share of a table that is empty."""
 
@@ -124,7 +123,8 @@ def ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
 
 def storage(tables: Tables) -> ExecutableDDLElement:
     """PostgreSQL's storage parameters of the message table."""
-    return DDL(f"ALTER TABLE %(fullname)s SET ({AUTOVACUUM})").against(tables.message)
+    statement = DDL(f"ALTER TABLE %(fullname)s SET ({AUTOVACUUM})")  # type: ignore[no-untyped-call]
+    return statement.against(tables.message)
 
 
 def sorted_indexes(table: Table) -> list[Index]:
@@ -148,9 +148,7 @@ def _shared(states: frozenset[MessageState], table: str) -> list[Any]:
         Column("dedup_id", name_type(255)),
         Column("headers", HeadersType),
         Column("payload", PayloadType, nullable=False),
-        Column(
-            "state", name_type(16), nullable=False, server_default=text("'PENDING'") if live else None
-        ),
+        Column("state", name_type(16), nullable=False, server_default=text("'PENDING'") if live else None),
         Column("attempts_count", Integer, nullable=False, server_default=text("0")),
         Column("deliveries_count", Integer, nullable=False, server_default=text("0")),
         Column("publish_count", Integer, nullable=False, server_default=text("1")),
@@ -223,5 +221,9 @@ def _where(condition: str) -> dict[str, Any]:
 def _options() -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name in MYSQL:
-        options |= {f"{name}_engine": "InnoDB", f"{name}_charset": "utf8mb4", f"{name}_collate": "utf8mb4_bin"}
+        options |= {
+            f"{name}_engine": "InnoDB",
+            f"{name}_charset": "utf8mb4",
+            f"{name}_collate": "utf8mb4_bin",
+        }
     return options

@@ -97,9 +97,7 @@ def _clock_sqlite(_element: clock, _compiler: Any, **_: Any) -> str:
 
 def name_type(length: int) -> TypeEngine[str]:
     """Text that is compared byte by byte: queue names are case sensitive on every database."""
-    return String(length).with_variant(
-        VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL
-    )
+    return String(length).with_variant(VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
 
 
 # Only INTEGER PRIMARY KEY can be AUTOINCREMENT in SQLite.

@@ -10,6 +10,7 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker.core.duration import Duration, parse_duration
 from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.subscriber.options import SubscriberSettings
 
 _SHORTEST_LEASE = 0.1
+LARGEST_FACTOR = 1000
 
 
 def queue_names(queues: object) -> tuple[str, ...]:
@@ -33,10 +35,10 @@ def queue_names(queues: object) -> tuple[str, ...]:
     for name in names:
         problem = name_problem(name)
         if problem is not None:
-            raise SetupError(f"{_short(name)} cannot be the name of a queue: {problem}")
+            raise SetupError(f"{short(name)} cannot be the name of a queue: {problem}")
     for position, name in enumerate(names):
         if name in names[:position]:
-            raise SetupError(f"queue {_short(name)} is given twice: name each queue once")
+            raise SetupError(f"queue {short(name)} is given twice: name each queue once")
     return names
 
 
@@ -48,7 +50,7 @@ def whole_number(name: str, value: object, *, other: str = "") -> None:
 
 def factor(name: str, value: object) -> None:
     """Refuse what is not a number from 1 to 1000."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= 1000:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= LARGEST_FACTOR:
         raise SetupError(f"{name} must be a number from 1 to 1000, got {value!r}")
 
 
@@ -168,8 +170,3 @@ def _warn(text: str) -> None:
 
 def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -34,7 +34,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         calls: "CallsCollection[Any]",
     ) -> None:
         """Take the settings of `config`; nothing runs before `start`."""
-        super().__init__(config, specification, calls)
+        super().__init__(config, specification, calls)  # type: ignore[arg-type] # as for publishers
         self.config = config
         self._consumer: Consumer | None = None
 

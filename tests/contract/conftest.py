@@ -1,6 +1,5 @@
 """A store over fresh tables, and a direct look at what is in them."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -43,9 +42,7 @@ class Bench:
 
     async def put(self, count: int = 1, queue: str = "q", **fields: Any) -> list[int]:
         """Insert messages with numbered bodies."""
-        ids = await self.store.insert(
-            [NewMessage(queue, f"{n}".encode(), **fields) for n in range(count)]
-        )
+        ids = await self.store.insert([NewMessage(queue, f"{n}".encode(), **fields) for n in range(count)])
         assert all(i is not None for i in ids)
         return [i for i in ids if i is not None]
 
@@ -68,11 +65,11 @@ class Bench:
 
 
 @pytest.fixture
-async def store(engine: AsyncEngine) -> AsyncIterator[Store]:
+async def store(engine: AsyncEngine) -> Store:
     store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
     await store.create_tables()
     await store.setup()
-    yield store
+    return store
 
 
 @pytest.fixture

@@ -30,7 +30,14 @@ async def test_any_bytes_come_back_as_they_were(bench: Bench, payload: bytes) ->
 
 
 async def test_headers_come_back_as_they_were(bench: Bench) -> None:
-    headers = {"a": "ü\"'\\", "n": 1, "f": 1.5, "none": None, "list": [1, {"x": True}], "percent": "%s %(x)s :y"}
+    headers = {
+        "a": "ü\"'\\",
+        "n": 1,
+        "f": 1.5,
+        "none": None,
+        "list": [1, {"x": True}],
+        "percent": "%s %(x)s :y",
+    }
     await bench.store.insert([NewMessage("q", b"1", headers=json.dumps(headers)), NewMessage("q", b"2")])
     first, second = await bench.claim()
     assert first.headers == headers
@@ -89,7 +96,9 @@ async def test_a_dedup_id_is_taken_once_while_the_message_lives(bench: Bench) ->
     store = bench.store
     new = [NewMessage("q", b"1", dedup_id="d"), NewMessage("q", b"2"), NewMessage("q", b"3", dedup_id="d")]
     first, plain, again = await store.insert(new)
-    assert first is not None and plain is not None and again is None
+    assert first is not None
+    assert plain is not None
+    assert again is None
     assert await store.insert([NewMessage("q", b"4", dedup_id="d")]) == [None]
     assert (await store.insert([NewMessage("other", b"5", dedup_id="d")]))[0] is not None
     assert [r["payload"] for r in await bench.rows()] == [b"1", b"2", b"5"]
@@ -169,7 +178,9 @@ SYNC_DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqli
 
 async def test_synchronous_code_publishes_in_its_own_transaction(bench: Bench) -> None:
     url = bench.store.engine.url
-    engine = create_engine(url.set(drivername=f"{url.get_backend_name()}+{SYNC_DRIVERS[bench.store.dialect_name]}"))
+    engine = create_engine(
+        url.set(drivername=f"{url.get_backend_name()}+{SYNC_DRIVERS[bench.store.dialect_name]}")
+    )
     try:
         with engine.begin() as connection:
             ids = bench.store.insert_sync(connection, [NewMessage("q", b"\xff", priority=3, dedup_id="x")])

@@ -46,9 +46,7 @@ OUTCOMES: dict[str, Outcome | None] = {
 
 async def test_ack_archives_with_counters_and_times(bench: Bench) -> None:
     """PROCESSING → COMPLETED."""
-    await bench.store.insert(
-        [_new(headers='{"a": 1}', priority=4, key="k", dedup_id="d", expires_in=600.0)]
-    )
+    await bench.store.insert([_new(headers='{"a": 1}', priority=4, key="k", dedup_id="d", expires_in=600.0)])
     [message] = await bench.claim()
     before = await bench.one()
     result = await bench.store.settle([settle(message, Ack(), RULES, ended_after=1.5)])
@@ -206,13 +204,15 @@ async def test_a_batch_of_all_outcomes_is_settled_at_once(bench: Bench) -> None:
     assert result.settled == {m.id for m in messages}
     archived = {r["id"]: r["state"] for r in await bench.rows(archive=True)}
     live = {r["id"]: r["state"] for r in await bench.rows()}
-    assert list({**archived, **live}[m.id] for m in messages) == [
+    assert [{**archived, **live}[m.id] for m in messages] == [
         "COMPLETED", "RETRYABLE", "RETRYABLE", "FAILED", "FAILED",
         "PENDING", "PENDING", "PENDING", "PENDING", "DISCARDED",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("outcome", [Nack(error=ValueError(BAD_TEXT)), Reject(BAD_TEXT, ValueError(BAD_TEXT))])
+@pytest.mark.parametrize(
+    "outcome", [Nack(error=ValueError(BAD_TEXT)), Reject(BAD_TEXT, ValueError(BAD_TEXT))]
+)
 async def test_any_error_text_can_be_stored(bench: Bench, outcome: Outcome) -> None:
     await bench.put()
     [message] = await bench.claim()
@@ -226,7 +226,9 @@ async def test_any_error_text_can_be_stored(bench: Bench, outcome: Outcome) -> N
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
-async def test_a_late_settle_after_a_lost_lease_changes_nothing(bench: Bench, outcome: Outcome | None) -> None:
+async def test_a_late_settle_after_a_lost_lease_changes_nothing(
+    bench: Bench, outcome: Outcome | None
+) -> None:
     """Promise 3: released meanwhile, and claimed by another since."""
     await bench.put(2)
     stale = await bench.claim()
@@ -242,7 +244,10 @@ async def test_a_late_settle_after_a_lost_lease_changes_nothing(bench: Bench, ou
     assert await bench.rows() == before
     assert await bench.rows(archive=True) == []
     # The new holder's own outcome still counts.
-    assert len((await bench.store.settle([settle(m, Ack(), RULES, ended_after=0.0) for m in fresh])).settled) == 2
+    assert (
+        len((await bench.store.settle([settle(m, Ack(), RULES, ended_after=0.0) for m in fresh])).settled)
+        == 2
+    )
 
 
 async def test_a_stale_token_is_not_lent_validity_by_another_rows_token(bench: Bench) -> None:
@@ -359,4 +364,6 @@ def _new(**fields: Any) -> Any:
 
 
 def _past(bench: Bench) -> str:
-    return {"postgresql": "statement_timestamp()", "sqlite": "1"}.get(bench.store.dialect_name, "UTC_TIMESTAMP(6)")
+    return {"postgresql": "statement_timestamp()", "sqlite": "1"}.get(
+        bench.store.dialect_name, "UTC_TIMESTAMP(6)"
+    )

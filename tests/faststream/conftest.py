@@ -74,7 +74,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def logger(heard: Heard) -> logging.Logger:
-    logger = logging.Logger("test")
+    logger = logging.Logger("test")  # noqa: LOG001 - one for each test
     logger.addHandler(heard)
     return logger
 

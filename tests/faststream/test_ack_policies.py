@@ -64,9 +64,7 @@ async def test_failure(broker: SqlBroker, look: Look, policy: AckPolicy, state: 
 
 
 @pytest.mark.parametrize("options", [{}, {"ack_policy": AckPolicy.NACK_ON_ERROR}], ids=repr)
-async def test_nack_on_error_is_the_default(
-    broker: SqlBroker, look: Look, options: dict[str, Any]
-) -> None:
+async def test_nack_on_error_is_the_default(broker: SqlBroker, look: Look, options: dict[str, Any]) -> None:
     await run(broker, fail, **options)
     row = await look.in_state("RETRYABLE")
     assert (row["attempts_count"], row["deliveries_count"]) == (1, 1)
@@ -202,9 +200,7 @@ async def test_what_the_archive_keeps(broker: SqlBroker, look: Look, keep: bool)
     async def act(message: Any) -> None:
         await message.ack() if message.key == "good" else await message.reject()
 
-    @broker.subscriber(
-        "q", **QUICK, retain_in_archive_on_ack=keep, retain_in_archive_on_reject=not keep
-    )
+    @broker.subscriber("q", **QUICK, retain_in_archive_on_ack=keep, retain_in_archive_on_reject=not keep)
     async def handle(body: Any, message: SqlBrokerMessage) -> None:
         await act(message)
 

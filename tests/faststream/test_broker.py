@@ -107,9 +107,7 @@ def test_a_wrong_url_does_not_show_its_password() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-async def test_ping_sees_a_loop_that_fails(
-    broker: SqlBroker, engine: AsyncEngine, heard: Heard
-) -> None:
+async def test_ping_sees_a_loop_that_fails(broker: SqlBroker, engine: AsyncEngine, heard: Heard) -> None:
     @broker.subscriber("q", **QUICK)
     async def handle(body: Any) -> None: ...
 

@@ -75,9 +75,7 @@ async def test_several_queues(broker: SqlBroker, look: Look) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_headers_of_foreign_producers(
-    broker: SqlBroker, engine: AsyncEngine, look: Look
-) -> None:
+async def test_headers_of_foreign_producers(broker: SqlBroker, engine: AsyncEngine, look: Look) -> None:
     bodies: list[Any] = []
 
     @broker.subscriber("q", **QUICK)

@@ -102,7 +102,7 @@ REFUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("wrong", REFUSED, ids=lambda wrong: "-".join(wrong))
+@pytest.mark.parametrize("wrong", REFUSED, ids="-".join)
 async def test_refusals_write_nothing(broker: SqlBroker, look: Look, wrong: dict[str, Any]) -> None:
     arguments = {"queue": "q", **wrong}
     with pytest.raises(PublishError):

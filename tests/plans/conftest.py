@@ -21,12 +21,11 @@ def crowd(kind: str) -> list[str]:
         numbers = "FROM (SELECT seq AS n FROM seq_1_to_{n}) s"
         future = "UTC_TIMESTAMP(6) + INTERVAL s.n + 3600 SECOND"
     text_of = "CONCAT('other', MOD(s.n, 100))"
+    insert = "INSERT INTO message (queue, payload, priority"
     return [
-        "INSERT INTO message (queue, payload, priority) "
-        f"SELECT {text_of}, 'x', MOD(s.n, 3) {numbers.format(n=FOREIGN)}",
-        "INSERT INTO message (queue, payload, priority, next_attempt_at) "
-        f"SELECT 'q', 'x', MOD(s.n, 3), {future} {numbers.format(n=FUTURE)}",
-        f"INSERT INTO message (queue, payload, priority) SELECT 'q', 'x', MOD(s.n, 3) {numbers.format(n=DUE)}",
+        f"{insert}) SELECT {text_of}, 'x', MOD(s.n, 3) {numbers.format(n=FOREIGN)}",
+        f"{insert}, next_attempt_at) SELECT 'q', 'x', MOD(s.n, 3), {future} {numbers.format(n=FUTURE)}",
+        f"{insert}) SELECT 'q', 'x', MOD(s.n, 3) {numbers.format(n=DUE)}",
     ]
 
 

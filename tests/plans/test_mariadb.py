@@ -94,7 +94,9 @@ def test_what_settles_goes_by_the_primary_key(
 def test_release_reads_expired_leases_only(dialect: MariadbDialect, connection: Connection) -> None:
     rows = claim(dialect, connection)
     connection.execute(
-        text("UPDATE message SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE lease_token = :t"),
+        text(
+            "UPDATE message SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE lease_token = :t"
+        ),
         {"t": rows[0].lease_token.hex},
     )
     with reads(connection, at_most=60 + 8 * LIMIT):

@@ -85,7 +85,9 @@ def test_claim_when_nothing_is_due(crowded: Engine) -> None:
 def leased(crowded: Engine) -> Iterator[tuple[Connection, dict[str, list[Any]]]]:
     """A connection, and 100 rows leased on it by two tokens."""
     with crowded.connect() as connection:
-        ids = list(connection.execute(text("SELECT id FROM message WHERE queue = 'other7' LIMIT 100")).scalars())
+        ids = list(
+            connection.execute(text("SELECT id FROM message WHERE queue = 'other7' LIMIT 100")).scalars()
+        )
         tokens = [uuid4(), uuid4()]
         token_of = [tokens[n % 2] for n in range(LEASED)]
         for message_id, token in zip(ids, token_of, strict=True):

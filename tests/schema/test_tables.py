@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, MetaData, inspect, insert, select, text
+from sqlalchemy import Connection, MetaData, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -71,14 +71,22 @@ async def test_a_schema_of_its_own(engine: AsyncEngine) -> None:
 
 
 BROKEN = {
-    "a column": ("ALTER TABLE message DROP COLUMN last_error", "column message.last_error is missing: ALTER TABLE"),
-    "an index": ("DROP INDEX message_dedup{on}", "index message_dedup on message is missing: CREATE UNIQUE INDEX"),
+    "a column": (
+        "ALTER TABLE message DROP COLUMN last_error",
+        "column message.last_error is missing: ALTER TABLE",
+    ),
+    "an index": (
+        "DROP INDEX message_dedup{on}",
+        "index message_dedup on message is missing: CREATE UNIQUE INDEX",
+    ),
     "the archive": ("DROP TABLE message_archive", "table 'message_archive' is missing: CREATE TABLE"),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
-async def test_a_difference_is_named_with_what_mends_it(engine: AsyncEngine, database: str, what: str) -> None:
+async def test_a_difference_is_named_with_what_mends_it(
+    engine: AsyncEngine, database: str, what: str
+) -> None:
     await run(engine, WAYS["create_tables"])
     statement, expected = BROKEN[what]
     on = " ON message" if database == "mariadb" else ""
@@ -112,7 +120,9 @@ async def test_an_altered_column_is_named_and_mended(engine: AsyncEngine, what: 
 async def test_an_altered_column_is_named_and_mended_on_mariadb(engine: AsyncEngine) -> None:
     await run(engine, WAYS["create_tables"])
     for change in ("reason VARCHAR(20)", "payload BLOB NULL", "attempts_count INT NOT NULL"):
-        await run(engine, lambda c, change=change: c.execute(text(f"ALTER TABLE message_archive MODIFY {change}")))
+        await run(
+            engine, lambda c, change=change: c.execute(text(f"ALTER TABLE message_archive MODIFY {change}"))
+        )
     lines = await run(engine, lambda c: differences(c, TABLES))
     assert len(lines) == 4, lines  # the payload is both too small and nullable
     for line in lines:
@@ -135,9 +145,14 @@ OLD = (
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("ddl", "words"),
-    [(OLD, "faststream-sqlbroker 0.1"), ("CREATE TABLE message (id INTEGER, body INTEGER)", "not a table of")],
+    [
+        (OLD, "faststream-sqlbroker 0.1"),
+        ("CREATE TABLE message (id INTEGER, body INTEGER)", "not a table of"),
+    ],
 )
-async def test_a_foreign_table_is_refused_by_name(engine: AsyncEngine, way: str, ddl: str, words: str) -> None:
+async def test_a_foreign_table_is_refused_by_name(
+    engine: AsyncEngine, way: str, ddl: str, words: str
+) -> None:
     await run(engine, lambda c: c.execute(text(ddl)))
     with pytest.raises(SchemaError, match=f"'message' exists and is .*{words}"):
         await run(engine, WAYS[way])
@@ -162,7 +177,9 @@ async def test_the_database_refuses(engine: AsyncEngine, wrong: dict[str, Any]) 
     if engine.dialect.name == "postgresql":
         values = values.replace(":lease_token", "CAST(:lease_token AS uuid)")
     with pytest.raises(DBAPIError):
-        await run(engine, lambda c: c.execute(text(f"INSERT INTO message ({columns}) VALUES ({values})"), wrong))
+        await run(
+            engine, lambda c: c.execute(text(f"INSERT INTO message ({columns}) VALUES ({values})"), wrong)
+        )
 
 
 async def test_ids_are_never_used_again(engine: AsyncEngine) -> None:

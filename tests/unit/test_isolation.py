@@ -14,7 +14,22 @@ NOW = datetime.now(timezone.utc)
 
 def row(number: int, lost: int, attempts: int = 0) -> ClaimedMessage:
     return ClaimedMessage(
-        number, "q", b"", {}, 0, None, attempts, attempts + lost + 1, 1, NOW, NOW, None, None, None, NOW, uuid4()
+        number,
+        "q",
+        b"",
+        {},
+        0,
+        None,
+        attempts,
+        attempts + lost + 1,
+        1,
+        NOW,
+        NOW,
+        None,
+        None,
+        None,
+        NOW,
+        uuid4(),
     )
 
 

@@ -100,7 +100,7 @@ def test_a_subclass_of_the_template_only_says_how_long() -> None:
 )
 def test_delays_of_subclasses_are_bounded(delay: float, result: float) -> None:
     class Odd(RetryStrategyTemplate):
-        def get_delay_seconds(self, attempts_count: int) -> float:  # noqa: ARG002 - the template's signature
+        def get_delay_seconds(self, attempts_count: int) -> float:
             return delay
 
     assert ask(Odd()) == result
@@ -108,7 +108,7 @@ def test_delays_of_subclasses_are_bounded(delay: float, result: float) -> None:
 
 def test_a_strategy_that_fails_is_heard() -> None:
     class NotANumber(RetryStrategyTemplate):
-        def get_delay_seconds(self, attempts_count: int) -> float:  # noqa: ARG002 - the template's signature
+        def get_delay_seconds(self, attempts_count: int) -> float:
             return float("nan")
 
     class Seconds:

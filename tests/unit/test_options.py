@@ -149,7 +149,7 @@ def test_non_positive_times_are_refused(name: str, wrong: Any) -> None:
 
 def test_min_fetch_interval_may_be_zero_but_not_less() -> None:
     assert make(min_fetch_interval=0).min_fetch_interval == 0
-    with pytest.raises(SetupError, match="^min_fetch_interval must be 0 or more seconds, got -1"):
+    with pytest.raises(SetupError, match=r"^min_fetch_interval must be 0 or more seconds, got -1"):
         make(min_fetch_interval=-1)
 
 

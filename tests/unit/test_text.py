@@ -11,8 +11,8 @@ any_text = st.text(st.characters(codec=None, categories=None), max_size=400)
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
     try:
-        raise error from cause  # noqa: TRY301 - a traceback is what is wanted
-    except BaseException as caught:  # noqa: BLE001 - whatever it is, it is described
+        raise error from cause
+    except BaseException as caught:
         return caught
 
 

@@ -22,7 +22,7 @@ shipments = Table(
 )
 
 
-class CardDeclined(Exception):
+class CardDeclinedError(Exception):
     """The customer's card was refused: the whole transaction is rolled back."""
 
 
@@ -32,7 +32,7 @@ async def place_order(engine: AsyncEngine, broker: SqlBroker, order_id: int, *, 
         await connection.execute(insert(orders).values(id=order_id, amount=100 + order_id))
         await broker.publish({"order_id": order_id}, "orders", connection=connection)
         if declined:
-            raise CardDeclined(order_id)
+            raise CardDeclinedError(order_id)
 
 
 async def ship(connection: AsyncConnection, order_id: int, worker: str) -> None:

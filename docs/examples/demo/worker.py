@@ -6,10 +6,10 @@ import random
 import sys
 
 from faststream import FastStream
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from docs.examples.demo.shop import ship
 from faststream_sqlbroker import ExponentialBackoffWithJitterRetryStrategy, SqlBroker, SqlBrokerMessage
-from sqlalchemy.ext.asyncio import create_async_engine
 
 HOPELESS_EVERY = 50
 """Every so many orders have an address that does not exist."""
@@ -21,7 +21,11 @@ broker = SqlBroker(engine, logger=None)
 app = FastStream(broker, logger=None)
 
 retries = ExponentialBackoffWithJitterRetryStrategy(
-    initial_delay_seconds=0.2, multiplier=2.0, max_delay_seconds=2.0, max_attempts=6, max_total_delay_seconds=None
+    initial_delay_seconds=0.2,
+    multiplier=2.0,
+    max_delay_seconds=2.0,
+    max_attempts=6,
+    max_total_delay_seconds=None,
 )
 
 

@@ -10,6 +10,9 @@ LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0
 
 _MOST_STEPS = 10**15
 
+LARGEST = 1e300
+"""What a number may be at most; far from where arithmetic overflows."""
+
 
 def bounded(delay: float) -> float:
     """Return `delay` (seconds) cut to 0..100 years.
@@ -54,7 +57,7 @@ def check_factor(value: float, name: str, *, least: float) -> None:
         SetupError: It is not.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and least <= value <= 1e300):
+    if not (number and least <= value <= LARGEST):
         raise SetupError(f"{name} must be a finite number of {least:g} or more, got {value!r}")
 
 
