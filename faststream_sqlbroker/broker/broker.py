@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from fast_depends import dependency_provider
 from faststream import ContextRepo
-from faststream._internal.broker import BrokerUsecase
 from faststream._internal.constants import EMPTY
 from faststream._internal.di import FastDependsConfig
 from faststream.message import gen_cor_id
 from faststream.specification.schema import BrokerSpec
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.engine import make_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
+from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
-from faststream_sqlbroker.exceptions import NotSupportedError, PublishError, SchemaError
+from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
-from faststream_sqlbroker.response import MessageOptions, PublishOptions, SqlBrokerPublishCommand
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
@@ -40,11 +39,9 @@ if TYPE_CHECKING:
     from faststream._internal.types import BrokerMiddleware, CustomCallable, IdGenerator
     from faststream.security import BaseSecurity
     from faststream.specification.schema.extra import Tag, TagDict
-    from sqlalchemy import Connection
-    from sqlalchemy.orm import Session
 
 
-class SqlBroker(SqlBrokerRegistrator, BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
+class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
     """A message broker that lives in a relational database."""
 
     def __init__(
@@ -114,22 +111,18 @@ class SqlBroker(SqlBrokerRegistrator, BrokerUsecase[Any, AsyncEngine, SqlBrokerC
         """
         self.engine, self._owns_engine = make_engine(engine)
         self._validate_schema = validate_schema_on_start
+        tables = build_tables(schema or SqlBrokerSchemaConfig())
         self._store = Store(
-            self.engine,
-            build_tables(schema or SqlBrokerSchemaConfig()),
-            statement_timeout=statement_timeout,
-            max_connections=max_connections,
+            self.engine, tables, statement_timeout=statement_timeout, max_connections=max_connections
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
-        producer = SqlBrokerProducer(Publisher(self._store, self._wakeups), parser=parser, decoder=decoder)
-        if specification_url is None:
-            specification_url = self.engine.url.set(password=None).render_as_string()
-        urls = [specification_url] if isinstance(specification_url, str) else list(specification_url)
         super().__init__(
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
-                producer=producer,
+                producer=SqlBrokerProducer(
+                    Publisher(self._store, self._wakeups), parser=parser, decoder=decoder
+                ),
                 broker_middlewares=middlewares,
                 broker_parser=parser,
                 broker_decoder=decoder,
@@ -148,7 +141,7 @@ class SqlBroker(SqlBrokerRegistrator, BrokerUsecase[Any, AsyncEngine, SqlBrokerC
                 extra_context={"broker": self},
             ),
             specification=BrokerSpec(
-                url=urls,
+                url=_urls(specification_url, self.engine),
                 protocol=protocol or self._store.dialect_name,
                 protocol_version=protocol_version,
                 description=description,
@@ -226,100 +219,9 @@ class SqlBroker(SqlBrokerRegistrator, BrokerUsecase[Any, AsyncEngine, SqlBrokerC
     ) -> None:
         self.config.logger.log(text, level, extra={"queue": "", "message_id": ""}, exc_info=exc_info)
 
-    # -- publishing -----------------------------------------------------------------------------------
 
-    @override
-    async def publish(
-        self, message: Any = None, queue: str = "", **options: Unpack[PublishOptions]
-    ) -> int | None:
-        """Publish one message.
-
-        Without `connection` or `session` it is committed when this returns. With one of them it belongs to
-        the caller's transaction, which is neither begun, committed nor flushed here.
-
-        Args:
-            message: The body: bytes and str as they are, anything else as JSON.
-            queue: Where to.
-            options: See `PublishOptions`.
-
-        Returns:
-            The message's id; None if its dedup_id exists already.
-
-        Raises:
-            PublishError: a value that cannot be stored, or a connection that cannot be used; nothing was
-                written.
-            StoreError: the database refused or could not be reached; after an `UnknownOutcomeError` the
-                message may have been committed.
-        """
-        cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
-        await self.connect()
-        result: int | None = await self._basic_publish(cmd, producer=self.config.producer)
-        return result
-
-    @override
-    async def publish_batch(
-        self, *messages: Any, queue: str = "", **options: Unpack[PublishOptions]
-    ) -> list[int | None]:
-        """Publish several messages in one transaction; as `publish`.
-
-        Args:
-            messages: Bodies, or `SqlBrokerResponse`s with options of their own; none does nothing.
-            queue: Where to.
-            options: Of all messages.
-
-        Returns:
-            The ids in the order of the messages.
-        """
-        if not messages:
-            return []
-        # FastStream's batch command takes a first body of None for no message.
-        bodies = [b"" if body is None else body for body in messages]
-        cmd = SqlBrokerPublishCommand(*bodies, queue=queue, **options)
-        await self.connect()
-        result: list[int | None] = await self._basic_publish_batch(cmd, producer=self.config.producer)
-        return result
-
-    def publish_sync(
-        self,
-        message: Any = None,
-        queue: str = "",
-        *,
-        connection: "Connection | None" = None,
-        session: "Session | None" = None,
-        **options: Unpack[MessageOptions],
-    ) -> int | None:
-        """Publish one message in the transaction of synchronous code; no middleware runs.
-
-        Subscribers of other processes find it by polling.
-
-        Args:
-            message: As `publish`.
-            queue: Where to.
-            connection: A synchronous Connection to the broker's database.
-            session: A synchronous Session on it; give one of both.
-            options: See `MessageOptions`.
-
-        Returns:
-            The message's id; None if its dedup_id exists already.
-
-        Raises:
-            PublishError: as `publish`, or neither connection nor session given.
-        """
-        if (connection is None) == (session is None):
-            msg = "publish_sync takes part in a transaction: give either connection= or session="
-            raise PublishError(msg)
-        cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
-        producer: Any = self.config.producer
-        producer.connect(self.config.fd_config._serializer, self.config.broker_codec)  # noqa: SLF001
-        result: int | None = producer.publish_sync(cmd, connection if session is None else session)
-        return result
-
-    @override
-    async def request(self, message: Any = None, queue: str = "", **options: Any) -> Any:  # type: ignore[override]
-        """Not there.
-
-        Raises:
-            NotSupportedError: always.
-        """
-        msg = "request is not supported; publish with reply_to= and subscribe to that queue"
-        raise NotSupportedError(msg)
+def _urls(given: str | Iterable[str] | None, engine: AsyncEngine) -> list[str]:
+    """Addresses for documents."""
+    if given is None:
+        return [engine.url.set(password=None).render_as_string()]
+    return [given] if isinstance(given, str) else list(given)

@@ -100,6 +100,34 @@ SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' 
 )
 
 
+_PLAIN = {
+    "next_priority": "SELECT MAX(priority) FROM {message} FORCE INDEX ({ready_index})\n"
+    "WHERE claimable = 1 AND queue = :queue AND priority < :below",
+    "due_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(next_attempt_at)) / 1000000" + _DUE,
+    "update": _UPDATE,
+    "payload": "UPDATE {message} SET payload = :payload WHERE id = :id",
+    "stuck": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
+    "WHERE queue = :queue AND lease_expires_at < UTC_TIMESTAMP(6)\n"
+    "ORDER BY lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED",
+    "now": "SELECT UTC_TIMESTAMP(6)",
+    "read_committed": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+}
+_HELD = "SELECT id, lease_token FROM {message} WHERE id IN :ids"
+_BY_IDS = {
+    "claim_update": _CLAIM_UPDATE,
+    "lock": _HELD + " ORDER BY id FOR UPDATE",
+    "lock_free": _HELD + " ORDER BY id FOR UPDATE SKIP LOCKED",
+    "look": _HELD,
+    "renew": "UPDATE {message} SET lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND\n"
+    "WHERE id IN :ids",
+    "delete": "DELETE FROM {message} WHERE id IN :ids",
+    "release_stuck": "UPDATE {message}\n"
+    "SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,\n"
+    "  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL\n"
+    "WHERE id IN :ids",
+}
+
+
 class MysqlDialect(StepDialect):
     """All SQL for MySQL and MariaDB."""
 
@@ -114,45 +142,12 @@ class MysqlDialect(StepDialect):
         self._statement(
             "claim", _CLAIM, columns=columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
         )
-        self._ids_statement("claim_update", _CLAIM_UPDATE)
-        self._statement(
-            "next_priority",
-            "SELECT MAX(priority) FROM {message} FORCE INDEX ({ready_index})\n"
-            "WHERE claimable = 1 AND queue = :queue AND priority < :below",
-        )
-        self._statement(
-            "due_in",
-            "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(next_attempt_at)) / 1000000" + _DUE,
-        )
-        by_ids = "SELECT id, lease_token FROM {message} WHERE id IN :ids"
-        self._ids_statement("lock", by_ids + " ORDER BY id FOR UPDATE")
-        self._ids_statement("lock_free", by_ids + " ORDER BY id FOR UPDATE SKIP LOCKED")
-        self._ids_statement("look", by_ids)
-        self._ids_statement(
-            "renew",
-            "UPDATE {message} SET lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND\n"
-            "WHERE id IN :ids",
-        )
+        for name, sql in _PLAIN.items():
+            self._statement(name, sql)
+        for name, sql in _BY_IDS.items():
+            self._ids_statement(name, sql)
         if self.has_archive:
             self._statement("archive", _ARCHIVE, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
-        self._ids_statement("delete", "DELETE FROM {message} WHERE id IN :ids")
-        self._statement("update", _UPDATE)
-        self._statement("payload", "UPDATE {message} SET payload = :payload WHERE id = :id")
-        self._statement(
-            "stuck",
-            "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
-            "WHERE queue = :queue AND lease_expires_at < UTC_TIMESTAMP(6)\n"
-            "ORDER BY lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED",
-        )
-        self._ids_statement(
-            "release_stuck",
-            "UPDATE {message}\n"
-            "SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,\n"
-            "  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL\n"
-            "WHERE id IN :ids",
-        )
-        self._statement("now", "SELECT UTC_TIMESTAMP(6)")
-        self._statement("read_committed", "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes."""

@@ -1,4 +1,4 @@
-"""The only module that opens a transaction: one method for each thing the broker does to the database.
+"""One method for each thing the broker does to the database.
 
 A transaction that the database rolled back for a passing reason (deadlock, serialization, busy) is repeated
 here; a broken connection is reported to the loops, which wait and try again.
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.core.rows import (
@@ -26,16 +25,15 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.dialects import Dialect, dialect_for
 from faststream_sqlbroker.exceptions import (
-    PublishError,
     SetupError,
-    SqlBrokerError,
-    StoreError,
     TransientStoreError,
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
+from faststream_sqlbroker.store.caller import check_same_database
+from faststream_sqlbroker.store.errors import ErrorClasses, was_rolled_back
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -83,6 +81,7 @@ class Store:
         self._engine = engine.execution_options(**options) if options else engine
         pool_size = _pool_size(engine)
         self.max_connections = max_connections or max(1, pool_size // 2)
+        self._errors = ErrorClasses(self.dialect, statement_timeout)
         self._places = asyncio.Semaphore(self.max_connections)
         self._publish_place = asyncio.Semaphore(1)
 
@@ -114,10 +113,10 @@ class Store:
         try:
             if isinstance(connection, AsyncSession):
                 connection = await connection.connection()
-            self._check_same_database(connection.sync_connection)
+            check_same_database(connection.sync_connection, self.engine.sync_engine)
             return await connection.run_sync(lambda c: self.dialect.insert(c, rows))
         except SQLAlchemyError as error:
-            raise self._caller_error(error) from error
+            raise self._errors.of_caller(error) from error
 
     def insert_sync(self, connection: "Connection | Session", rows: Sequence[NewMessage]) -> list[int | None]:
         """`insert_in` for synchronous code.
@@ -128,39 +127,10 @@ class Store:
         try:
             if not isinstance(connection, Connection):
                 connection = connection.connection()
-            self._check_same_database(connection)
+            check_same_database(connection, self.engine.sync_engine)
             return self.dialect.insert(connection, rows)
         except SQLAlchemyError as error:
-            raise self._caller_error(error) from error
-
-    def _check_same_database(self, connection: Connection | None) -> None:
-        if connection is None or connection.closed:
-            msg = "the connection given is closed; publish while its transaction is open"
-            raise PublishError(msg)
-        if connection.engine.pool is self.engine.sync_engine.pool:
-            return
-        theirs, ours = connection.engine.url, self.engine.url
-        alike = _family(theirs.get_backend_name()) == _family(ours.get_backend_name())
-        same_place = (theirs.host, theirs.port, theirs.database) == (ours.host, ours.port, ours.database)
-        if not (alike and same_place):
-            msg = (
-                f"the connection given leads to {theirs.render_as_string()!r}, but the broker's tables are in "
-                f"{ours.render_as_string()!r}; use a connection of the broker's database"
-            )
-            raise PublishError(msg)
-
-    def _caller_error(self, error: SQLAlchemyError) -> Exception:
-        if isinstance(error, InvalidRequestError):
-            msg = f"the transaction given cannot be used any more; publish before it ends ({error})"
-            return PublishError(msg)
-        if self.dialect.name == "sqlite" and self._is_transient(error):
-            msg = (
-                "SQLite refused to turn the caller's read transaction into a writing one because another "
-                "connection has written meanwhile; begin such transactions with BEGIN IMMEDIATE "
-                f"(see docs/outbox.md) and repeat the whole transaction ({_driver_text(error)})"
-            )
-            return TransientStoreError(msg)
-        return self._classed(error) or error
+            raise self._errors.of_caller(error) from error
 
     # -- consuming ----------------------------------------------------------------------------------
 
@@ -250,7 +220,7 @@ class Store:
         def callback(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
             heard(payload)
 
-        async with self._errors_classed(), self._engine.connect() as connection:
+        async with self._errors.classed(), self._engine.connect() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
             await driver.add_listener(channel, callback)
             driver.add_termination_listener(lambda _c: gone.set())
@@ -268,19 +238,6 @@ class Store:
                 # Whatever is still subscribed must not come back to somebody else's checkout.
                 await connection.invalidate()
 
-    @asynccontextmanager
-    async def _errors_classed(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except SqlBrokerError:
-            raise
-        # A driver's error while connecting reaches us as it is, in a class of its own.
-        except Exception as error:
-            classed = self._classed(error)
-            if classed is None:
-                raise
-            raise classed from error
-
     async def _run(
         self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool = True
     ) -> T:
@@ -291,7 +248,7 @@ class Store:
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
-                if not _rolled_back(error):
+                if not was_rolled_back(error):
                     raise
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
                 pause *= 2
@@ -315,52 +272,17 @@ class Store:
 
         try:
             async with (
-                self._errors_classed(),
+                self._errors.classed(),
                 asyncio.timeout(self.statement_timeout),
                 places,
                 self._engine.connect() as connection,
             ):
                 return await connection.run_sync(run)
         except TransientStoreError as error:
-            if not committing or _rolled_back(error):
+            if not committing or was_rolled_back(error):
                 raise
             msg = f"the answer to the COMMIT was lost: {error}"
             raise UnknownOutcomeError(msg) from error
-
-    def _classed(self, error: BaseException) -> StoreError | None:
-        """`error` as one of ours; None if it is no error of the database."""
-        if isinstance(error, PoolTimeout):
-            return TransientStoreError(f"no free connection in the pool: {error}")
-        if isinstance(error, TimeoutError) and not str(error):
-            return TransientStoreError(f"no answer within {self.statement_timeout} seconds")
-        if getattr(error, "connection_invalidated", False) or self._is_transient(error):
-            return TransientStoreError(_driver_text(error))
-        if isinstance(error, SQLAlchemyError):
-            return StoreError(_driver_text(error))
-        return None
-
-    def _is_transient(self, error: BaseException | None) -> bool:
-        while error is not None:
-            if isinstance(error, OSError) or self.dialect.is_transient(error):
-                return True
-            error = getattr(error, "orig", None) or error.__cause__
-        return False
-
-
-def _rolled_back(error: BaseException) -> bool:
-    """Whether the database itself undid the transaction and works: the repeat may start at once."""
-    cause = error.__cause__
-    return isinstance(cause, DBAPIError) and not cause.connection_invalidated
-
-
-def _driver_text(error: BaseException) -> str:
-    """The driver's own words; SQLAlchemy's would add the statement and its parameters (payloads)."""
-    orig = getattr(error, "orig", None)
-    return f"{type(orig).__name__}: {orig}" if orig is not None else str(error)
-
-
-def _family(backend: str) -> str:
-    return "mysql" if backend == "mariadb" else backend
 
 
 def _in_memory(engine: AsyncEngine) -> bool:

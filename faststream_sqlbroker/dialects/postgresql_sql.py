@@ -1,0 +1,147 @@
+"""PostgreSQL's statements, with `{names}` to fill in; tests/sql/postgresql shows them filled.
+
+Every array is one bind, so the text never changes and stays prepared whatever the batch's size. State
+literals are inlined: a bound state could not use the partial indexes in a generic plan.
+"""
+
+INSERT = """
+WITH r AS MATERIALIZED (
+  SELECT nextval((SELECT pg_get_serial_sequence({message_literal}, 'id')::regclass)) AS id, u.*
+  FROM unnest(:queues, :payloads, :headers, :priorities, :keys, :dedup_ids, :delays, :times, :expiries)
+    WITH ORDINALITY AS u(queue, payload, headers, priority, key, dedup_id, delay, at, expires_in, ord)
+), i AS (
+  INSERT INTO {message}
+    (id, queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at)
+  SELECT r.id, r.queue, r.payload, r.headers::jsonb, r.priority, r.key, r.dedup_id, statement_timestamp(),
+    coalesce(r.at, statement_timestamp() + coalesce(r.delay, 0) * interval '1 second'),
+    statement_timestamp() + r.expires_in * interval '1 second'
+  FROM r ORDER BY r.ord
+  {conflict}
+  RETURNING id
+)
+SELECT i.id FROM r LEFT JOIN i ON i.id = r.id ORDER BY r.ord
+"""
+
+PAIRS = """
+WITH RECURSIVE p(queue, ord, priority) AS (
+  SELECT q.queue, q.ord, (
+    SELECT m.priority FROM {message} m
+    WHERE m.queue = q.queue AND m.state IN ('PENDING', 'RETRYABLE')
+    ORDER BY m.queue, m.priority DESC LIMIT 1)
+  FROM unnest(:queues) WITH ORDINALITY AS q(queue, ord)
+  UNION ALL
+  SELECT p.queue, p.ord, (
+    SELECT m.priority FROM {message} m
+    WHERE m.queue = p.queue AND m.priority < p.priority AND m.state IN ('PENDING', 'RETRYABLE')
+    ORDER BY m.queue, m.priority DESC LIMIT 1)
+  FROM p WHERE p.priority IS NOT NULL
+)
+SELECT p.queue, p.priority, (
+  SELECT extract(epoch FROM m.next_attempt_at - statement_timestamp())::float8 FROM {message} m
+  WHERE m.queue = p.queue AND m.priority = p.priority AND m.state IN ('PENDING', 'RETRYABLE')
+  ORDER BY m.next_attempt_at, m.id LIMIT 1) AS due_in
+FROM p WHERE p.priority IS NOT NULL ORDER BY p.ord, p.priority DESC
+"""
+
+# Rows are taken by ctid: joined on id, the planner chose a sequential scan at 20 000 rows.
+CLAIM = """
+WITH r AS MATERIALIZED (
+  SELECT x.c
+  FROM unnest(:queues, :priorities) WITH ORDINALITY AS p(queue, priority, ord)
+  CROSS JOIN LATERAL (
+    SELECT m.ctid AS c FROM {message} m
+    WHERE m.queue = p.queue AND m.priority = p.priority
+      AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+    ORDER BY m.next_attempt_at, m.id LIMIT :limit FOR UPDATE SKIP LOCKED) x
+  LIMIT :limit
+)
+UPDATE {message} m
+SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
+  lease_expires_at = statement_timestamp() + :lease * interval '1 second',
+  deliveries_count = m.deliveries_count + 1
+WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
+RETURNING {columns}
+"""
+
+RENEW = """
+WITH r AS MATERIALIZED (
+  SELECT m.ctid AS c
+  FROM unnest(:ids, :tokens) AS u(id, token) JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
+  ORDER BY m.id FOR UPDATE OF m SKIP LOCKED
+)
+UPDATE {message} m SET lease_expires_at = statement_timestamp() + :lease * interval '1 second'
+WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
+RETURNING m.id
+"""
+
+HELD = """
+SELECT m.id FROM unnest(:ids, :tokens) AS u(id, token)
+JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
+"""
+
+ARCHIVE = """
+WITH u AS MATERIALIZED (
+  SELECT * FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :reasons, :errors)
+    AS u(id, token, state, attempts, charge, ended, reason, error)
+), d AS (
+  DELETE FROM {message} m USING u WHERE m.id = u.id AND m.lease_token = u.token RETURNING m.*
+), a AS (
+  INSERT INTO {archive} ({columns}, archived_at, reason)
+  SELECT d.id, d.queue, d.priority, d.{key}, d.dedup_id, d.headers, d.payload, u.state,
+    d.attempts_count + u.attempts, d.deliveries_count + u.charge, d.publish_count, d.origin_id,
+    d.created_at, d.next_attempt_at, d.expires_at,
+    CASE WHEN u.attempts > 0
+      THEN coalesce(d.first_attempt_at, d.acquired_at + u.ended * interval '1 second')
+      ELSE d.first_attempt_at END,
+    CASE WHEN u.attempts > 0
+      THEN d.acquired_at + u.ended * interval '1 second' ELSE d.last_attempt_at END,
+    d.acquired_at, coalesce(u.error, d.last_error), statement_timestamp(), u.reason
+  FROM d JOIN u ON u.id = d.id AND u.token = d.lease_token
+)
+SELECT id FROM d
+"""
+
+DELETE = """
+DELETE FROM {message} m USING unnest(:ids, :tokens) AS u(id, token)
+WHERE m.id = u.id AND m.lease_token = u.token
+RETURNING m.id
+"""
+
+UPDATE = """
+UPDATE {message} m
+SET state = coalesce(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
+  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,
+  attempts_count = CASE WHEN u.queue IS NULL THEN m.attempts_count + u.attempts ELSE 0 END,
+  deliveries_count = CASE WHEN u.queue IS NULL THEN m.deliveries_count + u.charge ELSE 0 END,
+  next_attempt_at = CASE WHEN u.delay IS NULL THEN m.next_attempt_at
+    ELSE statement_timestamp() + u.delay * interval '1 second' END,
+  first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN coalesce(m.first_attempt_at, m.acquired_at + u.ended * interval '1 second')
+    ELSE m.first_attempt_at END,
+  last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
+    WHEN u.attempts > 0 THEN m.acquired_at + u.ended * interval '1 second' ELSE m.last_attempt_at END,
+  last_error = coalesce(u.error, m.last_error),
+  queue = coalesce(u.queue, m.queue),
+  dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
+  payload = coalesce(u.payload, m.payload)
+FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors, :queues, :payloads)
+  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload)
+WHERE m.id = u.id AND m.lease_token = u.token
+RETURNING m.id
+"""
+
+RELEASE = """
+WITH r AS MATERIALIZED (
+  SELECT x.c FROM unnest(:queues) AS q(queue)
+  CROSS JOIN LATERAL (
+    SELECT m.ctid AS c FROM {message} m
+    WHERE m.queue = q.queue AND m.state = 'PROCESSING' AND m.lease_expires_at < statement_timestamp()
+    ORDER BY m.lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED) x
+  LIMIT :limit
+)
+UPDATE {message} m
+SET state = CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
+  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL
+WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
+RETURNING m.id
+"""

@@ -1,0 +1,32 @@
+"""The caller's connection: is it one of this database?"""
+
+from sqlalchemy import Connection, Engine
+
+from faststream_sqlbroker.exceptions import PublishError
+from faststream_sqlbroker.schema.types import MYSQL
+
+
+def check_same_database(connection: Connection | None, engine: Engine) -> None:
+    """Refuse a connection that is closed, or leads elsewhere than `engine`.
+
+    Raises:
+        PublishError: with both addresses, passwords hidden.
+    """
+    if connection is None or connection.closed:
+        msg = "the connection given is closed; publish while its transaction is open"
+        raise PublishError(msg)
+    if connection.engine.pool is engine.pool:
+        return
+    theirs, ours = connection.engine.url, engine.url
+    alike = _family(theirs.get_backend_name()) == _family(ours.get_backend_name())
+    same_place = (theirs.host, theirs.port, theirs.database) == (ours.host, ours.port, ours.database)
+    if not (alike and same_place):
+        msg = (
+            f"the connection given leads to {theirs.render_as_string()!r}, but the broker's tables are in "
+            f"{ours.render_as_string()!r}; use a connection of the broker's database"
+        )
+        raise PublishError(msg)
+
+
+def _family(backend: str) -> str:
+    return MYSQL[0] if backend in MYSQL else backend

@@ -1,0 +1,77 @@
+"""The database's errors, classed: worth repeating, or not."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.exceptions import PublishError, SqlBrokerError, StoreError, TransientStoreError
+
+
+class ErrorClasses:
+    """Tells one database's errors apart."""
+
+    def __init__(self, dialect: Dialect, statement_timeout: float) -> None:
+        """`statement_timeout` in seconds is what the message of a time-out names."""
+        self._dialect, self._statement_timeout = dialect, statement_timeout
+
+    @asynccontextmanager
+    async def classed(self) -> AsyncIterator[None]:
+        """Turn the database's errors into ours; others pass as they are."""
+        try:
+            yield
+        except SqlBrokerError:
+            raise
+        # A driver's error while connecting reaches us as it is, in a class of its own.
+        except Exception as error:
+            ours = self.of(error)
+            if ours is None:
+                raise
+            raise ours from error
+
+    def of(self, error: BaseException) -> StoreError | None:
+        """`error` as one of ours; None if it is no error of the database."""
+        if isinstance(error, PoolTimeout):
+            return TransientStoreError(f"no free connection in the pool: {error}")
+        if isinstance(error, TimeoutError) and not str(error):
+            return TransientStoreError(f"no answer within {self._statement_timeout} seconds")
+        if getattr(error, "connection_invalidated", False) or self._is_transient(error):
+            return TransientStoreError(driver_text(error))
+        if isinstance(error, SQLAlchemyError):
+            return StoreError(driver_text(error))
+        return None
+
+    def of_caller(self, error: SQLAlchemyError) -> Exception:
+        """`error` of a statement in the caller's transaction, which cannot be repeated here."""
+        if isinstance(error, InvalidRequestError):
+            msg = f"the transaction given cannot be used any more; publish before it ends ({error})"
+            return PublishError(msg)
+        if self._dialect.name == "sqlite" and self._is_transient(error):
+            msg = (
+                "SQLite refused to turn the caller's read transaction into a writing one because another "
+                "connection has written meanwhile; begin such transactions with BEGIN IMMEDIATE "
+                f"(see docs/outbox.md) and repeat the whole transaction ({driver_text(error)})"
+            )
+            return TransientStoreError(msg)
+        return self.of(error) or error
+
+    def _is_transient(self, error: BaseException | None) -> bool:
+        while error is not None:
+            if isinstance(error, OSError) or self._dialect.is_transient(error):
+                return True
+            error = getattr(error, "orig", None) or error.__cause__
+        return False
+
+
+def was_rolled_back(error: BaseException) -> bool:
+    """Whether the database itself undid the transaction and works: the repeat may start at once."""
+    cause = error.__cause__
+    return isinstance(cause, DBAPIError) and not cause.connection_invalidated
+
+
+def driver_text(error: BaseException) -> str:
+    """The driver's own words; SQLAlchemy's would add the statement and its parameters (payloads)."""
+    orig = getattr(error, "orig", None)
+    return f"{type(orig).__name__}: {orig}" if orig is not None else str(error)
