@@ -116,13 +116,12 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
             self.engine, tables, statement_timeout=statement_timeout, max_connections=max_connections
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
+        publisher = Publisher(self._store, self._wakeups)
         super().__init__(
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
-                producer=SqlBrokerProducer(
-                    Publisher(self._store, self._wakeups), parser=parser, decoder=decoder
-                ),
+                producer=SqlBrokerProducer(publisher, parser=parser, decoder=decoder),
                 broker_middlewares=middlewares,
                 broker_parser=parser,
                 broker_decoder=decoder,
