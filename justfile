@@ -47,6 +47,7 @@ generate: setup
     @{{ python }} -m tools.golden_sql
     @{{ python }} -m tools.render_migrations
     @{{ python }} -m tools.diagram
+    @{{ python }} -m tools.options
     @{{ python }} -m tools.capabilities
 
 # Everything CI runs

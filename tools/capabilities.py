@@ -5,6 +5,8 @@ A test marked `@pytest.mark.capability("...")` stands for a capability on every 
     python -m tools.capabilities [--check]
 """
 
+import contextlib
+import io
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -44,7 +46,8 @@ def table(found: dict[str, set[str]]) -> str:
 def collect() -> dict[str, set[str]]:
     """Collect the tests without running any."""
     collector = Collector()
-    code = pytest.main(["--collect-only", "-qq", "-p", "no:terminal", "tests"], plugins=[collector])
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = pytest.main(["--collect-only", "-qq", "tests"], plugins=[collector])
     if code != pytest.ExitCode.OK:
         sys.exit(f"the tests cannot be collected ({code!r}): run pytest to see why")
     return collector.found

@@ -4,6 +4,7 @@ import asyncio
 from datetime import timedelta
 from uuid import uuid4
 
+import pytest
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.rows import NewMessage, ReadyPair
@@ -70,10 +71,12 @@ async def test_two_claimers_never_get_the_same_row(bench: Bench) -> None:
     assert len(ids) == len(set(ids)) == 400
 
 
+with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+
+
+@pytest.mark.capability("rows locked elsewhere are skipped")
+@with_row_locks
 async def test_rows_locked_elsewhere_are_skipped(bench: Bench, store: Store) -> None:
-    if store.dialect_name == "sqlite":
-        # One writer at a time: the claim waits for the other writer instead of skipping its rows.
-        return await _sqlite_waits(bench)
     first, second = await bench.put(2)
     async with store.engine.connect() as connection:
         await connection.execute(text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": first})
@@ -82,7 +85,9 @@ async def test_rows_locked_elsewhere_are_skipped(bench: Bench, store: Store) -> 
     assert [m.id for m in await bench.claim()] == [first]
 
 
-async def _sqlite_waits(bench: Bench) -> None:
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_claim_waits_for_the_one_writer(bench: Bench) -> None:
+    """SQLite has no row locks: the claim waits for the other writer instead of skipping its rows."""
     await bench.put(2)
     async with bench.store.engine.connect() as connection:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -133,9 +138,8 @@ async def test_a_renewal_lengthens_only_leases_still_held(bench: Bench) -> None:
     assert after[lost.id] == before[lost.id]
 
 
+@with_row_locks
 async def test_a_renewal_does_not_wait_for_a_locked_row_and_knows_it_is_held(bench: Bench) -> None:
-    if bench.store.dialect_name == "sqlite":
-        return  # no row locks: a renewal waits for the one writer, see test_rows_locked_elsewhere_are_skipped
     await bench.put(1)
     [message] = await bench.claim()
     async with bench.store.engine.connect() as connection:
@@ -146,7 +150,6 @@ async def test_a_renewal_does_not_wait_for_a_locked_row_and_knows_it_is_held(ben
 
 
 async def test_a_half_set_lease_is_refused_by_the_table(bench: Bench) -> None:
-    import pytest
     from sqlalchemy.exc import DBAPIError
 
     await bench.put()

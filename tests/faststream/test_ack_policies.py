@@ -13,6 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import ConstantRetryStrategy, NoRetryStrategy, SqlBroker, SqlBrokerMessage
 from tests.faststream.conftest import QUICK, Heard, Look
 
+pytestmark = pytest.mark.capability("every AckPolicy, retries, dead letters")
+
 LATER = ConstantRetryStrategy(delay_seconds=3600, max_attempts=5, max_total_delay_seconds=None)
 AT_ONCE = ConstantRetryStrategy(delay_seconds=0, max_attempts=3, max_total_delay_seconds=None)
 

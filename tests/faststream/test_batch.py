@@ -10,6 +10,8 @@ from faststream_sqlbroker import SqlBroker, SqlBrokerBatchMessage
 from faststream_sqlbroker.message import SqlBrokerBatchMessage as BatchClass
 from tests.faststream.conftest import QUICK, Look
 
+pytestmark = pytest.mark.capability("batch handlers")
+
 BATCH: Any = {**QUICK, "batch": True}
 
 

@@ -42,6 +42,7 @@ async def test_bodies(broker: SqlBroker, look: Look, body: Any, payload: bytes, 
     assert headers_of(row) == headers
 
 
+@pytest.mark.capability("delay, priority, key, deduplication, expiry")
 async def test_every_option(broker: SqlBroker, look: Look) -> None:
     await broker.publish(
         "x", "q", headers={"content-type": "mine", "n": [1, None]}, correlation_id="c", reply_to="r",
@@ -157,6 +158,7 @@ async def test_a_publisher_that_starts_a_batch_with_none(broker: SqlBroker, look
     assert [bytes(row["payload"]) for row in await look.rows()] == [b"", b"b"]
 
 
+@pytest.mark.capability("publishing in the caller's transaction")
 @pytest.mark.parametrize("commit", [True, False])
 async def test_in_the_callers_connection(
     broker: SqlBroker, engine: AsyncEngine, look: Look, commit: bool
@@ -197,6 +199,7 @@ async def test_an_ended_transaction(broker: SqlBroker, engine: AsyncEngine) -> N
 SYNC_DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"}
 
 
+@pytest.mark.capability("publishing from synchronous code")
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("kind", ["connection", "session"])
 async def test_publish_sync(

@@ -3,10 +3,14 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
+
+pytestmark = pytest.mark.capability("leases: fenced, renewed, given back after a crash")
 
 SHORT = {"release_stuck_timeout": 0.6, "release_stuck_interval": 0.05, "max_fetch_interval": 0.05}
 

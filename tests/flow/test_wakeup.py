@@ -41,6 +41,7 @@ async def _has_looked(rig: Rig) -> None:
     await eventually(lambda: fetcher._looked_at > looked)
 
 
+@pytest.mark.capability("wake-up within a process")
 async def test_a_publish_wakes_its_own_process(sleeper: Rig) -> None:
     await sleeper.publisher.publish([MESSAGE])
     await eventually(lambda: sleeper.handled, timeout=SOON)
@@ -87,6 +88,7 @@ async def elsewhere(rig: Rig) -> AsyncIterator[Publisher]:
     await engine.dispose()
 
 
+@pytest.mark.capability("wake-up between processes (the others poll)")
 @postgresql_only
 async def test_a_publish_in_another_process_wakes(sleeper: Rig, elsewhere: Publisher) -> None:
     """F11: LISTEN and NOTIFY."""

@@ -15,7 +15,10 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.dialects.mysql import MariadbDialect
 from tests.plans.conftest import TABLES
 
-pytestmark = pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+pytestmark = [
+    pytest.mark.parametrize("database", ["mariadb"], indirect=True),
+    pytest.mark.capability("plans of hot statements tested against 200 000 other rows"),
+]
 
 LIMIT = 100
 RULES = SettleRules(retry_strategy=default_retry_strategy())

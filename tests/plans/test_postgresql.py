@@ -12,7 +12,10 @@ from sqlalchemy.dialects.postgresql import asyncpg
 from faststream_sqlbroker.dialects.postgresql import PostgresqlDialect
 from tests.plans.conftest import TABLES
 
-pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+pytestmark = [
+    pytest.mark.parametrize("database", ["postgresql"], indirect=True),
+    pytest.mark.capability("plans of hot statements tested against 200 000 other rows"),
+]
 
 DRIVER = asyncpg.dialect()
 SQL = PostgresqlDialect(TABLES, DRIVER).sql

@@ -11,7 +11,10 @@ MANY = 20_000
 WORKERS = 4
 SHORT = {"release_stuck_timeout": 2.0, "release_stuck_interval": 0.3}
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.capability("work shared by processes; nothing lost by SIGKILL or SIGTERM"),
+]
 
 
 async def test_each_message_is_handled_exactly_once_when_nothing_fails(fleet: Fleet) -> None:

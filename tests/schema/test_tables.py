@@ -17,6 +17,8 @@ from faststream_sqlbroker.schema.tables import build_tables, include_tables
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import Store
 
+pytestmark = pytest.mark.capability("Alembic migrations and validation at start")
+
 CONFIG = SqlBrokerSchemaConfig()
 TABLES = build_tables(CONFIG)
 WAYS: dict[str, Callable[[Connection], None]] = {
@@ -58,6 +60,7 @@ async def test_other_names_and_no_archive(engine: AsyncEngine) -> None:
     assert len(await store.insert([NewMessage("q", b"1")])) == 1
 
 
+@pytest.mark.capability("tables in a schema of their own")
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 async def test_a_schema_of_its_own(engine: AsyncEngine) -> None:
     """Only PostgreSQL has schemas inside a database."""

@@ -1,10 +1,12 @@
 """Files generated from the code match it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tools import golden_sql, render_migrations
+from tools import capabilities, diagram, golden_sql, options, render_migrations
 from tools.files import write_or_compare
 
 
@@ -26,3 +28,20 @@ def test_drift_is_found_and_mended(tmp_path: Path) -> None:
     write_or_compare(wanted, tmp_path, check=False)
     assert write_or_compare(wanted, tmp_path, check=True) == []
     assert not stale.exists()
+
+
+def test_the_diagram_and_the_table_of_options_are_todays() -> None:
+    assert diagram.updated(diagram.FILE.read_text()) == diagram.FILE.read_text()
+    assert options.updated(options.PAGE.read_text()) == options.PAGE.read_text()
+
+
+def test_the_table_of_capabilities_is_todays() -> None:
+    """In a process of its own: it collects the tests."""
+    command = [sys.executable, "-m", "tools.capabilities", "--check"]
+    done = subprocess.run(command, cwd=capabilities.README.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_of_capabilities_tells_databases_apart() -> None:
+    text = capabilities.table({"b": {"sqlite"}, "a": set(capabilities.DATABASES)})
+    assert text.splitlines()[2:] == ["| a | yes | yes | yes |", "| b | – | – | yes |"]

@@ -1,0 +1,75 @@
+"""Every Python block of the documentation runs and prints the text below it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import eventually
+
+ROOT = Path(__file__).parent.parent.parent
+BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
+
+
+def blocks() -> list[tuple[str, str, str]]:
+    """(name, code, output) of the pages under docs/."""
+    found = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for number, (code, output) in enumerate(BLOCK.findall(page.read_text()), 1):
+            found.append((f"{page.name} {number}", code, output))
+    return found
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.parametrize(("code", "output"), [b[1:] for b in blocks()], ids=[b[0] for b in blocks()])
+def test_a_block_prints_what_the_page_says(tmp_path: Path, code: str, output: str) -> None:
+    assert output, "a block without its output cannot fail"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, output), done.stderr
+
+
+def test_there_are_blocks() -> None:
+    assert len(blocks()) >= 4
+
+
+async def test_the_readmes_example_ships_its_order(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    example = readme.partition("<!-- example -->")[2].partition("<!-- /example -->")[0]
+    [(code, _)] = BLOCK.findall(example)
+    (tmp_path / "shop.py").write_text(code)
+    with (tmp_path / "out").open("wb") as out:
+        app = subprocess.Popen(
+            [sys.executable, "shop.py"], cwd=tmp_path, env=environment(), stdout=out, stderr=out
+        )
+    try:
+        said = tmp_path / "out"
+        await eventually(lambda: "shipping order 1" in said.read_text() or app.poll() is not None, timeout=30)
+        app.send_signal(signal.SIGTERM)
+        await eventually(lambda: app.poll() is not None, timeout=30)
+        assert "shipping order 1" in said.read_text()
+        assert app.returncode == 0, said.read_text()
+    finally:
+        app.kill()
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = page.read_text()
+        for target in re.findall(r"\]\((?!http)([^)#]+)", text):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    assert (ROOT / "README.md").read_text().count("\n") <= 150
