@@ -66,12 +66,12 @@ def database(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def database_url(database: str, servers: Servers, tmp_path: Path, worker_id: str) -> Iterator[str]:
+def database_url(database: str, servers: Servers, tmp_path: Path) -> Iterator[str]:
     """URL (asyncio driver) of an empty database."""
     if database == "sqlite":
         yield f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
         return
-    admin, name = servers.admin(database), f"sqlbroker_test_{worker_id}_{os.getpid()}"
+    admin, name = servers.admin(database), f"sqlbroker_test_{os.getpid()}"
     _drop(admin, name)
     with admin.connect() as connection:
         connection.execute(text(f"CREATE DATABASE {name}"))

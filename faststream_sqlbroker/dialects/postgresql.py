@@ -1,6 +1,6 @@
 """PostgreSQL: one statement for each step, arrays for each batch (`postgresql_sql`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -114,9 +114,9 @@ class PostgresqlDialect(Dialect):
                 "priorities": [r.priority for r in rows],
                 "keys": [r.key for r in rows],
                 "dedup_ids": [r.dedup_id for r in rows],
-                "delays": [r.delay for r in rows],
+                "delays": _floats(r.delay for r in rows),
                 "times": [r.next_attempt_at for r in rows],
-                "expiries": [r.expires_in for r in rows],
+                "expiries": _floats(r.expires_in for r in rows),
             },
         )
         return [row[0] for row in result]
@@ -169,7 +169,7 @@ class PostgresqlDialect(Dialect):
         if updated:
             binds = {
                 **_ended(updated),
-                "delays": [s.delay for s in updated],
+                "delays": _floats(s.delay for s in updated),
                 "queues": [s.queue for s in updated],
                 "payloads": [s.payload for s in updated],
             }
@@ -186,6 +186,11 @@ class PostgresqlDialect(Dialect):
         connection.execute(self.sql["notify"], {"channel": channel, "queues": list(queues)})
 
 
+def _floats(values: Iterable[float | None]) -> list[float | None]:
+    # psycopg refuses an array of both int and float.
+    return [None if value is None else float(value) for value in values]
+
+
 def _pairs(leases: Sequence[tuple[int, UUID]]) -> dict[str, list[Any]]:
     return {"ids": [i for i, _ in leases], "tokens": [t for _, t in leases]}
 
@@ -197,6 +202,6 @@ def _ended(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
         "states": [s.state and s.state.name for s in settlements],
         "attempts": [int(s.attempted) for s in settlements],
         "charges": [-int(s.uncharge) for s in settlements],
-        "ends": [s.ended_after for s in settlements],
+        "ends": _floats(s.ended_after for s in settlements),
         "errors": [s.error for s in settlements],
     }

@@ -87,7 +87,8 @@ async def test_ack_first_does_not_run_what_may_not_be_removed(rig: Rig, far: tup
     original = store.settle
 
     async def unanswered(settlements: list[Settlement]) -> Any:
-        await consumer._fetch_loop.stop()  # its commits are not the ones meant
+        # Their commits are not the ones meant.
+        await asyncio.gather(*(loop.stop() for loop in consumer._loops if loop is not consumer._flush_loop))
         proxy.swallow_answer_to = COMMIT
         return await original(settlements)
 
@@ -122,7 +123,7 @@ async def test_a_stalled_server_costs_the_time_limit_and_no_more(far: tuple[Prox
     started = time.monotonic()
     with pytest.raises(TransientStoreError):
         await store.now()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20, "psycopg waits for its cancel request too"
     assert not await store.ping(0.5)
     proxy.flow()
     await eventually(lambda: store.ping(1.0))

@@ -38,7 +38,9 @@ def test_the_diagram_and_the_table_of_options_are_todays() -> None:
 def test_the_table_of_capabilities_is_todays() -> None:
     """In a process of its own: it collects the tests."""
     command = [sys.executable, "-m", "tools.capabilities", "--check"]
-    done = subprocess.run(command, cwd=capabilities.README.parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=capabilities.README.parent, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
