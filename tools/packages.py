@@ -9,6 +9,10 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 """Asked by Debian's packages before they start their service; 101 forbids it."""
 
 
+WAIT = ("-o", "DPkg::Lock::Timeout=300")
+"""Another test process may be installing."""
+
+
 def install(package: str) -> str | None:
     """Install `package` with apt, without starting its service; None, or why not in one line."""
     apt = shutil.which("apt-get")
@@ -23,8 +27,8 @@ def install(package: str) -> str | None:
         POLICY.write_text("#!/bin/sh\nexit 101\n")
         POLICY.chmod(0o755)
     try:
-        command = [*sudo, apt, "install", "-y", "-qq", "--no-install-recommends", package]
-        if _run(command) and (_run([*sudo, apt, "update", "-qq"]) or _run(command)):
+        command = [*sudo, apt, "install", "-y", "-qq", *WAIT, "--no-install-recommends", package]
+        if _run(command) and (_run([*sudo, apt, "update", "-qq", *WAIT]) or _run(command)):
             return f"apt-get install {package} failed"
     finally:
         if forbid:

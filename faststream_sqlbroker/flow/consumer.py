@@ -40,10 +40,15 @@ class Consumer:
         handle: Handle,
         log: Log,
         ack_first: bool = False,
+        cancellable: bool = True,
     ) -> None:
-        """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True."""
+        """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
+
+        `cancellable` is false for handlers that run in a thread: cancelling would only stop waiting for it.
+        """
         self._store, self._wakeups, self._settings = store, wakeups, settings
         self._handle, self._log, self._ack_first = handle, log, ack_first
+        self._cancellable = cancellable
         self._rules = SettleRules(
             retry_strategy=settings.retry_strategy,
             retain_on_ack=settings.retain_in_archive_on_ack,
@@ -158,6 +163,17 @@ class Consumer:
         _, running = await asyncio.wait(workers, timeout=graceful_timeout)
         if not running:
             return
+        stuck = await self._cancel(running, graceful_timeout) if self._cancellable else running
+        if stuck:
+            self._log(
+                logging.WARNING,
+                f"{len(stuck)} handlers cannot be cancelled; the leases of their messages will run out",
+            )
+
+    async def _cancel(
+        self, running: "set[asyncio.Task[None]]", graceful_timeout: float | None
+    ) -> "set[asyncio.Task[None]]":
+        """Cancel; the tasks that go on all the same."""
         self._log(
             logging.WARNING,
             f"{len(running)} handlers still ran after graceful_timeout={graceful_timeout} seconds; they are "
@@ -166,11 +182,7 @@ class Consumer:
         for task in running:
             task.cancel()
         _, stuck = await asyncio.wait(running, timeout=CANCEL_GRACE)
-        if stuck:
-            self._log(
-                logging.WARNING,
-                f"{len(stuck)} handlers cannot be cancelled; the leases of their messages will run out",
-            )
+        return stuck
 
     async def _final_flush(self) -> None:
         failures = 0

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fast_depends.utils import is_coroutine_callable
 from faststream import AckPolicy
 from faststream._internal.endpoint.subscriber import SubscriberUsecase
 from faststream.exceptions import StopConsume
 from typing_extensions import override
 
-from faststream_sqlbroker.exceptions import NotSupportedError
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
@@ -58,7 +59,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         """Start the loops; a subscriber without a handler starts none.
 
         Raises:
-            SetupError: the routers' prefix makes a queue's name impossible.
+            SetupError: the routers' prefix makes a queue's name impossible, or handler_timeout is given for a
+                synchronous handler.
         """
         if self.running:
             return
@@ -72,13 +74,25 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 handle=self.consume,
                 log=self._log_of_loops,
                 ack_first=self.ack_policy is AckPolicy.ACK_FIRST,
+                cancellable=not self._synchronous_handlers(),
             )
         self._post_start()
         if self._consumer is not None:
             await self._consumer.start()
 
+    def _synchronous_handlers(self) -> list[str]:
+        """Names of the handlers that run in a thread, where nothing can cancel them."""
+        calls = [call.handler._original_call for call in self.calls]  # noqa: SLF001 - FastStream's only way
+        return [getattr(call, "__name__", repr(call)) for call in calls if not is_coroutine_callable(call)]
+
     def _settings(self) -> SubscriberSettings:
         settings = self.config.settings
+        if settings.handler_timeout is not None and (names := self._synchronous_handlers()):
+            msg = (
+                f"handler_timeout cannot end the synchronous handler {names[0]!r}, which runs in a thread: "
+                "make it async, or leave the timeout out"
+            )
+            raise SetupError(msg)
         if not self._outer_config.prefix:
             return settings
         with warnings.catch_warnings():

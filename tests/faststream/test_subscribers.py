@@ -118,3 +118,14 @@ def test_wrong_options_are_refused_at_the_decorator(broker: SqlBroker, wrong: di
     with pytest.raises(SetupError):
         broker.subscriber(**wrong)
     assert broker.subscribers == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_timeout_cannot_end_a_synchronous_handler(broker: SqlBroker) -> None:
+    await broker.create_tables()
+
+    @broker.subscriber("q", handler_timeout=5)
+    def handle(body: str) -> None: ...
+
+    with pytest.raises(SetupError, match="handler_timeout cannot end the synchronous handler 'handle'"):
+        await broker.start()

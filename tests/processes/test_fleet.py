@@ -102,3 +102,13 @@ async def test_a_message_that_kills_its_process_ends_in_the_dead_letters(fleet: 
 
 async def _is_settled(fleet: Fleet) -> bool:
     return await fleet.count() == 0
+
+
+async def test_a_synchronous_handler_that_cannot_be_cancelled_keeps_its_lease(fleet: Fleet) -> None:
+    """Its thread may still be at work: the row comes back when the lease has run out, not before."""
+    await fleet.publish(1)
+    worker = fleet.start("block", graceful_timeout=0.2)
+    await eventually(lambda: len(fleet.total()) == 1, timeout=30)
+    worker.send_signal(signal.SIGTERM)
+    assert await fleet.ended(worker) == 0
+    assert await fleet.count("state = 'PROCESSING' AND deliveries_count = 1 AND attempts_count = 0") == 1

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -40,6 +41,11 @@ class Handlers:
         """Never end."""
         self.note(body)
         await asyncio.Event().wait()
+
+    def block(self, body: int) -> None:
+        """Hold a thread for a while."""
+        self.note(body)
+        time.sleep(3)
 
     async def poison(self, body: int) -> None:
         """Die of body 0."""
