@@ -27,6 +27,7 @@ from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 if TYPE_CHECKING:
     from fast_depends import Provider
@@ -171,7 +172,19 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         await self._store.setup()
         if self._validate_schema:
             await self._check_schema()
+        self._say_what_may_surprise()
         await super().start()
+
+    def _say_what_may_surprise(self) -> None:
+        if shortage := self._store.shortage:
+            self._log_of_loops(logging.WARNING, shortage)
+        settings = [s.config.settings for s in self.subscribers if isinstance(s, QueueSubscriber)]
+        if any(s.handler_timeout is None and s.max_lease is None for s in settings):
+            text = (
+                "without handler_timeout and max_lease a handler that hangs holds its message for as long as "
+                "its process lives"
+            )
+            self._log_of_loops(logging.INFO, text)
 
     async def _check_schema(self) -> None:
         problems = await self._store.differences()
@@ -222,5 +235,5 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
 def _urls(given: str | Iterable[str] | None, engine: AsyncEngine) -> list[str]:
     """Addresses for documents."""
     if given is None:
-        return [engine.url.set(password=None).render_as_string()]
+        return [engine.url.render_as_string(hide_password=True)]
     return [given] if isinstance(given, str) else list(given)

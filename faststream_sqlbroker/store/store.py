@@ -32,6 +32,7 @@ from faststream_sqlbroker.exceptions import (
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
+from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.caller import check_same_database
 from faststream_sqlbroker.store.errors import ErrorClasses, was_rolled_back
 
@@ -43,7 +44,6 @@ T = TypeVar("T")
 QUICK_REPEATS = 5
 QUICK_PAUSE = 0.01
 """Seconds before the first repeat of a rolled-back transaction; doubled each time, with jitter."""
-DEFAULT_POOL_SIZE = 5
 
 
 class Store:
@@ -71,7 +71,7 @@ class Store:
         self.tables = tables
         self.statement_timeout = statement_timeout
         self.dialect: Dialect = dialect_for(engine.dialect, tables)
-        if engine.dialect.name == "sqlite" and _in_memory(engine):
+        if engine.dialect.name == "sqlite" and pool.in_memory(engine):
             msg = (
                 "an in-memory SQLite database has one connection that everybody shares, so no transaction "
                 "is separate; give a file, for example sqlite+aiosqlite:///app.db"
@@ -79,8 +79,7 @@ class Store:
             raise SetupError(msg)
         options = {"isolation_level": level} if (level := self.dialect.isolation_level) else {}
         self._engine = engine.execution_options(**options) if options else engine
-        pool_size = _pool_size(engine)
-        self.max_connections = max_connections or max(1, pool_size // 2)
+        self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
         self._places = asyncio.Semaphore(self.max_connections)
         self._publish_place = asyncio.Semaphore(1)
@@ -94,6 +93,11 @@ class Store:
     def driver(self) -> str:
         """SQLAlchemy's name of the driver."""
         return self.engine.dialect.driver
+
+    @property
+    def shortage(self) -> str | None:
+        """What to say when the pool cannot give the broker all the connections it may ask for."""
+        return pool.shortage(self.engine, self.max_connections, listening=self.can_listen)
 
     # -- publishing ---------------------------------------------------------------------------------
 
@@ -283,13 +287,3 @@ class Store:
                 raise
             msg = f"the answer to the COMMIT was lost: {error}"
             raise UnknownOutcomeError(msg) from error
-
-
-def _in_memory(engine: AsyncEngine) -> bool:
-    database = engine.url.database
-    return not database or ":memory:" in database or "mode=memory" in str(engine.url)
-
-
-def _pool_size(engine: AsyncEngine) -> int:
-    size: Any = getattr(engine.pool, "size", None)
-    return size() if callable(size) else DEFAULT_POOL_SIZE

@@ -1,10 +1,12 @@
 """The broker's life: connect, start, stop, ping, and what it refuses."""
 
+import asyncio
+import logging
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SchemaError, SetupError, SqlBroker, StoreError
 from tests.faststream.conftest import QUICK, Heard, Look
@@ -127,3 +129,75 @@ async def test_publishing_without_tables(engine: AsyncEngine) -> None:
     broker = SqlBroker(engine, logger=None)
     with pytest.raises(StoreError):
         await broker.publish("x", "q")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_the_start_says_what_may_surprise(
+    database_url: str, logger: logging.Logger, heard: Heard
+) -> None:
+    engine = create_async_engine(database_url, pool_size=1, max_overflow=0)
+    broker = SqlBroker(engine, logger=logger)
+
+    @broker.subscriber("q", handler_timeout=5)
+    async def limited(body: str) -> None: ...
+
+    await broker.create_tables()
+    await broker.start()
+    assert len(heard.texts("raise pool_size", logging.WARNING)) == 1
+    assert not heard.texts("a handler that hangs")
+    await broker.stop()
+
+    @broker.subscriber("p")
+    async def unlimited(body: str) -> None: ...
+
+    await broker.start()
+    assert len(heard.texts("a handler that hangs")) == 1
+    await broker.stop()
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_the_brokers_own_logger_has_a_column_for_the_queue(
+    engine: AsyncEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # FastStream keeps the logger of a name, with the stream of its first broker.
+    logging.getLogger("faststream.access.sqlbroker").handlers.clear()
+    broker = SqlBroker(engine)
+    done = asyncio.Event()
+
+    @broker.subscriber("a-rather-long-queue")
+    async def handle(body: str) -> None:
+        done.set()
+
+    await broker.create_tables()
+    await broker.start()
+    message_id = await broker.publish("x", "a-rather-long-queue")
+    await done.wait()
+    await broker.stop()
+    said = capsys.readouterr().out
+    assert f"a-rather-long-queue | {message_id}" in said
+    broker.config.logger.set_level(logging.ERROR)
+
+
+class AwaitingCodec:
+    """A codec that must wait for something."""
+
+    async def encode(self, msg: Any, serializer: Any = None) -> tuple[bytes, str | None]:
+        await asyncio.sleep(0)
+        return b"x", None
+
+    async def decode(self, msg: Any) -> Any:
+        return msg.body
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_codec_that_awaits_cannot_serve_synchronous_code(
+    engine: AsyncEngine, database_url: str
+) -> None:
+    broker = SqlBroker(engine, codec=AwaitingCodec())  # type: ignore[arg-type]
+    await broker.create_tables()
+    sync = create_engine(database_url.replace("+aiosqlite", ""))
+    with sync.begin() as connection, pytest.raises(SetupError, match="AwaitingCodec awaits"):
+        broker.publish_sync("x", "q", connection=connection)
+    sync.dispose()
+    assert await broker.publish("x", "q") is not None

@@ -1,0 +1,38 @@
+"""What the engine's pool allows."""
+
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+DEFAULT_SIZE = 5
+"""Connections that a pool without a size of its own (NullPool) counts for."""
+
+
+def in_memory(engine: AsyncEngine) -> bool:
+    """Whether an SQLite engine has no file."""
+    database = engine.url.database
+    return not database or ":memory:" in database or "mode=memory" in str(engine.url)
+
+
+def size(engine: AsyncEngine) -> int:
+    """Connections that the pool keeps."""
+    method: Any = getattr(engine.pool, "size", None)
+    return int(method()) if callable(method) else DEFAULT_SIZE
+
+
+def capacity(engine: AsyncEngine) -> int | None:
+    """Most connections that the pool gives; None if it sets no limit."""
+    overflow: Any = getattr(engine.pool, "_max_overflow", None)
+    return None if not isinstance(overflow, int) or overflow < 0 else size(engine) + overflow
+
+
+def shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> str | None:
+    """What to say when the pool gives less than the broker may use; None if it gives enough."""
+    most, needed = capacity(engine), for_subscribers + 1 + int(listening)
+    if most is None or most >= needed:
+        return None
+    return (
+        f"the engine's pool gives at most {most} connections, but the broker may use {needed} "
+        f"({for_subscribers} for subscribers, one for publishing{', one for LISTEN' if listening else ''}) "
+        "besides the application's own: raise pool_size or max_overflow"
+    )
