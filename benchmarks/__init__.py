@@ -1,0 +1,1 @@
+"""Claims of speed, as ratios taken in one run."""
