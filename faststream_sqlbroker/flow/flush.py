@@ -78,11 +78,15 @@ class Flusher:
         batch = inflight.outcomes[: self._batch_size]
         del inflight.outcomes[: self._batch_size]
         inflight.flushing |= {s.id for s in batch}
+        result = SettleResult()
         try:
-            result = await self._write(batch)
+            await self._write(batch, result)
         except TransientStoreError as error:
+            # Halves that were written before the failure are not to be written again.
+            written = [s for s in batch if s.id in result.settled or s.id in result.lost]
+            self._report(written, result)
             self._unknown = self._unknown or isinstance(error, UnknownOutcomeError)
-            inflight.outcomes[:0] = batch
+            inflight.outcomes[:0] = [s for s in batch if s not in written]
             self._hurried = True
             raise
         finally:
@@ -90,18 +94,21 @@ class Flusher:
         self._report(batch, result)
         self._unknown = False
 
-    async def _write(self, batch: Sequence[Settlement]) -> SettleResult:
+    async def _write(self, batch: Sequence[Settlement], result: SettleResult) -> None:
+        """Write `batch`, in halves if it is refused, adding to `result` as it goes."""
         try:
-            return await self._store.settle(batch)
+            written = await self._store.settle(batch)
         except TransientStoreError:
             raise
         except StoreError as error:
-            if len(batch) == 1:
-                return await self._write_stripped(batch[0], error)
-        half = len(batch) // 2
-        first = await self._write(batch[:half])
-        second = await self._write(batch[half:])
-        return SettleResult(first.settled | second.settled, first.lost | second.lost)
+            if len(batch) > 1:
+                half = len(batch) // 2
+                await self._write(batch[:half], result)
+                await self._write(batch[half:], result)
+                return
+            written = await self._write_stripped(batch[0], error)
+        result.settled |= written.settled
+        result.lost |= written.lost
 
     async def _write_stripped(self, settlement: Settlement, error: StoreError) -> SettleResult:
         """Settle without the texts and the body that may be what the database refuses."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class Wakeups:
             self._sent_at = monotonic()
             try:
                 await self._store.notify(self.channel, queues)
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001 - a hint is not worth a dead task
                 self._log(logging.DEBUG, f"a wake-up was not sent, subscribers will poll: {error}")
 
     async def _listen(self) -> None:
@@ -125,7 +124,7 @@ class Wakeups:
                     while True:
                         await asyncio.sleep(HEARTBEAT)
                         await alive()
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, polling goes on meanwhile
                 failures += 1
                 pause = backoff(failures)
                 self._log(

@@ -117,7 +117,8 @@ class Worker:
         raw = tuple(rows) if self._settings.batch else rows[0]
         try:
             await self._run_handler(raw, rows)
-        except asyncio.CancelledError:
+        except BaseException:
+            # Cancelled (or interrupted): what the handler did is unknown, so the delivery is no attempt.
             for row in rows:
                 row.settle_as(Abandon())
             raise

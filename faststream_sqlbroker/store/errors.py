@@ -9,6 +9,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.exceptions import PublishError, SqlBrokerError, StoreError, TransientStoreError
 
+DRIVERS = frozenset({"asyncpg", "psycopg", "aiomysql", "pymysql", "asyncmy", "aiosqlite", "sqlite3"})
+
 
 class ErrorClasses:
     """Tells one database's errors apart."""
@@ -41,6 +43,9 @@ class ErrorClasses:
             return TransientStoreError(driver_text(error))
         if isinstance(error, SQLAlchemyError):
             return StoreError(driver_text(error))
+        if type(error).__module__.partition(".")[0] in DRIVERS:
+            # Not translated by SQLAlchemy: it came out of connecting, or of a connection already broken.
+            return TransientStoreError(f"{type(error).__name__}: {error}")
         return None
 
     def of_caller(self, error: SQLAlchemyError) -> Exception:

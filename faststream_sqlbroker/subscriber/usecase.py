@@ -61,6 +61,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         Raises:
             SetupError: the routers' prefix makes a queue's name impossible, or handler_timeout is given for a
                 synchronous handler.
+            NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
         if self.running:
             return
@@ -93,6 +94,13 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 "make it async, or leave the timeout out"
             )
             raise SetupError(msg)
+        store: Any = self._outer_config.store  # type: ignore[attr-defined]
+        if settings.wakeup == "listen" and not store.can_listen:
+            msg = (
+                f"wakeup='listen' needs PostgreSQL through asyncpg, this is {store.dialect_name} through "
+                f"{store.driver}: use wakeup='auto', which polls here"
+            )
+            raise NotSupportedError(msg)
         if not self._outer_config.prefix:
             return settings
         with warnings.catch_warnings():

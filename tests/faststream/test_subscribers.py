@@ -129,3 +129,16 @@ async def test_a_timeout_cannot_end_a_synchronous_handler(broker: SqlBroker) -> 
 
     with pytest.raises(SetupError, match="handler_timeout cannot end the synchronous handler 'handle'"):
         await broker.start()
+
+
+async def test_listening_is_refused_where_it_cannot_be(broker: SqlBroker, database: str) -> None:
+    await broker.create_tables()
+
+    @broker.subscriber("q", wakeup="listen")
+    async def handle(body: str) -> None: ...
+
+    if database == "postgresql":
+        await broker.start()
+        return
+    with pytest.raises(NotSupportedError, match="needs PostgreSQL through asyncpg, this is"):
+        await broker.start()

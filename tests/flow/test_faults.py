@@ -215,3 +215,43 @@ async def test_errors_are_classed(rig: Rig) -> None:
 
 async def _count(rig: Rig, count: int) -> bool:
     return len(await rig.rows(archive=True)) == count
+
+
+async def test_halves_written_before_a_failure_are_no_lost_leases(rig: Rig) -> None:
+    await rig.put(4)
+    rows = await rig.claim(4)
+    inflight = Inflight()
+    flusher = Flusher(rig.store, inflight, rig.log, batch_size=10, interval=1)
+    inflight.add(rows)
+    for row in rows:
+        inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+    original, calls = rig.store.settle, []
+
+    async def failing(batch: list[Settlement]) -> Any:
+        calls.append(len(batch))
+        if len(calls) == 1:
+            raise StoreError("one of them is bad")
+        if len(calls) == 3:
+            raise TransientStoreError("gone")
+        return await original(batch)
+
+    with patch.object(rig.store, "settle", failing):
+        with pytest.raises(TransientStoreError):
+            await flusher.flush_one()
+        assert len(inflight.outcomes) == 2
+        await flusher.flush_one()
+    assert calls == [4, 2, 2, 2]
+    assert inflight.lease_lost_count == 0
+    assert inflight.settled_count == 4
+    assert len(await rig.rows(archive=True)) == 4
+
+
+async def test_drivers_own_errors_are_worth_a_repeat(rig: Rig) -> None:
+    """Some reach us without SQLAlchemy's translation; a loop must not die of them."""
+    import asyncpg
+    import pymysql
+
+    errors = rig.store._errors
+    for error in (asyncpg.InterfaceError("connection is closed"), pymysql.err.InterfaceError("(0, '')")):
+        assert isinstance(errors.of(error), TransientStoreError)
+    assert errors.of(KeyError("a bug")) is None
