@@ -10,8 +10,8 @@ from pathlib import Path
 from tools.private import CannotStartError
 
 URLS = {
-    "postgresql": "postgresql+psycopg://postgres:sqlbroker@127.0.0.1:15432/postgres",
-    "mariadb": "mariadb+pymysql://root:sqlbroker@127.0.0.1:13306/mysql",
+    "postgresql": "postgresql+psycopg://postgres@127.0.0.1:15432/postgres",
+    "mariadb": "mariadb+pymysql://root@127.0.0.1:13306/mysql",
 }
 FILE = Path(__file__).parent.parent / "docker-compose.yml"
 START_TIMEOUT = 120.0

@@ -19,7 +19,6 @@ VARIABLES = {"postgresql": "SQLBROKER_TEST_POSTGRESQL_URL", "mariadb": "SQLBROKE
 LISTENING = {
     "postgresql": (
         "postgresql+psycopg://postgres@127.0.0.1:5432/postgres",
-        "postgresql+psycopg://postgres:postgres@127.0.0.1:5432/postgres",
         compose.URLS["postgresql"],
     ),
     "mariadb": ("mariadb+pymysql://root@127.0.0.1:3306/mysql", compose.URLS["mariadb"]),
