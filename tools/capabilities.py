@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tools.files import update_block
+
 README = Path(__file__).parent.parent / "README.md"
-BEGIN, END = "<!-- capabilities -->\n", "<!-- /capabilities -->"
 DATABASES = {"postgresql": "PostgreSQL", "mariadb": "MySQL, MariaDB", "sqlite": "SQLite"}
 
 
@@ -53,21 +54,5 @@ def collect() -> dict[str, set[str]]:
     return collector.found
 
 
-def main() -> int:
-    """Write the table, or compare it; the exit code."""
-    text = README.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    wanted = before + BEGIN + table(collect()) + END + after
-    if wanted == text:
-        return 0
-    if "--check" in sys.argv:
-        print("the README's table of capabilities differs from the tests: run `just capabilities`")
-        return 1
-    README.write_text(wanted)
-    print("wrote the README's table of capabilities")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(update_block(README, "capabilities", table(collect()), check="--check" in sys.argv))

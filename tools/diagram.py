@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from faststream_sqlbroker.core.states import TRANSITIONS
+from tools.files import update_block
 
 FILE = Path(__file__).parent.parent / "ARCHITECTURE.md"
-BEGIN, END = "<!-- states -->\n", "<!-- /states -->"
 
 
 def diagram() -> str:
@@ -20,17 +20,5 @@ def diagram() -> str:
     return "\n".join([*lines, "```", ""])
 
 
-def updated(text: str) -> str:
-    """`text` with the diagram of today's transitions."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + diagram() + END + after
-
-
 if __name__ == "__main__":
-    text = FILE.read_text()
-    if updated(text) == text:
-        sys.exit(0)
-    if "--check" in sys.argv:
-        sys.exit("ARCHITECTURE.md's diagram differs from core/states.py: run `just diagram`")
-    FILE.write_text(updated(text))
+    sys.exit(update_block(FILE, "states", diagram(), check="--check" in sys.argv))

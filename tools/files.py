@@ -25,3 +25,25 @@ def report(changed: list[Path], cure: str, *, check: bool) -> int:
             f"{name} differs from the code: run `{cure}` and look at the diff" if check else f"wrote {name}"
         )
     return 1 if changed and check else 0
+
+
+def with_block(text: str, name: str, content: str) -> str:
+    """`text` with `content` between `<!-- name -->` and `<!-- /name -->`."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return before + begin + content + end + after
+
+
+def update_block(page: Path, name: str, content: str, *, check: bool) -> int:
+    """Bring one block of `page` up to date, or say that it is not; the exit code."""
+    text = page.read_text()
+    wanted = with_block(text, name, content)
+    if wanted == text:
+        return 0
+    if check:
+        print(f"the block {name!r} of {page.name} differs from the code: run `just generate`")
+        return 1
+    page.write_text(wanted)
+    print(f"wrote the block {name!r} of {page.name}")
+    return 0

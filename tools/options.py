@@ -7,10 +7,11 @@ import ast
 import sys
 from pathlib import Path
 
+from tools.files import update_block
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "faststream_sqlbroker" / "subscriber" / "options.py"
 PAGE = ROOT / "docs" / "subscribers.md"
-BEGIN, END = "<!-- options -->\n", "<!-- /options -->"
 
 
 def table() -> str:
@@ -27,17 +28,5 @@ def table() -> str:
     return "\n".join(["| option | meaning |", "|---|---|", *rows]) + "\n"
 
 
-def updated(text: str) -> str:
-    """`text` with today's table."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table() + END + after
-
-
 if __name__ == "__main__":
-    text = PAGE.read_text()
-    if updated(text) == text:
-        sys.exit(0)
-    if "--check" in sys.argv:
-        sys.exit("docs/subscribers.md differs from the options in the code: run `just generate`")
-    PAGE.write_text(updated(text))
+    sys.exit(update_block(PAGE, "options", table(), check="--check" in sys.argv))

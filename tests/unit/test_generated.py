@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools import capabilities, diagram, golden_sql, options, render_migrations
-from tools.files import write_or_compare
+from tools.files import update_block, with_block, write_or_compare
 
 
 @pytest.mark.parametrize("tool", [golden_sql, render_migrations], ids=["golden SQL", "migrations"])
@@ -31,8 +31,20 @@ def test_drift_is_found_and_mended(tmp_path: Path) -> None:
 
 
 def test_the_diagram_and_the_table_of_options_are_todays() -> None:
-    assert diagram.updated(diagram.FILE.read_text()) == diagram.FILE.read_text()
-    assert options.updated(options.PAGE.read_text()) == options.PAGE.read_text()
+    for page, name, content in (
+        (diagram.FILE, "states", diagram.diagram()),
+        (options.PAGE, "options", options.table()),
+    ):
+        assert with_block(page.read_text(), name, content) == page.read_text()
+
+
+def test_a_block_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x -->\nold\n<!-- /x -->\nb\n")
+    assert update_block(page, "x", "new\n", check=True) == 1
+    assert update_block(page, "x", "new\n", check=False) == 0
+    assert update_block(page, "x", "new\n", check=True) == 0
+    assert page.read_text() == "a\n<!-- x -->\nnew\n<!-- /x -->\nb\n"
 
 
 def test_the_table_of_capabilities_is_todays() -> None:
