@@ -18,18 +18,19 @@ SHORT = {"release_stuck_timeout": 0.6, "release_stuck_interval": 0.05, "max_fetc
 async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(rig: Rig) -> None:
     """F9: another process searching for expired leases finds nothing."""
     calls = 0
+    long_enough = {**SHORT, "release_stuck_timeout": 3.0}  # for a busy disk to renew it in time
 
     async def handle(row: ClaimedMessage) -> None:
         nonlocal calls
         calls += 1
-        await asyncio.sleep(2.0)  # the length of the handler is what is tested
+        await asyncio.sleep(5.0)  # the length of the handler is what is tested
         await rig.ack(row)
 
     await rig.put(3)
-    await rig.consumer(handle, max_workers=3, **SHORT).start()
+    await rig.consumer(handle, max_workers=3, **long_enough).start()
     await eventually(lambda: calls == 3)
-    await rig.consumer(handle, **SHORT).start()
-    rows = await eventually(lambda: _archived(rig, 3), timeout=20)
+    await rig.consumer(handle, **long_enough).start()
+    rows = await eventually(lambda: _archived(rig, 3), timeout=40)
     assert calls == 3
     assert {r["deliveries_count"] for r in rows} == {1}
     assert not rig.logged("lease lost")
