@@ -22,6 +22,8 @@ IDS_PER_STATEMENT = 500
 """Below MariaDB's in_predicate_conversion_threshold (1 000), above which IN becomes a join by scan."""
 ROWS_PER_INSERT = (512, 64, 8, 1)
 """Sizes of multi-row inserts: few texts to compile and keep."""
+BYTES_PER_INSERT = 4 * 1024 * 1024
+"""Bodies of one statement; escaped they may double, and MariaDB's max_allowed_packet is 16 MiB by default."""
 
 INSERT_COLUMNS = "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
 
@@ -91,7 +93,7 @@ class StepDialect(Dialect):
                 end += 1
             plain = rows[start:end]
             while plain:
-                size = next(s for s in ROWS_PER_INSERT if s <= len(plain))
+                size = next(s for s in ROWS_PER_INSERT if s == 1 or (s <= len(plain) and _fits(plain[:s])))
                 ids.extend(self.insert_plain(connection, plain[:size]))
                 plain = plain[size:]
             start = end
@@ -153,6 +155,10 @@ class StepDialect(Dialect):
                 connection.execute(self.sql["payload"], {"id": s.id, "payload": s.payload})
         settled = {s.id for s in ours}
         return SettleResult(settled, {s.id for s in settlements} - settled)
+
+
+def _fits(rows: Sequence[NewMessage]) -> bool:
+    return sum(len(row.payload) for row in rows) <= BYTES_PER_INSERT
 
 
 def rows_json(settlements: Sequence[Settlement]) -> str:

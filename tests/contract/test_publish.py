@@ -214,3 +214,24 @@ async def test_the_ready_pairs_say_when_the_next_is_due(bench: Bench, store: Sto
     assert [(p.queue, p.priority) for p in pairs] == [("q", 5), ("q", -5), ("other", 0)]
     assert 90 < pairs[0].due_in <= 100
     assert pairs[1].due_in <= 0
+
+
+@pytest.mark.parametrize("database", ["mariadb", "sqlite"], indirect=True)
+async def test_a_statement_carries_a_bounded_number_of_bytes(bench: Bench) -> None:
+    """MySQL and MariaDB refuse a statement longer than max_allowed_packet."""
+    dialect: Any = bench.store.dialect
+    sizes: list[int] = []
+    original = dialect.insert_plain
+
+    def counted(connection: Any, rows: Any) -> Any:
+        sizes.append(sum(len(row.payload) for row in rows))
+        return original(connection, rows)
+
+    dialect.insert_plain = counted
+    mebibyte = b"\x00" * (1024 * 1024)
+    ids = await bench.store.insert([NewMessage("q", mebibyte) for _ in range(20)])
+    assert ids == sorted(ids)
+    assert len(set(ids)) == 20
+    assert max(sizes) <= 4 * len(mebibyte)
+    await bench.store.insert([NewMessage("q", mebibyte * 5)])
+    assert sizes[-1] == 5 * len(mebibyte)
