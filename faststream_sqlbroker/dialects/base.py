@@ -111,6 +111,10 @@ class Dialect(ABC):
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
         """Give back up to `limit` rows whose lease has expired; how many."""
 
+    @abstractmethod
+    def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
+        """Give back, uncharged, what a claim with `token` has leased in `queues`; how many rows."""
+
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """Make `ClaimedMessage`s of rows selected as `CLAIMED_COLUMNS`."""
         at = self.time

@@ -109,6 +109,8 @@ _PLAIN = {
     "stuck": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
     "WHERE queue = :queue AND lease_expires_at < UTC_TIMESTAMP(6)\n"
     "ORDER BY lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED",
+    "claimed_by": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
+    "WHERE queue = :queue AND lease_expires_at IS NOT NULL AND lease_token = :token FOR UPDATE",
     "now": "SELECT UTC_TIMESTAMP(6)",
     "read_committed": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
 }
@@ -121,6 +123,7 @@ _BY_IDS = {
     "renew": "UPDATE {message} SET lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND\n"
     "WHERE id IN :ids",
     "delete": "DELETE FROM {message} WHERE id IN :ids",
+    "uncharge": "UPDATE {message} SET deliveries_count = deliveries_count - 1 WHERE id IN :ids",
     "release_stuck": "UPDATE {message}\n"
     "SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,\n"
     "  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL\n"
@@ -233,6 +236,17 @@ class MysqlDialect(StepDialect):
                 ids += connection.execute(self.sql["stuck"], binds).scalars()
         for part in chunks(sorted(ids), IDS_PER_STATEMENT):
             connection.execute(self.sql["release_stuck"], {"ids": list(part)})
+        return len(ids)
+
+    def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
+        """Queue by queue: lock what the token holds, then give it back by id."""
+        ids: list[int] = []
+        for queue in queues:
+            binds = {"queue": queue, "token": token.hex}
+            ids += connection.execute(self.sql["claimed_by"], binds).scalars()
+        for part in chunks(sorted(ids), IDS_PER_STATEMENT):
+            for statement in ("uncharge", "release_stuck"):
+                connection.execute(self.sql[statement], {"ids": list(part)})
         return len(ids)
 
 

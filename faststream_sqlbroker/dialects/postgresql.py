@@ -82,6 +82,7 @@ class PostgresqlDialect(Dialect):
             "update", sql.UPDATE, *ended, _array("delays", Float(53)), queues, _array("payloads", LargeBinary)
         )
         add("release_stuck", sql.RELEASE, queues, limit)
+        add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", queues)
 
@@ -180,6 +181,11 @@ class PostgresqlDialect(Dialect):
         """One statement; rows locked elsewhere are skipped."""
         binds = {"queues": list(queues), "limit": limit}
         return len(connection.execute(self.sql["release_stuck"], binds).all())
+
+    def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
+        """One statement over what is PROCESSING in these queues."""
+        binds = {"queues": list(queues), "token": token}
+        return len(connection.execute(self.sql["release_claim"], binds).all())
 
     def notify(self, connection: Connection, channel: str, queues: Sequence[str]) -> None:
         """Send one wake-up for each queue on `channel`."""

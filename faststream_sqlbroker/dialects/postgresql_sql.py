@@ -130,6 +130,14 @@ WHERE m.id = u.id AND m.lease_token = u.token
 RETURNING m.id
 """
 
+RELEASE_CLAIM = """
+UPDATE {message} m
+SET state = CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
+  deliveries_count = m.deliveries_count - 1, acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL
+WHERE m.queue = ANY(:queues) AND m.state = 'PROCESSING' AND m.lease_token = :token
+RETURNING m.id
+"""
+
 RELEASE = """
 WITH r AS MATERIALIZED (
   SELECT x.c FROM unnest(:queues) AS q(queue)

@@ -88,6 +88,42 @@ WHERE {message}.id = u.id
 )
 
 
+_GIVEN_BACK = """
+UPDATE {message}
+SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
+  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL"""
+
+_PLAIN = {
+    "next_priority": "SELECT MAX(priority) FROM {message}\nWHERE " + _READY + " AND priority < :below",
+    "due_in": "SELECT (MIN(next_attempt_at) - {now}) / 1000000.0 FROM {message}\nWHERE "
+    + _READY
+    + " AND priority = :priority",
+    "update": _UPDATE,
+    "payload": "UPDATE {message} SET payload = :payload WHERE id = :id",
+    "release_stuck": _GIVEN_BACK
+    + """
+WHERE id IN (SELECT id FROM {message} INDEXED BY {leased_index}
+  WHERE queue = :queue AND state = 'PROCESSING' AND lease_expires_at < {now}
+  ORDER BY lease_expires_at LIMIT :limit)
+RETURNING id
+""",
+    "release_claim": _GIVEN_BACK
+    + """, deliveries_count = deliveries_count - 1
+WHERE queue = :queue AND state = 'PROCESSING' AND lease_token = :token
+RETURNING id
+""",
+    "now": "SELECT {now}",
+}
+_HELD = "SELECT id, lease_token FROM {message} WHERE id IN :ids"
+_BY_IDS = {
+    "lock": _HELD,
+    "lock_free": _HELD,
+    "look": _HELD,
+    "renew": "UPDATE {message} SET lease_expires_at = {now} + :lease WHERE id IN :ids",
+    "delete": "DELETE FROM {message} WHERE id IN :ids",
+}
+
+
 class SqliteDialect(StepDialect):
     """All SQL for SQLite."""
 
@@ -100,36 +136,12 @@ class SqliteDialect(StepDialect):
         columns = ", ".join(self.names["key"] if c == "key" else c for c in CLAIMED_COLUMNS)
         self.names["now"] = NOW
         self._statement("claim", _CLAIM, columns=columns)
-        self._statement(
-            "next_priority", "SELECT MAX(priority) FROM {message}\nWHERE " + _READY + " AND priority < :below"
-        )
-        self._statement(
-            "due_in",
-            "SELECT (MIN(next_attempt_at) - {now}) / 1000000.0 FROM {message}\nWHERE "
-            + _READY
-            + " AND priority = :priority",
-        )
-        for name in ("lock", "lock_free", "look"):
-            self._ids_statement(name, "SELECT id, lease_token FROM {message} WHERE id IN :ids")
-        self._ids_statement(
-            "renew", "UPDATE {message} SET lease_expires_at = {now} + :lease WHERE id IN :ids"
-        )
+        for name, sql in _PLAIN.items():
+            self._statement(name, sql)
+        for name, sql in _BY_IDS.items():
+            self._ids_statement(name, sql)
         if self.has_archive:
             self._statement("archive", _ARCHIVE, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
-        self._ids_statement("delete", "DELETE FROM {message} WHERE id IN :ids")
-        self._statement("update", _UPDATE)
-        self._statement("payload", "UPDATE {message} SET payload = :payload WHERE id = :id")
-        self._statement(
-            "release_stuck",
-            "UPDATE {message}\n"
-            "SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,\n"
-            "  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL\n"
-            "WHERE id IN (SELECT id FROM {message} INDEXED BY {leased_index}\n"
-            "  WHERE queue = :queue AND state = 'PROCESSING' AND lease_expires_at < {now}\n"
-            "  ORDER BY lease_expires_at LIMIT :limit)\n"
-            "RETURNING id",
-        )
-        self._statement("now", "SELECT {now}")
 
     def setup(self, connection: Connection) -> None:
         """Turn on WAL (kept by the file), which lets readers go on while one writes."""
@@ -201,4 +213,12 @@ class SqliteDialect(StepDialect):
             if count < limit:
                 binds = {"queue": queue, "limit": limit - count}
                 count += len(connection.execute(self.sql["release_stuck"], binds).all())
+        return count
+
+    def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
+        """One UPDATE for each queue."""
+        count = 0
+        for queue in queues:
+            binds = {"queue": queue, "token": token.hex}
+            count += len(connection.execute(self.sql["release_claim"], binds).all())
         return count

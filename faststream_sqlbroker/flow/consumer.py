@@ -1,6 +1,7 @@
 """One subscriber's life: its loops, from start to drain."""
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,8 @@ class Consumer:
         # The running claim is waited out: its rows are known and can be handed back.
         await self._fetch_loop.stop()
         await self._release_loop.stop()
+        with contextlib.suppress(StoreError):  # their leases run out all the same
+            await self._fetcher.release_unanswered()
         self._hand_back_waiting()
         for _ in self._workers:
             self.inflight.waiting.put_nowait(None)

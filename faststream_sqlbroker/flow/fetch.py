@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
-from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight, release
 from faststream_sqlbroker.flow.isolation import Isolation
 
@@ -39,6 +39,7 @@ class Fetcher:
         self._not_before = float("-inf")
         self._look_again = True
         self._isolation = Isolation()
+        self._unanswered: list[UUID] = []
 
     def hint(self) -> None:
         """Something may have arrived: look before the next claim, and poll quickly again."""
@@ -57,6 +58,7 @@ class Fetcher:
         """Claim once; seconds until the next look."""
         if (early := self._not_before - monotonic()) > 0:
             return early
+        await self.release_unanswered()
         limit = self.room()
         if limit < self._worthwhile() or self._paused():
             return self._wait_for_room()
@@ -66,11 +68,27 @@ class Fetcher:
         if self._look_again or monotonic() - self._looked_at >= LOOK_INTERVAL:
             await self._look()
         due = [p for p in self._rotated() if p.due_in <= 0]
-        rows = (
-            await self._store.claim(due, limit, self._settings.release_stuck_timeout, uuid4()) if due else []
-        )
+        rows = await self._claim(due, limit) if due else []
         await self._take(rows, alone=alone)
         return self._wait_for_room() if self._isolation.hold else self._next_wait(len(rows), limit)
+
+    async def _claim(self, due: Sequence[ReadyPair], limit: int) -> list[ClaimedMessage]:
+        token = uuid4()
+        try:
+            return await self._store.claim(due, limit, self._settings.release_stuck_timeout, token)
+        except UnknownOutcomeError:
+            self._unanswered.append(token)
+            raise
+
+    async def release_unanswered(self) -> None:
+        """Give back what claims without an answer may have leased: nobody works on it.
+
+        Raises:
+            TransientStoreError: not all of it; call again.
+        """
+        while self._unanswered:
+            await self._store.release_claim(self._settings.queues, self._unanswered[-1])
+            self._unanswered.pop()
 
     async def _take(self, rows: Sequence[ClaimedMessage], *, alone: bool) -> None:
         kept = self._isolation.keep(rows, alone=alone)

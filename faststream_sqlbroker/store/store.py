@@ -166,6 +166,10 @@ class Store:
         """Give back up to `limit` rows of `queues` whose lease has expired; how many."""
         return await self._run(lambda c: self.dialect.release_stuck(c, queues, limit), self._places)
 
+    async def release_claim(self, queues: Sequence[str], token: UUID) -> int:
+        """Give back, uncharged, the rows of a claim whose answer was lost; how many."""
+        return await self._run(lambda c: self.dialect.release_claim(c, queues, token), self._places)
+
     # -- the database itself ------------------------------------------------------------------------
 
     async def now(self) -> datetime:

@@ -255,3 +255,42 @@ async def test_drivers_own_errors_are_worth_a_repeat(rig: Rig) -> None:
     for error in (asyncpg.InterfaceError("connection is closed"), pymysql.err.InterfaceError("(0, '')")):
         assert isinstance(errors.of(error), TransientStoreError)
     assert errors.of(KeyError("a bug")) is None
+
+
+@on_servers
+async def test_a_claim_whose_commit_was_not_answered_is_given_back(
+    rig: Rig, far: tuple[Proxy, Store]
+) -> None:
+    """Nobody works on its rows: they come back at once and uncharged, not when the lease ends."""
+    proxy, store = far
+    await rig.put(5)
+    consumer = rig.consumer(store=store, max_fetch_interval=0.05)
+    original, unanswered = store.claim, 0
+
+    async def claim(*arguments: Any) -> Any:
+        nonlocal unanswered
+        if not unanswered:
+            await asyncio.gather(consumer._release_loop.stop(), consumer._lease_loop.stop())
+            proxy.swallow_answer_to = COMMIT
+        try:
+            return await original(*arguments)
+        except UnknownOutcomeError:
+            unanswered += 1
+            assert {r["state"] for r in await rig.rows()} == {"PROCESSING"}
+            raise
+
+    with patch.object(store, "claim", claim):
+        await consumer.start()
+        await eventually(lambda: _count(rig, 5), timeout=20)
+    assert unanswered == 1
+    assert {r["deliveries_count"] for r in await rig.rows(archive=True)} == {1}
+
+
+async def test_only_what_the_token_holds_is_given_back(rig: Rig) -> None:
+    await rig.put(4)
+    first, second = await rig.claim(2), await rig.claim(2)
+    assert await rig.store.release_claim(["q", "other"], first[0].lease_token) == 2
+    states = {r["id"]: (r["state"], r["deliveries_count"]) for r in await rig.rows()}
+    assert {states[r.id] for r in first} == {("PENDING", 0)}
+    assert {states[r.id] for r in second} == {("PROCESSING", 1)}
+    assert await rig.store.release_claim(["q"], first[0].lease_token) == 0

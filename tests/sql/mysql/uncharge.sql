@@ -1,0 +1,1 @@
+UPDATE message SET deliveries_count = deliveries_count - 1 WHERE id IN (__[POSTCOMPILE_ids])
