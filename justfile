@@ -27,6 +27,10 @@ test-coverage *args: setup
 test-drivers *args: setup
     @SQLBROKER_TEST_DRIVERS=psycopg,asyncmy {{ servers }} -- {{ python }} -m pytest -n 2 tests/contract tests/flow {{ args }}
 
+# Run most tests with the oldest SQLAlchemy allowed
+test-oldest *args: setup
+    @sh tools/oldest.sh {{ args }}
+
 # Ruff, formatting, layers
 lint: setup
     @.venv/bin/ruff check .
