@@ -76,6 +76,12 @@ def was_rolled_back(error: BaseException) -> bool:
     return isinstance(cause, DBAPIError) and not cause.connection_invalidated
 
 
+def was_disconnected(error: BaseException) -> bool:
+    """Whether the connection was found broken; the pool has thrown its connections away."""
+    cause = error.__cause__
+    return isinstance(cause, DBAPIError) and cause.connection_invalidated
+
+
 def driver_text(error: BaseException) -> str:
     """The driver's own words; SQLAlchemy's would add the statement and its parameters (payloads)."""
     orig = getattr(error, "orig", None)

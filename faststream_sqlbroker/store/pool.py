@@ -4,6 +4,8 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from faststream_sqlbroker.exceptions import SetupError
+
 DEFAULT_SIZE = 5
 """Connections that a pool without a size of its own (NullPool) counts for."""
 
@@ -18,6 +20,26 @@ def size(engine: AsyncEngine) -> int:
     """Connections that the pool keeps."""
     method: Any = getattr(engine.pool, "size", None)
     return int(method()) if callable(method) else DEFAULT_SIZE
+
+
+def transactional(engine: AsyncEngine, level: str | None) -> AsyncEngine:
+    """`engine` with `level` for its transactions; never AUTOCOMMIT, under which none is a transaction.
+
+    Shares the pool of `engine`.
+
+    Raises:
+        SetupError: AUTOCOMMIT is among the engine's execution options, where it goes before ours.
+    """
+    if str(engine.get_execution_options().get("isolation_level")).upper() == "AUTOCOMMIT":
+        msg = (
+            "the engine has isolation_level='AUTOCOMMIT' among its execution options, so nothing it does is "
+            "a transaction: give the broker the engine that it was made from"
+        )
+        raise SetupError(msg)
+    given = getattr(engine.dialect, "_on_connect_isolation_level", None)
+    if level is None and str(given).upper() == "AUTOCOMMIT":
+        level = "SERIALIZABLE" if engine.dialect.name == "sqlite" else "READ COMMITTED"
+    return engine if level is None else engine.execution_options(isolation_level=level)
 
 
 def capacity(engine: AsyncEngine) -> int | None:

@@ -34,7 +34,7 @@ from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.caller import check_same_database
-from faststream_sqlbroker.store.errors import ErrorClasses, was_rolled_back
+from faststream_sqlbroker.store.errors import ErrorClasses, was_disconnected, was_rolled_back
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -77,8 +77,7 @@ class Store:
                 "is separate; give a file, for example sqlite+aiosqlite:///app.db"
             )
             raise SetupError(msg)
-        options = {"isolation_level": level} if (level := self.dialect.isolation_level) else {}
-        self._engine = engine.execution_options(**options) if options else engine
+        self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
         self._places = asyncio.Semaphore(self.max_connections)
@@ -249,15 +248,17 @@ class Store:
     async def _run(
         self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool = True
     ) -> T:
-        pause = QUICK_PAUSE
+        pause, stale = QUICK_PAUSE, False
         for _ in range(QUICK_REPEATS):
             try:
                 return await self._transaction(work, places, write=write)
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
-                if not was_rolled_back(error):
+                # A connection that broke while it lay in the pool: the next one is new. Once, not for ever.
+                if not was_rolled_back(error) and (stale or not was_disconnected(error)):
                     raise
+                stale = stale or was_disconnected(error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
                 pause *= 2
         return await self._transaction(work, places, write=write)

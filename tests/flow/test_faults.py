@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import SetupError, StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.store import Store
@@ -294,3 +294,39 @@ async def test_only_what_the_token_holds_is_given_back(rig: Rig) -> None:
     assert {states[r.id] for r in first} == {("PENDING", 0)}
     assert {states[r.id] for r in second} == {("PROCESSING", 1)}
     assert await rig.store.release_claim(["q"], first[0].lease_token) == 0
+
+
+@on_servers
+async def test_connections_that_broke_in_the_pool_are_replaced_unseen(
+    rig: Rig, far: tuple[Proxy, Store]
+) -> None:
+    """An idle web process must not lose its first publish of the day."""
+    proxy, store = far
+    await asyncio.gather(*(store.now() for _ in range(3)))
+    await proxy.stop()
+    await proxy.start()
+    assert len(await store.insert([NewMessage("q", b"1")])) == 1
+    assert len(await rig.rows()) == 1
+    await proxy.stop()
+    started = time.monotonic()
+    with pytest.raises(TransientStoreError):
+        await store.insert([NewMessage("q", b"2")])
+    assert time.monotonic() - started < 5
+
+
+async def test_an_autocommit_engine_still_gives_transactions(rig: Rig) -> None:
+    engine = create_async_engine(rig.store.engine.url, isolation_level="AUTOCOMMIT")
+    with pytest.raises(SetupError, match="give the broker the engine that it was made from"):
+        Store(rig.store.engine.execution_options(isolation_level="AUTOCOMMIT"), rig.store.tables)
+    store = Store(engine, rig.store.tables)
+
+    def half(connection: Any) -> None:
+        store.dialect.insert(connection, [NewMessage("q", b"1")])
+        raise KeyError("the second half fails")
+
+    with pytest.raises(KeyError):
+        await store._run(half, store._places)
+    assert await rig.rows() == []
+    await store.insert([NewMessage("q", b"2")])
+    assert len(await rig.rows()) == 1
+    await engine.dispose()
