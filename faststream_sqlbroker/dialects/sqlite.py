@@ -149,14 +149,12 @@ class SqliteDialect(StepDialect):
         if tuple(int(p) for p in version.split(".")[:2]) < (3, 35):
             msg = f"SQLite {version} is too old: the broker needs 3.35 or newer (UPDATE … RETURNING)"
             raise SetupError(msg)
+        _end_listeners_transaction(connection)
         connection.exec_driver_sql("PRAGMA journal_mode=WAL")
 
     def begin(self, connection: Connection) -> None:
         """Take the write lock now: upgrading a read transaction fails at once with SQLITE_BUSY_SNAPSHOT."""
-        raw = connection.connection.driver_connection
-        if raw is not None and getattr(raw, "in_transaction", False):
-            # The application's "begin" listener opened a deferred transaction that holds nothing yet.
-            connection.exec_driver_sql("COMMIT")
+        _end_listeners_transaction(connection)
         connection.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         connection.exec_driver_sql("PRAGMA synchronous=FULL")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -222,3 +220,10 @@ class SqliteDialect(StepDialect):
             binds = {"queue": queue, "token": token.hex}
             count += len(connection.execute(self.sql["release_claim"], binds).all())
         return count
+
+
+def _end_listeners_transaction(connection: Connection) -> None:
+    """The application's "begin" listener has opened a transaction of its kind, which holds nothing yet."""
+    raw = connection.connection.driver_connection
+    if raw is not None and getattr(raw, "in_transaction", False):
+        connection.exec_driver_sql("COMMIT")

@@ -367,3 +367,31 @@ def _past(bench: Bench) -> str:
     return {"postgresql": "statement_timestamp()", "sqlite": "1"}.get(
         bench.store.dialect_name, "UTC_TIMESTAMP(6)"
     )
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_everything_works_on_an_engine_that_begins_immediately(engine: AsyncEngine) -> None:
+    """The recipe of docs/outbox.md: the application's listeners begin every transaction."""
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def no_implicit_begin(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def begin_immediate(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
+    await store.create_tables()
+    await store.setup()
+    bench = Bench(store)
+    await bench.put(3)
+    async with engine.begin() as connection:
+        await connection.execute(text("SELECT count(*) FROM message"))
+        await store.insert_in(connection, [_new()])
+    messages = await bench.claim(4)
+    assert len(messages) == 4
+    result = await store.settle([settle(m, Ack(), RULES, ended_after=0.0) for m in messages])
+    assert len(result.settled) == 4
+    assert await store.ready_pairs(["q"]) == []
+    assert len(await bench.rows(archive=True)) == 4

@@ -103,6 +103,7 @@ class Answers:
 
     def __init__(self, *row: Any) -> None:
         self.row = row
+        self.connection = SimpleNamespace(driver_connection=None)
 
     def execute(self, *_: Any) -> Any:
         return SimpleNamespace(one=lambda: self.row, scalar_one=lambda: self.row[0])
