@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.exceptions import PublishError
+from faststream_sqlbroker.exceptions import PublishError, StoreError, TransientStoreError
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
 
@@ -235,3 +235,32 @@ async def test_a_statement_carries_a_bounded_number_of_bytes(bench: Bench) -> No
     assert max(sizes) <= 4 * len(mebibyte)
     await bench.store.insert([NewMessage("q", mebibyte * 5)])
     assert sizes[-1] == 5 * len(mebibyte)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_stale_read_transaction_is_told_what_to_do(bench: Bench) -> None:
+    """SQLITE_BUSY_SNAPSHOT comes at once, and nobody but the caller can repeat the transaction."""
+    async with bench.store.engine.connect() as connection:
+        await connection.exec_driver_sql("BEGIN")
+        await connection.execute(text("SELECT count(*) FROM message"))
+        await bench.put()
+        with pytest.raises(TransientStoreError, match=r"BEGIN IMMEDIATE \(see docs/outbox.md\)"):
+            await bench.store.insert_in(connection, [NewMessage("q", b"")])
+        await connection.rollback()
+    assert len(await bench.rows()) == 1
+
+
+async def test_synchronous_code_is_told_what_is_wrong(bench: Bench, tmp_path: Any) -> None:
+    other = create_engine(f"sqlite:///{tmp_path}/other.db")
+    with other.connect() as connection, pytest.raises(PublishError, match="broker's database"):
+        bench.store.insert_sync(connection, [NewMessage("q", b"")])
+    with pytest.raises(PublishError, match="closed"):
+        bench.store.insert_sync(connection, [NewMessage("q", b"")])
+    other.dispose()
+
+
+async def test_a_refused_publish_in_the_callers_transaction_is_an_error_of_the_store(bench: Bench) -> None:
+    await bench.execute("DROP TABLE message")
+    async with bench.store.engine.connect() as connection:
+        with pytest.raises(StoreError, match="message"):
+            await bench.store.insert_in(connection, [NewMessage("q", b"")])

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import pytest
 from faststream import AckPolicy
+from faststream.exceptions import IncorrectState
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
 from tests.faststream.conftest import QUICK, Look
@@ -77,3 +79,10 @@ async def test_a_router_publishes_after_it_was_included(broker: SqlBroker, look:
     await broker.start()
     await publisher.publish("x")
     assert (await look.in_state("PENDING"))["queue"] == "p.out"
+
+
+async def test_a_router_of_its_own_has_no_database() -> None:
+    router = SqlBrokerRouter()
+    for name in ("store", "wakeups"):
+        with pytest.raises(IncorrectState, match="include_router"):
+            getattr(router.config, name)

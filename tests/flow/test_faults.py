@@ -330,3 +330,56 @@ async def test_an_autocommit_engine_still_gives_transactions(rig: Rig) -> None:
     await store.insert([NewMessage("q", b"2")])
     assert len(await rig.rows()) == 1
     await engine.dispose()
+
+
+async def test_a_strategy_that_raises_ends_in_the_dead_letters(rig: Rig) -> None:
+    """The row must not hang on a user's mistake; both errors can be read."""
+
+    class Broken:
+        def get_next_attempt_at(self, **_: Any) -> Any:
+            raise ZeroDivisionError("in the strategy")
+
+    async def handle(row: ClaimedMessage) -> None:
+        row.settle_as(Nack(error=ValueError("in the handler")))
+
+    await rig.put()
+    await rig.consumer(handle, retry_strategy=Broken()).start()
+    await eventually(lambda: _count(rig, 1))
+    row = await rig.one(archive=True)
+    assert (row["state"], row["reason"]) == ("FAILED", "retry_strategy_error")
+    assert "in the strategy" in row["last_error"]
+
+
+async def test_an_outcome_that_cannot_be_written_at_all_is_left_to_its_lease(rig: Rig) -> None:
+    await rig.put(2)
+    rows = await rig.claim(2)
+    inflight = Inflight()
+    flusher = Flusher(rig.store, inflight, rig.log, batch_size=10, interval=1)
+    inflight.add(rows)
+    for row in rows:
+        inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+    with patch.object(rig.store, "settle", side_effect=StoreError("never")):
+        await flusher.flush_one()
+    assert len(rig.logged("cannot be settled at all, its lease will run out")) == 2
+    assert inflight.outcomes == []
+    assert {r["state"] for r in await rig.rows()} == {"PROCESSING"}
+
+
+async def test_suspects_are_not_started_when_the_others_cannot_be_given_back(rig: Rig) -> None:
+    """Were the suspect to kill the process, the others would be charged with it."""
+    await rig.put(3)
+    await rig.execute("UPDATE message SET deliveries_count = 2")
+    original, failures = rig.store.settle, []
+
+    async def failing_once(batch: list[Settlement]) -> Any:
+        if not failures:
+            failures.append(len(batch))
+            assert rig.handled == []
+            raise TransientStoreError("gone")
+        return await original(batch)
+
+    with patch.object(rig.store, "settle", failing_once):
+        await rig.consumer(max_fetch_interval=0.05).start()
+        await eventually(lambda: _count(rig, 3), timeout=20)
+    assert failures == [2]
+    assert {r["deliveries_count"] for r in await rig.rows(archive=True)} == {3}
