@@ -1,5 +1,8 @@
 # Recipes for everything one does twice. `./dev RECIPE` runs them in .venv without an installed just.
 
+# Arguments reach the commands as they were given: -k "a or b" stays one.
+set positional-arguments
+
 python := ".venv/bin/python"
 servers := python + " -m tools.servers run"
 
@@ -17,19 +20,19 @@ demo kind="sqlite": setup
 
 # Run all tests on PostgreSQL, MariaDB and SQLite
 test *args: setup
-    @{{ servers }} -- {{ python }} -m pytest -n 2 --dist loadfile {{ args }}
+    @{{ servers }} -- {{ python }} -m pytest -n 2 --dist loadfile "$@"
 
 # The same, with coverage (at least 95 %)
 test-coverage *args: setup
-    @{{ servers }} -- sh tools/coverage.sh {{ args }}
+    @{{ servers }} -- sh tools/coverage.sh "$@"
 
 # Run the contract suite with psycopg and asyncmy
 test-drivers *args: setup
-    @SQLBROKER_TEST_DRIVERS=psycopg,asyncmy {{ servers }} -- {{ python }} -m pytest -n 2 tests/contract tests/flow {{ args }}
+    @SQLBROKER_TEST_DRIVERS=psycopg,asyncmy {{ servers }} -- {{ python }} -m pytest -n 2 tests/contract tests/flow "$@"
 
 # Run most tests with the oldest SQLAlchemy allowed
 test-oldest *args: setup
-    @sh tools/oldest.sh {{ args }}
+    @sh tools/oldest.sh "$@"
 
 # Ruff, formatting, layers
 lint: setup
@@ -54,9 +57,17 @@ generate: setup
     @{{ python }} -m tools.options
     @{{ python }} -m tools.capabilities
 
+# Regenerate the golden SQL in tests/sql
+sql: setup
+    @{{ python }} -m tools.golden_sql
+
+# Regenerate migrations/*.sql
+migrations: setup
+    @{{ python }} -m tools.render_migrations
+
 # Everything CI runs
 check: test-coverage lint types
 
 # Throughput of the whole path on each database, as ratios of one run
 bench *args: setup
-    @{{ servers }} -- {{ python }} -m benchmarks {{ args }}
+    @{{ servers }} -- {{ python }} -m benchmarks "$@"

@@ -60,10 +60,25 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _owner(user: str) -> pwd.struct_passwd:
+    """The account `user`, or `nobody` where the server was installed without making one.
+
+    Raises:
+        CannotStartError: there is neither; the servers refuse to run as root.
+    """
+    for name in (user, "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    msg = f"neither of the users {user!r} and 'nobody' exists: the server refuses to run as root, create one"
+    raise CannotStartError(msg)
+
+
 @contextmanager
 def folder_of(user: str) -> Iterator[tuple[Path, Callable[[], None]]]:
     """A temporary folder, and what a child must do first: become `user` if we are root, end with us."""
-    owner = pwd.getpwnam(user) if os.geteuid() == 0 else None
+    owner = _owner(user) if os.geteuid() == 0 else None
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 

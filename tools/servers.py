@@ -6,6 +6,7 @@ runs COMMAND with the addresses in `SQLBROKER_TEST_POSTGRESQL_URL` and `SQLBROKE
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ LISTENING = {
     "mariadb": ("mariadb+pymysql://root@127.0.0.1:3306/mysql", compose.URLS["mariadb"]),
 }
 """Where a developer's server usually is, and who may use it without being told."""
+
+PATIENCE = 10.0
+"""Seconds that the command gets to end by itself when we are told to."""
 
 
 class NoServerError(Exception):
@@ -83,7 +87,26 @@ def run(kinds: list[str], command: list[str], say: Callable[[str], object]) -> i
                 if os.environ.get("CI"):
                     return 1
                 environment[f"{VARIABLES[kind]}_MISSING"] = str(error)
-        return subprocess.run(command, env=environment, check=False).returncode
+        return _execute(command, environment)
+
+
+def _execute(command: list[str], environment: dict[str, str]) -> int:
+    """Wait for `command`; it never outlives the servers it was given."""
+    with subprocess.Popen(command, env=environment) as child:
+        try:
+            return child.wait()
+        except BaseException:
+            child.terminate()
+            try:
+                child.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                child.kill()
+            raise
+
+
+def _end(number: int, _frame: object) -> None:
+    """Leave by the ordinary way, so that servers stop and their folders go."""
+    sys.exit(128 + number)
 
 
 def main(arguments: list[str]) -> int:
@@ -95,6 +118,8 @@ def main(arguments: list[str]) -> int:
     if head != ["run"] or not separator or not command:
         print(__doc__, file=sys.stderr)
         return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     return run(kinds, command, lambda line: print(line, file=sys.stderr))
 
 
