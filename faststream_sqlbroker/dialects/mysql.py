@@ -112,6 +112,7 @@ _PLAIN = {
     "claimed_by": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
     "WHERE queue = :queue AND lease_expires_at IS NOT NULL AND lease_token = :token FOR UPDATE",
     "now": "SELECT UTC_TIMESTAMP(6)",
+    "start": "START TRANSACTION",
     "read_committed": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
 }
 _HELD = "SELECT id, lease_token FROM {message} WHERE id IN :ids"
@@ -170,6 +171,8 @@ class MysqlDialect(StepDialect):
         """
         if connection.default_isolation_level != "READ COMMITTED":
             connection.execute(self.sql["read_committed"])
+        # A driver in autocommit mode, which SQLAlchemy does not know of, would commit each statement.
+        connection.execute(self.sql["start"])
 
     def is_transient(self, error: BaseException) -> bool:
         """By the server's or client's error number."""

@@ -50,6 +50,9 @@ class Flusher:
 
     def hurry(self) -> None:
         """Flush now if anything waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._inflight.outcomes:
             self._hurried = True
             self.wake()

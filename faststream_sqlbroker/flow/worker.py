@@ -117,8 +117,17 @@ class Worker:
         raw = tuple(rows) if self._settings.batch else rows[0]
         try:
             await self._run_handler(raw, rows)
+        except asyncio.CancelledError as error:
+            if not _cancelled():
+                # Raised by the handler, which awaited something that somebody cancelled: a failure like others.
+                for row in rows:
+                    row.settle_as(Nack(error=error))
+                return
+            for row in rows:
+                row.settle_as(Abandon())
+            raise
         except BaseException:
-            # Cancelled (or interrupted): what the handler did is unknown, so the delivery is no attempt.
+            # Interrupted: what the handler did is unknown, so the delivery is no attempt.
             for row in rows:
                 row.settle_as(Abandon())
             raise
@@ -191,3 +200,9 @@ class Worker:
                 text = f"lease lost: message {message_id} (phase ack first); it does not run here"
                 self._log(logging.WARNING, text, message_id=message_id)
         return started
+
+
+def _cancelled() -> bool:
+    """Whether the worker itself is told to end."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
