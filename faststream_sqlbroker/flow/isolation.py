@@ -3,7 +3,8 @@
 A process that dies costs every message it held a delivery. Without care, the neighbours of a poison message
 would reach the delivery limit together with it, unhandled. So a message with two or more lost leases runs
 alone: only in a process that holds nothing else, one at a time, those with the fewest losses first (most of
-them are neighbours), and at most every other claim, so that the rest goes on.
+them are neighbours), and at most every other claim that also finds others. The price: until the process
+holds nothing, it claims nothing, however long its running handlers take.
 """
 
 from collections.abc import Sequence
