@@ -9,6 +9,7 @@ from sqlalchemy import URL, make_url
 
 COMMIT = re.compile(rb"COMMIT(;|\0|$)")
 """The statement as the drivers send it, not the isolation level of that name."""
+ROLLBACK = re.compile(rb"ROLLBACK")
 
 
 class Proxy:
@@ -22,6 +23,9 @@ class Proxy:
         self.swallow_answer_to: re.Pattern[bytes] | None = None
         """When a client sends this, it reaches the server, but the connection ends before the answer."""
         self.swallowed = 0
+        self.die_at: re.Pattern[bytes] | None = None
+        """When a client sends this, its connection passes nothing on any more, without a word."""
+        self.died = 0
         self._flowing = asyncio.Event()
         self._flowing.set()
 
@@ -73,6 +77,10 @@ class Proxy:
     ) -> None:
         while data := await reader.read(65536):
             await self._flowing.wait()
+            if outward and self.die_at and self.die_at.search(data):
+                self.die_at = None
+                self.died += 1
+                await asyncio.Event().wait()
             if outward and self.swallow_answer_to and self.swallow_answer_to.search(data):
                 self.swallow_answer_to = None
                 cut.set()

@@ -8,6 +8,9 @@ from uuid import UUID
 from faststream_sqlbroker.core.outcome import Outcome
 from faststream_sqlbroker.core.states import MessageState
 
+SUSPECT_AFTER = 2
+"""Lost leases of a message that may be what killed its process; one is normal when a machine restarts."""
+
 
 @dataclass(slots=True)
 class NewMessage:

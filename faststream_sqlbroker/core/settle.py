@@ -18,7 +18,7 @@ from faststream_sqlbroker.core.outcome import (
     Reject,
     Release,
 )
-from faststream_sqlbroker.core.retry import next_delay
+from faststream_sqlbroker.core.retry import attempts_limit, next_delay
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, describe_exception
@@ -104,7 +104,7 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
         error.__context__ = outcome.error
         return _fail(base, rules, RETRY_STRATEGY_ERROR, error)
     if delay is None:
-        limit = getattr(strategy, "max_attempts", None)
+        limit = attempts_limit(strategy)
         reason = MAX_ATTEMPTS if limit is not None and attempts >= limit else "retries_exhausted"
         return _fail(base, rules, reason, outcome.error)
     base.state, base.delay = MessageState.RETRYABLE, delay
@@ -116,7 +116,7 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
 def _delay_after(
     base: Settlement, row: ClaimedMessage, outcome: Nack, strategy: Any, attempts: int
 ) -> float | None:
-    limit = getattr(strategy, "max_attempts", None)
+    limit = attempts_limit(strategy)
     if outcome.delay is not None:
         # The handler's own delay replaces the strategy's, but never its limit on attempts.
         return None if limit is not None and attempts >= limit else max(0.0, outcome.delay)

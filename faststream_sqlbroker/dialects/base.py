@@ -5,6 +5,7 @@ that the same code serves asyncio (through `AsyncConnection.run_sync`) and synch
 them begins or commits; `store` does.
 """
 
+import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
+from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     NewMessage,
@@ -24,6 +26,9 @@ from faststream_sqlbroker.core.rows import (
 from faststream_sqlbroker.schema.tables import Tables
 
 T = TypeVar("T")
+
+UNDECODABLE = "undecodable"
+"""Reason of a message whose row holds what no message can have, such as a time that is none."""
 
 MESSAGE_COLUMNS = (
     "id, queue, priority, {key}, dedup_id, headers, payload, state, attempts_count, deliveries_count, "
@@ -95,9 +100,25 @@ class Dialect(ABC):
 
     @abstractmethod
     def claim(
-        self, connection: Connection, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID
+        self,
+        connection: Connection,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspects: bool = True,
     ) -> list[ClaimedMessage]:
-        """Lease up to `limit` due rows; ordered by pair, due time, id. Locked rows are skipped."""
+        """Lease up to `limit` due rows; ordered by pair, due time, id. Locked rows are skipped.
+
+        Without `suspects` rows that have lost `SUSPECT_AFTER` leases or more are left alone.
+        """
+
+    @abstractmethod
+    def claim_one(
+        self, connection: Connection, message_id: int, queues: Sequence[str], lease: float, token: UUID
+    ) -> list[ClaimedMessage]:
+        """Lease this row if it is due in one of `queues` and not locked."""
 
     @abstractmethod
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
@@ -116,30 +137,54 @@ class Dialect(ABC):
         """Give back, uncharged, what a claim with `token` has leased in `queues`; how many rows."""
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-        """Make `ClaimedMessage`s of rows selected as `CLAIMED_COLUMNS`."""
+        """Make `ClaimedMessage`s of rows selected as `CLAIMED_COLUMNS`; what cannot be read is rejected."""
+        return [self._claimed_row(row, token) for row in rows]
+
+    def _claimed_row(self, r: Sequence[Any], token: UUID) -> ClaimedMessage:
         at = self.time
-        return [
-            ClaimedMessage(
-                r[0], r[1], bytes(r[2]), load_headers(r[3]), r[4], r[5], r[6], r[7], r[8],
-                at(r[9]), at(r[10]), r[11] and at(r[11]), r[12] and at(r[12]), r[13] and at(r[13]),
+        try:
+            return ClaimedMessage(
+                r[0], r[1], load_payload(r[2]), load_headers(r[3]), r[4], load_text(r[5]), int(r[6]), int(r[7]),
+                int(r[8]), at(r[9]), at(r[10]), r[11] and at(r[11]), r[12] and at(r[12]), r[13] and at(r[13]),
                 at(r[14]), token,
-            )
-            for r in rows
-        ]  # fmt: skip
+            )  # fmt: skip
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            # Rows of a foreign producer: one that cannot be read must not keep the others from being handled.
+            now = at(r[14])
+            return ClaimedMessage(
+                r[0], r[1], b"", {}, r[4], None, 0, 1, 1, now, now, None, None, None, now, token,
+                outcome=Reject(UNDECODABLE, error),
+            )  # fmt: skip
 
     def time(self, value: Any) -> Any:
         """A selected time as an aware datetime (UTC)."""
         return value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
 
 
+def load_payload(value: Any) -> bytes:
+    """The body as selected: bytes; SQLite also stores text and numbers there."""
+    if isinstance(value, bytes):
+        return value
+    return bytes(value) if isinstance(value, bytearray | memoryview) else str(value).encode()
+
+
+def load_text(value: Any) -> str | None:
+    """A text as selected; bytes (SQLite, which stores any) with what is no UTF-8 replaced."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
 def load_headers(value: Any) -> dict[str, Any]:
     """Headers as selected (JSON text, a decoded object or NULL); anything but an object is kept under "value".
 
-    A foreign producer may store any JSON; it must not keep the message from being handled.
+    A foreign producer may store anything; it must not keep the message from being handled. What Python
+    refuses to parse (no JSON, integers of more than 4300 digits, too deep) stays text.
     """
     if value is None:
         return {}
-    loaded = json.loads(value) if isinstance(value, str | bytes | bytearray) else value
+    loaded = load_text(value)
+    if isinstance(loaded, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            loaded = json.loads(loaded)
     return loaded if isinstance(loaded, dict) else {"value": loaded}
 
 

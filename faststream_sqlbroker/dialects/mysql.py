@@ -13,18 +13,19 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, chunks
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.dialects.base import chunks
 from faststream_sqlbroker.dialects.steps import IDS_PER_STATEMENT, StepDialect, utc
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 
 DUPLICATE_ENTRY = 1062
 TRANSIENT_CODES = frozenset(
-    {1020, 1021, 1028, 1040, 1053, 1114, 1129, 1152, 1159, 1161, 1203, 1205, 1213, 1226, 1290, 1317, 1927,
-     1969, 2002, 2003, 2006, 2013, 2055, 3024, 3572, 4031}
+    {1020, 1021, 1028, 1040, 1047, 1053, 1114, 1129, 1152, 1159, 1161, 1180, 1203, 1205, 1213, 1226, 1290,
+     1317, 1792, 1836, 1927, 1969, 2002, 2003, 2006, 2013, 2055, 3024, 3100, 3101, 3572, 4031}
 )  # fmt: skip
-"""Deadlock, lock wait, lost connection, too many connections, shutdown, disk or table full, time limit."""
+"""Deadlock, lock wait, lost connection, too many connections, shutdown, disk or table full, time limit, and a
+cluster's node that is not ready, read-only, or refused the COMMIT."""
 
 _INSERT_ROW = (
     "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, UTC_TIMESTAMP(6), "
@@ -32,19 +33,15 @@ _INSERT_ROW = (
     "UTC_TIMESTAMP(6) + INTERVAL :expires_{n} MICROSECOND)"
 )
 
-_DUE = """
-FROM {message} FORCE INDEX ({ready_index})
-WHERE claimable = 1 AND queue = :queue AND priority = :priority"""
+_HINT = "FORCE INDEX ({ready_index})"
 
-_CLAIM = (
-    """
-SELECT {columns}"""
-    + _DUE
-    + """
-  AND next_attempt_at <= UTC_TIMESTAMP(6)
+_CLAIM = """
+SELECT {columns}
+FROM {message} {hint}
+WHERE claimable = 1 AND {of}
+  AND next_attempt_at <= UTC_TIMESTAMP(6){which}
 ORDER BY next_attempt_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
 """
-)
 
 _CLAIM_UPDATE = """
 UPDATE {message}
@@ -103,7 +100,8 @@ SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' 
 _PLAIN = {
     "next_priority": "SELECT MAX(priority) FROM {message} FORCE INDEX ({ready_index})\n"
     "WHERE claimable = 1 AND queue = :queue AND priority < :below",
-    "due_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(next_attempt_at)) / 1000000" + _DUE,
+    "due_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(next_attempt_at)) / 1000000\n"
+    "FROM {message} " + _HINT + "\nWHERE claimable = 1 AND queue = :queue AND priority = :priority",
     "update": _UPDATE,
     "payload": "UPDATE {message} SET payload = :payload WHERE id = :id",
     "stuck": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
@@ -112,6 +110,7 @@ _PLAIN = {
     "claimed_by": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
     "WHERE queue = :queue AND lease_expires_at IS NOT NULL AND lease_token = :token FOR UPDATE",
     "now": "SELECT UTC_TIMESTAMP(6)",
+    "id_step": "SELECT @@auto_increment_increment",
     "start": "START TRANSACTION",
     "read_committed": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
 }
@@ -141,17 +140,9 @@ class MysqlDialect(StepDialect):
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`."""
         super().__init__(tables, sqlalchemy_dialect)
-        self._id_step: int | None = None
-        columns = ", ".join(self.names["key"] if c == "key" else c for c in CLAIMED_COLUMNS)
-        self._statement(
-            "claim", _CLAIM, columns=columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
-        )
-        for name, sql in _PLAIN.items():
-            self._statement(name, sql)
-        for name, sql in _BY_IDS.items():
-            self._ids_statement(name, sql)
-        if self.has_archive:
-            self._statement("archive", _ARCHIVE, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
+        self.prepare(_PLAIN, _BY_IDS, _ARCHIVE)
+        columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
+        self.prepare_claims(_CLAIM, columns, _HINT)
 
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes."""
@@ -171,8 +162,10 @@ class MysqlDialect(StepDialect):
         """
         if connection.default_isolation_level != "READ COMMITTED":
             connection.execute(self.sql["read_committed"])
-        # A driver in autocommit mode, which SQLAlchemy does not know of, would commit each statement.
-        connection.execute(self.sql["start"])
+        # A driver in autocommit mode, of which SQLAlchemy does not know, would commit each statement.
+        driver: Any = connection.connection.driver_connection
+        if driver.get_autocommit():
+            connection.execute(self.sql["start"])
 
     def is_transient(self, error: BaseException) -> bool:
         """By the server's or client's error number."""
@@ -188,15 +181,18 @@ class MysqlDialect(StepDialect):
         return value.replace(tzinfo=timezone.utc)
 
     def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
-        """One multi-row INSERT; InnoDB gives its rows consecutive ids from the first.
+        """One multi-row INSERT; MariaDB tells the ids, MySQL the first of them and the step.
 
+        The step is read each time: a cluster changes it when a node joins.
         Source: MySQL manual, "AUTO_INCREMENT Handling in InnoDB": a simple insert gets its ids at once.
         """
-        if self._id_step is None:
-            self._id_step = connection.execute(text("SELECT @@auto_increment_increment")).scalar_one()
-        result = connection.execute(self.insert_statement(len(rows)), self.insert_binds(rows))
-        first = result.lastrowid
-        return [first + n * self._id_step for n in range(len(rows))]
+        dialect: Any = connection.dialect
+        if dialect.is_mariadb:
+            statement = self.insert_statement(len(rows), "RETURNING id")
+            return list(connection.execute(statement, self.insert_binds(rows)).scalars())
+        first: int = connection.execute(self.insert_statement(len(rows)), self.insert_binds(rows)).lastrowid
+        step = 1 if len(rows) == 1 else connection.execute(self.sql["id_step"]).scalar_one()
+        return [first + n * step for n in range(len(rows))]
 
     def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
         """InnoDB undoes only the failed statement, so a duplicate leaves the transaction usable."""
@@ -207,18 +203,16 @@ class MysqlDialect(StepDialect):
                 return None
             raise
 
-    def claim(
-        self, connection: Connection, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID
+    def find(
+        self, connection: Connection, statement: str, binds: dict[str, Any], token: UUID
     ) -> list[ClaimedMessage]:
-        """Lock and read each pair's due rows, then lease them by id."""
-        found: list[ClaimedMessage] = []
-        for pair in pairs:
-            if len(found) >= limit:
-                break
-            binds = {"queue": pair.queue, "priority": pair.priority, "limit": limit - len(found)}
-            found += self.claimed(connection.execute(self.sql["claim"], binds), token)
+        """Lock and read."""
+        return self.claimed(connection.execute(self.sql[statement], binds), token)
+
+    def take(self, connection: Connection, found: list[ClaimedMessage], lease: float, token: UUID) -> None:
+        """Lease by id."""
         if not found:
-            return found
+            return
         now = found[0].acquired_at
         binds = {
             "now": now.replace(tzinfo=None), "token": token.hex, "lease": round(lease * 1_000_000)
@@ -228,7 +222,6 @@ class MysqlDialect(StepDialect):
         for message in found:
             message.acquired_at = now
             message.deliveries_count += 1
-        return found
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
         """Queue by queue: lock what is free, then update by id."""

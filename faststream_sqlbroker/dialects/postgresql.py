@@ -21,6 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from faststream_sqlbroker.core.rows import (
+    SUSPECT_AFTER,
     ClaimedMessage,
     NewMessage,
     ReadyPair,
@@ -31,9 +32,15 @@ from faststream_sqlbroker.dialects import postgresql_sql as sql
 from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect
 from faststream_sqlbroker.schema.tables import Tables
 
+_TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58"})
+_TRANSIENT_CODES = frozenset({"25006", "25P03", "25P04", "55P03"})
+
 
 def _array(name: str, item: Any) -> Any:
     return bindparam(name, type_=ARRAY(item))
+
+
+_BINDS = _array("queues", String), _array("ids", BigInteger), _array("tokens", Uuid)
 
 
 class PostgresqlDialect(Dialect):
@@ -46,57 +53,59 @@ class PostgresqlDialect(Dialect):
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`."""
         super().__init__(tables, sqlalchemy_dialect)
-        add, literal = self._statement, "'" + self.names["message"].replace("'", "''") + "'"
+        self._prepare_inserts()
+        self._prepare_claims()
+        self._prepare_settles()
+        add, queues, ids, tokens = self._statement, *_BINDS
+        add("ready_pairs", sql.PAIRS, queues)
+        add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
+        add("held", sql.HELD, ids, tokens)
+        add("release_stuck", sql.RELEASE, queues, bindparam("limit", type_=Integer))
+        add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
+        add("now", "SELECT statement_timestamp()")
+        add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", queues)
+
+    def _prepare_inserts(self) -> None:
+        literal = "'" + self.names["message"].replace("'", "''") + "'"
         new = (
             _array("queues", String), _array("payloads", LargeBinary), _array("headers", Text),
             _array("priorities", SmallInteger), _array("keys", String), _array("dedup_ids", String),
             _array("delays", Float(53)), _array("times", DateTime(timezone=True)),
             _array("expiries", Float(53)),
         )  # fmt: skip
-        add("insert", sql.INSERT, *new, message_literal=literal, conflict="")
-        add(
-            "insert_dedup", sql.INSERT, *new, message_literal=literal,
-            conflict="ON CONFLICT (queue, dedup_id) DO NOTHING",
-        )  # fmt: skip
-        queues, lease = _array("queues", String), bindparam("lease", type_=Float(53))
-        ids, tokens = _array("ids", BigInteger), _array("tokens", Uuid)
-        limit = bindparam("limit", type_=Integer)
-        add("ready_pairs", sql.PAIRS, queues)
-        columns = ", ".join("m." + (self.names["key"] if c == "key" else c) for c in CLAIMED_COLUMNS)
-        add(
-            "claim", sql.CLAIM, queues, _array("priorities", SmallInteger), limit, lease,
-            bindparam("token", type_=Uuid()),
-            columns=columns.replace("m.headers", "m.headers::text"),
-        )  # fmt: skip
-        add("renew", sql.RENEW, ids, tokens, lease)
-        add("held", sql.HELD, ids, tokens)
+        conflict = "ON CONFLICT (queue, dedup_id) DO NOTHING"
+        self._statement("insert", sql.INSERT, *new, message_literal=literal, conflict="")
+        self._statement("insert_dedup", sql.INSERT, *new, message_literal=literal, conflict=conflict)
+
+    def _prepare_claims(self) -> None:
+        names = ("m." + (self.names["key"] if c == "key" else c) for c in CLAIMED_COLUMNS)
+        columns = ", ".join(names).replace("m.headers", "m.headers::text")
+        queues, _, _ = _BINDS
+        lease, token = bindparam("lease", type_=Float(53)), bindparam("token", type_=Uuid())
+        binds = queues, _array("priorities", SmallInteger), bindparam("limit", type_=Integer), lease, token
+        others = f"\n      AND m.deliveries_count - m.attempts_count < {SUSPECT_AFTER}"
+        for name, which in (("claim", ""), ("claim_others", others)):
+            self._statement(name, sql.CLAIM, *binds, columns=columns, which=which)
+        one = bindparam("id", type_=BigInteger)
+        self._statement("claim_one", sql.CLAIM_ONE, one, queues, lease, token, columns=columns)
+
+    def _prepare_settles(self) -> None:
+        queues, ids, tokens = _BINDS
         ended = (
             ids, tokens, _array("states", String), _array("attempts", Integer), _array("charges", Integer),
             _array("ends", Float(53)), _array("errors", Text),
         )  # fmt: skip
         if self.has_archive:
             kept = MESSAGE_COLUMNS.format(key=self.names["key"])
-            add("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
-        add("delete", sql.DELETE, ids, tokens)
-        add(
-            "update", sql.UPDATE, *ended, _array("delays", Float(53)), queues, _array("payloads", LargeBinary)
-        )
-        add("release_stuck", sql.RELEASE, queues, limit)
-        add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
-        add("now", "SELECT statement_timestamp()")
-        add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", queues)
+            self._statement("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
+        self._statement("delete", sql.DELETE, ids, tokens)
+        moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary)
+        self._statement("update", sql.UPDATE, *ended, *moved)
 
     def is_transient(self, error: BaseException) -> bool:
-        """Classes 08, 40, 53 and the server's shutdown, by SQLSTATE."""
+        """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only, time limits."""
         code = str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")
-        return code[:2] in {"08", "40", "53"} or code in {
-            "55P03",
-            "57014",
-            "57P01",
-            "57P02",
-            "57P03",
-            "25006",
-        }
+        return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
 
     def now(self, connection: Connection) -> datetime:
         """The server's clock."""
@@ -128,11 +137,18 @@ class PostgresqlDialect(Dialect):
         return [ReadyPair(*row) for row in rows]
 
     def claim(
-        self, connection: Connection, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID
+        self,
+        connection: Connection,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspects: bool = True,
     ) -> list[ClaimedMessage]:
         """One statement; pairs are walked lazily until `limit` rows are found."""
         rows = connection.execute(
-            self.sql["claim"],
+            self.sql["claim" if suspects else "claim_others"],
             {
                 "queues": [p.queue for p in pairs],
                 "priorities": [p.priority for p in pairs],
@@ -146,6 +162,13 @@ class PostgresqlDialect(Dialect):
         return sorted(
             self.claimed(rows, token), key=lambda m: (rank[m.queue, m.priority], m.next_attempt_at, m.id)
         )
+
+    def claim_one(
+        self, connection: Connection, message_id: int, queues: Sequence[str], lease: float, token: UUID
+    ) -> list[ClaimedMessage]:
+        """One statement."""
+        binds = {"id": message_id, "queues": list(queues), "lease": lease, "token": token}
+        return self.claimed(connection.execute(self.sql["claim_one"], binds), token)
 
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
         """Locked rows are skipped by the update and looked up without a lock."""

@@ -51,7 +51,7 @@ WITH r AS MATERIALIZED (
   CROSS JOIN LATERAL (
     SELECT m.ctid AS c FROM {message} m
     WHERE m.queue = p.queue AND m.priority = p.priority
-      AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+      AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp(){which}
     ORDER BY m.next_attempt_at, m.id LIMIT :limit FOR UPDATE SKIP LOCKED) x
   LIMIT :limit
 )
@@ -60,6 +60,18 @@ SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :to
   lease_expires_at = statement_timestamp() + :lease * interval '1 second',
   deliveries_count = m.deliveries_count + 1
 WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
+RETURNING {columns}
+"""
+
+CLAIM_ONE = """
+UPDATE {message} m
+SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
+  lease_expires_at = statement_timestamp() + :lease * interval '1 second',
+  deliveries_count = m.deliveries_count + 1
+WHERE m.id = (
+  SELECT x.id FROM {message} x
+  WHERE x.id = :id AND x.queue = ANY(:queues) AND x.state IN ('PENDING', 'RETRYABLE')
+    AND x.next_attempt_at <= statement_timestamp() FOR UPDATE SKIP LOCKED)
 RETURNING {columns}
 """
 

@@ -11,8 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.dialects.steps import StepDialect
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
@@ -34,9 +33,9 @@ UPDATE {message}
 SET state = 'PROCESSING', acquired_at = {now}, lease_token = :token, lease_expires_at = {now} + :lease,
   deliveries_count = deliveries_count + 1
 WHERE id IN (
-  SELECT id FROM {message} INDEXED BY {ready_index}
-  WHERE queue = :queue AND priority = :priority AND state IN ('PENDING', 'RETRYABLE')
-    AND next_attempt_at <= {now}
+  SELECT id FROM {message} {hint}
+  WHERE {of} AND state IN ('PENDING', 'RETRYABLE')
+    AND next_attempt_at <= {now}{which}
   ORDER BY next_attempt_at, id LIMIT :limit)
 RETURNING {columns}
 """
@@ -133,15 +132,14 @@ class SqliteDialect(StepDialect):
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`."""
         super().__init__(tables, sqlalchemy_dialect)
-        columns = ", ".join(self.names["key"] if c == "key" else c for c in CLAIMED_COLUMNS)
         self.names["now"] = NOW
-        self._statement("claim", _CLAIM, columns=columns)
-        for name, sql in _PLAIN.items():
-            self._statement(name, sql)
-        for name, sql in _BY_IDS.items():
-            self._ids_statement(name, sql)
-        if self.has_archive:
-            self._statement("archive", _ARCHIVE, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
+        self.prepare(_PLAIN, _BY_IDS, _ARCHIVE)
+        # A column holds whatever was put there; text that is no UTF-8 would make the whole answer unreadable.
+        as_bytes = {
+            name: f"CAST({name} AS BLOB) AS {name}" for name in ("payload", "headers", self.names["key"])
+        }
+        columns = ", ".join(as_bytes.get(name, name) for name in self.claimed_columns.split(", "))
+        self.prepare_claims(_CLAIM, columns, "INDEXED BY {ready_index}")
 
     def setup(self, connection: Connection) -> None:
         """Turn on WAL (kept by the file), which lets readers go on while one writes."""
@@ -188,21 +186,12 @@ class SqliteDialect(StepDialect):
         result: int | None = connection.execute(statement, self.insert_binds([row])).scalar_one_or_none()
         return result
 
-    def claim(
-        self, connection: Connection, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID
+    def find(
+        self, connection: Connection, statement: str, binds: dict[str, Any], token: UUID
     ) -> list[ClaimedMessage]:
-        """One UPDATE … RETURNING for each pair until `limit` rows are found."""
-        found: list[ClaimedMessage] = []
-        for pair in pairs:
-            if len(found) >= limit:
-                break
-            binds = {
-                "queue": pair.queue, "priority": pair.priority, "limit": limit - len(found),
-                "token": token.hex, "lease": round(lease * 1_000_000),
-            }  # fmt: skip
-            rows = self.claimed(connection.execute(self.sql["claim"], binds), token)
-            found += sorted(rows, key=lambda m: (m.next_attempt_at, m.id))
-        return found
+        """One UPDATE … RETURNING, which leases too."""
+        rows = self.claimed(connection.execute(self.sql[statement], binds), token)
+        return sorted(rows, key=lambda m: (m.next_attempt_at, m.id))
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
         """One UPDATE for each queue."""

@@ -7,15 +7,22 @@ followed by DELETE duplicated a row that was released in between.
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, bindparam, text
 
-from faststream_sqlbroker.core.rows import NewMessage, ReadyPair, Settlement, SettleResult
-from faststream_sqlbroker.dialects.base import Dialect, chunks
+from faststream_sqlbroker.core.rows import (
+    SUSPECT_AFTER,
+    ClaimedMessage,
+    NewMessage,
+    ReadyPair,
+    Settlement,
+    SettleResult,
+)
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect, chunks
 from faststream_sqlbroker.schema.tables import Tables
 
 IDS_PER_STATEMENT = 500
@@ -39,8 +46,29 @@ class StepDialect(Dialect):
         super().__init__(tables, sqlalchemy_dialect)
         self._inserts: dict[tuple[int, str], TextClause] = {}
 
-    def _ids_statement(self, name: str, sql: str, *binds: Any) -> None:
-        self._statement(name, sql, bindparam("ids", expanding=True), *binds)
+    def prepare(self, plain: Mapping[str, str], by_ids: Mapping[str, str], archive: str) -> None:
+        """Keep the subclass's SQL: what takes a list of ids as the bind `ids` is `by_ids`."""
+        for name, sql in plain.items():
+            self._statement(name, sql)
+        for name, sql in by_ids.items():
+            self._statement(name, sql, bindparam("ids", expanding=True))
+        if self.has_archive:
+            self._statement("archive", archive, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
+
+    def prepare_claims(self, claim: str, columns: str, hint: str) -> None:
+        """Keep the claims made of `claim`, which finds rows `{of}`, with `{hint}` to the ready index, and `{which}`."""
+        hint = hint.format(**self.names)
+        due = {"of": "queue = :queue AND priority = :priority", "hint": hint, "columns": columns}
+        others = f"\n    AND deliveries_count - attempts_count < {SUSPECT_AFTER}"
+        self._statement("claim", claim, which="", **due)
+        self._statement("claim_others", claim, which=others, **due)
+        one = {"of": "id = :id AND queue IN :queues", "hint": "", "columns": columns}
+        self._statement("claim_one", claim, bindparam("queues", expanding=True), which="", **one)
+
+    @property
+    def claimed_columns(self) -> str:
+        """What a claim selects, quoted."""
+        return ", ".join(self.names["key"] if c == "key" else c for c in CLAIMED_COLUMNS)
 
     def insert_statement(self, count: int, tail: str = "") -> TextClause:
         """The INSERT of `count` rows ending in `tail`, made once."""
@@ -128,6 +156,45 @@ class StepDialect(Dialect):
             found |= {(row[0], row[1]) for row in rows}
         return wanted & found
 
+    @abstractmethod
+    def find(
+        self, connection: Connection, statement: str, binds: dict[str, Any], token: UUID
+    ) -> list[ClaimedMessage]:
+        """Lock (or lease at once) what `statement` finds; in the order of due time and id."""
+
+    def take(self, connection: Connection, found: list[ClaimedMessage], lease: float, token: UUID) -> None:
+        """Lease what was found, where finding did not."""
+
+    def claim(
+        self,
+        connection: Connection,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspects: bool = True,
+    ) -> list[ClaimedMessage]:
+        """Pair by pair until `limit` rows are found."""
+        found: list[ClaimedMessage] = []
+        statement = "claim" if suspects else "claim_others"
+        for pair in pairs:
+            if len(found) >= limit:
+                break
+            binds = {"queue": pair.queue, "priority": pair.priority, "limit": limit - len(found)}
+            found += self.find(connection, statement, binds | _lease(lease, token), token)
+        self.take(connection, found, lease, token)
+        return found
+
+    def claim_one(
+        self, connection: Connection, message_id: int, queues: Sequence[str], lease: float, token: UUID
+    ) -> list[ClaimedMessage]:
+        """As `claim`, of one row."""
+        binds = {"id": message_id, "queues": list(queues), "limit": 1, **_lease(lease, token)}
+        found = self.find(connection, "claim_one", binds, token)
+        self.take(connection, found, lease, token)
+        return found
+
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
         """Lock what is free, lengthen it; what is locked elsewhere is only looked up."""
         free = {i for i, _ in self.held(connection, "lock_free", leases)}
@@ -155,6 +222,10 @@ class StepDialect(Dialect):
                 connection.execute(self.sql["payload"], {"id": s.id, "payload": s.payload})
         settled = {s.id for s in ours}
         return SettleResult(settled, {s.id for s in settlements} - settled)
+
+
+def _lease(lease: float, token: UUID) -> dict[str, Any]:
+    return {"token": token.hex, "lease": round(lease * 1_000_000)}
 
 
 def _fits(rows: Sequence[NewMessage]) -> bool:

@@ -1,7 +1,6 @@
 """One subscriber's life: its loops, from start to drain."""
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight, release
+from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Log, Loop, backoff
 from faststream_sqlbroker.flow.release import StuckReleaser
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 CANCEL_GRACE = 1.0
 """Seconds a cancelled handler gets to end; one that runs in a thread cannot be cancelled."""
 FINAL_FLUSH_TIMEOUT = 10.0
-"""Seconds for the last flush; what is not written by then comes back when its lease runs out."""
+"""Most seconds for the last flush; what is not written by then comes back when its lease runs out."""
 
 
 class Consumer:
@@ -78,6 +77,7 @@ class Consumer:
         self._flusher.wake = self._flush_loop.wake
         held.on_outcome = self._flusher.outcome_added
         held.on_room = self._fetch_loop.wake
+        held.hurry = self._flusher.hurry
 
     @property
     def _loops(self) -> tuple[Loop, ...]:
@@ -85,8 +85,14 @@ class Consumer:
 
     @property
     def healthy(self) -> bool:
-        """Whether every loop lives and its last tick succeeded, and no worker has died."""
-        return all(loop.healthy for loop in self._loops) and not any(w.done() for w in self._workers)
+        """Whether the last tick of every loop succeeded, no worker has died, and no outcome is refused."""
+        fine = all(loop.healthy for loop in self._loops) and not any(w.done() for w in self._workers)
+        return fine and not self.inflight.refused
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is about to stop, or has stopped."""
+        return self._stopping
 
     async def start(self) -> None:
         """Start the loops and the workers; returns at once."""
@@ -107,11 +113,12 @@ class Consumer:
             loop.start()
         self._wakeups.register(s.queues, self._hint, listen=s.wakeup != "poll")
 
-    def request_stop(self, graceful_timeout: float | None = None) -> None:
-        """Begin the stop in the background; safe inside a handler."""
+    def request_stop(self, graceful_timeout: float | None = None) -> "asyncio.Task[None]":
+        """Begin the stop in the background, as the task returned; safe inside a handler."""
         self._stopping = True
         if self._stop_task is None:
             self._stop_task = asyncio.create_task(self._stop(graceful_timeout))
+        return self._stop_task
 
     async def stop(self, graceful_timeout: float | None = None) -> None:
         """Drain and stop.
@@ -121,9 +128,7 @@ class Consumer:
         """
         if self._stopping and self._stop_task is None:
             return
-        self.request_stop(graceful_timeout)
-        if self._stop_task is not None:
-            await asyncio.shield(self._stop_task)
+        await asyncio.shield(self.request_stop(graceful_timeout))
 
     def _hint(self) -> None:
         self._fetcher.hint()
@@ -138,26 +143,21 @@ class Consumer:
 
     async def _stop(self, graceful_timeout: float | None) -> None:
         self._wakeups.unregister(self._hint)
-        # The running claim is waited out: its rows are known and can be handed back.
-        await self._fetch_loop.stop()
-        await self._release_loop.stop()
-        with contextlib.suppress(StoreError):  # their leases run out all the same
-            await self._fetcher.release_unanswered()
-        self._hand_back_waiting()
-        for _ in self._workers:
-            self.inflight.waiting.put_nowait(None)
-        await self._end_workers(graceful_timeout)
-        await self._lease_loop.stop()
-        await self._flush_loop.stop()
-        await self._final_flush()
+        self._end_input()
+        await asyncio.gather(self._end_claims(graceful_timeout), self._end_workers(graceful_timeout))
+        await self._end_writes()
 
-    def _hand_back_waiting(self) -> None:
-        waiting = self.inflight.waiting
-        while not waiting.empty():
-            row = waiting.get_nowait()
-            if row is not None and not row.lease_lost:
-                self.inflight.finish(release(row))
-        self._flusher.hurry()
+    async def _end_claims(self, graceful_timeout: float | None) -> None:
+        # The running claim is waited for, so that its rows are known and can be given back.
+        limit = None if graceful_timeout is None else max(graceful_timeout, CANCEL_GRACE)
+        await asyncio.gather(self._fetch_loop.stop(limit), self._release_loop.stop(limit))
+        self._end_input()
+
+    def _end_input(self) -> None:
+        """Give back what has not started; each worker ends when it comes to its sentinel."""
+        self.inflight.give_back_waiting()
+        for _ in range(self._settings.max_workers):
+            self.inflight.waiting.put_nowait(None)
 
     async def _end_workers(self, graceful_timeout: float | None) -> None:
         workers, self._workers = self._workers, []
@@ -187,19 +187,30 @@ class Consumer:
         _, stuck = await asyncio.wait(running, timeout=CANCEL_GRACE)
         return stuck
 
-    async def _final_flush(self) -> None:
-        failures = 0
+    async def _end_writes(self) -> None:
+        limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)
         try:
-            async with asyncio.timeout(FINAL_FLUSH_TIMEOUT):
-                while self.inflight.outcomes:
-                    try:
-                        await self._flusher.flush_one()
-                    except StoreError:
-                        failures += 1
-                        await asyncio.sleep(backoff(failures))
+            async with asyncio.timeout(limit):
+                await asyncio.gather(self._lease_loop.stop(limit), self._flush_loop.stop(limit))
+                await self._final_flush()
         except TimeoutError:
             self._log(
                 logging.ERROR,
-                f"{len(self.inflight.outcomes)} outcomes could not be written while stopping; their messages "
+                f"{self.inflight.unwritten} outcomes could not be written while stopping; their messages "
                 "come back when their leases run out",
             )
+
+    async def _final_flush(self) -> None:
+        held, failures = self.inflight, 0
+        while True:
+            try:
+                await self._fetcher.release_unanswered()
+                while held.outcomes:
+                    await self._flusher.flush_one()
+                wait = await self._flusher.refused.tick()
+            except StoreError:
+                failures += 1
+                wait = backoff(failures)
+            if wait is None:
+                return
+            await asyncio.sleep(wait)

@@ -1,14 +1,16 @@
 """Claim as much as there is room for, and decide when to look again."""
 
-from collections.abc import Callable, Sequence
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
-from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.inflight import Inflight, release
-from faststream_sqlbroker.flow.isolation import Isolation
+from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.isolation import Isolation, Turn
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -49,7 +51,7 @@ class Fetcher:
     def room(self) -> int:
         """Rows that may be claimed now; 0 while the flush is behind."""
         s, held = self._settings, self._inflight
-        if len(held.outcomes) + len(held.flushing) >= 2 * max(s.flush_batch_size, s.fetch_batch_size):
+        if held.unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size):
             return 0
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
         return int(min(s.fetch_batch_size, capacity - held.waiting.qsize()))
@@ -62,21 +64,50 @@ class Fetcher:
         limit = self.room()
         if limit < self._worthwhile() or self._paused():
             return self._wait_for_room()
-        alone = self._inflight.empty
-        if self._isolation.hold and not alone:
+        alone, now = self._inflight.empty, monotonic()
+        turn = self._isolation.turn(alone=alone, now=now)
+        if turn is Turn.DRAIN:
+            self._inflight.give_back_waiting()
+        if turn in (Turn.DRAIN, Turn.NONE):
             return self._wait_for_room()
-        if self._look_again or monotonic() - self._looked_at >= LOOK_INTERVAL:
+        if turn is Turn.SUSPECT:
+            await self._claim_suspect(alone=alone)
+            return 0.0
+        if self._look_again or now - self._looked_at >= LOOK_INTERVAL:
             await self._look()
         due = [p for p in self._rotated() if p.due_in <= 0]
-        rows = await self._claim(due, limit) if due else []
-        await self._take(rows, alone=alone)
-        return self._wait_for_room() if self._isolation.hold else self._next_wait(len(rows), limit)
+        rows = await self._claim(due, limit, suspects=turn is Turn.ANY) if due else []
+        kept = self._isolation.sort_out(rows, now)
+        if len(kept) < len(rows):
+            ours = {row.id for row in kept}
+            # Written before a suspect starts (`alone`): were the process to die of it, they would be charged too.
+            self._inflight.give_back([row for row in rows if row.id not in ours])
+        self._inflight.add(kept)
+        wait = self._next_wait(len(rows), limit)
+        return 0.0 if self._isolation.waits(monotonic()) else wait
 
-    async def _claim(self, due: Sequence[ReadyPair], limit: int) -> list[ClaimedMessage]:
+    async def _claim(
+        self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
+    ) -> Sequence[ClaimedMessage]:
+        lease = self._settings.release_stuck_timeout
+        with self._noting_the_unanswered() as token:
+            return await self._store.claim(due, limit, lease, token, suspects=suspects)
+
+    async def _claim_suspect(self, *, alone: bool) -> None:
+        s, message_id = self._settings, self._isolation.next_suspect()
+        with self._noting_the_unanswered() as token:
+            rows = await self._store.claim_one(message_id, s.queues, s.release_stuck_timeout, token)
+        if rows:
+            self._isolation.started(alone=alone, now=monotonic())
+            self._inflight.add(rows)
+
+    @contextmanager
+    def _noting_the_unanswered(self) -> Iterator[UUID]:
+        """A new token; kept if it is not known whether the claim with it was committed."""
         token = uuid4()
         try:
-            return await self._store.claim(due, limit, self._settings.release_stuck_timeout, token)
-        except UnknownOutcomeError:
+            yield token
+        except (UnknownOutcomeError, CancelledError):
             self._unanswered.append(token)
             raise
 
@@ -89,22 +120,6 @@ class Fetcher:
         while self._unanswered:
             await self._store.release_claim(self._settings.queues, self._unanswered[-1])
             self._unanswered.pop()
-
-    async def _take(self, rows: Sequence[ClaimedMessage], *, alone: bool) -> None:
-        kept = self._isolation.keep(rows, alone=alone)
-        if len(kept) < len(rows):
-            ours = {row.id for row in kept}
-            await self._give_back([row for row in rows if row.id not in ours], also=kept)
-        self._inflight.add(kept)
-
-    async def _give_back(self, rows: Sequence[ClaimedMessage], *, also: Sequence[ClaimedMessage]) -> None:
-        """Committed before a suspect starts: were the process to die of it, they would be charged too."""
-        try:
-            await self._store.settle([release(row) for row in rows])
-        except StoreError:
-            for row in (*rows, *also):
-                self._inflight.finish(release(row))
-            raise
 
     def _wait_for_room(self) -> float:
         # Workers and flush wake the loop; a lost lease makes room without either.

@@ -1,12 +1,15 @@
 """What one subscriber holds: claimed rows, their leases, and the outcomes not yet written."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 from faststream_sqlbroker.core.outcome import Release
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.flow.loop import Log
 
 
 def release(row: ClaimedMessage) -> Settlement:
@@ -14,11 +17,22 @@ def release(row: ClaimedMessage) -> Settlement:
     return settle(row, Release(), SettleRules(), ended_after=0.0, attempted=False)
 
 
+@dataclass(slots=True)
+class RefusedOutcome:
+    """An outcome that the database refused; `due` is when to try it again (monotonic seconds)."""
+
+    settlement: Settlement
+    due: float
+    tries: int = 1
+    unknown: bool = False
+    """Whether the answer to a COMMIT of it was lost."""
+
+
 class Inflight:
     """The rows leased to one subscriber of this process, from the claim until the flush has written them.
 
-    A row is in exactly one place: `waiting` (claimed, not started), with a worker, or in `outcomes`
-    (settled, not written). `held` knows them all by id, for renewal.
+    A row is in exactly one place: `waiting` (claimed, not started), with a worker, in `outcomes` (settled,
+    not written) or in `refused` (settled, refused by the database). `held` knows them all by id, for renewal.
     """
 
     def __init__(self) -> None:
@@ -26,15 +40,27 @@ class Inflight:
         self.waiting: asyncio.Queue[ClaimedMessage | None] = asyncio.Queue()
         self.held: dict[int, ClaimedMessage] = {}
         self.outcomes: list[Settlement] = []
+        self.refused: list[RefusedOutcome] = []
         self.flushing: set[int] = set()
         self.running = 0
         self.wants_room = False
         self.on_outcome: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
+        self.hurry: Callable[[], None] = lambda: None
         self.claimed_count = 0
         self.settled_count = 0
         self.lease_lost_count = 0
         self.settle_unknown_count = 0
+
+    @property
+    def unwritten(self) -> int:
+        """Outcomes that wait to be written, or for the answer."""
+        return len(self.outcomes) + len(self.flushing) + len(self.refused)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held, nor waits to be written."""
+        return not (self.held or self.running or self.unwritten)
 
     def add(self, rows: Iterable[ClaimedMessage]) -> None:
         """Take in freshly claimed rows."""
@@ -54,24 +80,64 @@ class Inflight:
         row.lease_lost = True
         if self.held.get(row.id) is row:
             del self.held[row.id]
-        self.outcomes = [s for s in self.outcomes if s.id != row.id or s.lease_token != row.lease_token]
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is held, nor waits to be written."""
-        return not (self.held or self.outcomes or self.flushing or self.running)
+        void = (row.id, row.lease_token)
+        self.outcomes = [s for s in self.outcomes if (s.id, s.lease_token) != void]
+        self.refused = [r for r in self.refused if (r.settlement.id, r.settlement.lease_token) != void]
 
     def finish(self, settlement: Settlement) -> None:
         """Queue a settlement for the flush."""
         self.outcomes.append(settlement)
         self.on_outcome()
 
-    def written(self, ids: Iterable[int], tokens: dict[int, object]) -> None:
-        """The flush has dealt with these rows."""
-        for message_id in ids:
-            row = self.held.get(message_id)
-            if row is not None and row.lease_token == tokens.get(message_id):
-                del self.held[message_id]
+    def has_no_outcome(self, row: ClaimedMessage) -> bool:
+        """Whether `row` is ours and nothing is queued for it, or being written."""
+        if self.held.get(row.id) is not row or row.id in self.flushing:
+            return False
+        return all(s.id != row.id for s in (*self.outcomes, *(r.settlement for r in self.refused)))
+
+    def give_back(self, rows: Iterable[ClaimedMessage]) -> None:
+        """Queue the release of rows that were not started, and flush soon."""
+        for row in rows:
+            self.finish(release(row))
+        self.hurry()
+
+    def give_back_waiting(self) -> None:
+        """Give back everything that waits for a worker."""
+        rows = []
+        while not self.waiting.empty():
+            row = self.waiting.get_nowait()
+            if row is not None and not row.lease_lost:
+                rows.append(row)
+        self.give_back(rows)
+
+    def still_ours(self, settlement: Settlement) -> bool:
+        """Whether no later delivery of the same row has come back to us meanwhile."""
+        row = self.held.get(settlement.id)
+        return row is None or row.lease_token == settlement.lease_token
+
+    def written(self, batch: Sequence[Settlement], result: SettleResult, log: Log, *, unknown: bool) -> None:
+        """The database has dealt with `batch`.
+
+        Args:
+            batch: Settlements of different rows.
+            result: What came of them; those in neither set are left out here.
+            log: Told of lost leases.
+            unknown: Whether an earlier COMMIT without an answer may have written them already.
+        """
+        what = "settle unknown" if unknown else "lease lost"
+        for settlement in batch:
+            lost = settlement.id in result.lost
+            if not lost and settlement.id not in result.settled:
+                continue
+            if settlement.id in self.held and self.still_ours(settlement):
+                del self.held[settlement.id]
+            if not lost:
+                self.settled_count += 1
+                continue
+            self.settle_unknown_count += unknown
+            self.lease_lost_count += not unknown
+            text = f"{what}: message {settlement.id} (phase flush); its outcome was not written now"
+            log(logging.WARNING, text, message_id=settlement.id)
 
     def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
         """Rows held longer than a third of their lease, but those being written right now."""

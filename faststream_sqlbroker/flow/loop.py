@@ -4,7 +4,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from faststream_sqlbroker.exceptions import StoreError
 
@@ -25,8 +24,8 @@ def backoff(failures: int) -> float:
 class Loop:
     """Runs `tick` until stopped; `wake` makes the next tick come at once.
 
-    A tick that fails with a database error is repeated with growing, jittered pauses; any other error
-    ends the loop, is logged and makes it unhealthy.
+    A tick that fails is repeated with growing, jittered pauses; meanwhile the loop is unhealthy. An error
+    that is none of the database's is a bug, logged as CRITICAL, but no reason to stop working for good.
     """
 
     def __init__(self, name: str, tick: Callable[[], Awaitable[float | None]], log: Log) -> None:
@@ -38,17 +37,15 @@ class Loop:
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self.failures = 0
-        self._died = False
 
     @property
     def healthy(self) -> bool:
-        """Whether the loop lives and its last tick succeeded."""
-        return not self._died and self.failures == 0
+        """Whether the last tick succeeded."""
+        return self.failures == 0
 
     def start(self) -> None:
         """Start the loop's task."""
         self._stopping = False
-        self._died = False
         self.failures = 0
         self._task = asyncio.create_task(self._run(), name=f"sqlbroker-{self.name}")
 
@@ -56,39 +53,45 @@ class Loop:
         """Let the next tick come at once."""
         self._wake.set()
 
-    async def stop(self) -> None:
-        """End after the running tick; returns when the task has ended."""
+    async def stop(self, timeout: float | None = None) -> None:
+        """End after the running tick, which is cancelled after `timeout` seconds (None: never)."""
         self._stopping = True
         self._wake.set()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        task, self._task = self._task, None
+        if task is None:
+            return
+        try:
+            await asyncio.wait((task,), timeout=timeout)
+        finally:
+            task.cancel()  # no effect on a task that has ended
+        await asyncio.wait((task,))
 
     async def _run(self) -> None:
-        try:
-            while not self._stopping:
-                self._wake.clear()
-                wait = await self._guarded_tick()
-                if not self._stopping:
-                    await self._pause(wait)
-        except Exception as error:  # noqa: BLE001 - a loop that dies must say so; `healthy` turns false
-            self._died = True
-            self._log(logging.CRITICAL, f"the {self.name} loop has died: {error!r}", exc_info=error)
+        while not self._stopping:
+            self._wake.clear()
+            wait = await self._guarded_tick()
+            if not self._stopping:
+                await self._pause(wait)
 
     async def _guarded_tick(self) -> float | None:
         try:
             wait = await self._tick()
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - a loop must not die; `healthy` turns false
             self.failures += 1
             pause = backoff(self.failures)
-            self._log(
-                logging.WARNING if self.failures < 5 else logging.ERROR,  # noqa: PLR2004 - five in a row
-                f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: {error}",
-            )
+            self._report(error, pause)
             await self._sleep_unless_stopping(pause)
             return 0.0
         self.failures = 0
         return wait
+
+    def _report(self, error: Exception, pause: float) -> None:
+        text = f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: "
+        if isinstance(error, StoreError):
+            several = 5
+            self._log(logging.WARNING if self.failures < several else logging.ERROR, f"{text}{error}")
+        else:
+            self._log(logging.CRITICAL, f"{text}{error!r}", exc_info=error)
 
     async def _sleep_unless_stopping(self, seconds: float) -> None:
         # A wake-up must not cut a back-off short: it would hammer a failing database.
@@ -106,7 +109,3 @@ class Loop:
                 await self._wake.wait()
         except TimeoutError:
             pass
-
-    def state(self) -> dict[str, Any]:
-        """The loop's name, health and failures in a row."""
-        return {"name": self.name, "healthy": self.healthy, "failures": self.failures}

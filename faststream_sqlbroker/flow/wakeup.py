@@ -39,6 +39,7 @@ class Wakeups:
         self._listener: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._watched: list[tuple[weakref.ref[Any], frozenset[str]]] = []
+        self._timers: set[asyncio.TimerHandle] = set()
         self._sent_at = 0.0
         self.channel = f"sqlbroker_{store.tables.message.name}"[:63]
         self.listening = False
@@ -60,6 +61,9 @@ class Wakeups:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listener = self._sender = self._watcher = None
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
         self._pending.clear()
         self._watched.clear()
 
@@ -101,7 +105,15 @@ class Wakeups:
             if ended:
                 queues = frozenset().union(*ended)
                 self.published(queues)
-                asyncio.get_running_loop().call_later(SECOND_HINT, self.published, queues)
+                self._hint_again(queues)
+
+    def _hint_again(self, queues: frozenset[str]) -> None:
+        def send() -> None:
+            self._timers.discard(timer)
+            self.published(queues)
+
+        timer = asyncio.get_running_loop().call_later(SECOND_HINT, send)
+        self._timers.add(timer)
 
     async def _send(self) -> None:
         while self._pending:

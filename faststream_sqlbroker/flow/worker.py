@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Outcome, Reject, Release
+from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 Handle = Callable[[Any], Awaitable[Any]]
+PAUSE_AFTER_BUG = 10.0
 YIELD_EVERY = 20
 """Deliveries between two turns of the event loop: handlers that never suspend would starve it."""
 
@@ -49,12 +51,30 @@ class Worker:
         """Work until the sentinel None is taken from the buffer."""
         done = 0
         while (rows := await self._take()) is not None:
-            ready = [row for row in rows if self._may_start(row)]
-            if ready:
-                await self._deliver(ready)
+            try:
+                ready = [row for row in rows if self._may_start(row)]
+                if ready:
+                    await self._deliver(ready)
+            except Exception as error:  # noqa: BLE001 - a worker must not die
+                self._failed(rows, error)
             done += 1
             if done % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
+
+    def _failed(self, rows: list[ClaimedMessage], error: Exception) -> None:
+        """Something around the handler has failed: give back what has no outcome, for later."""
+        unsettled = [row for row in rows if self._inflight.has_no_outcome(row)]
+        for row in unsettled:
+            later = settle(row, Abandon(), self._rules, ended_after=0.0, attempted=False)
+            later.delay = PAUSE_AFTER_BUG
+            self._inflight.finish(later)
+        self._log(
+            logging.CRITICAL,
+            f"messages {[row.id for row in rows]}: {error!r} outside of the handler; those without an outcome "
+            f"come back in {PAUSE_AFTER_BUG} seconds",
+            exc_info=error,
+            message_id=rows[0].id,
+        )
 
     async def _take(self) -> list[ClaimedMessage] | None:
         waiting = self._inflight.waiting
@@ -83,22 +103,29 @@ class Worker:
         if outcome is None:
             return True
         if isinstance(outcome, Reject):
-            self._log(
-                logging.ERROR,
-                f"Message delivery limit was exceeded for message {row.id} of queue {row.queue!r} "
-                f"({outcome.reason}: {row.deliveries_count} deliveries, {row.attempts_count} attempts)",
-                message_id=row.id,
-            )
+            self._log_refusal(row, outcome)
         self._settle(row, outcome, attempted=False)
         return False
+
+    def _log_refusal(self, row: ClaimedMessage, outcome: Reject) -> None:
+        if outcome.error is not None:
+            text = f"message {row.id} of queue {row.queue!r} cannot be read and is rejected: {outcome.error}"
+        else:
+            text = (
+                f"Message delivery limit was exceeded for message {row.id} of queue {row.queue!r} "
+                f"({outcome.reason}: {row.deliveries_count} deliveries, {row.attempts_count} attempts)"
+            )
+        self._log(logging.ERROR, text, message_id=row.id)
 
     def _refusal(self, row: ClaimedMessage) -> Outcome | None:
         if self._stopping():
             return Release()
+        if row.outcome is not None:
+            return row.outcome  # it could not be read
         limit = self._settings.max_deliveries
         if limit is not None and row.deliveries_count > limit:
             return Reject(MAX_DELIVERIES)
-        attempts = getattr(self._rules.retry_strategy, "max_attempts", None)
+        attempts = attempts_limit(self._rules.retry_strategy)
         if attempts is not None and row.attempts_count >= attempts:
             return Reject(MAX_ATTEMPTS)
         if row.expires_at is not None:

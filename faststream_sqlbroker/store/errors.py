@@ -12,6 +12,10 @@ from faststream_sqlbroker.exceptions import PublishError, SqlBrokerError, StoreE
 DRIVERS = frozenset({"asyncpg", "psycopg", "aiomysql", "pymysql", "asyncmy", "aiosqlite", "sqlite3"})
 
 
+class NotConnectedError(TransientStoreError):
+    """No connection could be made, for whatever reason: a refused login may be allowed a moment later."""
+
+
 class ErrorClasses:
     """Tells one database's errors apart."""
 
@@ -32,6 +36,17 @@ class ErrorClasses:
             if ours is None:
                 raise
             raise ours from error
+
+    @asynccontextmanager
+    async def connecting(self) -> AsyncIterator[None]:
+        """Turn every error of the database into `NotConnectedError`: no statement was sent yet."""
+        try:
+            yield
+        except Exception as error:
+            ours = self.of(error)
+            if ours is None:
+                raise
+            raise NotConnectedError(str(ours)) from error
 
     def of(self, error: BaseException) -> StoreError | None:
         """`error` as one of ours; None if it is no error of the database."""
@@ -73,7 +88,8 @@ class ErrorClasses:
 def was_rolled_back(error: BaseException) -> bool:
     """Whether the database itself undid the transaction and works: the repeat may start at once."""
     cause = error.__cause__
-    return isinstance(cause, DBAPIError) and not cause.connection_invalidated
+    known = isinstance(cause, DBAPIError) and not cause.connection_invalidated
+    return known and not isinstance(error, NotConnectedError)
 
 
 def was_disconnected(error: BaseException) -> bool:

@@ -48,6 +48,12 @@ def capacity(engine: AsyncEngine) -> int | None:
     return None if not isinstance(overflow, int) or overflow < 0 else size(engine) + overflow
 
 
+def can_spare_one(engine: AsyncEngine) -> bool:
+    """Whether the pool gives more than one connection, so that one can be kept for listening."""
+    most = capacity(engine)
+    return most is None or most > 1
+
+
 def shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> str | None:
     """What to say when the pool gives less than the broker may use; None if it gives enough."""
     most, needed = capacity(engine), for_subscribers + 1 + int(listening)

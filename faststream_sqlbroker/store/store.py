@@ -1,18 +1,13 @@
-"""One method for each thing the broker does to the database.
-
-A transaction that the database rolled back for a passing reason (deadlock, serialization, busy) is repeated
-here; a broken connection is reported to the loops, which wait and try again.
-"""
+"""One method for each thing the broker does to the database, each one transaction (`transaction`)."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
@@ -24,26 +19,17 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.dialects import Dialect, dialect_for
-from faststream_sqlbroker.exceptions import (
-    SetupError,
-    TransientStoreError,
-    UnknownOutcomeError,
-)
+from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.caller import check_same_database
-from faststream_sqlbroker.store.errors import ErrorClasses, was_disconnected, was_rolled_back
+from faststream_sqlbroker.store.errors import ErrorClasses
+from faststream_sqlbroker.store.transaction import Transactions
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
-
-T = TypeVar("T")
-
-QUICK_REPEATS = 5
-QUICK_PAUSE = 0.01
-"""Seconds before the first repeat of a rolled-back transaction; doubled each time, with jitter."""
 
 
 class Store:
@@ -80,6 +66,7 @@ class Store:
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
+        self._transactions = Transactions(self._engine, self.dialect, self._errors, statement_timeout)
         self._places = asyncio.Semaphore(self.max_connections)
         self._publish_place = asyncio.Semaphore(1)
 
@@ -102,7 +89,7 @@ class Store:
 
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows` in a transaction of its own; ids in the order given, None where deduplicated."""
-        return await self._run(lambda c: self.dialect.insert(c, rows), self._publish_place)
+        return await self._transactions.run(lambda c: self.dialect.insert(c, rows), self._publish_place)
 
     async def insert_in(
         self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
@@ -139,45 +126,64 @@ class Store:
 
     async def ready_pairs(self, queues: Sequence[str]) -> list[ReadyPair]:
         """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
-        return await self._run(lambda c: self.dialect.ready_pairs(c, queues), self._places, write=False)
+        return await self._transactions.run(
+            lambda c: self.dialect.ready_pairs(c, queues), self._places, write=False
+        )
 
     async def claim(
-        self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID
+        self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID, *, suspects: bool = True
     ) -> list[ClaimedMessage]:
-        """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due time, id."""
+        """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due time, id.
+
+        Without `suspects`, those that have lost `core.rows.SUSPECT_AFTER` leases or more are left alone.
+        """
         if not pairs or limit < 1:
             return []
-        return await self._run(lambda c: self.dialect.claim(c, pairs, limit, lease, token), self._places)
+        return await self._transactions.run(
+            lambda c: self.dialect.claim(c, pairs, limit, lease, token, suspects=suspects), self._places
+        )
+
+    async def claim_one(
+        self, message_id: int, queues: Sequence[str], lease: float, token: UUID
+    ) -> list[ClaimedMessage]:
+        """Lease this row, if it is due in one of `queues` and nobody holds it."""
+        return await self._transactions.run(
+            lambda c: self.dialect.claim_one(c, message_id, queues, lease, token), self._places
+        )
 
     async def renew(self, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
         """Lengthen `leases` to `lease` seconds from now; the ids still held."""
         if not leases:
             return set()
-        return await self._run(lambda c: self.dialect.renew(c, leases, lease), self._places)
+        return await self._transactions.run(lambda c: self.dialect.renew(c, leases, lease), self._places)
 
     async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
         """Write `settlements` in one transaction, each only if its lease is still held."""
         if not settlements:
             return SettleResult()
-        return await self._run(lambda c: self.dialect.settle(c, settlements), self._places)
+        return await self._transactions.run(lambda c: self.dialect.settle(c, settlements), self._places)
 
     async def release_stuck(self, queues: Sequence[str], limit: int) -> int:
         """Give back up to `limit` rows of `queues` whose lease has expired; how many."""
-        return await self._run(lambda c: self.dialect.release_stuck(c, queues, limit), self._places)
+        return await self._transactions.run(
+            lambda c: self.dialect.release_stuck(c, queues, limit), self._places
+        )
 
     async def release_claim(self, queues: Sequence[str], token: UUID) -> int:
         """Give back, uncharged, the rows of a claim whose answer was lost; how many."""
-        return await self._run(lambda c: self.dialect.release_claim(c, queues, token), self._places)
+        return await self._transactions.run(
+            lambda c: self.dialect.release_claim(c, queues, token), self._places
+        )
 
     # -- the database itself ------------------------------------------------------------------------
 
     async def now(self) -> datetime:
         """The database's clock (aware, UTC)."""
-        return await self._run(self.dialect.now, self._places, write=False)
+        return await self._transactions.run(self.dialect.now, self._places, write=False)
 
     async def setup(self) -> None:
         """Check what the broker relies on; turns on WAL in SQLite."""
-        await self._run(self.dialect.setup, self._places, write=False)
+        await self._transactions.run(self.dialect.setup, self._places, write=False)
 
     async def create_tables(self) -> None:
         """Create the missing tables and indexes (for development).
@@ -185,31 +191,25 @@ class Store:
         Raises:
             SchemaError: a table of that name is not the broker's.
         """
-        await self._run(lambda c: create_all(c, self.tables), self._places)
+        await self._transactions.run(lambda c: create_all(c, self.tables), self._places)
 
     async def differences(self) -> list[str]:
         """What in the database differs from what this version needs, each with its cure."""
-        return await self._run(lambda c: differences(c, self.tables), self._places, write=False)
+        return await self._transactions.run(lambda c: differences(c, self.tables), self._places, write=False)
 
     async def ping(self, timeout: float | None) -> bool:
         """Whether the database answers within `timeout` seconds (None: `statement_timeout`)."""
-        try:
-            async with asyncio.timeout(self.statement_timeout if timeout is None else timeout):
-                async with self._engine.connect() as connection:
-                    await connection.execute(select(1))
-        except (SQLAlchemyError, OSError, TimeoutError):
-            return False
-        return True
+        return await self._transactions.ping(timeout)
 
     async def notify(self, channel: str, queues: Sequence[str]) -> None:
         """Send a wake-up for `queues` to other processes (PostgreSQL)."""
         send = self.dialect.notify  # type: ignore[attr-defined]
-        await self._run(lambda c: send(c, channel, queues), self._publish_place)
+        await self._transactions.run(lambda c: send(c, channel, queues), self._publish_place)
 
     @property
     def can_listen(self) -> bool:
-        """Whether wake-ups from other processes can be heard here (PostgreSQL through asyncpg)."""
-        return self.dialect.can_listen and self.driver == "asyncpg"
+        """Whether wake-ups from other processes can be heard: PostgreSQL, asyncpg, more than one connection."""
+        return self.dialect.can_listen and self.driver == "asyncpg" and pool.can_spare_one(self.engine)
 
     @asynccontextmanager
     async def listen(
@@ -244,51 +244,3 @@ class Store:
             finally:
                 # Whatever is still subscribed must not come back to somebody else's checkout.
                 await connection.invalidate()
-
-    async def _run(
-        self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool = True
-    ) -> T:
-        pause, stale = QUICK_PAUSE, False
-        for _ in range(QUICK_REPEATS):
-            try:
-                return await self._transaction(work, places, write=write)
-            except UnknownOutcomeError:
-                raise
-            except TransientStoreError as error:
-                # A connection that broke while it lay in the pool: the next one is new. Once, not for ever.
-                if not was_rolled_back(error) and (stale or not was_disconnected(error)):
-                    raise
-                stale = stale or was_disconnected(error)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
-                pause *= 2
-        return await self._transaction(work, places, write=write)
-
-    async def _transaction(
-        self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool
-    ) -> T:
-        committing = False
-
-        def run(connection: Connection) -> T:
-            nonlocal committing
-            with connection.begin() as transaction:
-                if write:
-                    self.dialect.begin(connection)
-                result = work(connection)
-                committing = write
-                transaction.commit()
-                committing = False
-            return result
-
-        try:
-            async with (
-                self._errors.classed(),
-                asyncio.timeout(self.statement_timeout),
-                places,
-                self._engine.connect() as connection,
-            ):
-                return await connection.run_sync(run)
-        except TransientStoreError as error:
-            if not committing or was_rolled_back(error):
-                raise
-            msg = f"the answer to the COMMIT was lost: {error}"
-            raise UnknownOutcomeError(msg) from error

@@ -10,6 +10,7 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker.core.duration import Duration, parse_duration
 from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -103,12 +104,9 @@ def positive_seconds(name: str, value: Duration) -> float:
     return seconds
 
 
-def attempts_limit(strategy: "RetryStrategyProto | None") -> int | None:
+def most_attempts(strategy: "RetryStrategyProto | None") -> int | None:
     """Return the most attempts `strategy` allows: 1 without a strategy, None if it does not say."""
-    if strategy is None:
-        return 1
-    limit = getattr(strategy, "max_attempts", None)
-    return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 else None
+    return 1 if strategy is None else attempts_limit(strategy)
 
 
 def times_fit(settings: "SubscriberSettings") -> None:
@@ -132,7 +130,7 @@ def times_fit(settings: "SubscriberSettings") -> None:
 
 def warn_of_surprises(settings: "SubscriberSettings") -> None:
     """Warn of values that are legal together, but hardly meant."""
-    attempts = attempts_limit(settings.retry_strategy)
+    attempts = most_attempts(settings.retry_strategy)
     if settings.max_deliveries is not None and attempts is not None and settings.max_deliveries < attempts:
         _warn(
             f"max_deliveries={settings.max_deliveries} ends a message before the {attempts} attempts of its "
@@ -153,7 +151,7 @@ def warn_of_surprises(settings: "SubscriberSettings") -> None:
 
 def warn_unused_strategy(settings: "SubscriberSettings") -> None:
     """Warn that a given strategy is never asked."""
-    if attempts_limit(settings.retry_strategy) != 1:
+    if most_attempts(settings.retry_strategy) != 1:
         _warn(
             "retry_strategy is never asked with AckPolicy.ACK_FIRST, the message is gone before the handler "
             "starts: leave it out, or choose another policy"

@@ -1,6 +1,6 @@
 """What a subscriber is given."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from faststream import AckPolicy
@@ -15,7 +15,6 @@ class QueueSubscriberConfig(SubscriberUsecaseConfig):
     """A subscriber's checked settings; they can be read as attributes (`config.max_workers`, …)."""
 
     settings: SubscriberSettings
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ack_policy(self) -> AckPolicy:

@@ -120,7 +120,7 @@ class SubscriberSettings:
 
     def _take_max_deliveries(self) -> None:
         if self.max_deliveries is EMPTY:
-            attempts = checks.attempts_limit(self.retry_strategy)
+            attempts = checks.most_attempts(self.retry_strategy)
             self._set("max_deliveries", 20 if attempts is None else attempts + 3)
         elif self.max_deliveries is not None:
             checks.whole_number("max_deliveries", self.max_deliveries, other=" or None for no limit")

@@ -1,6 +1,5 @@
 """A subscriber: FastStream's pipeline between the loops of `flow`."""
 
-import logging
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -63,6 +62,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 synchronous handler.
             NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
+        if self._consumer is not None and self._consumer.stopping:
+            await self.stop()  # a handler has asked for it
         if self.running:
             return
         await super().start()
@@ -97,8 +98,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         store: Any = self._outer_config.store  # type: ignore[attr-defined]
         if settings.wakeup == "listen" and not store.can_listen:
             msg = (
-                f"wakeup='listen' needs PostgreSQL through asyncpg, this is {store.dialect_name} through "
-                f"{store.driver}: use wakeup='auto', which polls here"
+                "wakeup='listen' needs PostgreSQL through asyncpg and a pool of more than one connection, this "
+                f"is {store.dialect_name} through {store.driver}: use wakeup='auto', which polls here"
             )
             raise NotSupportedError(msg)
         if not self._outer_config.prefix:
@@ -110,10 +111,14 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     @override
     async def stop(self) -> None:
         """Hand back what was not started, let handlers end for `graceful_timeout`, write all outcomes."""
-        if self._consumer is not None:
-            await self._consumer.stop(self._outer_config.graceful_timeout)
-            self._consumer = None
-        self.running = False
+        consumer = self._consumer
+        if consumer is not None:
+            await consumer.stop(self._outer_config.graceful_timeout)
+        self._ended(consumer)
+
+    def _ended(self, consumer: Consumer | None) -> None:
+        if self._consumer is consumer:
+            self._consumer, self.running = None, False
 
     @override
     async def consume(self, msg: Any) -> Any:
@@ -132,8 +137,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     def _request_stop(self) -> None:
         # Awaiting the stop here would wait for the very handler that asks for it.
-        if self._consumer is not None:
-            self._consumer.request_stop(self._outer_config.graceful_timeout)
+        consumer = self._consumer
+        if consumer is not None:
+            task = consumer.request_stop(self._outer_config.graceful_timeout)
+            task.add_done_callback(lambda _task: self._ended(consumer))
 
     @override
     def _make_response_publisher(self, message: "StreamMessage[Any]") -> "Sequence[PublisherProto]":
@@ -174,8 +181,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         message_id: int | None = None,
     ) -> None:
         extra = {"queue": ",".join(self.queues), "message_id": "" if message_id is None else str(message_id)}
-        if level >= logging.DEBUG:
-            self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
+        self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
 
 
 _NO_SINGLE = (

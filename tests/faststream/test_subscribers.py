@@ -140,5 +140,5 @@ async def test_listening_is_refused_where_it_cannot_be(broker: SqlBroker, databa
     if database == "postgresql":
         await broker.start()
         return
-    with pytest.raises(NotSupportedError, match="needs PostgreSQL through asyncpg, this is"):
+    with pytest.raises(NotSupportedError, match="needs PostgreSQL through asyncpg and a pool"):
         await broker.start()

@@ -6,8 +6,8 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.flow.isolation import SUSPECT_AFTER, Isolation, lost_leases
+from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage
+from faststream_sqlbroker.flow.isolation import ALONE, HOLD, PATIENCE, PAUSE, Isolation, Turn, lost_leases
 
 NOW = datetime.now(timezone.utc)
 
@@ -40,34 +40,77 @@ def numbers(rows: object) -> list[int]:
 def test_retries_are_no_losses() -> None:
     assert lost_leases(row(1, 0, attempts=7)) == 0
     isolation = Isolation()
-    assert numbers(isolation.keep([row(1, 1), row(2, 0, 9)], alone=True)) == [1, 2]
-    assert not isolation.hold
+    assert numbers(isolation.sort_out([row(1, 1), row(2, 0, 9)], 0.0)) == [1, 2]
+    assert isolation.turn(alone=True, now=0.0) is Turn.ANY
+    assert not isolation.waits(0.0)
 
 
 def test_a_suspect_waits_until_nothing_else_is_held() -> None:
     isolation = Isolation()
-    rows = [row(1, 2), row(2, 0), row(3, 5)]
-    assert numbers(isolation.keep(rows, alone=False)) == [2]
-    assert isolation.hold
-    assert numbers(isolation.keep(rows, alone=True)) == [1], "the fewest losses first"
-    assert isolation.hold
-    assert numbers(isolation.keep(rows, alone=True)) == [2], "every other claim is for the rest"
-    assert numbers(isolation.keep([row(3, 5)], alone=True)) == [3]
-    assert numbers(isolation.keep([row(3, 6)], alone=True)) == [3], "unless there is no rest"
-    assert numbers(isolation.keep([row(4, 0)], alone=True)) == [4]
-    assert not isolation.hold
+    assert numbers(isolation.sort_out([row(1, 2), row(2, 0), row(3, 5), row(4, 2)], 0.0)) == [2]
+    assert isolation.waits(0.0)
+    assert isolation.turn(alone=False, now=0.0) is Turn.DRAIN
+    assert isolation.turn(alone=True, now=0.1) is Turn.SUSPECT
+    assert isolation.next_suspect() == 1, "the fewest losses first"
+    isolation.started(alone=True, now=0.1)
+    assert isolation.turn(alone=False, now=1.0) is Turn.NONE, "it runs"
+    assert isolation.turn(alone=True, now=2.0) is Turn.OTHERS, "every other claim is for the rest"
+    isolation.sort_out([row(2, 0)], 2.0)
+    assert isolation.turn(alone=False, now=2.1) is Turn.DRAIN
+    assert isolation.turn(alone=True, now=2.2) is Turn.SUSPECT
+    assert isolation.next_suspect() == 4
+    assert isolation.next_suspect() == 3
+    assert isolation.turn(alone=True, now=2.3) is Turn.ANY, "somebody else took it; none is known any more"
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=12), st.booleans(), st.booleans())
-def test_a_suspect_never_has_company(
-    counts: list[tuple[int, int]], alone: bool, last_was_alone: bool
-) -> None:
+def test_the_rest_waits_a_bounded_time_for_a_suspect() -> None:
     isolation = Isolation()
-    isolation._last_was_alone = last_was_alone
-    rows = [row(n, lost, attempts) for n, (lost, attempts) in enumerate(counts)]
-    kept = isolation.keep(rows, alone=alone)
-    suspects = [r for r in kept if lost_leases(r) >= SUSPECT_AFTER]
-    assert not suspects or (alone and list(kept) == suspects and len(suspects) == 1)
-    assert isolation.hold == any(lost_leases(r) >= SUSPECT_AFTER for r in rows)
-    if alone and rows:
-        assert kept, "a process that holds nothing takes something"
+    isolation.sort_out([row(1, 2), row(2, 2)], 0.0)
+    isolation.next_suspect()
+    isolation.started(alone=True, now=0.0)
+    assert isolation.turn(alone=False, now=ALONE - 0.1) is Turn.NONE
+    assert isolation.turn(alone=False, now=ALONE) is Turn.OTHERS
+    isolation.sort_out([], ALONE)
+    begin = ALONE + 1
+    assert isolation.turn(alone=False, now=begin) is Turn.DRAIN
+    assert isolation.turn(alone=False, now=begin + HOLD - 0.1) is Turn.DRAIN
+    assert isolation.turn(alone=False, now=begin + HOLD) is Turn.OTHERS
+    assert not isolation.waits(begin + HOLD + 0.1)
+    assert isolation.turn(alone=False, now=begin + HOLD + PAUSE - 0.1) is Turn.OTHERS
+    assert isolation.turn(alone=False, now=begin + HOLD + PAUSE) is Turn.DRAIN
+
+
+def test_a_suspect_that_never_gets_the_process_to_itself_runs_in_company() -> None:
+    isolation = Isolation()
+    isolation.sort_out([row(1, 2)], 0.0)
+    assert isolation.turn(alone=False, now=PATIENCE) is Turn.SUSPECT
+    isolation.next_suspect()
+    isolation.started(alone=False, now=PATIENCE)
+    assert isolation.turn(alone=False, now=PATIENCE) is Turn.ANY
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 30.0), st.integers(0, 4)), max_size=60))
+def test_no_suspect_has_company_and_claims_never_stop_for_long(
+    steps: list[tuple[bool, float, int]],
+) -> None:
+    """A model: each step says whether the process has become empty, how long it took, what is claimed."""
+    isolation, now, blocked_since, number = Isolation(), 0.0, None, 0
+    impatient = 0.0
+    for alone, passed, lost in steps:
+        now += passed
+        turn = isolation.turn(alone=alone, now=now)
+        if turn in (Turn.NONE, Turn.DRAIN):
+            blocked_since = now if blocked_since is None else blocked_since
+            assert now - blocked_since < ALONE + HOLD
+            continue
+        blocked_since = None
+        if turn is Turn.SUSPECT:
+            assert alone or now - impatient >= PATIENCE
+            isolation.next_suspect()
+            isolation.started(alone=alone, now=now)
+            impatient = now
+        else:
+            number += 1
+            claimed = [row(number, lost)] if turn is Turn.ANY else [row(number, 0)]
+            kept = isolation.sort_out(claimed, now)
+            assert all(lost_leases(r) < SUSPECT_AFTER for r in kept)

@@ -5,7 +5,7 @@ In the formulas *n* is `attempts_count`, the number of attempts made, the one th
 take seconds, a timedelta or text like "1.5h". No delay is longer than 100 years.
 """
 
-from faststream_sqlbroker.core.retry.protocol import RetryStrategyProto, next_delay
+from faststream_sqlbroker.core.retry.protocol import RetryStrategyProto, attempts_limit, next_delay
 from faststream_sqlbroker.core.retry.strategies import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -26,6 +26,7 @@ __all__ = (
     "NoRetryStrategy",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
+    "attempts_limit",
     "default_retry_strategy",
     "next_delay",
 )

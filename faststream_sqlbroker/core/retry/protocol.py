@@ -29,6 +29,12 @@ class RetryStrategyProto(Protocol):
         ...
 
 
+def attempts_limit(strategy: RetryStrategyProto | None) -> int | None:
+    """Return `strategy.max_attempts`; None if there is none, or it is no whole number of 1 or more."""
+    limit = getattr(strategy, "max_attempts", None)
+    return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 else None
+
+
 def next_delay(
     strategy: RetryStrategyProto | None,
     *,

@@ -1,0 +1,105 @@
+"""Outcomes that the database refused: each is tried again by itself, so that none delays another.
+
+Nothing is dropped and no acked message becomes a dead letter: the same is tried first, every time, as the
+cause may have gone (a renamed archive, withdrawn rights). Only what is refused again, and carries something
+of its own that may be the cause, is then settled without it.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.rows import Settlement, SettleResult
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.flow.inflight import Inflight, RefusedOutcome
+from faststream_sqlbroker.flow.loop import Log, backoff
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+SETTLE_ERROR = "settle_error"
+NO_TEXT = "(the text of the error was refused by the database)"
+PER_TICK = 20
+"""Most tries of one tick: each is a transaction, and others wait for the flush loop."""
+
+
+class RefusedOutcomes:
+    """Tries what is in `inflight.refused` again, with growing pauses."""
+
+    def __init__(self, store: "Store", inflight: Inflight, log: Log) -> None:
+        """Share the subscriber's `inflight`."""
+        self._store, self._inflight, self._log = store, inflight, log
+
+    def add(self, settlements: Sequence[Settlement], error: StoreError) -> None:
+        """Keep `settlements`, which were refused one by one."""
+        ids = ", ".join(str(s.id) for s in settlements[:5]) + (", …" if len(settlements) > 5 else "")  # noqa: PLR2004
+        self._log(
+            logging.ERROR,
+            f"the outcomes of {len(settlements)} messages were refused by the database ({ids}); they are kept "
+            f"and tried again: {error}",
+            message_id=settlements[0].id,
+        )
+        due = monotonic() + backoff(1)
+        self._inflight.refused += [RefusedOutcome(s, due) for s in settlements]
+
+    async def tick(self) -> float | None:
+        """Try what is due; seconds until the next, None without any.
+
+        Raises:
+            TransientStoreError: the database cannot be reached; nothing is lost.
+        """
+        refused = self._inflight.refused
+        for entry in [e for e in refused if e.due <= monotonic()][:PER_TICK]:
+            await self._retry(entry)
+        refused = self._inflight.refused
+        return max(0.0, min(e.due for e in refused) - monotonic()) if refused else None
+
+    async def _retry(self, entry: RefusedOutcome) -> None:
+        settlement = entry.settlement
+        self._inflight.flushing.add(settlement.id)
+        try:
+            result = await self._settle(settlement)
+        except UnknownOutcomeError:
+            entry.unknown = True
+            raise
+        finally:
+            self._inflight.flushing.discard(settlement.id)
+        if result is None:
+            entry.tries += 1
+            entry.due = monotonic() + backoff(entry.tries)
+            return
+        self._inflight.refused = [e for e in self._inflight.refused if e is not entry]
+        self._inflight.written([settlement], result, self._log, unknown=entry.unknown)
+
+    async def _settle(self, settlement: Settlement) -> SettleResult | None:
+        """The settlement, or what can be written of it; None if all of it is refused."""
+        for n, version in enumerate((settlement, *lesser(settlement))):
+            try:
+                result = await self._store.settle([version])
+            except TransientStoreError:
+                raise
+            except StoreError:
+                continue
+            if n:
+                self._log(
+                    logging.ERROR,
+                    f"the outcome of message {settlement.id} was refused again; it is settled as "
+                    f"{version.state and version.state.name} without what may be the cause",
+                    message_id=settlement.id,
+                )
+            return result
+        return None
+
+
+def lesser(settlement: Settlement) -> Iterator[Settlement]:
+    """What may be written in place of a refused settlement, the best first; nothing for an ack."""
+    if settlement.error is not None:
+        yield replace(settlement, error=NO_TEXT)
+    if any((settlement.error, settlement.reason, settlement.queue, settlement.payload, settlement.delay)):
+        yield replace(
+            settlement, state=MessageState.FAILED, archive=True, reason=SETTLE_ERROR, error=NO_TEXT,
+            queue=None, payload=None, delay=None,
+        )  # fmt: skip

@@ -1,0 +1,64 @@
+"""A connection of the pool that nobody can hold for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from faststream_sqlbroker.store.errors import ErrorClasses
+
+GRACE = 1.0
+"""Seconds beyond the limit after which the socket is ended, and again after which nobody waits any more."""
+
+
+@asynccontextmanager
+async def checkout(engine: AsyncEngine, errors: ErrorClasses, limit: float) -> AsyncIterator[AsyncConnection]:
+    """A connection for at most `limit` seconds; `GRACE` later its socket is ended.
+
+    Cancelling is not enough: SQLAlchemy returns a connection to the pool whatever happens, aiomysql and
+    asyncmy send a ROLLBACK then, and a server that is gone without a word never answers it.
+
+    Raises:
+        NotConnectedError: there is none.
+    """
+    async with errors.connecting():
+        connection = await engine.connect()
+    fairy: Any = connection.sync_connection and connection.sync_connection.connection
+    loop = asyncio.get_running_loop()
+    watchdog = loop.call_later(limit + GRACE, _abort, fairy.driver_connection)
+    try:
+        yield connection
+    finally:
+        try:
+            await _to_the_end(connection, watchdog.when() + GRACE)
+        finally:
+            watchdog.cancel()
+
+
+async def _to_the_end(connection: AsyncConnection, deadline: float) -> None:
+    """Close `connection` even if we are cancelled meanwhile; `deadline` is in the event loop's time."""
+    closing = asyncio.ensure_future(connection.close())
+    clock, cancelled = asyncio.get_running_loop().time, None
+    while not closing.done() and (left := deadline - clock()) > 0:
+        try:
+            await asyncio.wait((closing,), timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if closing.done() and not closing.cancelled():
+        closing.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+def _abort(driver_connection: Any) -> None:
+    """End the socket: whoever waits for an answer on it gets an error."""
+    if callable(terminate := getattr(driver_connection, "terminate", None)):
+        terminate()  # asyncpg
+        return
+    # aiomysql, asyncmy: their close() would wait until everything is sent.
+    writer = getattr(driver_connection, "_writer", None)
+    transport = getattr(writer, "transport", None) or getattr(driver_connection, "_transport", None)
+    if transport is not None:
+        transport.abort()

@@ -1,0 +1,99 @@
+"""One transaction of the broker's own: bounded in time, repeated when the database asks for it."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import Connection, select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.store.checkout import checkout
+from faststream_sqlbroker.store.errors import ErrorClasses, was_disconnected, was_rolled_back
+
+T = TypeVar("T")
+
+QUICK_REPEATS = 5
+QUICK_PAUSE = 0.01
+"""Seconds before the first repeat of a rolled-back transaction; doubled each time, with jitter."""
+
+
+class Transactions:
+    """Runs synchronous work on connections of `engine`, each piece in a transaction of its own."""
+
+    def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses, timeout: float) -> None:
+        """`timeout` in seconds bounds each transaction, waiting for a connection included."""
+        self._engine, self._dialect, self._errors, self._timeout = engine, dialect, errors, timeout
+
+    async def run(
+        self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool = True
+    ) -> T:
+        """Run `work` and commit; what the database rolled back for a passing reason is repeated.
+
+        Raises:
+            TransientStoreError: the database could not be reached or was busy; nothing was written.
+            UnknownOutcomeError: the answer to the COMMIT was lost.
+            StoreError: the database refused the statement.
+        """
+        pause, stale = QUICK_PAUSE, False
+        for _ in range(QUICK_REPEATS):
+            try:
+                return await self._once(work, places, write=write)
+            except UnknownOutcomeError:
+                raise
+            except TransientStoreError as error:
+                # A connection that broke while it lay in the pool: the next one is new. Once, not for ever.
+                if not was_rolled_back(error) and (stale or not was_disconnected(error)):
+                    raise
+                stale = stale or was_disconnected(error)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
+                pause *= 2
+        return await self._once(work, places, write=write)
+
+    async def _once(self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool) -> T:
+        committing, results = False, []
+
+        def run(connection: Connection) -> None:
+            nonlocal committing
+            with connection.begin() as transaction:
+                if write:
+                    self._dialect.begin(connection)
+                result = work(connection)
+                committing = write
+                transaction.commit()
+                committing = False
+            results.append(result)
+
+        try:
+            async with (
+                self._errors.classed(),
+                asyncio.timeout(self._timeout),
+                places,
+                checkout(self._engine, self._errors, self._timeout) as connection,
+            ):
+                await connection.run_sync(run)
+        except TransientStoreError as error:
+            if results:
+                # The COMMIT was answered; the connection died on its way back to the pool.
+                return results[0]
+            if not committing or was_rolled_back(error):
+                raise
+            msg = f"the answer to the COMMIT was lost: {error}"
+            raise UnknownOutcomeError(msg) from error
+        return results[0]
+
+    async def ping(self, timeout: float | None) -> bool:
+        """Whether the database answers within `timeout` seconds (None: the transactions' own)."""
+        limit = self._timeout if timeout is None else timeout
+        try:
+            async with (
+                self._errors.classed(),
+                asyncio.timeout(limit),
+                checkout(self._engine, self._errors, limit) as connection,
+            ):
+                await connection.execute(select(1))
+        except StoreError:
+            return False
+        return True

@@ -1,0 +1,76 @@
+"""Whatever another program puts into the table, it is handled or rejected, and the rest goes on."""
+
+import pytest
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.exceptions import StoreError
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+
+
+@sqlite
+@pytest.mark.parametrize(
+    ("values", "payload", "headers", "key"),
+    [
+        ("'text', NULL, NULL", b"text", {}, None),
+        ("5, NULL, NULL", b"5", {}, None),
+        ("x'31', 'no json', NULL", b"1", {"value": "no json"}, None),
+        ("x'31', x'ff', NULL", b"1", {"value": "\ufffd"}, None),
+        ("x'31', NULL, CAST(x'ff61' AS TEXT)", b"1", {}, "\ufffda"),
+        ("CAST(x'ff31' AS TEXT), NULL, NULL", b"\xff1", {}, None),
+    ],
+    ids=["text", "number", "no-json", "binary-headers", "key-of-bytes", "text-of-bytes"],
+)
+async def test_sqlite_stores_anything(
+    rig: Rig, values: str, payload: bytes, headers: dict[str, str], key: str | None
+) -> None:
+    """Columns there take values of any type."""
+    await rig.execute(f"INSERT INTO message (queue, payload, headers, \"key\") VALUES ('q', {values})")
+    await rig.put(1)
+    consumer = rig.consumer(max_fetch_interval=0.05)
+    await consumer.start()
+    await eventually(lambda: len(rig.handled) == 2)
+    first = rig.handled[0]
+    assert (first.payload, first.headers, first.key) == (payload, headers, key)
+    assert consumer.healthy
+
+
+@sqlite
+@pytest.mark.parametrize("column", ["created_at", "expires_at", "attempts_count", "first_attempt_at"])
+async def test_a_row_that_cannot_be_a_message_is_a_dead_letter(rig: Rig, column: str) -> None:
+    await rig.execute(f"INSERT INTO message (queue, payload, {column}) VALUES ('q', x'31', 'nonsense')")
+    await rig.put(1)
+    consumer = rig.consumer(max_fetch_interval=0.05)
+    await consumer.start()
+    rows = await eventually(lambda: _archived(rig))
+    bad = next(r for r in rows if r["id"] == 1)
+    assert (bad["state"], bad["reason"], bytes(bad["payload"])) == ("FAILED", "undecodable", b"1")
+    assert len(rig.handled) == 1
+    assert rig.logged("cannot be read and is rejected")
+    assert consumer.healthy
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 1500 + "]" * 1500], ids=["huge number", "deep"])
+async def test_headers_that_python_refuses_to_parse_stay_text(rig: Rig, value: str) -> None:
+    headers = f'{{"n": {value}}}'
+    if rig.store.dialect_name == "mariadb" and "[" in value:
+        with pytest.raises(StoreError):  # it allows 32 levels
+            await rig.store.insert([NewMessage("q", b"x", headers=headers)])
+        return
+    await rig.store.insert([NewMessage("q", b"x", headers=headers)])
+    await rig.put(1)
+    consumer = rig.consumer(max_fetch_interval=0.05)
+    await consumer.start()
+    await eventually(lambda: len(rig.handled) == 2)
+    found = rig.handled[0].headers
+    assert "n" in found or "n" in found["value"]
+    assert consumer.healthy
+
+
+async def _archived(rig: Rig) -> list[dict[str, object]] | None:
+    async with rig.store.engine.connect() as connection:
+        result = await connection.exec_driver_sql("SELECT id, state, reason, payload FROM message_archive")
+        rows = [dict(row._mapping) for row in result]
+    return rows if len(rows) == 2 else None

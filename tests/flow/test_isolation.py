@@ -1,0 +1,112 @@
+"""Messages that may have killed their process run alone, and keep the rest waiting for a bounded time only."""
+
+import asyncio
+from unittest.mock import patch
+
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+TWICE_LOST = "UPDATE message SET deliveries_count = 2 WHERE state = 'PENDING'"
+
+
+async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) -> None:
+    go_on = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        if row.payload == b"long":
+            await go_on.wait()
+        await rig.ack(row)
+
+    await rig.store.insert([NewMessage("q", b"long")])
+    consumer = rig.consumer(handle, max_workers=4, max_fetch_interval=0.05)
+    with patch("faststream_sqlbroker.flow.isolation.HOLD", 0.5):
+        await consumer.start()
+        await eventually(lambda: consumer.inflight.running == 1)
+        await rig.store.insert([NewMessage("q", b"suspect", delay=0.2)])
+        await rig.execute(TWICE_LOST)
+        await eventually(lambda: consumer._fetcher._isolation._hold_until)
+        await rig.put(20)
+        await eventually(lambda: len(rig.handled) == 20)
+        assert b"suspect" not in {row.payload for row in rig.handled}
+        assert consumer.inflight.running == 1
+        go_on.set()
+        await eventually(lambda: len(rig.handled) == 22, timeout=20)
+    rows = await eventually(lambda: rig.rows(archive=True))
+    assert max(r["deliveries_count"] for r in rows) == 3, "it was charged once, when it ran"
+
+
+async def test_many_suspects_leave_every_other_claim_to_the_rest(rig: Rig) -> None:
+    await rig.put(60)
+    await rig.execute(TWICE_LOST)
+    await rig.put(5, key="normal")
+    await rig.consumer(fetch_batch_size=20, max_fetch_interval=0.05, max_workers=2).start()
+    await eventually(lambda: len(rig.handled) == 65, timeout=60)
+    first = [n for n, row in enumerate(rig.handled) if row.key]
+    assert first[0] <= 2
+    assert {row.deliveries_count for row in rig.handled if not row.key} == {3}
+
+
+async def test_what_waits_is_given_back_so_that_a_suspect_can_run(rig: Rig) -> None:
+    """A full buffer of slow messages would keep the process from ever being empty."""
+    order: list[bytes] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        order.append(row.payload)
+        await asyncio.sleep(0.05)
+        await rig.ack(row)
+
+    await rig.store.insert([NewMessage("q", b"suspect")])
+    await rig.execute(TWICE_LOST)
+    await rig.put(30)
+    with patch("faststream_sqlbroker.flow.isolation.HOLD", 5.0):
+        await rig.consumer(handle, max_workers=1, fetch_batch_size=20, max_fetch_interval=0.05).start()
+        await eventually(lambda: len(rig.handled) == 31, timeout=30)
+    assert order.index(b"suspect") <= 3
+    assert {row.deliveries_count for row in rig.handled} == {1, 3}, "giving back charges nothing"
+
+
+async def test_a_slow_suspect_stops_the_rest_for_a_bounded_time(rig: Rig) -> None:
+    go_on = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        if row.payload == b"suspect":
+            await go_on.wait()
+        await rig.ack(row)
+
+    await rig.store.insert([NewMessage("q", b"suspect")])
+    await rig.execute(TWICE_LOST)
+    consumer = rig.consumer(handle, max_workers=2, max_fetch_interval=0.05)
+    with patch("faststream_sqlbroker.flow.isolation.ALONE", 0.5):
+        await consumer.start()
+        await eventually(lambda: consumer.inflight.running == 1)
+        await rig.put(5)
+        await eventually(lambda: len(rig.handled) == 5)
+        go_on.set()
+        await eventually(lambda: len(rig.handled) == 6)
+
+
+async def test_nothing_is_claimed_while_a_suspect_runs(rig: Rig) -> None:
+    """Were it to kill the process now, others would be charged with it."""
+    running, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        running.set()
+        await go_on.wait()
+        await rig.ack(row)
+
+    await rig.put()
+    await rig.execute(TWICE_LOST)
+    consumer = rig.consumer(handle, max_workers=4, max_fetch_interval=0.02)
+    await consumer.start()
+    await running.wait()
+    await rig.put(5)
+    looks = rig.store.ready_pairs
+    with patch.object(rig.store, "ready_pairs", wraps=looks) as looked:
+        for _ in range(20):
+            consumer._fetch_loop.wake()
+            await asyncio.sleep(0.02)
+        assert not looked.called
+    assert {r["deliveries_count"] for r in await rig.rows()} == {0, 3}
+    go_on.set()
+    await eventually(lambda: len(rig.handled) == 6)

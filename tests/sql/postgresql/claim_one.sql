@@ -1,0 +1,9 @@
+UPDATE message m
+SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
+  lease_expires_at = statement_timestamp() + :lease * interval '1 second',
+  deliveries_count = m.deliveries_count + 1
+WHERE m.id = (
+  SELECT x.id FROM message x
+  WHERE x.id = :id AND x.queue = ANY(:queues) AND x.state IN ('PENDING', 'RETRYABLE')
+    AND x.next_attempt_at <= statement_timestamp() FOR UPDATE SKIP LOCKED)
+RETURNING m.id, m.queue, m.payload, m.headers::text, m.priority, m.key, m.attempts_count, m.deliveries_count, m.publish_count, m.created_at, m.next_attempt_at, m.expires_at, m.first_attempt_at, m.last_attempt_at, m.acquired_at
