@@ -215,4 +215,4 @@ def _end_listeners_transaction(connection: Connection) -> None:
     """The application's "begin" listener has opened a transaction of its kind, which holds nothing yet."""
     raw = connection.connection.driver_connection
     if raw is not None and getattr(raw, "in_transaction", False):
-        connection.exec_driver_sql("COMMIT")
+        connection.exec_driver_sql("ROLLBACK")

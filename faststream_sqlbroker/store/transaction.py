@@ -62,7 +62,12 @@ class Transactions:
                     self._dialect.begin(connection)
                 result = work(connection)
                 committing = write
-                transaction.commit()
+                try:
+                    transaction.commit()
+                except BaseException:
+                    # SQLAlchemy takes it for ended; SQLite leaves it open, for the next checkout to commit.
+                    connection.invalidate()
+                    raise
                 committing = False
             results.append(result)
 

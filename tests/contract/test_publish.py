@@ -63,6 +63,24 @@ async def test_a_bare_insert_is_a_valid_due_message(bench: Bench) -> None:
     assert (row.payload, row.headers, row.deliveries_count) == (b"bare", {}, 1)
 
 
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("as_mysql", [False, True], ids=["mariadb", "mysql"])
+async def test_ids_are_right_whatever_the_step(bench: Bench, as_mysql: bool) -> None:
+    """A cluster changes the step between ids when a node joins; MySQL has no INSERT … RETURNING."""
+    engine = create_async_engine(bench.store.engine.url, pool_size=1, max_overflow=0)
+    store = Store(engine, bench.store.tables)
+    await store.insert([NewMessage("q", b"first")])
+    engine.sync_engine.dialect.is_mariadb = not as_mysql
+    told = []
+    for step in (3, 2, 1):
+        async with engine.connect() as connection:
+            await connection.execute(text(f"SET SESSION auto_increment_increment = {step}"))
+        told += await store.insert([NewMessage("q", b"x")] * 9)
+        told += await store.insert([NewMessage("q", b"x", dedup_id=f"d{step}")])
+    await engine.dispose()
+    assert told == [row["id"] for row in await bench.rows()][1:]
+
+
 async def test_ids_stand_in_the_order_of_the_messages(bench: Bench) -> None:
     ids = await bench.put(1_111)
     rows = await bench.rows()

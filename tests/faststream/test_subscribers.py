@@ -131,6 +131,51 @@ async def test_a_timeout_cannot_end_a_synchronous_handler(broker: SqlBroker) -> 
         await broker.start()
 
 
+async def test_a_subscriber_starts_again_after_stop_consume(broker: SqlBroker, look: Look) -> None:
+    seen: list[str] = []
+    subscriber = broker.subscriber("q", **QUICK, ack_policy=AckPolicy.ACK)
+
+    @subscriber
+    async def handle(body: str) -> None:
+        seen.append(body)
+        if len(seen) == 1:
+            raise StopConsume
+
+    await broker.start()
+    await broker.publish("1", "q")
+    await eventually(lambda: not subscriber.running)
+    assert subscriber.consumer is None
+    await broker.publish("2", "q")
+    await subscriber.start()
+    await look.archived(2)
+    assert seen == ["1", "2"]
+
+
+async def test_a_start_while_the_stop_is_under_way_waits_for_it(broker: SqlBroker, look: Look) -> None:
+    running, go_on = asyncio.Event(), asyncio.Event()
+    subscriber = broker.subscriber("q", **QUICK)
+
+    @subscriber
+    async def handle(body: str) -> None:
+        running.set()
+        await go_on.wait()
+
+    await broker.start()
+    await broker.publish("1", "q")
+    await running.wait()
+    first = subscriber.consumer
+    subscriber._request_stop()
+    starting = asyncio.create_task(subscriber.start())
+    await asyncio.sleep(0.05)
+    assert not starting.done()
+    go_on.set()
+    await starting
+    assert subscriber.running
+    assert subscriber.consumer is not first
+    await broker.publish("2", "q")
+    await look.archived(2)
+
+
 async def test_listening_is_refused_where_it_cannot_be(broker: SqlBroker, database: str) -> None:
     await broker.create_tables()
 

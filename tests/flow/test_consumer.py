@@ -3,12 +3,14 @@
 import asyncio
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from faststream_sqlbroker.core.outcome import Ack, Nack, Postpone, Reject
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.exceptions import TransientStoreError
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -105,22 +107,27 @@ async def test_a_handler_that_cannot_be_cancelled_keeps_its_lease(rig: Rig) -> N
     """Its outcome is not written after the stop has given up on it; the lease runs out by itself."""
     started, go_on = asyncio.Event(), asyncio.Event()
 
-    async def handle(_row: ClaimedMessage) -> None:
+    async def handle(row: ClaimedMessage) -> None:
         started.set()
         while not go_on.is_set():
             try:
                 await asyncio.shield(go_on.wait())
             except asyncio.CancelledError:
                 continue
+        row.settle_as(Ack())
 
     await rig.put()
     consumer = rig.consumer(handle)
     await consumer.start()
     await started.wait()
+    [worker] = consumer._workers
     await consumer.stop(0.01)
     assert (await rig.one())["state"] == "PROCESSING"
     assert rig.logged("cannot be cancelled")
     go_on.set()
+    await asyncio.wait_for(worker, 5)
+    assert len(consumer.inflight.outcomes) == 1, "it has ended, and nobody writes it any more"
+    assert (await rig.one())["state"] == "PROCESSING"
 
 
 async def test_handler_timeout_cancels_and_nacks(rig: Rig) -> None:
@@ -282,6 +289,29 @@ async def test_the_buffer_is_bounded(rig: Rig) -> None:
     assert sum(r["state"] == "PROCESSING" for r in await rig.rows()) <= 16
     go_on.set()
     await eventually(lambda: len(rig.handled) == 100)
+
+
+async def test_claims_stop_while_outcomes_cannot_be_written(rig: Rig) -> None:
+    """Memory is bounded: at most twice a batch unwritten, and a buffer."""
+    await rig.put(200)
+    options = {"fetch_batch_size": 10, "flush_batch_size": 10, "max_not_processed_factor": 1.5}
+    consumer = rig.consumer(**options, **FAST)  # type: ignore[arg-type]
+    with patch.object(rig.store, "settle", side_effect=TransientStoreError("down")):
+        await consumer.start()
+        await eventually(lambda: consumer.inflight.unwritten >= 20)
+        for _ in range(20):
+            consumer._fetch_loop.wake()
+            await asyncio.sleep(0.01)
+        assert len(rig.handled) <= 20 + 15 + 10
+    await eventually(lambda: len(rig.handled) == 200, timeout=30)
+
+
+async def test_room_made_by_the_flush_brings_the_next_claim(rig: Rig) -> None:
+    consumer = rig.consumer(max_fetch_interval=30)
+    consumer.inflight.wants_room = True
+    await consumer._flush_tick()
+    assert not consumer.inflight.wants_room
+    assert consumer._fetch_loop._wake.is_set()
 
 
 @pytest.mark.parametrize("retain", [True, False])

@@ -8,6 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker.core.outcome import Ack, Nack
@@ -385,6 +387,27 @@ async def test_connections_that_broke_in_the_pool_are_replaced_unseen(
     with pytest.raises(TransientStoreError):
         await store.insert([NewMessage("q", b"2")])
     assert time.monotonic() - started < 5
+
+
+async def test_a_commit_that_the_database_undid_is_repeated(rig: Rig) -> None:
+    """It is known not to be committed, so the caller is told of no doubt."""
+    passing = {
+        "sqlite": Exception("database is locked"),
+        "postgresql": type("Serialization", (Exception,), {"sqlstate": "40001"})(),
+        "mariadb": Exception(1213, "Deadlock found"),
+    }[rig.store.dialect_name]
+    refused = []
+
+    @event.listens_for(rig.store.engine.sync_engine, "commit")
+    def refuse(_connection: Any) -> None:
+        if not refused:
+            refused.append(1)
+            raise OperationalError("COMMIT", {}, passing)
+
+    await rig.store.insert([NewMessage("q", b"1")])
+    assert refused == [1]
+    await rig.store.insert([NewMessage("q", b"2")])
+    assert [bytes(row["payload"]) for row in await rig.rows()] == [b"1", b"2"], "once each"
 
 
 async def test_an_autocommit_engine_still_gives_transactions(rig: Rig) -> None:

@@ -77,10 +77,13 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
     )
     await eventually(lambda: consumer.inflight.lease_lost_count == 3)
     go_on.set()
+    await rig.put(1, key="next")
+    await eventually(lambda: len(rig.handled) == 2)
     await consumer.stop(5)
-    assert len(rig.handled) == 1, "only the one that had started"
+    assert [row.key for row in rig.handled] == [None, "next"], "of the lost, only the one that had started"
+    assert consumer.inflight.lease_lost_count == 3, "its outcome was not even sent"
     assert {r["state"] for r in await rig.rows()} == {"PENDING"}
-    assert await rig.rows(archive=True) == []
+    assert [r["key"] for r in await rig.rows(archive=True)] == ["next"]
 
 
 async def test_the_own_older_outcome_is_dropped_when_a_row_comes_back(rig: Rig) -> None:

@@ -1,6 +1,7 @@
 """Faults that a review found: each of these tests failed before its fix."""
 
 import asyncio
+import time
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
+from tests.proxy import proxied
 
 
 async def test_a_handler_that_raises_cancelled_error_does_not_end_its_worker(rig: Rig) -> None:
@@ -68,6 +70,44 @@ async def test_a_timer_that_found_nothing_is_started_again(rig: Rig) -> None:
     await eventually(lambda: flusher._timer is None)
     inflight.finish(settle(second, Ack(), SettleRules(), ended_after=0.0))
     await asyncio.wait_for(woken.wait(), 5)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> None:
+    async with proxied(rig.store.engine.url) as (proxy, url):
+        engine = create_async_engine(url)
+        store = Store(engine, rig.store.tables, statement_timeout=3.0)
+        await rig.put(5)
+
+        async def handle(row: ClaimedMessage) -> None:
+            await asyncio.sleep(0.3)
+            await rig.ack(row)
+
+        quick = {"max_fetch_interval": 0.05, "release_stuck_interval": 0.1, "release_stuck_timeout": 1}
+        consumer = rig.consumer(handle, store=store, **quick)
+        await consumer.start()
+        await eventually(lambda: rig.handled)
+        proxy.stall()
+        await asyncio.sleep(0.5)  # for every loop to hang in a statement
+        started = time.monotonic()
+        await consumer.stop(0.5)
+        assert time.monotonic() - started < 7.0, "1 s for claims, 3 s for writes, 2 s to end connections"
+        proxy.flow()
+        await engine.dispose()
+
+
+async def test_a_strategy_with_a_nonsensical_limit_has_none(rig: Rig) -> None:
+    class Odd:
+        max_attempts = "3"
+
+        def get_next_attempt_at(self, **times: Any) -> Any:
+            return times["last_attempt_at"]
+
+    await rig.put()
+    consumer = rig.consumer(retry_strategy=Odd(), max_fetch_interval=0.05)
+    await consumer.start()
+    await eventually(lambda: _archived(rig, 1))
+    assert consumer.healthy
 
 
 async def _archived(rig: Rig, count: int) -> list[dict[str, Any]] | None:

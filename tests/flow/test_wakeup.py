@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.flow.publish import Publisher
-from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.flow.wakeup import SECOND_HINT, Wakeups
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -69,6 +69,40 @@ async def test_a_rollback_wakes_for_nothing(sleeper: Rig) -> None:
             raise KeyError
     await eventually(lambda: not sleeper.wakeups._watched)
     assert sleeper.handled == []
+
+
+async def test_the_second_hint_comes_a_moment_later(sleeper: Rig) -> None:
+    """The transaction turns inactive before its COMMIT is done: the first hint may come too early."""
+    hints: list[float] = []
+    sleeper.wakeups.register(["q"], lambda: hints.append(time.monotonic()), listen=False)
+    async with sleeper.store.engine.begin() as connection:
+        await sleeper.publisher.publish([MESSAGE], connection=connection)
+    # PostgreSQL brings our own notifications back, which are hints too.
+    await eventually(lambda: hints and hints[-1] - hints[0] >= SECOND_HINT * 0.9)
+
+
+async def test_no_hint_follows_the_stop(rig: Rig) -> None:
+    async with rig.store.engine.begin() as connection:
+        await rig.publisher.publish([MESSAGE], connection=connection)
+    await eventually(lambda: rig.wakeups._timers)
+    await rig.wakeups.stop()
+    await asyncio.sleep(3 * SECOND_HINT)
+    assert rig.wakeups._sender is None
+
+
+@postgresql_only
+async def test_a_pool_of_one_polls(rig: Rig) -> None:
+    """Listening would take the only connection for good."""
+    engine = create_async_engine(rig.store.engine.url, pool_size=1, max_overflow=0)
+    alone = Rig(Store(engine, rig.store.tables))
+    assert not alone.store.can_listen
+    consumer = alone.consumer(max_fetch_interval=0.05)
+    await rig.put()
+    await consumer.start()
+    await eventually(lambda: alone.handled)
+    await consumer.stop(1)
+    await alone.wakeups.stop()
+    await engine.dispose()
 
 
 async def test_poll_means_that_nothing_is_listened_to(rig: Rig) -> None:

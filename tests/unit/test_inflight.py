@@ -1,0 +1,181 @@
+"""The small rules between the loops, without a database."""
+
+import asyncio
+import logging
+from datetime import datetime, timezone
+from typing import Any
+from unittest.mock import patch
+from uuid import uuid4
+
+from faststream_sqlbroker.core.outcome import Ack
+from faststream_sqlbroker.core.rows import ClaimedMessage, SettleResult
+from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.loop import Loop
+from faststream_sqlbroker.flow.release import BATCH, StuckReleaser
+from faststream_sqlbroker.flow.worker import Worker
+from faststream_sqlbroker.subscriber.options import make_settings
+
+NOW = datetime.now(timezone.utc)
+
+
+def row(number: int = 1) -> ClaimedMessage:
+    return ClaimedMessage(
+        number, "q", b"", {}, 0, None, 0, 1, 1, NOW, NOW, None, None, None, NOW, uuid4()
+    )  # fmt: skip
+
+
+def quiet(*_: Any, **__: Any) -> None:
+    """A log that nobody reads."""
+
+
+def ack(message: ClaimedMessage) -> Any:
+    return settle(message, Ack(), SettleRules(), ended_after=0.0)
+
+
+class Renewing:
+    """A store whose renewal finds nothing; `meanwhile` happens before its answer arrives."""
+
+    def __init__(self, meanwhile: Any) -> None:
+        self.meanwhile = meanwhile
+
+    async def renew(self, _leases: Any, _lease: float) -> set[int]:
+        self.meanwhile()
+        return set()
+
+
+async def renewed(inflight: Inflight, meanwhile: Any) -> None:
+    with patch("faststream_sqlbroker.flow.inflight.monotonic", return_value=10.0**9):
+        store: Any = Renewing(meanwhile)
+        await LeaseKeeper(store, inflight, quiet, lease=1.0, max_lease=None).tick()
+
+
+async def test_a_lease_that_is_gone_is_forgotten() -> None:
+    inflight, message = Inflight(), row()
+    inflight.add([message])
+    await renewed(inflight, lambda: None)
+    assert message.lease_lost
+    assert (inflight.lease_lost_count, inflight.held) == (1, {})
+
+
+async def test_what_is_being_written_is_not_renewed() -> None:
+    inflight = Inflight()
+    inflight.add([row(1), row(2)])
+    inflight.flushing.add(1)
+    with patch("faststream_sqlbroker.flow.inflight.monotonic", return_value=10.0**9):
+        assert [r.id for r in inflight.due_for_renewal(1.0, None)] == [2]
+
+
+async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
+    inflight, message = Inflight(), row()
+    inflight.add([message])
+    batch = [ack(message)]
+    done = SettleResult({message.id})
+    await renewed(inflight, lambda: inflight.written(batch, done, quiet, unknown=False))
+    assert not message.lease_lost
+    assert inflight.lease_lost_count == 0
+
+
+async def test_what_is_being_written_while_it_is_renewed_is_no_lost_lease() -> None:
+    inflight, message = Inflight(), row()
+    inflight.add([message])
+    await renewed(inflight, lambda: inflight.flushing.add(message.id))
+    assert not message.lease_lost
+    assert inflight.lease_lost_count == 0
+
+
+async def test_a_later_delivery_is_not_taken_for_the_older_one() -> None:
+    inflight, older, later = Inflight(), row(), row()
+    inflight.add([older])
+    inflight.finish(ack(older))
+    await renewed(inflight, lambda: inflight.add([later]))
+    assert older.lease_lost
+    assert not later.lease_lost
+    assert inflight.held == {1: later}
+    assert inflight.outcomes == []
+    assert not inflight.still_ours(ack(older))
+    inflight.written([ack(older)], SettleResult(set(), {1}), quiet, unknown=False)
+    assert inflight.held == {1: later}
+
+
+def test_what_was_lost_is_not_given_back() -> None:
+    inflight, lost, kept = Inflight(), row(1), row(2)
+    inflight.add([lost, kept])
+    inflight.forget(lost)
+    inflight.give_back_waiting()
+    assert [s.id for s in inflight.outcomes] == [2]
+
+
+def worker(inflight: Inflight, **options: Any) -> Worker:
+    nothing: Any = None
+    return Worker(
+        nothing, inflight, make_settings("q", options), nothing, quiet,  # type: ignore[arg-type]
+        rules=SettleRules(), ack_first=False, stopping=lambda: False, on_idle=lambda: None,
+    )  # fmt: skip
+
+
+async def test_a_lost_message_neither_starts_nor_is_settled() -> None:
+    inflight, message = Inflight(), row()
+    inflight.add([message])
+    inflight.forget(message)
+    ours = worker(inflight)
+    assert not ours._may_start(message)
+    ours._settle(message, Ack(), attempted=True)
+    assert inflight.outcomes == []
+
+
+async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:
+    inflight, asked = Inflight(), []
+    inflight.on_room = lambda: asked.append(inflight.waiting.qsize())
+    ours = worker(inflight, fetch_batch_size=4, max_not_processed_factor=1)
+    inflight.add(row(n) for n in range(4))
+    inflight.wants_room = True
+    for _ in range(3):
+        await ours._take()
+    assert asked == [2]
+    assert not inflight.wants_room
+
+
+async def test_a_full_batch_of_expired_leases_is_followed_by_another_at_once() -> None:
+    counts = [BATCH, 3, 0]
+
+    class Store:
+        async def release_stuck(self, _queues: Any, _limit: int) -> int:
+            return counts.pop(0)
+
+    released: list[int] = []
+    store: Any = Store()
+    releaser = StuckReleaser(store, ["q"], quiet, interval=9.0, released=lambda: released.append(1))
+    assert [await releaser.tick() for _ in range(3)] == [0.0, 9.0, 9.0]
+    assert len(released) == 2
+
+
+async def test_a_failing_loop_backs_off_and_no_hint_cuts_that_short() -> None:
+    calls, levels = [], []
+
+    async def tick() -> float:
+        calls.append(1)
+        raise TransientStoreError("down")
+
+    loop = Loop("test", tick, lambda level, *_, **__: levels.append(level))
+    loop.start()
+    for _ in range(50):
+        await asyncio.sleep(0.01)
+        loop.wake()
+    assert not loop.healthy
+    await loop.stop()
+    assert 2 <= len(calls) <= 8
+    assert set(levels) <= {logging.WARNING, logging.ERROR}
+
+
+async def test_a_loop_that_hangs_is_cancelled_when_it_must_stop() -> None:
+    async def tick() -> float:
+        await asyncio.Event().wait()
+        return 0.0
+
+    loop = Loop("test", tick, quiet)
+    loop.start()
+    await asyncio.sleep(0)
+    await asyncio.wait_for(loop.stop(0.05), 5)
