@@ -1,8 +1,7 @@
 #!/bin/sh
-# Run the tests with coverage, worker processes of the tests included.
+# Run the tests with coverage (of the tests' own processes; those that they start and kill are not counted).
 set -eu
 cd "$(dirname "$0")/.."
 rm -f .coverage .coverage.*
-export COVERAGE_PROCESS_START="$PWD/pyproject.toml"
 .venv/bin/python -m pytest -n 2 --dist loadfile --cov --cov-report= "$@"
 .venv/bin/python -m coverage report

@@ -19,13 +19,19 @@ from rich.table import Table as View
 from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from docs.examples.demo.shop import CardDeclinedError, metadata, orders, place_order, shipped_more_than_once
+from docs.examples.demo.shop import (
+    HOPELESS_EVERY,
+    CardDeclinedError,
+    metadata,
+    orders,
+    place_order,
+    shipped_more_than_once,
+)
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig, include_tables
 from tools.servers import VARIABLES
 
 ORDERS = 1_000
 DECLINED_EVERY = 10
-HOPELESS_EVERY = 50
 HELD_AT_MOST = 60
 PATIENCE = 90.0
 """Seconds after which a message that is still there counts as lost."""

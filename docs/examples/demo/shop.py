@@ -5,6 +5,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker import SqlBroker
 
+HOPELESS_EVERY = 50
+"""Every so many orders have an address that does not exist."""
+
 metadata = MetaData()
 orders = Table(
     "orders",

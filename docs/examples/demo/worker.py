@@ -8,11 +8,9 @@ import sys
 from faststream import FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from docs.examples.demo.shop import ship
+from docs.examples.demo.shop import HOPELESS_EVERY, ship
 from faststream_sqlbroker import ExponentialBackoffWithJitterRetryStrategy, SqlBroker, SqlBrokerMessage
 
-HOPELESS_EVERY = 50
-"""Every so many orders have an address that does not exist."""
 FLAKY = 0.1
 """Share of attempts at which the carrier does not answer."""
 
