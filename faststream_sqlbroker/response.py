@@ -43,6 +43,8 @@ class PublishOptions(MessageOptions, total=False):
     """Publish in the transaction of this connection."""
     session: "AsyncSession | None"
     """Publish in the transaction of this session."""
+    with_ack: bool
+    """Inside a handler: publish in the transaction that acks its message, only if it is acked; no id is known then."""
 
 
 class SqlBrokerPublishCommand(BatchPublishCommand):
@@ -70,11 +72,13 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         expires_in: Duration | None = None,
         connection: "AsyncConnection | AsyncSession | None" = None,
         session: "AsyncSession | None" = None,
+        with_ack: bool = False,
     ) -> None:
         """`messages` are the further bodies of a batch; the other arguments are those of `publish`.
 
         Raises:
-            PublishError: both connection and session, or one that is not asynchronous.
+            PublishError: more than one of connection, session and with_ack; a connection or session that is
+                not asynchronous.
         """
         super().__init__(
             message,
@@ -94,7 +98,10 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             next_attempt_at=next_attempt_at,
             expires_in=expires_in,
         )
-        self.connection = _one_transaction(connection, session)
+        self.connection = _one_transaction(connection, session, with_ack=with_ack)
+        self.with_ack = with_ack
+        self.stacked = False
+        """Whether FastStream publishes a handler's answer, which joins its ack where that is possible."""
 
     @property
     def queue(self) -> str:
@@ -194,9 +201,13 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _one_transaction(connection: Any, session: Any) -> Any:
-    if connection is not None and session is not None:
-        raise PublishError("give either connection= or session=, not both")
+def _one_transaction(connection: Any, session: Any, *, with_ack: bool) -> Any:
+    if not isinstance(with_ack, bool):
+        raise PublishError(f"with_ack must be True or False, got {with_ack!r}")
+    if (connection is not None) + (session is not None) + with_ack > 1:
+        raise PublishError(
+            "give only one of connection=, session= and with_ack=True: each names a transaction"
+        )
     given = connection if connection is not None else session
     if given is not None and not (hasattr(given, "sync_connection") or hasattr(given, "sync_session")):
         raise PublishError(

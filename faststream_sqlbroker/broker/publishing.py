@@ -25,7 +25,8 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         """Publish one message.
 
         Without `connection` or `session` it is committed when this returns. With one of them it belongs to
-        the caller's transaction, which is neither begun, committed nor flushed here.
+        the caller's transaction, which is neither begun, committed nor flushed here. `with_ack=True` inside a
+        handler leaves it to the transaction that acks the handler's message, and drops it if that is not acked.
 
         Args:
             message: The body: bytes and str as they are, anything else as JSON.
@@ -33,11 +34,11 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             options: See `PublishOptions`.
 
         Returns:
-            The message's id; None if its dedup_id exists already.
+            The message's id; None if its dedup_id exists already, or with `with_ack`.
 
         Raises:
-            PublishError: a value that cannot be stored, or a connection that cannot be used; nothing was
-                written.
+            PublishError: a value that cannot be stored, a connection that cannot be used, or `with_ack` where
+                there is no ack to join; nothing was written.
             StoreError: the database refused or could not be reached; after an `UnknownOutcomeError` the
                 message may have been committed.
         """
@@ -95,7 +96,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         Raises:
             PublishError: as `publish`, or neither connection nor session given.
         """
-        if (connection is None) == (session is None):
+        if (connection is None) == (session is None) or "with_ack" in options:
             msg = "publish_sync takes part in a transaction: give either connection= or session="
             raise PublishError(msg)
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)

@@ -1,5 +1,6 @@
 """A message as it is inserted, as it is claimed, and as it is settled."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -90,6 +91,12 @@ class Settlement:
     """The queue to move to (attempts and deliveries are reset, dedup_id dropped)."""
     payload: bytes | None = None
     """The body to move with; None keeps it."""
+    chained: Sequence[NewMessage] = ()
+    """Messages to insert in the same transaction, if the lease is still held."""
+    fallback: "Settlement | None" = None
+    """What to write if the database refuses to store `chained`."""
+    with_next: bool = False
+    """Whether the next settlement of the list belongs into the same transaction."""
 
     @property
     def leaves(self) -> bool:

@@ -78,6 +78,7 @@ class Consumer:
         held.on_outcome = self._flusher.outcome_added
         held.on_room = self._fetch_loop.wake
         held.hurry = self._flusher.hurry
+        held.on_chained = self._wakeups.published
 
     @property
     def _loops(self) -> tuple[Loop, ...]:

@@ -74,8 +74,8 @@ class Flusher:
             TransientStoreError: nothing is known to be written; call again.
         """
         inflight = self._inflight
-        batch = inflight.outcomes[: self._batch_size]
-        del inflight.outcomes[: self._batch_size]
+        batch = inflight.outcomes[: _group_end(inflight.outcomes, self._batch_size)]
+        del inflight.outcomes[: len(batch)]
         inflight.flushing |= {s.id for s in batch}
         result, refused = SettleResult(), list[tuple[Settlement, StoreError]]()
         try:
@@ -106,12 +106,22 @@ class Flusher:
         except TransientStoreError:
             raise
         except StoreError as error:
-            if len(batch) == 1:
-                refused.append((batch[0], error))
+            half = _group_end(batch, len(batch) // 2)
+            if half == len(batch):
+                half = _group_end(batch, 1)
+            if half == len(batch):
+                refused += [(settlement, error) for settlement in batch]
                 return
-            half = len(batch) // 2
             await self._write(batch[:half], result, refused)
             await self._write(batch[half:], result, refused)
             return
         result.settled |= written.settled
         result.lost |= written.lost
+
+
+def _group_end(batch: Sequence[Settlement], end: int) -> int:
+    """`end`, or further, so that what belongs into one transaction stays together."""
+    end = min(max(end, 1), len(batch))
+    while end < len(batch) and batch[end - 1].with_next:
+        end += 1
+    return end

@@ -9,6 +9,7 @@ from time import monotonic
 from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.flow.chain import due_queues
 from faststream_sqlbroker.flow.loop import Log
 
 
@@ -47,6 +48,7 @@ class Inflight:
         self.on_outcome: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
         self.hurry: Callable[[], None] = lambda: None
+        self.on_chained: Callable[[set[str]], None] = lambda _queues: None
         self.claimed_count = 0
         self.settled_count = 0
         self.lease_lost_count = 0
@@ -125,6 +127,7 @@ class Inflight:
             unknown: Whether an earlier COMMIT without an answer may have written them already.
         """
         what = "settle unknown" if unknown else "lease lost"
+        chained: set[str] = set()
         for settlement in batch:
             lost = settlement.id in result.lost
             if not lost and settlement.id not in result.settled:
@@ -133,11 +136,14 @@ class Inflight:
                 del self.held[settlement.id]
             if not lost:
                 self.settled_count += 1
+                chained |= due_queues(settlement.chained)
                 continue
             self.settle_unknown_count += unknown
             self.lease_lost_count += not unknown
             text = f"{what}: message {settlement.id} (phase flush); its outcome was not written now"
             log(logging.WARNING, text, message_id=settlement.id)
+        if chained:
+            self.on_chained(chained)
 
     def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
         """Rows held longer than a third of their lease, but those being written right now."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.flow.chain import due_queues, join
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Publisher:
         """
         if not rows:
             return []
-        due = {row.queue for row in rows if not row.delay and row.next_attempt_at is None}
+        due = due_queues(rows)
         if connection is None:
             ids = await self._store.insert(rows)
             if due:
@@ -46,6 +47,14 @@ class Publisher:
         if due and transaction is not None:
             self._wakeups.published_in(transaction, due)
         return ids
+
+    def join(self, rows: Sequence[NewMessage], *, required: bool) -> bool:
+        """Leave `rows` to the transaction that settles the message being handled; whether it was possible.
+
+        Raises:
+            PublishError: it was not, and `required`.
+        """
+        return join(self._store, rows, required=required)
 
     def publish_sync(
         self, rows: Sequence[NewMessage], *, connection: "Connection | Session"

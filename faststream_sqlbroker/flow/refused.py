@@ -95,11 +95,13 @@ class RefusedOutcomes:
 
 
 def lesser(settlement: Settlement) -> Iterator[Settlement]:
-    """What may be written in place of a refused settlement, the best first; nothing for an ack."""
-    if settlement.error is not None:
+    """What may be written in place of a refused settlement, the best first; nothing for an ack alone."""
+    if settlement.fallback is not None:
+        yield settlement.fallback
+    elif settlement.error is not None:
         yield replace(settlement, error=NO_TEXT)
     if any((settlement.error, settlement.reason, settlement.queue, settlement.payload, settlement.delay)):
         yield replace(
             settlement, state=MessageState.FAILED, archive=True, reason=SETTLE_ERROR, error=NO_TEXT,
-            queue=None, payload=None, delay=None,
+            queue=None, payload=None, delay=None, chained=(), fallback=None,
         )  # fmt: skip

@@ -7,11 +7,13 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Outcome, Reject, Release
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Move, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.retry import attempts_limit
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, settle
-from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.exceptions import PublishError
+from faststream_sqlbroker.flow.ack_first import remove_first
+from faststream_sqlbroker.flow.chain import Chain, current
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
 
@@ -104,7 +106,8 @@ class Worker:
             return True
         if isinstance(outcome, Reject):
             self._log_refusal(row, outcome)
-        self._settle(row, outcome, attempted=False)
+        if not row.lease_lost:
+            self._inflight.finish(self._settled(row, outcome, attempted=False))
         return False
 
     def _log_refusal(self, row: ClaimedMessage, outcome: Reject) -> None:
@@ -137,9 +140,11 @@ class Worker:
 
     async def _deliver(self, rows: list[ClaimedMessage]) -> None:
         if self._ack_first:
-            rows = await self._remove_first(rows)
+            rows = await remove_first(self._store, self._inflight, self._rules, self._log, rows)
             if not rows:
                 return
+        chain = Chain(self._store, ack_first=self._ack_first)
+        current.set(chain)
         self._inflight.running += 1
         raw = tuple(rows) if self._settings.batch else rows[0]
         try:
@@ -159,9 +164,10 @@ class Worker:
                 row.settle_as(Abandon())
             raise
         finally:
+            chain.close()
             self._inflight.running -= 1
             if not self._ack_first:
-                self._finish(rows)
+                self._finish(rows, chain.rows)
 
     async def _run_handler(self, raw: Any, rows: list[ClaimedMessage]) -> None:
         timeout = self._settings.handler_timeout
@@ -180,7 +186,8 @@ class Worker:
             for row in rows:
                 row.settle_as(Nack(error=error))
 
-    def _finish(self, rows: list[ClaimedMessage]) -> None:
+    def _finish(self, rows: list[ClaimedMessage], chained: list[NewMessage]) -> None:
+        settlements = []
         for row in rows:
             if row.outcome is None:
                 self._log(
@@ -190,43 +197,20 @@ class Worker:
                     message_id=row.id,
                 )
             attempted = not isinstance(row.outcome, Release | Abandon)
-            self._settle(row, row.outcome, attempted=attempted)
+            if not row.lease_lost:
+                settlements.append(self._settled(row, row.outcome, attempted=attempted))
+        if chained and settlements and all(isinstance(row.outcome, Ack | Move) for row in rows):
+            settlements[0].chained = chained
+            refused = PublishError("what the handler published with its ack was refused by the database")
+            settlements[0].fallback = self._settled(rows[0], Nack(error=refused), attempted=True)
+            for settlement in settlements[:-1]:
+                settlement.with_next = True
+        for settlement in settlements:
+            self._inflight.finish(settlement)
 
-    def _settle(self, row: ClaimedMessage, outcome: Outcome | None, *, attempted: bool) -> None:
-        if row.lease_lost:
-            return
+    def _settled(self, row: ClaimedMessage, outcome: Outcome | None, *, attempted: bool) -> Settlement:
         ended_after = monotonic() - row.claimed_monotonic
-        self._inflight.finish(settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted))
-
-    async def _remove_first(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Commit the removal before the start: at most once.
-
-        Rows whose removal is not known to be committed do not run.
-        """
-        now = monotonic()
-        settlements = [settle(r, Ack(), self._rules, ended_after=now - r.claimed_monotonic) for r in rows]
-        self._inflight.flushing |= {r.id for r in rows}
-        try:
-            result = await self._store.settle(settlements)
-        except StoreError as error:
-            self._log(
-                logging.ERROR,
-                f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be committed, "
-                f"so they do not run ({error})",
-            )
-            result = None
-        self._inflight.flushing -= {r.id for r in rows}
-        started = [r for r in rows if result is not None and r.id in result.settled]
-        for row in rows:
-            row.settle_as(Ack())
-            self._inflight.held.pop(row.id, None)
-        if result is not None:
-            self._inflight.settled_count += len(result.settled)
-            self._inflight.lease_lost_count += len(result.lost)
-            for message_id in result.lost:
-                text = f"lease lost: message {message_id} (phase ack first); it does not run here"
-                self._log(logging.WARNING, text, message_id=message_id)
-        return started
+        return settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted)
 
 
 def _cancelled() -> bool:

@@ -47,8 +47,10 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
 
     @override
     async def publish(self, cmd: SqlBrokerPublishCommand) -> int | None:
-        """Write one message; its id, or None where its dedup_id exists already."""
+        """Write one message; its id, or None where its dedup_id exists already or it waits for the ack."""
         row = await self._row(cmd, cmd.body)
+        if (cmd.with_ack or cmd.stacked) and self._publisher.join([row], required=cmd.with_ack):
+            return None
         [message_id] = await self._publisher.publish([row], connection=cmd.connection)
         return message_id
 
@@ -56,6 +58,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def publish_batch(self, cmd: SqlBrokerPublishCommand) -> list[int | None]:
         """Write all bodies in one transaction; ids in their order."""
         rows = [await self._row(cmd, body) for body in cmd.batch_bodies]
+        if cmd.with_ack and self._publisher.join(rows, required=True):
+            return [None] * len(rows)
         return await self._publisher.publish(rows, connection=cmd.connection)
 
     @override

@@ -72,6 +72,7 @@ class QueuePublisher(PublisherUsecase):
         cmd = SqlBrokerPublishCommand.from_cmd(cmd)
         cmd.destination = self.queue or cmd.destination
         cmd.add_headers(self.headers, override=False)
+        cmd.stacked = True
         await self._basic_publish(
             cmd, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares
         )
@@ -100,4 +101,5 @@ class ReplyPublisher(FakePublisher):
         """Address the answer."""
         real = SqlBrokerPublishCommand.from_cmd(super().patch_command(cmd))
         real.destination = self.queue
+        real.stacked = True
         return real

@@ -158,10 +158,18 @@ class Store:
         return await self._transactions.run(lambda c: self.dialect.renew(c, leases, lease), self._places)
 
     async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
-        """Write `settlements` in one transaction, each only if its lease is still held."""
+        """Write `settlements`, and what is chained to them, in one transaction; each only while its lease is held."""
         if not settlements:
             return SettleResult()
-        return await self._transactions.run(lambda c: self.dialect.settle(c, settlements), self._places)
+        return await self._transactions.run(lambda c: self.settle_in(c, settlements), self._places)
+
+    def settle_in(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+        """`settle` within the transaction of `connection`."""
+        result = self.dialect.settle(connection, settlements)
+        chained = [row for s in settlements if s.chained and s.id in result.settled for row in s.chained]
+        if chained:
+            self.dialect.insert(connection, chained)
+        return result
 
     async def release_stuck(self, queues: Sequence[str], limit: int) -> int:
         """Give back up to `limit` rows of `queues` whose lease has expired; how many."""

@@ -185,7 +185,7 @@ async def test_in_the_callers_session(
 
 async def test_one_transaction_at_most(broker: SqlBroker, engine: AsyncEngine) -> None:
     async with AsyncSession(engine) as session, engine.connect() as connection:
-        with pytest.raises(PublishError, match="not both"):
+        with pytest.raises(PublishError, match="only one of"):
             await broker.publish("x", "q", connection=connection, session=session)
 
 

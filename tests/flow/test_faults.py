@@ -69,6 +69,13 @@ async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
     assert (inflight.settle_unknown_count, inflight.lease_lost_count) == (3, 0)
     assert len(await rig.rows(archive=True)) == 3
     assert inflight.held == {}
+    await rig.put()
+    [row] = await rig.claim()
+    await rig.store.release_claim(["q"], row.lease_token)
+    inflight.add([row])
+    inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+    await flusher.flush_one()
+    assert (inflight.settle_unknown_count, inflight.lease_lost_count) == (3, 1), "that doubt is over"
 
 
 @on_servers

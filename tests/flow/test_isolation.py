@@ -23,7 +23,7 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
     with patch("faststream_sqlbroker.flow.isolation.HOLD", 0.5):
         await consumer.start()
         await eventually(lambda: consumer.inflight.running == 1)
-        await rig.store.insert([NewMessage("q", b"suspect", delay=0.2)])
+        await rig.store.insert([NewMessage("q", b"suspect", delay=1.0)])
         await rig.execute(TWICE_LOST)
         await eventually(lambda: consumer._fetcher._isolation._hold_until)
         await rig.put(20)

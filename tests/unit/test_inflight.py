@@ -122,7 +122,8 @@ async def test_a_lost_message_neither_starts_nor_is_settled() -> None:
     inflight.forget(message)
     ours = worker(inflight)
     assert not ours._may_start(message)
-    ours._settle(message, Ack(), attempted=True)
+    message.settle_as(Ack())
+    ours._finish([message], [])
     assert inflight.outcomes == []
 
 
