@@ -2,7 +2,12 @@
 
 from faststream import TestApp
 
-from faststream_sqlbroker.annotations import SqlBrokerBatchMessage, SqlBrokerMessage
+from faststream_sqlbroker.annotations import (
+    SqlBrokerBatchMessage,
+    SqlBrokerMessage,
+    SqlConnection,
+    SqlSession,
+)
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
 from faststream_sqlbroker.core.retry import (
@@ -61,6 +66,8 @@ __all__ = (
     "SqlBrokerRoute",
     "SqlBrokerRouter",
     "SqlBrokerSchemaConfig",
+    "SqlConnection",
+    "SqlSession",
     "StoreError",
     "TestApp",
     "TransientStoreError",

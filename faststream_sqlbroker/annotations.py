@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from faststream._internal.context import Context
 from faststream.annotations import ContextRepo, Logger
 from faststream.params import NoCast
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.broker.broker import SqlBroker as Broker
 from faststream_sqlbroker.message import SqlBrokerBatchMessage as _BatchMessage
@@ -18,6 +19,8 @@ __all__ = (
     "SqlBroker",
     "SqlBrokerBatchMessage",
     "SqlBrokerMessage",
+    "SqlConnection",
+    "SqlSession",
 )
 
 
@@ -31,3 +34,7 @@ class _Context(Context):
 SqlBrokerMessage = Annotated[_Message, _Context("message")]
 SqlBrokerBatchMessage = Annotated[_BatchMessage, _Context("message")]
 SqlBroker = Annotated[Broker, _Context("broker")]
+SqlConnection = Annotated[AsyncConnection, _Context("sql_transaction.connection")]
+"""The connection that the ack will commit with; for subscribers with transactional=True."""
+SqlSession = Annotated[AsyncSession, _Context("sql_transaction.session")]
+"""A session on that connection."""

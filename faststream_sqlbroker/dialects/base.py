@@ -125,6 +125,10 @@ class Dialect(ABC):
         """Lengthen `leases` to `lease` seconds from now; the ids that are still held."""
 
     @abstractmethod
+    def lock(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+        """Lock the rows of `leases` that are still held until the transaction ends; their ids."""
+
+    @abstractmethod
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
         """Write `settlements`, each only if its lease is still held."""
 
@@ -135,6 +139,14 @@ class Dialect(ABC):
     @abstractmethod
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """Give back, uncharged, what a claim with `token` has leased in `queues`; how many rows."""
+
+    def settle_and_chain(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+        """`settle`, and insert what is chained to those that were written."""
+        result = self.settle(connection, settlements)
+        chained = [row for s in settlements if s.chained and s.id in result.settled for row in s.chained]
+        if chained:
+            self.insert(connection, chained)
+        return result
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """Make `ClaimedMessage`s of rows selected as `CLAIMED_COLUMNS`; what cannot be read is rejected."""

@@ -60,6 +60,7 @@ class PostgresqlDialect(Dialect):
         add("ready_pairs", sql.PAIRS, queues)
         add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
         add("held", sql.HELD, ids, tokens)
+        add("lock", sql.LOCK, ids, tokens)
         add("release_stuck", sql.RELEASE, queues, bindparam("limit", type_=Integer))
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
@@ -177,6 +178,10 @@ class PostgresqlDialect(Dialect):
         if len(held) < len(leases):
             held |= {r[0] for r in connection.execute(self.sql["held"], binds)}
         return held
+
+    def lock(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+        """One statement."""
+        return {r[0] for r in connection.execute(self.sql["lock"], _pairs(leases))}
 
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
         """At most three statements: archived, deleted, updated rows."""

@@ -91,6 +91,8 @@ SELECT m.id FROM unnest(:ids, :tokens) AS u(id, token)
 JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
 """
 
+LOCK = HELD + "ORDER BY m.id FOR UPDATE OF m"
+
 ARCHIVE = """
 WITH u AS MATERIALIZED (
   SELECT * FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :reasons, :errors)

@@ -204,6 +204,10 @@ class StepDialect(Dialect):
             free |= {i for i, _ in self.held(connection, "look", leases)}
         return free
 
+    def lock(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+        """Lock in the order of ids."""
+        return {i for i, _ in self.held(connection, "lock", leases)}
+
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
         """Lock the rows still held in id order, copy the kept ones, delete or update exactly those."""
         held = self.held(connection, "lock", [(s.id, s.lease_token) for s in settlements])

@@ -4,18 +4,20 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Move, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.retry import attempts_limit
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, settle
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.ack_first import remove_first
 from faststream_sqlbroker.flow.chain import Chain, current
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -46,6 +48,9 @@ class Worker:
         self._store, self._inflight, self._settings = store, inflight, settings
         self._handle, self._log, self._rules = handle, log, rules
         self._ack_first, self._stopping, self._on_idle = ack_first, stopping, on_idle
+        self._transactional = (
+            TransactionalDeliveries(store, inflight, log) if settings.transactional else None
+        )
         self._low_water = settings.fetch_batch_size * settings.max_not_processed_factor
         self._low_water -= settings.fetch_batch_size // 2
 
@@ -146,30 +151,35 @@ class Worker:
         chain = Chain(self._store, ack_first=self._ack_first)
         current.set(chain)
         self._inflight.running += 1
-        raw = tuple(rows) if self._settings.batch else rows[0]
         try:
-            await self._run_handler(raw, rows)
+            rows = await self._run(rows, chain)
         except asyncio.CancelledError as error:
-            if not _cancelled():
-                # Raised by the handler, which awaited something that somebody cancelled: a failure like others.
-                for row in rows:
-                    row.settle_as(Nack(error=error))
-                return
-            for row in rows:
-                row.settle_as(Abandon())
-            raise
+            # One that nobody sent us was raised by the handler, which awaited what somebody cancelled.
+            cancelled = _cancelled()
+            _settle_all(rows, Abandon() if cancelled else Nack(error=error))
+            if cancelled:
+                raise
         except BaseException:
             # Interrupted: what the handler did is unknown, so the delivery is no attempt.
-            for row in rows:
-                row.settle_as(Abandon())
+            _settle_all(rows, Abandon())
             raise
         finally:
             chain.close()
             self._inflight.running -= 1
             if not self._ack_first:
-                self._finish(rows, chain.rows)
+                for settlement in self._settlements(rows, chain):
+                    self._inflight.finish(settlement)
 
-    async def _run_handler(self, raw: Any, rows: list[ClaimedMessage]) -> None:
+    async def _run(self, rows: list[ClaimedMessage], chain: Chain) -> list[ClaimedMessage]:
+        """Run the handler; the rows whose outcome is not written yet."""
+        if self._transactional is None:
+            await self._run_handler(rows)
+            return rows
+        settlements = partial(self._settlements, chain=chain)
+        return await self._transactional.deliver(rows, self._run_handler, settlements)
+
+    async def _run_handler(self, rows: list[ClaimedMessage]) -> None:
+        raw = tuple(rows) if self._settings.batch else rows[0]
         timeout = self._settings.handler_timeout
         if timeout is None:
             await self._handle(raw)
@@ -183,10 +193,10 @@ class Worker:
                 f"the handler of message {rows[0].id} was cancelled after handler_timeout={timeout} seconds",
                 message_id=rows[0].id,
             )
-            for row in rows:
-                row.settle_as(Nack(error=error))
+            _settle_all(rows, Nack(error=error))
 
-    def _finish(self, rows: list[ClaimedMessage], chained: list[NewMessage]) -> None:
+    def _settlements(self, rows: list[ClaimedMessage], chain: Chain) -> list[Settlement]:
+        """What the outcomes of one call of the handler mean; an acked call brings what is chained to it."""
         settlements = []
         for row in rows:
             if row.outcome is None:
@@ -199,18 +209,22 @@ class Worker:
             attempted = not isinstance(row.outcome, Release | Abandon)
             if not row.lease_lost:
                 settlements.append(self._settled(row, row.outcome, attempted=attempted))
-        if chained and settlements and all(isinstance(row.outcome, Ack | Move) for row in rows):
-            settlements[0].chained = chained
+        if chain.rows and settlements and all(isinstance(row.outcome, Ack | Move) for row in rows):
+            settlements[0].chained = chain.rows
             refused = PublishError("what the handler published with its ack was refused by the database")
             settlements[0].fallback = self._settled(rows[0], Nack(error=refused), attempted=True)
             for settlement in settlements[:-1]:
                 settlement.with_next = True
-        for settlement in settlements:
-            self._inflight.finish(settlement)
+        return settlements
 
     def _settled(self, row: ClaimedMessage, outcome: Outcome | None, *, attempted: bool) -> Settlement:
         ended_after = monotonic() - row.claimed_monotonic
         return settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted)
+
+
+def _settle_all(rows: list[ClaimedMessage], outcome: Outcome) -> None:
+    for row in rows:
+        row.settle_as(outcome)
 
 
 def _cancelled() -> bool:

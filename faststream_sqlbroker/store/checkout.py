@@ -14,8 +14,10 @@ GRACE = 1.0
 
 
 @asynccontextmanager
-async def checkout(engine: AsyncEngine, errors: ErrorClasses, limit: float) -> AsyncIterator[AsyncConnection]:
-    """A connection for at most `limit` seconds; `GRACE` later its socket is ended.
+async def checkout(
+    engine: AsyncEngine, errors: ErrorClasses, limit: float | None
+) -> AsyncIterator[AsyncConnection]:
+    """A connection for at most `limit` seconds (None: as long as it takes); `GRACE` later its socket is ended.
 
     Cancelling is not enough: SQLAlchemy returns a connection to the pool whatever happens, aiomysql and
     asyncmy send a ROLLBACK then, and a server that is gone without a word never answers it.
@@ -27,10 +29,12 @@ async def checkout(engine: AsyncEngine, errors: ErrorClasses, limit: float) -> A
         connection = await engine.connect()
     fairy: Any = connection.sync_connection and connection.sync_connection.connection
     loop = asyncio.get_running_loop()
-    watchdog = loop.call_later(limit + GRACE, _abort, fairy.driver_connection)
+    driver_connection = fairy.driver_connection
+    watchdog = None if limit is None else loop.call_later(limit + GRACE, _abort, driver_connection)
     try:
         yield connection
     finally:
+        watchdog = watchdog or loop.call_later(GRACE, _abort, driver_connection)
         try:
             await _to_the_end(connection, watchdog.when() + GRACE)
         finally:

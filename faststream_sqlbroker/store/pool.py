@@ -64,3 +64,13 @@ def shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> s
         f"({for_subscribers} for subscribers, one for publishing{', one for LISTEN' if listening else ''}) "
         "besides the application's own: raise pool_size or max_overflow"
     )
+
+
+def handler_places(engine: AsyncEngine, for_subscribers: int, *, listening: bool, one_writer: bool) -> int:
+    """Transactions that handlers may hold open at a time; 0 if the pool is too small for one.
+
+    The loops must go on while handlers hold theirs. SQLite has one writer at a time anyway.
+    """
+    most = capacity(engine)
+    left = (DEFAULT_SIZE if most is None else most) - for_subscribers - 1 - int(listening)
+    return max(0, min(left, 1) if one_writer else left)

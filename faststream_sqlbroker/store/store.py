@@ -26,6 +26,7 @@ from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.caller import check_same_database
 from faststream_sqlbroker.store.errors import ErrorClasses
+from faststream_sqlbroker.store.handler import HandlerTransaction, open_transaction
 from faststream_sqlbroker.store.transaction import Transactions
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class Store:
         self._transactions = Transactions(self._engine, self.dialect, self._errors, statement_timeout)
         self._places = asyncio.Semaphore(self.max_connections)
         self._publish_place = asyncio.Semaphore(1)
+        self.handler_places = pool.handler_places(
+            engine, self.max_connections, listening=self.can_listen, one_writer=self.dialect.name == "sqlite"
+        )
+        self._handler_places = asyncio.Semaphore(self.handler_places)
 
     @property
     def dialect_name(self) -> str:
@@ -161,15 +166,20 @@ class Store:
         """Write `settlements`, and what is chained to them, in one transaction; each only while its lease is held."""
         if not settlements:
             return SettleResult()
-        return await self._transactions.run(lambda c: self.settle_in(c, settlements), self._places)
+        return await self._transactions.run(
+            lambda c: self.dialect.settle_and_chain(c, settlements), self._places
+        )
 
-    def settle_in(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
-        """`settle` within the transaction of `connection`."""
-        result = self.dialect.settle(connection, settlements)
-        chained = [row for s in settlements if s.chained and s.id in result.settled for row in s.chained]
-        if chained:
-            self.dialect.insert(connection, chained)
-        return result
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[HandlerTransaction]:
+        """A transaction for a handler to work in; at most `handler_places` are open at a time.
+
+        Raises:
+            TransientStoreError: none can be opened.
+        """
+        opened = open_transaction(self._engine, self.dialect, self._errors, self.statement_timeout)
+        async with self._handler_places, opened as transaction:
+            yield transaction
 
     async def release_stuck(self, queues: Sequence[str], limit: int) -> int:
         """Give back up to `limit` rows of `queues` whose lease has expired; how many."""

@@ -128,6 +128,15 @@ def times_fit(settings: "SubscriberSettings") -> None:
         )
 
 
+def policy_fits(settings: "SubscriberSettings") -> None:
+    """Refuse policies whose ack does not wait for the handler's success."""
+    if settings.transactional and settings.ack_policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
+        raise SetupError(
+            f"transactional=True commits what the handler did with its ack, or nothing: AckPolicy."
+            f"{settings.ack_policy.name} acks a handler that fails; use NACK_ON_ERROR, REJECT_ON_ERROR or MANUAL"
+        )
+
+
 def warn_of_surprises(settings: "SubscriberSettings") -> None:
     """Warn of values that are legal together, but hardly meant."""
     attempts = most_attempts(settings.retry_strategy)

@@ -58,6 +58,8 @@ class SubscriberOptions(TypedDict, total=False):
     """How new messages are noticed: "listen" needs PostgreSQL, "poll" only looks, "auto" (default) picks."""
     batch: bool
     """Whether the handler gets a list of up to fetch_batch_size messages; default False."""
+    transactional: bool
+    """Whether the handler works in the transaction that acks its message; default False."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ class SubscriberSettings:
     retain_in_archive_on_reject: bool = True
     wakeup: Literal["auto", "listen", "poll"] = "auto"
     batch: bool = False
+    transactional: bool = False
 
     def __post_init__(self) -> None:
         """Work out, then check."""
@@ -97,7 +100,7 @@ class SubscriberSettings:
         for name in ("max_workers", "fetch_batch_size", "flush_batch_size"):
             checks.whole_number(name, getattr(self, name))
         checks.factor("max_not_processed_factor", self.max_not_processed_factor)
-        for name in ("retain_in_archive_on_ack", "retain_in_archive_on_reject", "batch"):
+        for name in ("retain_in_archive_on_ack", "retain_in_archive_on_reject", "batch", "transactional"):
             checks.flag(name, getattr(self, name))
         checks.one_of("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
         checks.ack_policy(self.ack_policy)
@@ -105,6 +108,7 @@ class SubscriberSettings:
         self._take_times()
         self._take_max_deliveries()
         checks.times_fit(self)
+        checks.policy_fits(self)
         checks.warn_of_surprises(self)
 
     def _take_times(self) -> None:

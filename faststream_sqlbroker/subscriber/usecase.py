@@ -1,7 +1,7 @@
 """A subscriber: FastStream's pipeline between the loops of `flow`."""
 
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,12 @@ from typing_extensions import override
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
+from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_transaction
 
 if TYPE_CHECKING:
     from faststream._internal.endpoint.publisher import PublisherProto
@@ -82,10 +84,13 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         if self._consumer is not None:
             await self._consumer.start()
 
+    @property
+    def _handlers(self) -> "list[Callable[..., Any]]":
+        return [call.handler._original_call for call in self.calls]  # noqa: SLF001 - FastStream's only way
+
     def _synchronous_handlers(self) -> list[str]:
         """Names of the handlers that run in a thread, where nothing can cancel them."""
-        calls = [call.handler._original_call for call in self.calls]  # noqa: SLF001 - FastStream's only way
-        return [getattr(call, "__name__", repr(call)) for call in calls if not is_coroutine_callable(call)]
+        return [getattr(h, "__name__", repr(h)) for h in self._handlers if not is_coroutine_callable(h)]
 
     def _settings(self) -> SubscriberSettings:
         settings = self.config.settings
@@ -102,6 +107,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 f"is {store.dialect_name} through {store.driver}: use wakeup='auto', which polls here"
             )
             raise NotSupportedError(msg)
+        check_transaction(self._handlers, store, transactional=settings.transactional)
         if not self._outer_config.prefix:
             return settings
         with warnings.catch_warnings():
@@ -123,8 +129,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     @override
     async def consume(self, msg: Any) -> Any:
         """Run FastStream's pipeline on a row, or on a batch; its outcome is on the row afterwards."""
+        transaction = current.get()
         try:
-            return await self.process_message(msg)
+            if transaction is None:
+                return await self.process_message(msg)
+            with self._outer_config.context.scope(TRANSACTION, transaction):
+                return await self.process_message(msg)
         except StopConsume:
             self._request_stop()
         except SystemExit:

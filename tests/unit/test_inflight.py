@@ -7,10 +7,14 @@ from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
+import pytest
+
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.flow.chain import Chain
+from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Loop
@@ -100,6 +104,25 @@ async def test_a_later_delivery_is_not_taken_for_the_older_one() -> None:
     assert inflight.held == {1: later}
 
 
+async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
+    """While it was being written its lease ran out, and the message came back to us."""
+    inflight, older, later = Inflight(), row(), row()
+
+    class Store:
+        async def settle(self, _batch: Any) -> Any:
+            inflight.add([later])
+            raise TransientStoreError("down")
+
+    store: Any = Store()
+    flusher = Flusher(store, inflight, quiet, batch_size=10, interval=1.0)
+    inflight.add([older])
+    inflight.finish(ack(older))
+    with pytest.raises(TransientStoreError):
+        await flusher.flush_one()
+    assert inflight.outcomes == []
+    assert inflight.held == {1: later}
+
+
 def test_what_was_lost_is_not_given_back() -> None:
     inflight, lost, kept = Inflight(), row(1), row(2)
     inflight.add([lost, kept])
@@ -123,8 +146,8 @@ async def test_a_lost_message_neither_starts_nor_is_settled() -> None:
     ours = worker(inflight)
     assert not ours._may_start(message)
     message.settle_as(Ack())
-    ours._finish([message], [])
-    assert inflight.outcomes == []
+    nothing: Any = None
+    assert ours._settlements([message], Chain(nothing)) == []
 
 
 async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:

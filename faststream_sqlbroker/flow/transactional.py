@@ -1,0 +1,153 @@
+"""transactional=True: the handler's own SQL, its answers and its ack commit together or not at all.
+
+The transaction begins by locking the handler's rows, fenced; the lock keeps the lease while the session
+lives, as release and renewal skip locked rows. Only an ack (or a move) commits. Every other outcome rolls
+back what the handler did and is written by the flush, like those of plain subscribers.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Release
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.exceptions import SetupError, StoreError, UnknownOutcomeError
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.loop import Log, backoff
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.store.handler import HandlerTransaction
+
+Rows = list[ClaimedMessage]
+
+current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
+"""The transaction of the handler that runs."""
+
+
+class TransactionalDeliveries:
+    """Delivers rows inside a transaction, one delivery (or batch) at a time."""
+
+    def __init__(self, store: "Store", inflight: Inflight, log: Log) -> None:
+        """Share the subscriber's `inflight`."""
+        self._store, self._inflight, self._log = store, inflight, log
+        self._failures = 0
+
+    async def deliver(
+        self,
+        rows: Rows,
+        run: Callable[[Rows], Awaitable[None]],
+        settlements: Callable[[Rows], list[Settlement]],
+    ) -> Rows:
+        """Run the handler on `rows` and commit; the rows whose outcome is left to the flush, never an ack.
+
+        Args:
+            rows: One delivery, or a batch.
+            run: Runs the handler; afterwards each row has its outcome.
+            settlements: What the outcomes mean, with what is chained to them.
+        """
+        started = False
+        try:
+            async with self._store.transaction() as transaction:
+                rows = await self._lock(transaction, rows)
+                started, self._failures = True, 0
+                token = current.set(transaction)
+                try:
+                    if rows:
+                        await run(rows)
+                finally:
+                    current.reset(token)
+                return await self._commit(transaction, rows, settlements) if rows else []
+        except StoreError as error:
+            if started:
+                raise
+            return await self._not_started(rows, error)
+        except BaseException:
+            # What was rolled back must not be acked by the flush.
+            for row in rows:
+                if isinstance(row.outcome, Ack | Move):
+                    row.outcome = Abandon()
+            raise
+
+    async def _lock(self, transaction: "HandlerTransaction", rows: Rows) -> Rows:
+        held = await transaction.lock([(row.id, row.lease_token) for row in rows])
+        for row in rows:
+            if row.id not in held:
+                self._lost(row)
+        return [row for row in rows if row.id in held]
+
+    async def _not_started(self, rows: Rows, error: StoreError) -> Rows:
+        self._failures += 1
+        pause = backoff(self._failures)
+        self._log(
+            logging.WARNING,
+            f"no transaction for the handler of messages {[row.id for row in rows]}, which are given back; "
+            f"again in {pause:.1f} s: {error}",
+            message_id=rows[0].id,
+        )
+        for row in rows:
+            row.outcome = Release()
+        await asyncio.sleep(pause)
+        return rows
+
+    async def _commit(
+        self,
+        transaction: "HandlerTransaction",
+        rows: Rows,
+        settlements: Callable[[Rows], list[Settlement]],
+    ) -> Rows:
+        if not transaction.active:
+            return _failed(rows, SetupError(_ENDED))
+        if not any(isinstance(row.outcome, Ack | Move) for row in rows):
+            return rows
+        batch, ids = settlements(rows), {row.id for row in rows}
+        self._inflight.flushing |= ids
+        try:
+            result = await transaction.commit(batch)
+        except UnknownOutcomeError as error:
+            self._unknown(rows, error)
+            if isinstance(error.__cause__, asyncio.CancelledError):
+                raise error.__cause__ from None
+            return []
+        except Exception as error:  # noqa: BLE001 - a constraint of the user's, checked at the flush of the session
+            return _failed(rows, error)
+        finally:
+            self._inflight.flushing -= ids
+        if result.lost:
+            for row in rows:
+                if row.id in result.lost:
+                    self._lost(row)
+            return _failed([row for row in rows if row.id not in result.lost], StoreError(_LOST))
+        self._inflight.written(batch, result, self._log, unknown=False)
+        return []
+
+    def _lost(self, row: ClaimedMessage) -> None:
+        self._inflight.forget(row)
+        self._inflight.lease_lost_count += 1
+        text = f"lease lost: message {row.id} (phase transaction); nothing that its handler did is committed"
+        self._log(logging.WARNING, text, message_id=row.id)
+
+    def _unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
+        """All or nothing was committed. Nothing more may be written: if nothing was, the lease runs out."""
+        for row in rows:
+            self._inflight.forget(row)
+            self._inflight.settle_unknown_count += 1
+            text = f"settle unknown: message {row.id} (phase transaction): {error}"
+            self._log(logging.WARNING, text, message_id=row.id)
+
+
+def _failed(rows: Rows, error: Exception) -> Rows:
+    """What the handler did is rolled back, so its acks are void; the retry strategy decides."""
+    for row in rows:
+        if row.outcome is None or isinstance(row.outcome, Ack | Move):
+            row.outcome = Nack(error=error)
+    return rows
+
+
+_ENDED = (
+    "the handler has ended the transaction that it was given by commit() or rollback(): leave it open, it is "
+    "committed with the ack; raise to roll it back"
+)
+_LOST = "another message of the batch has lost its lease, so that the transaction was rolled back"

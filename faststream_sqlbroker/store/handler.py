@@ -1,0 +1,114 @@
+"""The transaction that a handler works in: it commits with the ack of the handler's message, or not at all."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from uuid import UUID
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+from faststream_sqlbroker.core.rows import Settlement, SettleResult
+from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.store.checkout import checkout
+from faststream_sqlbroker.store.errors import ErrorClasses, was_rolled_back
+
+
+class HandlerTransaction:
+    """One open transaction; `connection` and `session` are for the handler, the rest is the broker's.
+
+    Every statement of the broker's own is bounded by the store's `statement_timeout`.
+    """
+
+    def __init__(
+        self, connection: AsyncConnection, dialect: Dialect, errors: ErrorClasses, timeout: float
+    ) -> None:
+        """`timeout` in seconds."""
+        self.connection = connection
+        self._dialect, self._errors, self._timeout = dialect, errors, timeout
+        self._session: AsyncSession | None = None
+
+    @property
+    def session(self) -> AsyncSession:
+        """A session on the connection, made when first asked for; its commit() only flushes."""
+        if self._session is None:
+            self._session = AsyncSession(
+                self.connection, join_transaction_mode="rollback_only", expire_on_commit=False
+            )
+        return self._session
+
+    async def begin(self) -> None:
+        """Begin, as the dialect wants it."""
+        self._root = await self.connection.begin()
+        await self.connection.run_sync(self._dialect.begin)
+
+    @property
+    def active(self) -> bool:
+        """Whether the handler has left the transaction open."""
+        return self._root.is_active and self.connection.get_transaction() is self._root
+
+    async def lock(self, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+        """Lock the rows whose lease is still held, which keeps it while the transaction lives; their ids.
+
+        Raises:
+            TransientStoreError: the database does not answer.
+        """
+        async with self._errors.classed(), asyncio.timeout(self._timeout):
+            return await self.connection.run_sync(lambda c: self._dialect.lock(c, leases))
+
+    async def commit(self, settlements: Sequence[Settlement]) -> SettleResult:
+        """Write what the session still holds, `settlements` and what is chained to them, and commit.
+
+        Nothing is committed if one of them has lost its lease.
+
+        Raises:
+            UnknownOutcomeError: the answer to the COMMIT was lost.
+            StoreError: nothing was committed.
+            Exception: the flush of the session raised it; nothing was committed.
+        """
+        committing = False
+
+        def settle(connection: Connection) -> SettleResult:
+            nonlocal committing
+            result = self._dialect.settle_and_chain(connection, settlements)
+            if not result.lost:
+                committing = True
+                self._root.sync_transaction.commit()  # type: ignore[union-attr] # it is open
+                committing = False
+            return result
+
+        if self._session is not None:
+            async with asyncio.timeout(self._timeout):
+                await self._session.flush()
+        try:
+            async with self._errors.classed(), asyncio.timeout(self._timeout):
+                return await self.connection.run_sync(settle)
+        except BaseException as error:
+            if committing and not was_rolled_back(error):
+                msg = f"the answer to the COMMIT was lost: {error}"
+                raise UnknownOutcomeError(msg) from error
+            if committing:
+                await self.connection.invalidate()
+            raise
+
+
+@asynccontextmanager
+async def open_transaction(
+    engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses, timeout: float
+) -> AsyncIterator[HandlerTransaction]:
+    """A transaction that has begun; rolled back at the end unless it was committed.
+
+    Raises:
+        TransientStoreError: none could be opened within `timeout` seconds.
+    """
+    async with AsyncExitStack() as stack:
+        async with errors.classed(), asyncio.timeout(timeout):
+            connection = await stack.enter_async_context(checkout(engine, errors, None))
+            transaction = HandlerTransaction(connection, dialect, errors, timeout)
+            await transaction.begin()
+        try:
+            yield transaction
+        finally:
+            if transaction._session is not None:  # noqa: SLF001 - not to make one now
+                transaction._session.sync_session.expunge_all()  # noqa: SLF001 - close() would send statements

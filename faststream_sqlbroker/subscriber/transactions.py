@@ -1,0 +1,57 @@
+"""What transactional=True asks of a subscriber's handlers and of the engine's pool."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from fast_depends.utils import is_coroutine_callable
+
+from faststream_sqlbroker.exceptions import SetupError
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+TRANSACTION = "sql_transaction"
+"""Name in FastStream's context of the transaction that a handler works in."""
+
+
+def check_transaction(handlers: Sequence[Callable[..., Any]], store: "Store", *, transactional: bool) -> None:
+    """Refuse what cannot work.
+
+    Raises:
+        SetupError: a synchronous handler or a pool too small for transactional=True; a handler that asks for
+            a transaction without it.
+    """
+    for handler in handlers:
+        name = getattr(handler, "__name__", repr(handler))
+        if transactional and not is_coroutine_callable(handler):
+            msg = (
+                f"transactional=True gives an asynchronous connection, which the synchronous handler {name!r} "
+                "cannot use: make it async"
+            )
+            raise SetupError(msg)
+        if not transactional and (parameter := _asks_for_transaction(handler)):
+            msg = (
+                f"the handler {name!r} asks for the transaction of its message ({parameter!r}), and there is "
+                "none: add transactional=True to its subscriber"
+            )
+            raise SetupError(msg)
+    if transactional and store.handler_places < 1:
+        msg = (
+            "transactional=True takes a connection for each handler that runs, and the engine's pool has none "
+            "to spare: raise pool_size or max_overflow"
+        )
+        raise SetupError(msg)
+
+
+def _asks_for_transaction(handler: Callable[..., Any]) -> str | None:
+    try:
+        hints = get_type_hints(handler, include_extras=True)
+    except (NameError, TypeError):
+        return (
+            None  # names that only FastStream can resolve; a missing transaction fails at the first message
+        )
+    for parameter, hint in hints.items():
+        names = [str(getattr(extra, "name", "")) for extra in get_args(hint)[1:]]
+        if any(name.partition(".")[0] == TRANSACTION for name in names):
+            return parameter
+    return None
