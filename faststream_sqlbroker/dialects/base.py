@@ -64,6 +64,8 @@ class Dialect(ABC):
             "leased_index": preparer.quote(f"{tables.message.name}_leased"),
         }
         self.sql: dict[str, TextClause] = {}
+        self.time_limit = 30.0
+        """Seconds that a transaction of the broker's may take; set by the store."""
 
     def _statement(self, name: str, sql: str, *binds: Any, **extra: str) -> TextClause:
         """Fill the table names into `sql`, declare its binds and keep it under `name`."""
@@ -125,8 +127,14 @@ class Dialect(ABC):
         """Lengthen `leases` to `lease` seconds from now; the ids that are still held."""
 
     @abstractmethod
-    def lock(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+    def lock(
+        self, connection: Connection, leases: Sequence[tuple[int, UUID]], *, skip_locked: bool = False
+    ) -> set[int]:
         """Lock the rows of `leases` that are still held until the transaction ends; their ids."""
+
+    @abstractmethod
+    def look(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+        """The ids of `leases` that are still held, locked or not."""
 
     @abstractmethod
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
@@ -140,8 +148,18 @@ class Dialect(ABC):
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """Give back, uncharged, what a claim with `token` has leased in `queues`; how many rows."""
 
-    def settle_and_chain(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
-        """`settle`, and insert what is chained to those that were written."""
+    def settle_and_chain(
+        self, connection: Connection, settlements: Sequence[Settlement], *, skip_locked: bool = False
+    ) -> SettleResult:
+        """`settle`, and insert what is chained to those that were written.
+
+        With `skip_locked` rows that somebody else has locked are in neither set of the result.
+        """
+        if skip_locked:
+            leases = [(s.id, s.lease_token) for s in settlements]
+            free = self.lock(connection, leases, skip_locked=True)
+            locked = self.look(connection, leases) - free
+            settlements = [s for s in settlements if s.id not in locked]
         result = self.settle(connection, settlements)
         chained = [row for s in settlements if s.chained and s.id in result.settled for row in s.chained]
         if chained:
@@ -157,8 +175,8 @@ class Dialect(ABC):
         try:
             return ClaimedMessage(
                 r[0], r[1], load_payload(r[2]), load_headers(r[3]), r[4], load_text(r[5]), int(r[6]), int(r[7]),
-                int(r[8]), at(r[9]), at(r[10]), r[11] and at(r[11]), r[12] and at(r[12]), r[13] and at(r[13]),
-                at(r[14]), token,
+                int(r[8]), at(r[9]), at(r[10]), None if r[11] is None else at(r[11]),
+                None if r[12] is None else at(r[12]), None if r[13] is None else at(r[13]), at(r[14]), token,
             )  # fmt: skip
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             # Rows of a foreign producer: one that cannot be read must not keep the others from being handled.

@@ -61,6 +61,7 @@ class PostgresqlDialect(Dialect):
         add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
         add("held", sql.HELD, ids, tokens)
         add("lock", sql.LOCK, ids, tokens)
+        add("lock_free", sql.LOCK_FREE, ids, tokens)
         add("release_stuck", sql.RELEASE, queues, bindparam("limit", type_=Integer))
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
@@ -176,12 +177,19 @@ class PostgresqlDialect(Dialect):
         binds = _pairs(leases)
         held = {r[0] for r in connection.execute(self.sql["renew"], {**binds, "lease": lease})}
         if len(held) < len(leases):
-            held |= {r[0] for r in connection.execute(self.sql["held"], binds)}
+            held |= self.look(connection, leases)
         return held
 
-    def lock(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+    def lock(
+        self, connection: Connection, leases: Sequence[tuple[int, UUID]], *, skip_locked: bool = False
+    ) -> set[int]:
         """One statement."""
-        return {r[0] for r in connection.execute(self.sql["lock"], _pairs(leases))}
+        statement = self.sql["lock_free" if skip_locked else "lock"]
+        return {r[0] for r in connection.execute(statement, _pairs(leases))}
+
+    def look(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+        """One statement."""
+        return {r[0] for r in connection.execute(self.sql["held"], _pairs(leases))}
 
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
         """At most three statements: archived, deleted, updated rows."""

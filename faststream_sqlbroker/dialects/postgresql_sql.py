@@ -92,6 +92,7 @@ JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
 """
 
 LOCK = HELD + "ORDER BY m.id FOR UPDATE OF m"
+LOCK_FREE = LOCK + " SKIP LOCKED"
 
 ARCHIVE = """
 WITH u AS MATERIALIZED (

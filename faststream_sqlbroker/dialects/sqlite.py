@@ -17,7 +17,8 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-BUSY_TIMEOUT_MS = 10_000
+BUSY_TIMEOUT = 10.0
+"""Most seconds that a transaction waits for the write lock; the store's time limit may be shorter."""
 NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
 """The clock of SQLite has milliseconds; it stands still within one statement."""
 
@@ -153,7 +154,7 @@ class SqliteDialect(StepDialect):
     def begin(self, connection: Connection) -> None:
         """Take the write lock now: upgrading a read transaction fails at once with SQLITE_BUSY_SNAPSHOT."""
         _end_listeners_transaction(connection)
-        connection.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={round(min(BUSY_TIMEOUT, self.time_limit) * 1000)}")
         connection.exec_driver_sql("PRAGMA synchronous=FULL")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 

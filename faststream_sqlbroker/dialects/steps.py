@@ -95,6 +95,10 @@ class StepDialect(Dialect):
             binds[f"expires_{n}"] = None if r.expires_in is None else round(r.expires_in * 1_000_000)
         return binds
 
+    def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Binds of the statement "delete"."""
+        return {"ids": ids}
+
     @abstractmethod
     def bind_time(self, value: datetime) -> Any:
         """An aware datetime as this database stores it."""
@@ -197,16 +201,22 @@ class StepDialect(Dialect):
 
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
         """Lock what is free, lengthen it; what is locked elsewhere is only looked up."""
-        free = {i for i, _ in self.held(connection, "lock_free", leases)}
+        free = self.lock(connection, leases, skip_locked=True)
         for part in chunks(sorted(free), IDS_PER_STATEMENT):
             connection.execute(self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)})
         if len(free) < len(leases):
-            free |= {i for i, _ in self.held(connection, "look", leases)}
+            free |= self.look(connection, leases)
         return free
 
-    def lock(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+    def lock(
+        self, connection: Connection, leases: Sequence[tuple[int, UUID]], *, skip_locked: bool = False
+    ) -> set[int]:
         """Lock in the order of ids."""
-        return {i for i, _ in self.held(connection, "lock", leases)}
+        return {i for i, _ in self.held(connection, "lock_free" if skip_locked else "lock", leases)}
+
+    def look(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+        """By ids."""
+        return {i for i, _ in self.held(connection, "look", leases)}
 
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
         """Lock the rows still held in id order, copy the kept ones, delete or update exactly those."""
@@ -217,7 +227,7 @@ class StepDialect(Dialect):
         for part in chunks(kept, IDS_PER_STATEMENT):
             connection.execute(self.sql["archive"], {"rows": rows_json(part)})
         for part in chunks(leaving, IDS_PER_STATEMENT):
-            connection.execute(self.sql["delete"], {"ids": [s.id for s in part]})
+            connection.execute(self.sql["delete"], self.delete_binds([s.id for s in part]))
         staying = [s for s in ours if not s.leaves]
         for part in chunks(staying, IDS_PER_STATEMENT):
             connection.execute(self.sql["update"], {"rows": rows_json(part)})

@@ -34,7 +34,8 @@ async def remove_first(
             f"so they do not run ({error})",
         )
         result = None
-    inflight.flushing -= {r.id for r in rows}
+    finally:
+        inflight.flushing -= {r.id for r in rows}
     started = [r for r in rows if result is not None and r.id in result.settled]
     for row in rows:
         row.settle_as(Ack())

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.fetch import Fetcher
-from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.flush import LOCKED_PAUSE, Flusher
+from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Log, Loop, backoff
 from faststream_sqlbroker.flow.release import StuckReleaser
@@ -62,7 +62,7 @@ class Consumer:
 
     def _build(self) -> None:
         s, log, held = self._settings, self._log, self.inflight
-        self._fetcher = Fetcher(self._store, held, s, lambda: self._stopping)
+        self._fetcher = Fetcher(self._store, held, s, log, lambda: self._stopping)
         self._flusher = Flusher(
             self._store, held, log, batch_size=s.flush_batch_size, interval=s.flush_interval
         )
@@ -86,9 +86,9 @@ class Consumer:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last tick of every loop succeeded, no worker has died, and no outcome is refused."""
+        """Whether every loop's last tick succeeded, no worker has died, and few outcomes are refused."""
         fine = all(loop.healthy for loop in self._loops) and not any(w.done() for w in self._workers)
-        return fine and not self.inflight.refused
+        return fine and len(self.inflight.refused) < MOST_REFUSED
 
     @property
     def stopping(self) -> bool:
@@ -205,13 +205,14 @@ class Consumer:
         held, failures = self.inflight, 0
         while True:
             try:
-                await self._fetcher.release_unanswered()
                 while held.outcomes:
-                    await self._flusher.flush_one()
+                    if not await self._flusher.flush_one():
+                        await asyncio.sleep(LOCKED_PAUSE)
                 wait = await self._flusher.refused.tick()
+                if wait is None:
+                    await self._fetcher.release_unanswered()
+                    return
             except StoreError:
                 failures += 1
                 wait = backoff(failures)
-            if wait is None:
-                return
             await asyncio.sleep(wait)

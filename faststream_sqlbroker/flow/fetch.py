@@ -1,5 +1,6 @@
 """Claim as much as there is room for, and decide when to look again."""
 
+import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
-from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
+from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
+from faststream_sqlbroker.flow.loop import Log
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 FIRST_IDLE_WAIT = 0.01
 """Seconds to the first look after the queue ran dry; each following wait is half as long again."""
+RELEASE_PAUSE = 5.0
 LOOK_INTERVAL = 1.0
 """Seconds for which known (queue, priority) pairs are trusted under load."""
 
@@ -29,10 +32,12 @@ class Fetcher:
     the next row is due. Queues are visited in rotation.
     """
 
-    def __init__(self, store: "Store", inflight: Inflight, settings: Any, paused: Callable[[], bool]) -> None:
+    def __init__(
+        self, store: "Store", inflight: Inflight, settings: Any, log: Log, paused: Callable[[], bool]
+    ) -> None:
         """`settings` gives queues, batch size, intervals and the length of a lease."""
         self._store, self._inflight, self._settings = store, inflight, settings
-        self._paused = paused
+        self._log, self._paused = log, paused
         self._pairs: list[ReadyPair] = []
         self._looked_at = float("-inf")
         self._turn = 0
@@ -42,6 +47,7 @@ class Fetcher:
         self._look_again = True
         self._isolation = Isolation()
         self._unanswered: list[UUID] = []
+        self._release_again_at = float("-inf")
 
     def hint(self) -> None:
         """Something may have arrived: look before the next claim, and poll quickly again."""
@@ -51,7 +57,8 @@ class Fetcher:
     def room(self) -> int:
         """Rows that may be claimed now; 0 while the flush is behind."""
         s, held = self._settings, self._inflight
-        if held.unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size):
+        unwritten = len(held.outcomes) + len(held.flushing)
+        if unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size) or len(held.refused) >= MOST_REFUSED:
             return 0
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
         return int(min(s.fetch_batch_size, capacity - held.waiting.qsize()))
@@ -60,9 +67,8 @@ class Fetcher:
         """Claim once; seconds until the next look."""
         if (early := self._not_before - monotonic()) > 0:
             return early
-        await self.release_unanswered()
-        limit = self.room()
-        if limit < self._worthwhile() or self._paused():
+        await self._try_release_unanswered()
+        if self._paused():
             return self._wait_for_room()
         alone, now = self._inflight.empty, monotonic()
         turn = self._isolation.turn(alone=alone, now=now)
@@ -73,6 +79,9 @@ class Fetcher:
         if turn is Turn.SUSPECT:
             await self._claim_suspect(alone=alone)
             return 0.0
+        limit = self.room()
+        if limit < self._worthwhile():
+            return self._wait_for_room()
         if self._look_again or now - self._looked_at >= LOOK_INTERVAL:
             await self._look()
         due = [p for p in self._rotated() if p.due_in <= 0]
@@ -94,7 +103,7 @@ class Fetcher:
             return await self._store.claim(due, limit, lease, token, suspects=suspects)
 
     async def _claim_suspect(self, *, alone: bool) -> None:
-        s, message_id = self._settings, self._isolation.next_suspect()
+        s, message_id = self._settings, self._isolation.next_suspect(monotonic())
         with self._noting_the_unanswered() as token:
             rows = await self._store.claim_one(message_id, s.queues, s.release_stuck_timeout, token)
         if rows:
@@ -120,6 +129,17 @@ class Fetcher:
         while self._unanswered:
             await self._store.release_claim(self._settings.queues, self._unanswered[-1])
             self._unanswered.pop()
+
+    async def _try_release_unanswered(self) -> None:
+        if not self._unanswered or monotonic() < self._release_again_at:
+            return
+        try:
+            await self.release_unanswered()
+        except StoreError as error:
+            # Claims go on: at worst these rows come back when their leases have run out.
+            self._release_again_at = monotonic() + RELEASE_PAUSE
+            text = f"claims without an answer are not given back yet, again in {RELEASE_PAUSE} s: {error}"
+            self._log(logging.WARNING, text)
 
     def _wait_for_room(self) -> float:
         # Workers and flush wake the loop; a lost lease makes room without either.

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 
+LOCKED_PAUSE = 0.5
+"""Seconds to the next look when all that is left is locked by somebody else."""
+
+Culprits = list[tuple[Settlement, StoreError]]
+
+
 class Flusher:
     """Empties `inflight.outcomes` into the database.
 
@@ -32,8 +38,7 @@ class Flusher:
         self._store, self._inflight, self._log = store, inflight, log
         self._batch_size, self._interval = batch_size, interval
         self.refused = RefusedOutcomes(store, inflight, log)
-        self._unknown = False
-        self._hurried = False
+        self._unknown = self._hurried = self._careful = False
         self._timer: asyncio.TimerHandle | None = None
         self.wake: Callable[[], None] = lambda: None
 
@@ -61,14 +66,19 @@ class Flusher:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            await self.flush_one()
+            some = await self.flush_one()
             if self._inflight.outcomes:
                 self._hurried = True
-                return 0.0
+                return 0.0 if some else LOCKED_PAUSE
         return await self.refused.tick()
 
-    async def flush_one(self) -> None:
+    async def flush_one(self) -> bool:
         """Write up to a batch of outcomes; on a passing failure they stay, in order.
+
+        After one, rows that somebody else has locked are passed over: it may have been for them.
+
+        Returns:
+            Whether any was dealt with.
 
         Raises:
             TransientStoreError: nothing is known to be written; call again.
@@ -77,15 +87,15 @@ class Flusher:
         batch = inflight.outcomes[: _group_end(inflight.outcomes, self._batch_size)]
         del inflight.outcomes[: len(batch)]
         inflight.flushing |= {s.id for s in batch}
-        result, refused = SettleResult(), list[tuple[Settlement, StoreError]]()
+        result, culprits = SettleResult(), Culprits()
         try:
-            await self._write(batch, result, refused)
+            await self._write(batch, result, culprits)
         except BaseException as error:
             # A half that was written before the failure is not to be written again.
             done = result.settled | result.lost
             left = [s for s in batch if s.id not in done and inflight.still_ours(s)]
             inflight.outcomes[:0] = left
-            self._hurried = True
+            self._hurried = self._careful = True
             inflight.written(batch, result, self._log, unknown=self._unknown)
             # Cancelled in the middle, it may have been committed too.
             self._unknown |= isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception)
@@ -94,15 +104,18 @@ class Flusher:
             inflight.flushing -= {s.id for s in batch}
         inflight.written(batch, result, self._log, unknown=self._unknown)
         self._unknown = False
-        if refused:
-            self.refused.add([s for s, _ in refused if inflight.still_ours(s)], refused[0][1])
+        if culprits:
+            self.refused.add([s for s, _ in culprits if inflight.still_ours(s)], culprits[0][1])
+        done = result.settled | result.lost | {s.id for s, _ in culprits}
+        locked = [s for s in batch if s.id not in done and inflight.still_ours(s)]
+        inflight.outcomes += locked
+        self._careful = bool(locked)
+        return len(locked) < len(batch)
 
-    async def _write(
-        self, batch: Sequence[Settlement], result: SettleResult, refused: list[tuple[Settlement, StoreError]]
-    ) -> None:
-        """Write `batch`, in halves if it is refused, adding to `result` and `refused` as it goes."""
+    async def _write(self, batch: Sequence[Settlement], result: SettleResult, culprits: Culprits) -> None:
+        """Write `batch`, in halves if it is refused, adding to `result` and `culprits` as it goes."""
         try:
-            written = await self._store.settle(batch)
+            written = await self._store.settle(batch, skip_locked=self._careful)
         except TransientStoreError:
             raise
         except StoreError as error:
@@ -110,10 +123,10 @@ class Flusher:
             if half == len(batch):
                 half = _group_end(batch, 1)
             if half == len(batch):
-                refused += [(settlement, error) for settlement in batch]
+                culprits += [(settlement, error) for settlement in batch]
                 return
-            await self._write(batch[:half], result, refused)
-            await self._write(batch[half:], result, refused)
+            await self._write(batch[:half], result, culprits)
+            await self._write(batch[half:], result, culprits)
             return
         result.settled |= written.settled
         result.lost |= written.lost

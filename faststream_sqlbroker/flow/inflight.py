@@ -12,6 +12,9 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.chain import due_queues
 from faststream_sqlbroker.flow.loop import Log
 
+MOST_REFUSED = 1_000
+"""Refused outcomes that are kept before claims stop: each is a message that nobody else can have."""
+
 
 def release(row: ClaimedMessage) -> Settlement:
     """Hand a row back that was not started: as before the claim, uncharged."""
@@ -62,7 +65,9 @@ class Inflight:
     @property
     def empty(self) -> bool:
         """Whether nothing is held, nor waits to be written."""
-        return not (self.held or self.running or self.unwritten)
+        # What was refused stays for an unknown time; were the process to die, it would come back anyhow.
+        busy = self.running or self.outcomes or self.flushing
+        return not busy and len(self.held) <= len(self.refused)
 
     def add(self, rows: Iterable[ClaimedMessage]) -> None:
         """Take in freshly claimed rows."""
@@ -146,13 +151,13 @@ class Inflight:
             self.on_chained(chained)
 
     def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
-        """Rows held longer than a third of their lease, but those being written right now."""
+        """Rows held longer than a third of their lease; those being written right now, two thirds."""
         now = monotonic()
         old = now - lease / 3
         return [
             row
             for row in self.held.values()
             if row.renewed_monotonic <= old
-            and row.id not in self.flushing
+            and (row.id not in self.flushing or row.renewed_monotonic <= now - lease * 2 / 3)
             and (max_lease is None or now - row.claimed_monotonic < max_lease)
         ]

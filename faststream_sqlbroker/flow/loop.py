@@ -12,6 +12,8 @@ Log = Callable[..., None]
 
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 10.0
+CANCEL_LIMIT = 10.0
+"""Seconds for a cancelled tick to end: psycopg asks the server to cancel first."""
 """Seconds; full jitter between half and one and a half, so that a fleet does not return as one."""
 
 
@@ -64,7 +66,7 @@ class Loop:
             await asyncio.wait((task,), timeout=timeout)
         finally:
             task.cancel()  # no effect on a task that has ended
-        await asyncio.wait((task,))
+        await asyncio.wait((task,), timeout=CANCEL_LIMIT)
 
     async def _run(self) -> None:
         while not self._stopping:

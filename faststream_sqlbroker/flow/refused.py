@@ -1,8 +1,8 @@
 """Outcomes that the database refused: each is tried again by itself, so that none delays another.
 
 Nothing is dropped and no acked message becomes a dead letter: the same is tried first, every time, as the
-cause may have gone (a renamed archive, withdrawn rights). Only what is refused again, and carries something
-of its own that may be the cause, is then settled without it.
+cause may have gone (a renamed archive, withdrawn rights). Only what is refused again and again, and carries
+something of its own that may be the cause, is settled without it.
 """
 
 import logging
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 SETTLE_ERROR = "settle_error"
 NO_TEXT = "(the text of the error was refused by the database)"
+LESS_AFTER = 5
+DEAD_AFTER = 10
+"""Refusals, after about 3 and 40 seconds: a fault that passes costs neither text nor message."""
 PER_TICK = 20
 """Most tries of one tick: each is a transaction, and others wait for the flush loop."""
 
@@ -35,6 +38,8 @@ class RefusedOutcomes:
 
     def add(self, settlements: Sequence[Settlement], error: StoreError) -> None:
         """Keep `settlements`, which were refused one by one."""
+        if not settlements:
+            return
         ids = ", ".join(str(s.id) for s in settlements[:5]) + (", …" if len(settlements) > 5 else "")  # noqa: PLR2004
         self._log(
             logging.ERROR,
@@ -46,14 +51,14 @@ class RefusedOutcomes:
         self._inflight.refused += [RefusedOutcome(s, due) for s in settlements]
 
     async def tick(self) -> float | None:
-        """Try what is due; seconds until the next, None without any.
-
-        Raises:
-            TransientStoreError: the database cannot be reached; nothing is lost.
-        """
-        refused = self._inflight.refused
-        for entry in [e for e in refused if e.due <= monotonic()][:PER_TICK]:
-            await self._retry(entry)
+        """Try what is due; seconds until the next, None without any."""
+        for entry in [e for e in self._inflight.refused if e.due <= monotonic()][:PER_TICK]:
+            try:
+                await self._retry(entry)
+            except TransientStoreError:
+                # The flush's own business, which notices too; this one may hang on a lock of its own.
+                entry.due = monotonic() + backoff(entry.tries)
+                break
         refused = self._inflight.refused
         return max(0.0, min(e.due for e in refused) - monotonic()) if refused else None
 
@@ -61,9 +66,9 @@ class RefusedOutcomes:
         settlement = entry.settlement
         self._inflight.flushing.add(settlement.id)
         try:
-            result = await self._settle(settlement)
-        except UnknownOutcomeError:
-            entry.unknown = True
+            result = await self._settle(entry)
+        except BaseException as error:
+            entry.unknown |= isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception)
             raise
         finally:
             self._inflight.flushing.discard(settlement.id)
@@ -74,9 +79,11 @@ class RefusedOutcomes:
         self._inflight.refused = [e for e in self._inflight.refused if e is not entry]
         self._inflight.written([settlement], result, self._log, unknown=entry.unknown)
 
-    async def _settle(self, settlement: Settlement) -> SettleResult | None:
+    async def _settle(self, entry: RefusedOutcome) -> SettleResult | None:
         """The settlement, or what can be written of it; None if all of it is refused."""
-        for n, version in enumerate((settlement, *lesser(settlement))):
+        settlement = entry.settlement
+        less = lesser(settlement, entry.tries, archive=self._store.dialect.has_archive)
+        for n, version in enumerate((settlement, *less)):
             try:
                 result = await self._store.settle([version])
             except TransientStoreError:
@@ -86,7 +93,7 @@ class RefusedOutcomes:
             if n:
                 self._log(
                     logging.ERROR,
-                    f"the outcome of message {settlement.id} was refused again; it is settled as "
+                    f"the outcome of message {settlement.id} was refused {entry.tries} times; it is settled as "
                     f"{version.state and version.state.name} without what may be the cause",
                     message_id=settlement.id,
                 )
@@ -94,14 +101,24 @@ class RefusedOutcomes:
         return None
 
 
-def lesser(settlement: Settlement) -> Iterator[Settlement]:
-    """What may be written in place of a refused settlement, the best first; nothing for an ack alone."""
+def lesser(settlement: Settlement, tries: int, *, archive: bool) -> Iterator[Settlement]:
+    """What may be written in place of a settlement that was refused `tries` times, the best first.
+
+    Nothing for an ack, a nack without an error, a postponement or a release: they carry nothing of their
+    own that could be the cause. What was chained to an ack falls back to a nack; a text is left out; a move
+    that stays impossible becomes a dead letter, where there is an `archive` to keep it.
+    """
+    if tries < LESS_AFTER:
+        return
     if settlement.fallback is not None:
         yield settlement.fallback
-    elif settlement.error is not None:
+        return
+    if settlement.error is not None:
         yield replace(settlement, error=NO_TEXT)
-    if any((settlement.error, settlement.reason, settlement.queue, settlement.payload, settlement.delay)):
+    if settlement.leaves and settlement.reason is not None:
+        yield replace(settlement, error=NO_TEXT, reason=SETTLE_ERROR)
+    if settlement.queue is not None and archive and tries >= DEAD_AFTER:
         yield replace(
             settlement, state=MessageState.FAILED, archive=True, reason=SETTLE_ERROR, error=NO_TEXT,
-            queue=None, payload=None, delay=None, chained=(), fallback=None,
+            queue=None, payload=None, delay=None,
         )  # fmt: skip

@@ -58,17 +58,28 @@ class Worker:
         """Work until the sentinel None is taken from the buffer."""
         done = 0
         while (rows := await self._take()) is not None:
+            ready = [row for row in rows if self._may_start_or_fail(row)]
             try:
-                ready = [row for row in rows if self._may_start(row)]
                 if ready:
                     await self._deliver(ready)
-            except Exception as error:  # noqa: BLE001 - a worker must not die
-                self._failed(rows, error)
+            except (GeneratorExit, KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                if _cancelled():
+                    raise
+                self._failed(ready, error)  # a worker must not die
             done += 1
             if done % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
-    def _failed(self, rows: list[ClaimedMessage], error: Exception) -> None:
+    def _may_start_or_fail(self, row: ClaimedMessage) -> bool:
+        try:
+            return self._may_start(row)
+        except Exception as error:  # noqa: BLE001 - one row must not keep the others of its batch from running
+            self._failed([row], error)
+            return False
+
+    def _failed(self, rows: list[ClaimedMessage], error: BaseException) -> None:
         """Something around the handler has failed: give back what has no outcome, for later."""
         unsettled = [row for row in rows if self._inflight.has_no_outcome(row)]
         for row in unsettled:

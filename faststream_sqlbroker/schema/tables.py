@@ -180,6 +180,8 @@ def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool) -> 
         CheckConstraint("attempts_count >= 0 AND deliveries_count >= 0", name=f"{name}_counts_check"),
         CheckConstraint(leased, name=f"{name}_lease_check"),
         CheckConstraint("(lease_token IS NULL) = (lease_expires_at IS NULL)", name=f"{name}_token_check"),
+        # Infinite and far times would stop every claim of the queue: Python has no such moments.
+        CheckConstraint(_in_calendar(), name=f"{name}_times_check").ddl_if(dialect="postgresql"),
         schema=config.schema,
         sqlite_autoincrement=True,  # ids are never used again, even after the newest row has gone
         **_options(),
@@ -195,6 +197,11 @@ def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool) -> 
     Index(f"{name}_key", c.queue, c.key, c.id, **_where(f"{'`key`' if mysql else 'key'} IS NOT NULL"))
     Index(f"{name}_dedup", c.queue, c.dedup_id, unique=True)
     return table
+
+
+def _in_calendar() -> str:
+    names = ("created_at", "next_attempt_at", "expires_at", "first_attempt_at", "last_attempt_at")
+    return " AND ".join(f"{name} BETWEEN '1000-01-01' AND '9999-01-01'" for name in names)
 
 
 def _archive(name: str, schema: str | None, metadata: MetaData) -> Table:

@@ -1,6 +1,9 @@
 """A connection of the pool that nobody can hold for ever."""
 
 import asyncio
+import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,11 +30,12 @@ async def checkout(
     """
     async with errors.connecting():
         connection = await engine.connect()
-    fairy: Any = connection.sync_connection and connection.sync_connection.connection
-    loop = asyncio.get_running_loop()
-    driver_connection = fairy.driver_connection
-    watchdog = None if limit is None else loop.call_later(limit + GRACE, _abort, driver_connection)
+    loop, watchdog, driver_connection = asyncio.get_running_loop(), None, None
     try:
+        fairy: Any = connection.sync_connection and connection.sync_connection.connection
+        driver_connection = fairy.driver_connection
+        if limit is not None:
+            watchdog = loop.call_later(limit + GRACE, _abort, driver_connection)
         yield connection
     finally:
         watchdog = watchdog or loop.call_later(GRACE, _abort, driver_connection)
@@ -50,14 +54,20 @@ async def _to_the_end(connection: AsyncConnection, deadline: float) -> None:
             await asyncio.wait((closing,), timeout=left)
         except asyncio.CancelledError as error:
             cancelled = error
-    if closing.done() and not closing.cancelled():
-        closing.result()
+    closing.add_done_callback(_retrieve)  # it may end, and fail, when nobody waits any more
     if cancelled is not None:
         raise cancelled
+    if closing.done():
+        await closing
+
+
+def _retrieve(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _abort(driver_connection: Any) -> None:
-    """End the socket: whoever waits for an answer on it gets an error."""
+    """End the socket, so that whoever waits for an answer on it gets an error; SQLite has none."""
     if callable(terminate := getattr(driver_connection, "terminate", None)):
         terminate()  # asyncpg
         return
@@ -66,3 +76,7 @@ def _abort(driver_connection: Any) -> None:
     transport = getattr(writer, "transport", None) or getattr(driver_connection, "_transport", None)
     if transport is not None:
         transport.abort()
+    elif callable(fileno := getattr(driver_connection, "fileno", None)):
+        # psycopg waits for its socket to become readable, which an end of it is.
+        with contextlib.suppress(Exception), socket.socket(fileno=os.dup(fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -25,6 +25,7 @@ from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.caller import check_same_database
+from faststream_sqlbroker.store.checkout import checkout
 from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.handler import HandlerTransaction, open_transaction
 from faststream_sqlbroker.store.transaction import Transactions
@@ -58,6 +59,7 @@ class Store:
         self.tables = tables
         self.statement_timeout = statement_timeout
         self.dialect: Dialect = dialect_for(engine.dialect, tables)
+        self.dialect.time_limit = statement_timeout
         if engine.dialect.name == "sqlite" and pool.in_memory(engine):
             msg = (
                 "an in-memory SQLite database has one connection that everybody shares, so no transaction "
@@ -162,12 +164,15 @@ class Store:
             return set()
         return await self._transactions.run(lambda c: self.dialect.renew(c, leases, lease), self._places)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
-        """Write `settlements`, and what is chained to them, in one transaction; each only while its lease is held."""
+    async def settle(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> SettleResult:
+        """Write `settlements`, and what is chained to them, in one transaction; each only while its lease is held.
+
+        With `skip_locked` rows that somebody else has locked are in neither set of the result.
+        """
         if not settlements:
             return SettleResult()
         return await self._transactions.run(
-            lambda c: self.dialect.settle_and_chain(c, settlements), self._places
+            lambda c: self.dialect.settle_and_chain(c, settlements, skip_locked=skip_locked), self._places
         )
 
     @asynccontextmanager
@@ -245,20 +250,21 @@ class Store:
         def callback(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
             heard(payload)
 
-        async with self._errors.classed(), self._engine.connect() as connection:
-            driver: Any = (await connection.get_raw_connection()).driver_connection
-            await driver.add_listener(channel, callback)
+        async with AsyncExitStack() as stack:
+            async with self._errors.classed(), asyncio.timeout(self.statement_timeout):
+                opened = checkout(self._engine, self._errors, None)
+                connection = await stack.enter_async_context(opened)
+                # Whatever is still subscribed must not come back to somebody else's checkout.
+                stack.push_async_callback(connection.invalidate)
+                driver: Any = (await connection.get_raw_connection()).driver_connection
+                await driver.add_listener(channel, callback)
             driver.add_termination_listener(lambda _c: gone.set())
 
             async def alive() -> None:
-                async with asyncio.timeout(self.statement_timeout):
+                async with self._errors.classed(), asyncio.timeout(self.statement_timeout):
                     if gone.is_set():
                         msg = "the listening connection was closed"
                         raise TransientStoreError(msg)
                     await driver.execute("SELECT 1")
 
-            try:
-                yield alive
-            finally:
-                # Whatever is still subscribed must not come back to somebody else's checkout.
-                await connection.invalidate()
+            yield alive

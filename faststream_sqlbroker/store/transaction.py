@@ -24,7 +24,7 @@ class Transactions:
     """Runs synchronous work on connections of `engine`, each piece in a transaction of its own."""
 
     def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses, timeout: float) -> None:
-        """`timeout` in seconds bounds each transaction, waiting for a connection included."""
+        """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats."""
         self._engine, self._dialect, self._errors, self._timeout = engine, dialect, errors, timeout
 
     async def run(
@@ -38,9 +38,10 @@ class Transactions:
             StoreError: the database refused the statement.
         """
         pause, stale = QUICK_PAUSE, False
+        deadline = asyncio.get_running_loop().time() + self._timeout
         for _ in range(QUICK_REPEATS):
             try:
-                return await self._once(work, places, write=write)
+                return await self._once(work, places, deadline, write=write)
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
@@ -50,10 +51,13 @@ class Transactions:
                 stale = stale or was_disconnected(error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
                 pause *= 2
-        return await self._once(work, places, write=write)
+        return await self._once(work, places, deadline, write=write)
 
-    async def _once(self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool) -> T:
+    async def _once(
+        self, work: Callable[[Connection], T], places: asyncio.Semaphore, deadline: float, *, write: bool
+    ) -> T:
         committing, results = False, []
+        clock = asyncio.get_running_loop().time
 
         def run(connection: Connection) -> None:
             nonlocal committing
@@ -74,9 +78,9 @@ class Transactions:
         try:
             async with (
                 self._errors.classed(),
-                asyncio.timeout(self._timeout),
+                asyncio.timeout_at(deadline),
                 places,
-                checkout(self._engine, self._errors, self._timeout) as connection,
+                checkout(self._engine, self._errors, deadline - clock()) as connection,
             ):
                 await connection.run_sync(run)
         except TransientStoreError as error:

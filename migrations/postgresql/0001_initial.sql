@@ -34,7 +34,8 @@ CREATE TABLE message (
     CONSTRAINT message_priority_check CHECK (priority BETWEEN -100 AND 100),
     CONSTRAINT message_counts_check CHECK (attempts_count >= 0 AND deliveries_count >= 0),
     CONSTRAINT message_lease_check CHECK ((state = 'PROCESSING') = (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL)),
-    CONSTRAINT message_token_check CHECK ((lease_token IS NULL) = (lease_expires_at IS NULL))
+    CONSTRAINT message_token_check CHECK ((lease_token IS NULL) = (lease_expires_at IS NULL)),
+    CONSTRAINT message_times_check CHECK (created_at BETWEEN '1000-01-01' AND '9999-01-01' AND next_attempt_at BETWEEN '1000-01-01' AND '9999-01-01' AND expires_at BETWEEN '1000-01-01' AND '9999-01-01' AND first_attempt_at BETWEEN '1000-01-01' AND '9999-01-01' AND last_attempt_at BETWEEN '1000-01-01' AND '9999-01-01')
 );
 
 CREATE UNIQUE INDEX message_dedup ON message (queue, dedup_id);

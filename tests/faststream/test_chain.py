@@ -119,9 +119,9 @@ async def test_an_answer_of_a_batch_goes_with_all_of_its_messages(broker: SqlBro
     store = broker.config.store
     original = store.settle
 
-    async def counting(batch: Any) -> Any:
+    async def counting(batch: Any, **options: Any) -> Any:
         sizes.append(len(batch))
-        return await original(batch)
+        return await original(batch, **options)
 
     with patch.object(store, "settle", counting):
         await broker.start()
@@ -264,8 +264,8 @@ async def test_a_repeat_after_an_unanswered_commit_writes_no_answer_twice(
     store = broker.config.store
     original, lost = store.settle, []
 
-    async def unanswered(batch: Any) -> Any:
-        result = await original(batch)
+    async def unanswered(batch: Any, **options: Any) -> Any:
+        result = await original(batch, **options)
         if not lost:
             lost.append(batch)
             raise UnknownOutcomeError("the answer was lost")

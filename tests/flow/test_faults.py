@@ -1,11 +1,15 @@
 """The database fails: nothing is lost, nothing is done twice on purpose, and work goes on afterwards."""
 
 import asyncio
+import contextlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
+from random import Random
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import event
@@ -96,11 +100,11 @@ async def test_ack_first_does_not_run_what_may_not_be_removed(rig: Rig, far: tup
     consumer = rig.consumer(ack_first=True, store=store)
     original = store.settle
 
-    async def unanswered(settlements: list[Settlement]) -> Any:
+    async def unanswered(settlements: list[Settlement], **options: Any) -> Any:
         # Their commits are not the ones meant.
         await asyncio.gather(*(loop.stop() for loop in consumer._loops if loop is not consumer._flush_loop))
         proxy.swallow_answer_to = COMMIT
-        return await original(settlements)
+        return await original(settlements, **options)
 
     with patch.object(store, "settle", unanswered):
         await consumer.start()
@@ -234,7 +238,7 @@ async def test_a_bug_around_a_handler_is_survived_by_its_worker(rig: Rig) -> Non
     consumer = rig.consumer(max_fetch_interval=0.05)
     original, failures = Worker._deliver, []
 
-    async def failing_once(worker: Worker, rows: list[ClaimedMessage]) -> None:
+    async def failing_once(worker: Worker, rows: list[ClaimedMessage], **options: Any) -> None:
         if not failures:
             failures.append(rows)
             raise KeyError("bug")
@@ -249,6 +253,130 @@ async def test_a_bug_around_a_handler_is_survived_by_its_worker(rig: Rig) -> Non
     assert sorted(r["deliveries_count"] for r in await rig.rows(archive=True)) == [1, 1, 2]
     assert consumer.healthy
     assert any(level == logging.CRITICAL for level, _ in rig.logs)
+
+
+async def test_a_handlers_own_base_exception_does_not_end_its_worker(rig: Rig) -> None:
+    class Odd(BaseException):
+        """Not an Exception."""
+
+    async def handle(row: ClaimedMessage) -> None:
+        if row.payload == b"0":
+            raise Odd
+        await rig.ack(row)
+
+    await rig.put(2)
+    consumer = rig.consumer(handle, max_workers=1)
+    await consumer.start()
+    await eventually(lambda: len(rig.handled) == 1)
+    assert consumer.healthy
+
+
+async def test_a_bug_in_the_removal_of_ack_first_leaves_nothing_behind(rig: Rig) -> None:
+    await rig.put()
+    with (
+        patch.object(rig.store, "settle", side_effect=RuntimeError("bug")),
+        patch("faststream_sqlbroker.flow.worker.PAUSE_AFTER_BUG", 0.1),
+    ):
+        consumer = rig.consumer(ack_first=True, max_fetch_interval=0.05)
+        await consumer.start()
+        await eventually(lambda: rig.logged("outside of the handler"))
+        assert consumer.inflight.flushing == set()
+    await eventually(lambda: rig.handled)
+
+
+async def test_a_claim_that_cannot_be_given_back_stops_nothing(rig: Rig) -> None:
+    running, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        running.set()
+        await go_on.wait()
+        await rig.ack(row)
+
+    consumer = rig.consumer(handle, max_fetch_interval=0.05, flush_interval=5)
+    with (
+        patch.object(rig.store, "release_claim", side_effect=StoreError("no")),
+        patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 1.0),
+    ):
+        await consumer.start()
+        consumer._fetcher._unanswered.append(uuid4())
+        await rig.put()
+        await running.wait()
+        assert consumer.healthy
+        assert rig.logged("not given back yet")
+        go_on.set()
+        await consumer.stop(5)
+    assert await rig.rows() == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("busy", [0.2, 10.0], ids=["repeats", "waits"])
+async def test_a_locked_database_costs_the_time_limit_and_no_more(rig: Rig, busy: float) -> None:
+    """Repeats included: the limit is one for all of them."""
+    store = Store(rig.store.engine, rig.store.tables, statement_timeout=1.0)
+    async with rig.store.engine.connect() as connection:
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        started = time.monotonic()
+        with patch("faststream_sqlbroker.dialects.sqlite.BUSY_TIMEOUT", busy):
+            with pytest.raises(TransientStoreError):
+                await store.insert([NewMessage("q", b"1")])
+        assert time.monotonic() - started < 4
+        await connection.exec_driver_sql("ROLLBACK")
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_listener_whose_server_is_silent_gives_up(far: tuple[Proxy, Store]) -> None:
+    proxy, store = far
+    await store.now()
+    proxy.die_at = re.compile(rb"LISTEN")
+    started = time.monotonic()
+    with pytest.raises(TransientStoreError):
+        async with store.listen("channel", lambda _payload: None):
+            pass
+    assert proxy.died == 1
+    assert time.monotonic() - started < 8
+
+
+async def test_cancelled_publishes_leave_no_trace_in_the_pool(rig: Rig) -> None:
+    """At any moment: what was answered is there, nothing is committed later, no connection is kept."""
+    random, answered = Random(1), []
+    for n in range(60):
+        task = asyncio.create_task(rig.store.insert([NewMessage("q", f"{n}".encode())]))
+        await asyncio.sleep(random.random() * 0.02)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            answered += await task
+    await eventually(lambda: rig.store.engine.pool.checkedout() == 0)
+    ids = {row["id"] for row in await rig.rows()}
+    assert set(answered) <= ids
+    await rig.store.insert([NewMessage("q", b"last")])
+    assert len(await rig.rows()) == len(ids) + 1
+
+
+async def test_whatever_settles_answer_everything_ends_once(rig: Rig) -> None:
+    """Refused, passing and unknown answers, at random."""
+    random, original = Random(7), rig.store.settle
+
+    async def moody(batch: list[Settlement], **options: Any) -> Any:
+        mood = random.random()
+        if mood < 0.15:
+            raise StoreError("refused")
+        if mood < 0.2:
+            raise TransientStoreError("not now")
+        result = await original(batch, **options)
+        if mood < 0.3:
+            raise UnknownOutcomeError("the answer was lost")
+        return result
+
+    await rig.put(150)
+    sizes: Any = {"max_workers": 4, "fetch_batch_size": 20, "flush_batch_size": 7}
+    with patch.object(rig.store, "settle", moody):
+        consumer = rig.consumer(**sizes, flush_interval=0.005, max_fetch_interval=0.05)
+        await consumer.start()
+        await eventually(lambda: _count(rig, 150), timeout=60)
+        await eventually(lambda: not consumer.inflight.held, timeout=30)
+    assert sorted(row.id for row in rig.handled) == sorted(r["id"] for r in await rig.rows(archive=True))
+    assert {r["state"] for r in await rig.rows(archive=True)} == {"COMPLETED"}
+    assert not rig.logged("lease lost")
 
 
 async def test_outcomes_that_cannot_be_written_while_stopping_are_reported(rig: Rig) -> None:
@@ -270,7 +398,7 @@ async def test_an_outcome_whose_write_hangs_while_stopping_is_reported(rig: Rig)
     await rig.put()
     consumer = rig.consumer(flush_interval=5)
 
-    async def hang(_batch: list[Settlement]) -> None:
+    async def hang(_batch: list[Settlement], **_: Any) -> None:
         await asyncio.Event().wait()
 
     with (
@@ -309,13 +437,13 @@ async def test_halves_written_before_a_failure_are_no_lost_leases(rig: Rig) -> N
         inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
     original, calls = rig.store.settle, []
 
-    async def failing(batch: list[Settlement]) -> Any:
+    async def failing(batch: list[Settlement], **options: Any) -> Any:
         calls.append(len(batch))
         if len(calls) == 1:
             raise StoreError("one of them is bad")
         if len(calls) == 3:
             raise TransientStoreError("gone")
-        return await original(batch)
+        return await original(batch, **options)
 
     with patch.object(rig.store, "settle", failing):
         with pytest.raises(TransientStoreError):
@@ -459,12 +587,12 @@ async def test_suspects_are_not_started_before_the_others_are_given_back(rig: Ri
     await rig.execute("UPDATE message SET deliveries_count = 2")
     original, failures = rig.store.settle, []
 
-    async def failing_once(batch: list[Settlement]) -> Any:
+    async def failing_once(batch: list[Settlement], **options: Any) -> Any:
         if not failures:
             failures.append(len(batch))
             assert rig.handled == []
             raise TransientStoreError("gone")
-        return await original(batch)
+        return await original(batch, **options)
 
     with patch.object(rig.store, "settle", failing_once):
         await rig.consumer(max_fetch_interval=0.05).start()

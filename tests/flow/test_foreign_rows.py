@@ -1,8 +1,10 @@
 """Whatever another program puts into the table, it is handled or rejected, and the rest goes on."""
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
-from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import StoreError
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -35,6 +37,48 @@ async def test_sqlite_stores_anything(
     first = rig.handled[0]
     assert (first.payload, first.headers, first.key) == (payload, headers, key)
     assert consumer.healthy
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("value", ["infinity", "-infinity", "20000-01-01", "0044-03-15 BC"])
+@pytest.mark.parametrize("column", ["created_at", "next_attempt_at", "expires_at"])
+async def test_postgresql_refuses_moments_that_python_does_not_have(
+    rig: Rig, column: str, value: str
+) -> None:
+    """One such row would stop every claim of the subscriber."""
+    with pytest.raises(IntegrityError, match="message_times_check"):
+        await rig.execute(f"INSERT INTO message (queue, payload, {column}) VALUES ('q', '1', '{value}')")
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+async def test_a_zero_date_is_a_dead_letter(rig: Rig) -> None:
+    async with rig.store.engine.begin() as connection:
+        await connection.execute(text("SET SESSION sql_mode = ''"))
+        await connection.execute(
+            text("INSERT INTO message (queue, payload, created_at) VALUES ('q', '1', '0000-00-00')")
+        )
+        await connection.execute(text("SET SESSION sql_mode = DEFAULT"))
+    await rig.put(1)
+    consumer = rig.consumer(max_fetch_interval=0.05)
+    await consumer.start()
+    await eventually(lambda: _archived(rig))
+    assert len(rig.handled) == 1
+    assert consumer.healthy
+
+
+@sqlite
+async def test_a_time_of_zero_is_a_time(rig: Rig) -> None:
+    """It expired in 1970; its neighbours in the batch run, uncharged for it."""
+    await rig.execute("INSERT INTO message (queue, payload, expires_at) VALUES ('q', x'31', 0)")
+    await rig.put(5)
+
+    async def handle(rows: list[ClaimedMessage]) -> None:
+        for row in rows:
+            await rig.ack(row)
+
+    await rig.consumer(handle, batch=True, max_fetch_interval=0.05).start()
+    await eventually(lambda: len(rig.handled) == 5)
+    assert {row.deliveries_count for row in rig.handled} == {1}
 
 
 @sqlite

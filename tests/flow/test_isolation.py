@@ -66,6 +66,35 @@ async def test_what_waits_is_given_back_so_that_a_suspect_can_run(rig: Rig) -> N
     assert {row.deliveries_count for row in rig.handled} == {1, 3}, "giving back charges nothing"
 
 
+async def test_the_rest_has_as_much_time_as_the_suspects(rig: Rig) -> None:
+    await rig.put(6, key="suspect")
+    await rig.execute(TWICE_LOST)
+    await rig.put(2_000)
+
+    async def handle(row: ClaimedMessage) -> None:
+        await asyncio.sleep(0.3 if row.key else 0.001)
+        await rig.ack(row)
+
+    await rig.consumer(handle, max_fetch_interval=0.05).start()
+    await eventually(lambda: sum(1 for row in rig.handled if row.key) == 6, timeout=60)
+    assert sum(1 for row in rig.handled if not row.key) > 300
+
+
+async def test_a_full_buffer_does_not_hide_a_suspect_without_patience(rig: Rig) -> None:
+    async def handle(row: ClaimedMessage) -> None:
+        if not row.key:
+            await asyncio.sleep(0.5)
+        await rig.ack(row)
+
+    await rig.put(1, key="suspect")
+    await rig.execute(TWICE_LOST)
+    await rig.put(100)
+    names = {"HOLD": 0.1, "PAUSE": 0.3, "PATIENCE": 2.0}
+    with patch.multiple("faststream_sqlbroker.flow.isolation", **names):
+        await rig.consumer(handle, max_fetch_interval=0.05, fetch_batch_size=20).start()
+        await eventually(lambda: any(row.key for row in rig.handled), timeout=20)
+
+
 async def test_a_slow_suspect_stops_the_rest_for_a_bounded_time(rig: Rig) -> None:
     go_on = asyncio.Event()
 

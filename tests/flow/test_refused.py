@@ -2,19 +2,25 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker.core.outcome import Ack, Move, Nack
+from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Postpone
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
+from faststream_sqlbroker.flow.refused import DEAD_AFTER
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from tests.conftest import Servers
 from tests.flow.conftest import Rig
@@ -65,15 +71,18 @@ async def test_a_move_that_cannot_be_made_is_a_dead_letter(rig: Rig) -> None:
     inflight.add(rows)
     original = rig.store.settle
 
-    async def refusing(batch: list[Settlement]) -> Any:
+    async def refusing(batch: list[Settlement], **options: Any) -> Any:
         if any(s.queue == "nowhere" for s in batch):
             raise StoreError("no such place")
-        return await original(batch)
+        return await original(batch, **options)
 
     for row, queue in zip(rows, ("nowhere", "elsewhere"), strict=True):
         inflight.finish(settle(row, Move(queue), RULES, ended_after=0.0))
     with patch.object(rig.store, "settle", refusing):
         await flusher.flush_one()
+        for _ in range(DEAD_AFTER - 2):
+            assert not await _retried(flusher)
+        assert await rig.rows(archive=True) == []
         await eventually(lambda: _retried(flusher))
     [dead] = await rig.rows(archive=True)
     assert (dead["id"], dead["state"], dead["reason"]) == (rows[0].id, "FAILED", "settle_error")
@@ -89,10 +98,8 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
     consumer = rig.consumer(fetch_batch_size=10, flush_interval=0.01, **quick)
     await consumer.start()
     await eventually(lambda: rig.logged("they are kept and tried again"))
-    await eventually(lambda: consumer.inflight.unwritten >= 20)
-    assert not consumer.healthy
+    await eventually(lambda: len(consumer.inflight.refused) == 30)
     await asyncio.sleep(1.5)  # longer than the lease, which is kept meanwhile
-    assert len(rig.handled) <= 30, "claims stop while outcomes cannot be written"
     await rig.execute("ALTER TABLE away RENAME TO message_archive")
     await eventually(lambda: _count(rig, 30), timeout=30)
     rows = await rig.rows(archive=True)
@@ -117,6 +124,104 @@ async def test_an_ack_refused_once_is_still_an_ack(rig: Rig) -> None:
     await eventually(lambda: _retried(flusher))
     assert (await rig.one(archive=True))["state"] == "COMPLETED"
     assert inflight.empty
+
+
+async def test_a_row_that_came_back_meanwhile_is_not_refused_twice(rig: Rig) -> None:
+    """Its lease ran out while it was being written: the older outcome is void."""
+    await rig.put()
+    [row] = await rig.claim()
+    again = replace(row, lease_token=uuid4())
+    inflight = Inflight()
+    flusher = Flusher(rig.store, inflight, rig.log, batch_size=10, interval=1)
+    inflight.add([row])
+    inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
+
+    async def refusing(_batch: list[Settlement], **_: Any) -> Any:
+        inflight.add([again])
+        raise StoreError("no")
+
+    with patch.object(rig.store, "settle", refusing):
+        await flusher.flush_one()
+    assert (inflight.refused, inflight.outcomes) == ([], [])
+    assert inflight.held == {row.id: again}
+
+
+@pytest.mark.parametrize("archive", ["message_archive", None])
+@pytest.mark.parametrize("outcome", [Nack(error=ValueError("x")), Nack(delay=5), Postpone(5.0)])
+async def test_what_may_not_be_updated_for_a_moment_is_neither_dead_nor_gone(
+    rig: Rig, outcome: Any, archive: str | None
+) -> None:
+    """Least of all where there is no archive, in which a dead letter would be a deleted message."""
+    store = Store(rig.store.engine, build_tables(SqlBrokerSchemaConfig(message_archive_table_name=archive)))
+    await rig.put(3)
+    rows = await rig.claim(3)
+    inflight = Inflight()
+    flusher = Flusher(store, inflight, rig.log, batch_size=10, interval=1)
+    inflight.add(rows)
+    for row in rows:
+        inflight.finish(settle(row, outcome, SettleRules(retry_strategy=NoLimit()), ended_after=0.0))
+    with patch.object(store.dialect, "settle", side_effect=OperationalError("UPDATE", {}, Exception("no"))):
+        await flusher.flush_one()
+        for _ in range(2 * DEAD_AFTER):
+            await _retried(flusher)
+    assert len(inflight.refused) == 3
+    await eventually(lambda: _retried(flusher))
+    assert {r["state"] for r in await rig.rows()} <= {"RETRYABLE", "PENDING"}
+    assert len(await rig.rows()) == 3
+    assert await rig.rows(archive=True) == []
+
+
+async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
+    await rig.put(20, key="bad")
+    await rig.put(50)
+    bad = {row["id"] for row in await rig.rows() if row["key"]}
+    original = rig.store.settle
+
+    async def refusing(batch: list[Settlement], **options: Any) -> Any:
+        if any(s.id in bad for s in batch):
+            raise StoreError("a trigger of the user's")
+        return await original(batch, **options)
+
+    with patch.object(rig.store, "settle", refusing):
+        consumer = rig.consumer(fetch_batch_size=10, flush_batch_size=10, max_fetch_interval=0.05)
+        await consumer.start()
+        await eventually(lambda: _count(rig, 50))
+        assert len(consumer.inflight.refused) == 20
+        assert consumer.healthy
+        consumer.inflight.refused *= MOST_REFUSED // 20
+        assert consumer._fetcher.room() == 0
+        assert not consumer.healthy
+        consumer.inflight.refused = consumer.inflight.refused[:20]
+    await eventually(lambda: _count(rig, 70), timeout=20)
+    assert len(rig.handled) == 70
+
+
+@on_servers
+async def test_a_row_that_somebody_else_has_locked_does_not_delay_the_others(rig: Rig) -> None:
+    """An operator's forgotten SELECT … FOR UPDATE."""
+    store = Store(rig.store.engine, rig.store.tables, statement_timeout=2.0)
+    gate = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        if row.id == 1:
+            await gate.wait()
+        await rig.ack(row)
+
+    await rig.put(1)
+    leases = {"release_stuck_timeout": 3, "release_stuck_interval": 0.5}
+    consumer = rig.consumer(handle, store=store, max_workers=2, max_fetch_interval=0.05, **leases)
+    await consumer.start()
+    await eventually(lambda: consumer.inflight.running == 1)
+    async with rig.store.engine.connect() as connection:
+        await connection.execute(text("SELECT * FROM message WHERE id = 1 FOR UPDATE"))
+        gate.set()
+        await eventually(lambda: len(rig.handled) == 1)
+        await rig.put(5)
+        await eventually(lambda: _count(rig, 5), timeout=15)
+        assert [r["id"] for r in await rig.rows()] == [1]
+        await connection.rollback()
+    await eventually(lambda: _count(rig, 6))
+    assert len(rig.handled) == 6
 
 
 async def test_a_refused_outcome_whose_lease_is_lost_is_dropped(rig: Rig) -> None:
@@ -203,7 +308,7 @@ def _account(admin: Engine, kind: str) -> tuple[Callable[..., None], Callable[[]
 async def _retried(flusher: Flusher) -> bool:
     for refused in flusher._inflight.refused:
         refused.due = 0.0
-    return await flusher.tick() is None
+    return await flusher.refused.tick() is None
 
 
 async def _count(rig: Rig, count: int) -> bool:

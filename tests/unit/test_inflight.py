@@ -66,10 +66,14 @@ async def test_a_lease_that_is_gone_is_forgotten() -> None:
 
 async def test_what_is_being_written_is_not_renewed() -> None:
     inflight = Inflight()
-    inflight.add([row(1), row(2)])
-    inflight.flushing.add(1)
-    with patch("faststream_sqlbroker.flow.inflight.monotonic", return_value=10.0**9):
-        assert [r.id for r in inflight.due_for_renewal(1.0, None)] == [2]
+    with patch("faststream_sqlbroker.flow.inflight.monotonic") as clock:
+        clock.return_value = 100.0
+        inflight.add([row(1), row(2)])
+        inflight.flushing.add(1)
+        clock.return_value = 104.0
+        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [2]
+        clock.return_value = 106.0
+        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
 
 
 async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
@@ -109,7 +113,7 @@ async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
     inflight, older, later = Inflight(), row(), row()
 
     class Store:
-        async def settle(self, _batch: Any) -> Any:
+        async def settle(self, _batch: Any, **_: Any) -> Any:
             inflight.add([later])
             raise TransientStoreError("down")
 

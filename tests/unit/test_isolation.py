@@ -51,27 +51,39 @@ def test_a_suspect_waits_until_nothing_else_is_held() -> None:
     assert isolation.waits(0.0)
     assert isolation.turn(alone=False, now=0.0) is Turn.DRAIN
     assert isolation.turn(alone=True, now=0.1) is Turn.SUSPECT
-    assert isolation.next_suspect() == 1, "the fewest losses first"
+    assert isolation.next_suspect(0.1) == 1, "the fewest losses first"
     isolation.started(alone=True, now=0.1)
     assert isolation.turn(alone=False, now=1.0) is Turn.NONE, "it runs"
-    assert isolation.turn(alone=True, now=2.0) is Turn.OTHERS, "every other claim is for the rest"
-    isolation.sort_out([row(2, 0)], 2.0)
-    assert isolation.turn(alone=False, now=2.1) is Turn.DRAIN
-    assert isolation.turn(alone=True, now=2.2) is Turn.SUSPECT
-    assert isolation.next_suspect() == 4
-    assert isolation.next_suspect() == 3
-    assert isolation.turn(alone=True, now=2.3) is Turn.ANY, "somebody else took it; none is known any more"
+    assert isolation.turn(alone=True, now=3.0) is Turn.OTHERS, "then the rest has as long"
+    isolation.sort_out([row(2, 0)], 3.0)
+    assert isolation.turn(alone=False, now=5.8) is Turn.OTHERS
+    assert isolation.turn(alone=False, now=6.0) is Turn.DRAIN
+    assert isolation.turn(alone=True, now=6.1) is Turn.SUSPECT
+    assert isolation.next_suspect(6.1) == 4
+    assert isolation.next_suspect(6.1) == 3
+    assert isolation.turn(alone=True, now=6.2) is Turn.ANY, "somebody else took it; none is known any more"
+
+
+def test_when_there_is_no_rest_the_next_suspect_runs_at_once() -> None:
+    isolation = Isolation()
+    isolation.sort_out([row(1, 2), row(2, 2)], 0.0)
+    isolation.next_suspect(0.0)
+    isolation.started(alone=True, now=0.0)
+    assert isolation.turn(alone=True, now=5.0) is Turn.OTHERS
+    isolation.sort_out([], 5.0)
+    assert isolation.waits(5.0)
+    assert isolation.turn(alone=True, now=5.0) is Turn.SUSPECT
 
 
 def test_the_rest_waits_a_bounded_time_for_a_suspect() -> None:
     isolation = Isolation()
     isolation.sort_out([row(1, 2), row(2, 2)], 0.0)
-    isolation.next_suspect()
+    isolation.next_suspect(0.0)
     isolation.started(alone=True, now=0.0)
     assert isolation.turn(alone=False, now=ALONE - 0.1) is Turn.NONE
     assert isolation.turn(alone=False, now=ALONE) is Turn.OTHERS
-    isolation.sort_out([], ALONE)
-    begin = ALONE + 1
+    assert isolation.turn(alone=False, now=2 * ALONE - 0.1) is Turn.OTHERS
+    begin = 2 * ALONE
     assert isolation.turn(alone=False, now=begin) is Turn.DRAIN
     assert isolation.turn(alone=False, now=begin + HOLD - 0.1) is Turn.DRAIN
     assert isolation.turn(alone=False, now=begin + HOLD) is Turn.OTHERS
@@ -80,22 +92,28 @@ def test_the_rest_waits_a_bounded_time_for_a_suspect() -> None:
     assert isolation.turn(alone=False, now=begin + HOLD + PAUSE) is Turn.DRAIN
 
 
-def test_a_suspect_that_never_gets_the_process_to_itself_runs_in_company() -> None:
+def test_suspects_that_never_get_the_process_to_themselves_run_in_company() -> None:
+    """Each has its own patience: it is not asked of one after the other."""
     isolation = Isolation()
-    isolation.sort_out([row(1, 2)], 0.0)
-    assert isolation.turn(alone=False, now=PATIENCE) is Turn.SUSPECT
-    isolation.next_suspect()
-    isolation.started(alone=False, now=PATIENCE)
-    assert isolation.turn(alone=False, now=PATIENCE) is Turn.ANY
+    isolation.sort_out([row(1, 2), row(2, 3), row(3, 2)], 0.0)
+    isolation.sort_out([row(1, 2), row(4, 2)], 200.0)
+    ran = []
+    for now in (PATIENCE, PATIENCE + 1, PATIENCE + 2):
+        assert isolation.turn(alone=False, now=now) is Turn.SUSPECT
+        ran.append(isolation.next_suspect(now))
+        isolation.started(alone=False, now=now)
+    assert sorted(ran) == [1, 2, 3], "seen again, the first was no newer"
+    assert isolation.turn(alone=False, now=PATIENCE + 3) is not Turn.SUSPECT
+    assert isolation.turn(alone=False, now=200.0 + PATIENCE) is Turn.SUSPECT
 
 
-@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 30.0), st.integers(0, 4)), max_size=60))
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 30.0), st.integers(0, 4)), max_size=80))
 def test_no_suspect_has_company_and_claims_never_stop_for_long(
     steps: list[tuple[bool, float, int]],
 ) -> None:
     """A model: each step says whether the process has become empty, how long it took, what is claimed."""
     isolation, now, blocked_since, number = Isolation(), 0.0, None, 0
-    impatient = 0.0
+    seen: dict[int, float] = {}
     for alone, passed, lost in steps:
         now += passed
         turn = isolation.turn(alone=alone, now=now)
@@ -105,12 +123,12 @@ def test_no_suspect_has_company_and_claims_never_stop_for_long(
             continue
         blocked_since = None
         if turn is Turn.SUSPECT:
-            assert alone or now - impatient >= PATIENCE
-            isolation.next_suspect()
+            chosen = isolation.next_suspect(now)
+            assert alone or now - seen[chosen] >= PATIENCE
             isolation.started(alone=alone, now=now)
-            impatient = now
         else:
             number += 1
             claimed = [row(number, lost)] if turn is Turn.ANY else [row(number, 0)]
+            seen[number] = now
             kept = isolation.sort_out(claimed, now)
             assert all(lost_leases(r) < SUSPECT_AFTER for r in kept)

@@ -1,1 +1,2 @@
-DELETE FROM message WHERE id IN (__[POSTCOMPILE_ids])
+DELETE m FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id BIGINT PATH '$')) u
+STRAIGHT_JOIN message m ON m.id = u.id

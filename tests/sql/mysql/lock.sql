@@ -1,1 +1,1 @@
-SELECT id, lease_token FROM message WHERE id IN (__[POSTCOMPILE_ids]) ORDER BY id FOR UPDATE
+SELECT id, lease_token FROM message FORCE INDEX (PRIMARY) WHERE id IN (__[POSTCOMPILE_ids]) ORDER BY id FOR UPDATE

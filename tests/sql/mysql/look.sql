@@ -1,1 +1,1 @@
-SELECT id, lease_token FROM message WHERE id IN (__[POSTCOMPILE_ids])
+SELECT id, lease_token FROM message FORCE INDEX (PRIMARY) WHERE id IN (__[POSTCOMPILE_ids])

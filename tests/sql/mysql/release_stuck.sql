@@ -1,4 +1,4 @@
-UPDATE message
+UPDATE message FORCE INDEX (PRIMARY)
 SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
   acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL
 WHERE id IN (__[POSTCOMPILE_ids])

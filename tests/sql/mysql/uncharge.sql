@@ -1,1 +1,1 @@
-UPDATE message SET deliveries_count = deliveries_count - 1 WHERE id IN (__[POSTCOMPILE_ids])
+UPDATE message FORCE INDEX (PRIMARY) SET deliveries_count = deliveries_count - 1 WHERE id IN (__[POSTCOMPILE_ids])
