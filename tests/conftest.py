@@ -1,5 +1,6 @@
 """Databases for every test: a fresh, empty one each time."""
 
+import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -9,9 +10,12 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from faststream_sqlbroker.broker.engine import through_pgbouncer
+from tools.private import CannotStartError, pgbouncer
 from tools.servers import VARIABLES, NoServerError, server
 
 DRIVERS = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mariadb": "aiomysql"}
+NUMBERS = itertools.count()
 OTHER_DRIVERS = {"psycopg": "postgresql", "asyncmy": "mariadb"}
 """Drivers that `just test-drivers` puts in place of the usual ones."""
 
@@ -22,6 +26,7 @@ class Servers:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._found: dict[str, Engine | str] = {}
+        self._pgbouncer: int | str | None = None
 
     def admin(self, kind: str) -> Engine:
         """The engine of `kind`'s administrator; skip without a server, fail in CI."""
@@ -42,6 +47,20 @@ class Servers:
         except NoServerError as error:
             return str(error)
         return create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+
+    def pgbouncer(self) -> int:
+        """The port of a PgBouncer before PostgreSQL; skip where it cannot be started, fail in CI."""
+        if self._pgbouncer is None:
+            url = self.admin("postgresql").url.render_as_string(hide_password=False)
+            try:
+                self._pgbouncer = self._stack.enter_context(pgbouncer(url))
+            except CannotStartError as error:
+                self._pgbouncer = str(error)
+        if isinstance(self._pgbouncer, str):
+            if os.environ.get("CI"):
+                pytest.fail(self._pgbouncer)
+            pytest.skip(self._pgbouncer)
+        return self._pgbouncer
 
     def close(self) -> None:
         """End what was started here."""
@@ -71,12 +90,16 @@ def database_url(database: str, servers: Servers, tmp_path: Path) -> Iterator[st
     if database == "sqlite":
         yield f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
         return
-    admin, name = servers.admin(database), f"sqlbroker_test_{os.getpid()}"
+    kind = "postgresql" if database == "pgbouncer" else database
+    # PgBouncer remembers a database that was dropped.
+    number = f"_{next(NUMBERS)}" if database == "pgbouncer" else ""
+    admin, name = servers.admin(kind), f"sqlbroker_test_{os.getpid()}{number}"
     _drop(admin, name)
     with admin.connect() as connection:
         connection.execute(text(f"CREATE DATABASE {name}"))
-    drivername = f"{database}+{_driver(database)}"
-    url = admin.url.set(drivername=drivername, database=name)
+    url = admin.url.set(drivername=f"{kind}+{_driver(kind)}", database=name)
+    if database == "pgbouncer":
+        url = url.set(port=servers.pgbouncer())
     yield url.render_as_string(hide_password=False)
     _drop(admin, name)
 
@@ -95,8 +118,10 @@ def _drop(admin: Engine, name: str) -> None:
 
 
 @pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
+async def engine(database_url: str, database: str) -> AsyncIterator[AsyncEngine]:
     """An engine on the empty database."""
     engine = create_async_engine(make_url(database_url))
+    if database == "pgbouncer":
+        through_pgbouncer(engine)
     yield engine
     await engine.dispose()

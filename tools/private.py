@@ -202,6 +202,32 @@ def mariadb() -> Iterator[str]:
             yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql"
 
 
+@contextmanager
+def pgbouncer(url: str) -> Iterator[int]:
+    """The port of a PgBouncer in transaction mode before the PostgreSQL of `url` (whose user needs no password)."""
+    server = needed("pgbouncer", "pgbouncer", "/usr/sbin", "/usr/bin", "/usr/local/bin")
+    target = psycopg.conninfo.conninfo_to_dict(url.replace("+psycopg", ""))
+    with folder_of("postgres") as (folder, become):
+        port, config = free_port(), folder / "pgbouncer.ini"
+        config.write_text(
+            f"""[databases]
+* = host={target["host"]} port={target["port"]} user={target["user"]}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+max_client_conn = 500
+default_pool_size = 20
+server_login_retry = 0.1
+ignore_startup_parameters = extra_float_digits
+"""
+        )
+        with running([server, str(config)], become, folder, port):
+            yield port
+
+
 STARTERS: dict[str, Callable[[], AbstractContextManager[str]]] = {
     "postgresql": postgresql,
     "mariadb": mariadb,

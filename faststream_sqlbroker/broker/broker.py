@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import override
 
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
-from faststream_sqlbroker.broker.engine import make_engine
+from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine, through_pgbouncer
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
 from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
@@ -53,6 +53,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         validate_schema_on_start: bool = True,
         statement_timeout: float = 30.0,
         max_connections: int | None = None,
+        pgbouncer: bool = False,
+        listen_url: URL | str | None = None,
         graceful_timeout: float | None = 15.0,
         ack_policy: "AckPolicy" = EMPTY,
         decoder: "CustomCallable | None" = None,
@@ -85,6 +87,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
                 connection included.
             max_connections: Most connections for claiming, writing outcomes and maintenance together;
                 default half of the engine's pool. Publishing takes one more, LISTEN another.
+            pgbouncer: Whether the engine leads to a PgBouncer in transaction mode: no named statements, and
+                LISTEN only through `listen_url`.
+            listen_url: Where to LISTEN, past a PgBouncer: a URL straight to the same database, by asyncpg.
             graceful_timeout: Seconds that `stop` gives running handlers; None waits for them.
             ack_policy: Default of all subscribers.
             decoder: Default decoder of bodies.
@@ -111,10 +116,18 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
             SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite.
         """
         self.engine, self._owns_engine = make_engine(engine)
+        self._listen_engine = make_listen_engine(listen_url)
+        if pgbouncer:
+            through_pgbouncer(self.engine)
         self._validate_schema = validate_schema_on_start
         tables = build_tables(schema or SqlBrokerSchemaConfig())
         self._store = Store(
-            self.engine, tables, statement_timeout=statement_timeout, max_connections=max_connections
+            self.engine,
+            tables,
+            statement_timeout=statement_timeout,
+            max_connections=max_connections,
+            pgbouncer=pgbouncer,
+            listen_engine=self._listen_engine,
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
         publisher = Publisher(self._store, self._wakeups)
@@ -209,6 +222,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         await self._wakeups.stop()
         if self._owns_engine:
             await self.engine.dispose()
+        if self._listen_engine is not None:
+            await self._listen_engine.dispose()
         self._connection = None
 
     @override

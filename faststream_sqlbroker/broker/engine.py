@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL, Engine, event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+from faststream_sqlbroker.exceptions import MissingExtraError, NotSupportedError, SetupError
 
 EXTRAS = {
     "asyncpg": "postgresql",
@@ -55,6 +55,54 @@ def make_engine(given: Any) -> tuple[AsyncEngine, bool]:
         raise SetupError(msg) from error
     _refuse_bad_pair(engine)
     return engine, True
+
+
+def make_listen_engine(url: Any) -> AsyncEngine | None:
+    """An engine for listening only.
+
+    Raises:
+        SetupError: not a URL of PostgreSQL by asyncpg.
+        MissingExtraError: asyncpg is not installed.
+    """
+    if url is None:
+        return None
+    if isinstance(url, AsyncEngine):
+        raise SetupError("listen_url must be a database URL, got an engine")
+    engine, _ = make_engine(url)
+    if engine.dialect.driver != "asyncpg":
+        msg = f"listen_url must lead to PostgreSQL by asyncpg, got {engine.dialect.name}+{engine.dialect.driver}"
+        raise SetupError(msg)
+    return engine
+
+
+def through_pgbouncer(engine: AsyncEngine) -> None:
+    """Let `engine` make connections that work through PgBouncer in transaction mode.
+
+    There a prepared statement with a name belongs to a server's connection that the next transaction may
+    not get. Connections that the engine has made before keep theirs.
+
+    Raises:
+        NotSupportedError: `engine` is not PostgreSQL's.
+    """
+    if engine.dialect.name != "postgresql":
+        msg = f"pgbouncer=True is for PostgreSQL, this is {engine.dialect.name}: leave it out"
+        raise NotSupportedError(msg)
+    options = _UNNAMED.get(engine.dialect.driver, {})
+
+    @event.listens_for(engine.sync_engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, _args: Any, arguments: dict[str, Any]) -> None:
+        arguments.update(options)
+
+
+_UNNAMED: dict[str, dict[str, Any]] = {
+    "asyncpg": {
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": lambda: "",
+    },
+    "psycopg": {"prepare_threshold": None},
+}
+"""Arguments with which each driver keeps no prepared statement beyond a transaction."""
 
 
 def _refuse_bad_pair(engine: AsyncEngine) -> None:

@@ -53,8 +53,13 @@ class Store:
         *,
         statement_timeout: float = 30.0,
         max_connections: int | None = None,
+        pgbouncer: bool = False,
+        listen_engine: AsyncEngine | None = None,
     ) -> None:
-        """Prepare the statements; no connection is made."""
+        """Prepare the statements; no connection is made.
+
+        LISTEN goes by `listen_engine` if given; else by `engine`, but not through PgBouncer.
+        """
         self.engine = engine
         self.tables = tables
         self.statement_timeout = statement_timeout
@@ -72,8 +77,12 @@ class Store:
         self._transactions = Transactions(self._engine, self.dialect, self._errors, statement_timeout)
         self._places = asyncio.Semaphore(self.max_connections)
         self._publish_place = asyncio.Semaphore(1)
+        self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(
-            engine, self.max_connections, listening=self.can_listen, one_writer=self.dialect.name == "sqlite"
+            engine,
+            self.max_connections,
+            listening=self._listens_on_pool,
+            one_writer=self.dialect.name == "sqlite",
         )
         self._handler_places = asyncio.Semaphore(self.handler_places)
 
@@ -90,7 +99,7 @@ class Store:
     @property
     def shortage(self) -> str | None:
         """What to say when the pool cannot give the broker all the connections it may ask for."""
-        return pool.shortage(self.engine, self.max_connections, listening=self.can_listen)
+        return pool.shortage(self.engine, self.max_connections, listening=self._listens_on_pool)
 
     # -- publishing ---------------------------------------------------------------------------------
 
@@ -232,7 +241,14 @@ class Store:
     @property
     def can_listen(self) -> bool:
         """Whether wake-ups from other processes can be heard: PostgreSQL, asyncpg, more than one connection."""
-        return self.dialect.can_listen and self.driver == "asyncpg" and pool.can_spare_one(self.engine)
+        engine = self._listen_engine
+        if engine is None or not self.dialect.can_listen or engine.dialect.driver != "asyncpg":
+            return False
+        return engine is not self.engine or pool.can_spare_one(engine)
+
+    @property
+    def _listens_on_pool(self) -> bool:
+        return self.can_listen and self._listen_engine is self.engine
 
     @asynccontextmanager
     async def listen(
@@ -252,7 +268,7 @@ class Store:
 
         async with AsyncExitStack() as stack:
             async with self._errors.classed(), asyncio.timeout(self.statement_timeout):
-                opened = checkout(self._engine, self._errors, None)
+                opened = checkout(self._listen_engine or self.engine, self._errors, None)
                 connection = await stack.enter_async_context(opened)
                 # Whatever is still subscribed must not come back to somebody else's checkout.
                 stack.push_async_callback(connection.invalidate)

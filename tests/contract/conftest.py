@@ -64,9 +64,16 @@ class Bench:
         await self.execute(f"UPDATE message SET lease_expires_at = {past} WHERE state = 'PROCESSING'")
 
 
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "pgbouncer"])
+def database(request: pytest.FixtureRequest) -> str:
+    """The contract holds through PgBouncer in transaction mode, too."""
+    kind: str = request.param
+    return kind
+
+
 @pytest.fixture
-async def store(engine: AsyncEngine) -> Store:
-    store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
+async def store(engine: AsyncEngine, database: str) -> Store:
+    store = Store(engine, build_tables(SqlBrokerSchemaConfig()), pgbouncer=database == "pgbouncer")
     await store.create_tables()
     await store.setup()
     return store
