@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import override
 
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
-from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine, through_pgbouncer
+from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
 from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
@@ -115,27 +115,24 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         Raises:
             SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite.
         """
-        self.engine, self._owns_engine = make_engine(engine)
+        self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
         self._listen_engine = make_listen_engine(listen_url)
-        if pgbouncer:
-            through_pgbouncer(self.engine)
         self._validate_schema = validate_schema_on_start
-        tables = build_tables(schema or SqlBrokerSchemaConfig())
         self._store = Store(
             self.engine,
-            tables,
+            build_tables(schema or SqlBrokerSchemaConfig()),
             statement_timeout=statement_timeout,
             max_connections=max_connections,
             pgbouncer=pgbouncer,
             listen_engine=self._listen_engine,
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
-        publisher = Publisher(self._store, self._wakeups)
+        producer = SqlBrokerProducer(Publisher(self._store, self._wakeups), parser=parser, decoder=decoder)
         super().__init__(
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
-                producer=SqlBrokerProducer(publisher, parser=parser, decoder=decoder),
+                producer=producer,
                 broker_middlewares=middlewares,
                 broker_parser=parser,
                 broker_decoder=decoder,

@@ -20,16 +20,22 @@ EXTRAS = {
 PYMYSQL_LIMIT = (1, 2)
 
 
-def make_engine(given: Any) -> tuple[AsyncEngine, bool]:
+def make_engine(given: Any, *, pgbouncer: bool = False) -> tuple[AsyncEngine, bool]:
     """The engine, and whether it is the broker's own (disposed by its stop).
 
     Raises:
         SetupError: neither an AsyncEngine nor a URL of a supported database.
         MissingExtraError: the URL's driver is not installed.
+        NotSupportedError: `pgbouncer` without PostgreSQL.
     """
-    if isinstance(given, AsyncEngine):
-        _refuse_bad_pair(given)
-        return given, False
+    engine = given if isinstance(given, AsyncEngine) else _engine_of_url(given)
+    _refuse_bad_pair(engine)
+    if pgbouncer:
+        through_pgbouncer(engine)
+    return engine, engine is not given
+
+
+def _engine_of_url(given: Any) -> AsyncEngine:
     if isinstance(given, Engine):
         msg = (
             "the broker needs an AsyncEngine, got a synchronous Engine: make it with "
@@ -40,7 +46,7 @@ def make_engine(given: Any) -> tuple[AsyncEngine, bool]:
         msg = f"engine must be an AsyncEngine or a database URL, got {given!r}"
         raise SetupError(msg)
     try:
-        engine = create_async_engine(given)
+        return create_async_engine(given)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(str(error.name), "")
         hint = f"pip install 'faststream-sqlbroker[{extra}]'" if extra else f"install {error.name}"
@@ -53,8 +59,6 @@ def make_engine(given: Any) -> tuple[AsyncEngine, bool]:
     except Exception as error:
         msg = f"no asyncio engine can be made of the database URL: {error}"
         raise SetupError(msg) from error
-    _refuse_bad_pair(engine)
-    return engine, True
 
 
 def make_listen_engine(url: Any) -> AsyncEngine | None:
