@@ -138,12 +138,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
                 broker_decoder=decoder,
                 broker_codec=codec,
                 logger=make_queue_logger_state(logger=logger, log_level=log_level),
-                fd_config=FastDependsConfig(
-                    use_fastdepends=apply_types,
-                    serializer=serializer,
-                    provider=provider or dependency_provider,
-                    context=context or ContextRepo(),
-                ),
+                fd_config=_injection(apply_types, serializer, provider, context),
                 broker_dependencies=dependencies,
                 graceful_timeout=graceful_timeout,
                 ack_policy=ack_policy,
@@ -249,3 +244,12 @@ def _urls(given: str | Iterable[str] | None, engine: AsyncEngine) -> list[str]:
     if given is None:
         return [engine.url.render_as_string(hide_password=True)]
     return [given] if isinstance(given, str) else list(given)
+
+
+def _injection(apply_types: bool, serializer: Any, provider: Any, context: Any) -> FastDependsConfig:
+    return FastDependsConfig(
+        use_fastdepends=apply_types,
+        serializer=serializer,
+        provider=provider or dependency_provider,
+        context=context or ContextRepo(),
+    )
