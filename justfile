@@ -34,6 +34,10 @@ test-drivers *args: setup
 test-oldest *args: setup
     @sh tools/oldest.sh "$@"
 
+# The fault machine's full matrix: every promise under every fault; writes docs/reliability.md (half an hour)
+test-faults *args: setup
+    @{{ servers }} -- {{ python }} -m tools.reliability "$@"
+
 # Ruff, formatting, layers
 lint: setup
     @.venv/bin/ruff check .

@@ -91,7 +91,7 @@ class Fetcher:
             ours = {row.id for row in kept}
             # Written before a suspect starts (`alone`): were the process to die of it, they would be charged too.
             self._inflight.give_back([row for row in rows if row.id not in ours])
-        self._inflight.add(kept)
+        self._add(kept)
         wait = self._next_wait(len(rows), limit)
         return 0.0 if self._isolation.waits(monotonic()) else wait
 
@@ -108,7 +108,16 @@ class Fetcher:
             rows = await self._store.claim_one(message_id, s.queues, s.release_stuck_timeout, token)
         if rows:
             self._isolation.started(alone=alone, now=monotonic())
-            self._inflight.add(rows)
+            self._add(rows)
+
+    def _add(self, rows: Sequence[ClaimedMessage]) -> None:
+        for row in self._inflight.add(rows):
+            self._log(
+                logging.WARNING,
+                f"lease lost: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, phase claim); "
+                "it came back to us, and the older outcome will not be written",
+                message_id=row.id,
+            )
 
     @contextmanager
     def _noting_the_unanswered(self) -> Iterator[UUID]:

@@ -69,18 +69,21 @@ class Inflight:
         busy = self.running or self.outcomes or self.flushing
         return not busy and len(self.held) <= len(self.refused)
 
-    def add(self, rows: Iterable[ClaimedMessage]) -> None:
-        """Take in freshly claimed rows."""
-        now = monotonic()
+    def add(self, rows: Iterable[ClaimedMessage]) -> list[ClaimedMessage]:
+        """Take in freshly claimed rows; the older deliveries of the same messages, whose leases were lost."""
+        now, lost = monotonic(), []
         for row in rows:
             row.claimed_monotonic = row.renewed_monotonic = now
             older = self.held.get(row.id)
             if older is not None:
                 # Its lease ran out and the row came back to us: the older outcome is void.
                 self.forget(older)
+                self.lease_lost_count += 1
+                lost.append(older)
             self.held[row.id] = row
             self.claimed_count += 1
             self.waiting.put_nowait(row)
+        return lost
 
     def forget(self, row: ClaimedMessage) -> None:
         """The row's lease is gone: nothing of it may be written any more."""

@@ -1,0 +1,183 @@
+"""One cell of the table: a fault on a database, in rounds of seeded work by real processes."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import Store
+from tests.faults.checker import check
+from tests.faults.history import History, Recorder, deliveries, read
+from tests.helpers import eventually
+
+ROOT = Path(__file__).parent.parent.parent
+HEADERS = '{"content-type": "application/json"}'
+QUEUES = ("plain", "plain", "tx", "once")
+DRAIN = 40.0
+"""Seconds for everything to end after a fault; what has not is called lost."""
+effects = Table("effects", MetaData(), Column("id", Integer, primary_key=True), Column("number", Integer))
+
+
+class Cell:
+    """The database, the workers and the history of one cell."""
+
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        seed: int,
+        *,
+        workers: int = 2,
+        queues: tuple[str, ...] = QUEUES,
+        **options: Any,
+    ) -> None:
+        """`url` is where the workers connect (perhaps a proxy); `straight` may be set to lead past it."""
+        self.url = self.straight = url
+        self.queues = queues
+        self.random, self.seed, self.count = random.Random(seed), seed, workers
+        self.folder = folder / f"events-{seed}"
+        self.folder.mkdir(parents=True)
+        self.options = options
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.history = History()
+        self.number = 0
+        self.env: dict[str, str] = {}
+
+    async def open(self) -> None:
+        """Create the tables and start the workers."""
+        self.engine: AsyncEngine = create_async_engine(self.straight)
+        self.store = Store(self.engine, build_tables(SqlBrokerSchemaConfig()))
+        await self.store.create_tables()
+        await self.store.setup()
+        async with self.engine.begin() as connection:
+            await connection.run_sync(effects.metadata.create_all)
+        self.publisher = Store(create_async_engine(self.url), self.store.tables, statement_timeout=3.0)
+        while len(self.workers) < self.count:
+            self.start()
+
+    def start(self, **options: Any) -> subprocess.Popen[bytes]:
+        """One more worker."""
+        given = {**self.options, "seed": self.random.randrange(10**6), **options}
+        command = [sys.executable, "-m", "tests.faults.worker", self.url, str(self.folder), json.dumps(given)]
+        worker = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **self.env}, stderr=subprocess.DEVNULL
+        )
+        self.workers.append(worker)
+        return worker
+
+    def alive(self) -> list[subprocess.Popen[bytes]]:
+        """Workers that run; those that killed themselves are noted."""
+        for worker in self.workers:
+            if worker.poll() == -signal.SIGKILL:
+                self.history.killed.add(worker.pid)
+        return [worker for worker in self.workers if worker.poll() is None]
+
+    def refill(self) -> None:
+        """Start workers in the place of those that have ended."""
+        for _ in range(self.count - len(self.alive())):
+            self.start()
+
+    async def publish(self, count: int) -> None:
+        """Messages in transactions of their own, some of them rolled back."""
+        for _ in range(count):
+            self.number += 1
+            await self._publish(self.number, self.random.choice(self.queues))
+
+    async def _publish(self, number: int, queue: str) -> None:
+        rows = [NewMessage(queue, json.dumps(number).encode(), HEADERS)]
+        h = self.history
+        if self.random.random() < 0.1:
+            h.rolled_back.add(number)
+            async with self.engine.connect() as connection:
+                await connection.begin()
+                await self.store.insert_in(connection, rows)
+                await connection.rollback()
+            return
+        try:
+            await self.publisher.insert(rows)
+            h.committed[number] = queue
+        except UnknownOutcomeError:
+            h.unknown.add(number)
+        except TransientStoreError:
+            h.rolled_back.add(number)
+
+    def started(self) -> int:
+        """Handlers started so far, by all workers."""
+        return sum(path.read_bytes().count(b'"start"') for path in self.folder.iterdir())
+
+    async def drained(self) -> bool:
+        """Wait until nothing is live but answers; whether that came about in time."""
+
+        async def empty() -> bool:
+            self.refill()
+            async with self.engine.connect() as connection:
+                left = await connection.execute(text("SELECT count(*) FROM message WHERE queue <> 'out'"))
+                return left.scalar_one() == 0
+
+        try:
+            await eventually(empty, timeout=DRAIN, step=0.05)
+        except AssertionError:
+            return False
+        return True
+
+    def disturb_all(self) -> None:
+        """Note that no worker of now can be relied on to renew."""
+        self.history.disturbed |= {worker.pid for worker in self.workers}
+
+    async def stop(self) -> None:
+        """End the workers; every one that was not killed must end well."""
+        for worker in self.alive():
+            worker.send_signal(signal.SIGCONT)
+            worker.terminate()
+        for worker in self.workers:
+            try:
+                code = await asyncio.to_thread(worker.wait, 20)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                code = await asyncio.to_thread(worker.wait)
+            if code == -signal.SIGKILL:
+                self.history.killed.add(worker.pid)
+
+    async def check(self) -> dict[str, list[str]]:
+        """Read everything and apply the rules."""
+        h = self.history
+        h.deliveries = deliveries(read(self.folder))
+        h.live = [r for r in await self._rows("message") if r["queue"] != "out"]
+        h.answers = [r["number"] for r in await self._rows("message") if r["queue"] == "out"]
+        h.archived = await self._rows("message_archive")
+        async with self.engine.connect() as connection:
+            result = await connection.execute(text("SELECT number FROM effects"))
+            h.effects = list(result.scalars())
+        return check(h)
+
+    async def close(self) -> None:
+        """Kill what is left and let go of the database."""
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.kill()
+                worker.wait()
+        await self.publisher.engine.dispose()
+        await self.engine.dispose()
+
+    async def _rows(self, table: str) -> list[dict[str, Any]]:
+        reason = ", reason" if table == "message_archive" else ""
+        async with self.engine.connect() as connection:
+            result = await connection.execute(
+                text(f"SELECT queue, state, payload, attempts_count, deliveries_count{reason} FROM {table}")
+            )
+            return [{**row._mapping, "number": int(bytes(row.payload))} for row in result]
+
+
+__all__ = ("Cell", "Recorder")

@@ -1,0 +1,139 @@
+"""One rule for each promise: what in a history breaks it. An empty list is a kept promise."""
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from tests.faults.history import Delivery, History
+
+AT_MOST_ONCE = "once"
+TRANSACTIONAL = "tx"
+
+
+def nothing_lost_nothing_unseen(h: History) -> list[str]:
+    """1: what was committed has ended, in one place; what was not committed was never seen."""
+    found = [f"message {row['number']} is still {row['state']}" for row in h.live]
+    places = Counter(row["number"] for row in (*h.archived, *h.live))
+    found += [f"message {n} was committed and is gone" for n in h.committed if not places[n]]
+    found += [f"message {n} is there {times} times" for n, times in places.items() if times > 1]
+    seen = set(places) | {d.number for d in h.deliveries}
+    found += [f"message {n} was rolled back and was seen" for n in seen & h.rolled_back]
+    known = set(h.committed) | h.unknown
+    return found + [f"message {n} was never published" for n in seen - known - h.rolled_back]
+
+
+def no_start_without_a_reason(h: History) -> list[str]:
+    """2: after a start the next needs a nack, a crash, a lost lease, or an unknown settle."""
+    found = []
+    for number, starts in _by_number(h).items():
+        for before, after in itertools.pairwise(starts):
+            charged = after.attempts > before.attempts
+            excused = before.lost or before.unknown or before.pid in h.killed
+            if not (charged or excused or before.ended == "nack"):
+                found.append(
+                    f"message {number} was started as delivery {after.deliveries} by {after.pid}, though delivery "
+                    f"{before.deliveries} by {before.pid} ended with {before.ended}"
+                )
+    return found
+
+
+def stale_workers_change_nothing(h: History) -> list[str]:
+    """3: no delivery is given twice, and what the archive says is what its last delivery ended in."""
+    found = []
+    given = Counter((d.number, d.deliveries) for d in h.deliveries)
+    found += [f"delivery {d} of message {n} was started {c} times" for (n, d), c in given.items() if c > 1]
+    last = {(d.number, d.deliveries): d for d in h.deliveries}
+    for row in h.archived:
+        number, count = row["number"], row["deliveries_count"]
+        later = [d.deliveries for d in h.deliveries if d.number == number and d.deliveries > count]
+        if later:
+            found.append(f"message {number} ended with delivery {count}, but {later} were started")
+        ended = last.get((number, count))
+        if row["state"] == "COMPLETED" and h.committed.get(number) != AT_MOST_ONCE:
+            if ended is None or ended.ended != "ack":
+                found.append(f"message {number} is COMPLETED, but its delivery {count} ended with {ended}")
+            elif ended.lost and not ended.unknown:
+                found.append(f"message {number} is COMPLETED by delivery {count}, whose lease was lost")
+        elif row["state"] == "FAILED" and ended is not None and ended.ended == "ack":
+            found.append(f"message {number} is FAILED ({row['reason']}), but its delivery {count} was acked")
+    return found
+
+
+def live_holders_keep_their_leases(h: History) -> list[str]:
+    """3, its other side: nobody loses a lease who was not kept from renewing it."""
+    return [
+        f"delivery {d.deliveries} of message {d.number} lost its lease in {d.pid}, which nothing had disturbed"
+        for d in h.deliveries
+        if d.lost and d.pid not in h.disturbed
+    ]
+
+
+def at_most_once_is_kept(h: History) -> list[str]:
+    """4: ACK_FIRST starts once or never; never only after a crash or an unknown commit."""
+    starts = Counter(d.number for d in h.deliveries if d.queue == AT_MOST_ONCE)
+    return [f"message {n} of ACK_FIRST was started {times} times" for n, times in starts.items() if times > 1]
+
+
+def transactions_are_exactly_once(h: History) -> list[str]:
+    """5: an effect for each completed message of a transactional subscriber, and for no other."""
+    completed = _completed(h, TRANSACTIONAL)
+    effects = Counter(h.effects)
+    found = [f"message {n} is COMPLETED with {effects[n]} effects" for n in completed if effects[n] != 1]
+    return found + [f"message {n} has effects, but is not COMPLETED" for n in effects if n not in completed]
+
+
+def answers_follow_acks(h: History) -> list[str]:
+    """6: an answer for each completed message of a chaining subscriber, and for no other."""
+    answers = Counter(h.answers)
+    chaining = {row["number"] for row in h.archived if row["queue"] != AT_MOST_ONCE}
+    completed = {row["number"] for row in h.archived if row["state"] == "COMPLETED"} & chaining
+    found = [f"message {n} is COMPLETED with {answers[n]} answers" for n in completed if answers[n] != 1]
+    return found + [f"message {n} was answered, but is not COMPLETED" for n in answers if n not in completed]
+
+
+def limits_hold(h: History) -> list[str]:
+    """8: no start beyond the limits; crashes cost deliveries, not attempts."""
+    found = [
+        f"message {d.number} was started with {d.attempts} attempts, delivery {d.deliveries}"
+        for d in h.deliveries
+        if d.attempts >= h.max_attempts or d.deliveries > h.max_deliveries
+    ]
+    starts = Counter(d.number for d in h.deliveries)
+    for row in h.archived:
+        attempts, number = row["attempts_count"], row["number"]
+        # ACK_FIRST charges the attempt before the start, which may then never come.
+        charged_first = row["queue"] == AT_MOST_ONCE
+        if attempts > row["deliveries_count"] or (attempts > starts[number] and not charged_first):
+            found.append(f"message {number} was charged {attempts} attempts for {starts[number]} starts")
+        if row["state"] == "FAILED" and row["reason"] == "max_attempts" and attempts < h.max_attempts:
+            found.append(f"message {number} gave up after {attempts} attempts")
+    return found
+
+
+RULES: dict[str, Callable[[History], list[str]]] = {
+    "1 nothing lost": nothing_lost_nothing_unseen,
+    "2 no repeat without a reason": no_start_without_a_reason,
+    "3 stale workers change nothing": stale_workers_change_nothing,
+    "3 live holders keep their leases": live_holders_keep_their_leases,
+    "4 at most once": at_most_once_is_kept,
+    "5 transactions": transactions_are_exactly_once,
+    "6 answers": answers_follow_acks,
+    "8 limits": limits_hold,
+}
+
+
+def check(history: History) -> dict[str, list[str]]:
+    """What breaks each promise."""
+    return {name: rule(history) for name, rule in RULES.items()}
+
+
+def _by_number(h: History) -> dict[int, list[Delivery]]:
+    starts: dict[int, list[Delivery]] = defaultdict(list)
+    for delivery in sorted(h.deliveries, key=lambda d: (d.deliveries, d.at)):
+        starts[delivery.number].append(delivery)
+    return starts
+
+
+def _completed(h: History, queue: str) -> set[Any]:
+    return {r["number"] for r in h.archived if r["state"] == "COMPLETED" and r["queue"] == queue}

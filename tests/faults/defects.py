@@ -1,0 +1,150 @@
+"""Defects that are planted on purpose: the machine must catch each of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import text
+
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS
+from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.flow.flush import Flusher
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.lease import LeaseKeeper
+
+
+def no_fence(store: Any) -> None:
+    """Outcomes are written whoever holds the lease."""
+    dialect, original = store.dialect, store.dialect.settle
+
+    def settle(connection: Any, settlements: Any) -> Any:
+        for s in settlements:
+            token = s.lease_token if dialect.name == "postgresql" else s.lease_token.hex
+            connection.execute(
+                text("UPDATE message SET lease_token = :t WHERE id = :i AND state = 'PROCESSING'"),
+                {"t": token, "i": s.id},
+            )
+        return original(connection, settlements)
+
+    dialect.settle = settle
+
+
+def no_renewal(_store: Any) -> None:
+    """Leases run out while their handlers work."""
+
+    async def tick(_keeper: LeaseKeeper) -> float:
+        return 1.0
+
+    LeaseKeeper.tick = tick  # type: ignore[method-assign]
+
+
+def blind_repeat(store: Any) -> None:
+    """After an unanswered commit everything is written once more, whatever was written the first time."""
+    dialect, original, settle = store.dialect, store.dialect.settle_and_chain, store.settle
+    blind = False
+
+    def settle_and_chain(connection: Any, settlements: Any, **options: Any) -> Any:
+        result = original(connection, settlements, **options)
+        chained = [row for s in settlements if s.id in result.lost for row in s.chained]
+        if blind and chained:
+            dialect.insert(connection, chained)
+        return result
+
+    async def noting(settlements: Any, **options: Any) -> Any:
+        nonlocal blind
+        try:
+            result = await settle(settlements, **options)
+        except UnknownOutcomeError:
+            blind = True
+            raise
+        blind = False
+        return result
+
+    dialect.settle_and_chain, store.settle = settle_and_chain, noting
+
+
+def forgotten_outcomes(_store: Any) -> None:
+    """A flush that failed is taken for written: its rows are forgotten, and their leases run out."""
+    original = Flusher.flush_one
+
+    async def flush_one(flusher: Flusher) -> bool:
+        inflight: Inflight = flusher._inflight
+        try:
+            return await original(flusher)
+        except Exception:
+            for settlement in inflight.outcomes:
+                inflight.held.pop(settlement.id, None)
+            inflight.outcomes.clear()
+            raise
+
+    Flusher.flush_one = flush_one  # type: ignore[method-assign]
+
+
+def claims_without_locks(store: Any) -> None:
+    """What is due is read first and taken a moment later, whoever has it by then (PostgreSQL)."""
+    dialect = store.dialect
+    columns = ", ".join("headers::text" if c == "headers" else c for c in CLAIMED_COLUMNS)
+    look = text(
+        f"SELECT {columns}, pg_sleep(0) FROM message WHERE queue = :queue AND priority = :priority "
+        "AND state IN ('PENDING', 'RETRYABLE') AND next_attempt_at <= now() ORDER BY id LIMIT :limit"
+    )
+    take = text(
+        "UPDATE message SET state = 'PROCESSING', acquired_at = now(), lease_token = :token, "
+        "lease_expires_at = now() + interval '1 second', deliveries_count = deliveries_count + 1 "
+        "WHERE id = ANY(:ids)"
+    )
+
+    def claim(connection: Any, pairs: Any, limit: int, _lease: float, token: Any, **_: Any) -> Any:
+        found = []
+        for pair in pairs:
+            binds = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
+            found += [tuple(row)[:-1] for row in connection.execute(look, binds)]
+        connection.execute(text("SELECT pg_sleep(0.03)"))
+        connection.execute(take, {"token": token, "ids": [row[0] for row in found]})
+        now = dialect.now(connection)
+        claimed = dialect.claimed([(*row[:-1], now) for row in found], token)
+        for message in claimed:
+            message.deliveries_count += 1
+        return claimed
+
+    dialect.claim = claim
+
+
+def lost_claims(_store: Any) -> None:
+    """Some claimed rows are dropped, and still renewed: nobody ever works on them."""
+    original = Inflight.add
+
+    def add(inflight: Inflight, rows: Any) -> None:
+        rows = list(rows)
+        original(inflight, rows)
+        if len(rows) > 3:
+            for _ in range(1):
+                inflight.waiting.get_nowait()
+
+    Inflight.add = add  # type: ignore[method-assign]
+
+
+def commit_before_effects(store: Any) -> None:
+    """A transactional handler's ack is written on a connection of its own."""
+    from faststream_sqlbroker.store.handler import HandlerTransaction
+
+    async def commit(transaction: HandlerTransaction, settlements: Any) -> Any:
+        await transaction.connection.rollback()
+        return await store.settle(settlements)
+
+    HandlerTransaction.commit = commit  # type: ignore[method-assign]
+
+
+DEFECTS: dict[str, Callable[[Any], None]] = {
+    "no fence": no_fence,
+    "no renewal": no_renewal,
+    "blind repeat": blind_repeat,
+    "forgotten outcomes": forgotten_outcomes,
+    "claims without locks": claims_without_locks,
+    "lost claims": lost_claims,
+    "commit before effects": commit_before_effects,
+}
+
+
+def plant(name: str, store: Any) -> None:
+    """Plant the defect `name` in this process."""
+    DEFECTS[name](store)

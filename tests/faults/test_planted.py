@@ -1,0 +1,37 @@
+"""The checker is checked: each defect planted on purpose is caught, by the rule that it breaks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Servers
+from tests.faults import cell
+from tests.faults.databases import fresh_database
+from tests.faults.run import run_cell
+
+PLANTED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "no fence": ("SIGSTOP past the lease, then SIGCONT", "3 stale workers change nothing", {}),
+    "no renewal": ("nothing", "3 live holders keep their leases", {"queues": ("plain",)}),
+    "blind repeat": (
+        "connection cut between COMMIT and its answer", "6 answers", {"queues": ("plain",)},
+    ),
+    "forgotten outcomes": ("database out of reach", "2 no repeat without a reason", {}),
+    "claims without locks": ("nothing", "3 stale workers change nothing", {}),
+    "lost claims": ("nothing", "1 nothing lost", {}),
+    "commit before effects": ("nothing", "5 transactions", {"queues": ("tx",)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", PLANTED)
+async def test_a_planted_defect_is_caught(
+    defect: str, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault, rule, options = PLANTED[defect]
+    monkeypatch.setattr(cell, "DRAIN", 8.0)
+    for seed in range(1, 6):
+        with fresh_database("postgresql", servers.admin, tmp_path) as url:
+            broken = await run_cell(fault, url, tmp_path, seed, rounds=2, defect=defect, **options)
+        if broken[rule]:
+            return
+    pytest.fail(f"{defect!r} was not caught by {rule!r}: {broken}")
