@@ -112,9 +112,10 @@ class Fetcher:
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
         for row in self._inflight.add(rows):
+            what = self._inflight.count_lost(row)
             self._log(
                 logging.WARNING,
-                f"lease lost: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, phase claim); "
+                f"{what}: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, phase claim); "
                 "it came back to us, and the older outcome will not be written",
                 message_id=row.id,
             )

@@ -38,7 +38,7 @@ class Flusher:
         self._store, self._inflight, self._log = store, inflight, log
         self._batch_size, self._interval = batch_size, interval
         self.refused = RefusedOutcomes(store, inflight, log)
-        self._unknown = self._hurried = self._careful = False
+        self._hurried = self._careful = False
         self._timer: asyncio.TimerHandle | None = None
         self.wake: Callable[[], None] = lambda: None
 
@@ -96,14 +96,14 @@ class Flusher:
             left = [s for s in batch if s.id not in done and inflight.still_ours(s)]
             inflight.outcomes[:0] = left
             self._hurried = self._careful = True
-            inflight.written(batch, result, self._log, unknown=self._unknown)
+            inflight.written(batch, result, self._log)
             # Cancelled in the middle, it may have been committed too.
-            self._unknown |= isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception)
+            if isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception):
+                inflight.doubtful |= {(s.id, s.lease_token) for s in left}
             raise
         finally:
             inflight.flushing -= {s.id for s in batch}
-        inflight.written(batch, result, self._log, unknown=self._unknown)
-        self._unknown = False
+        inflight.written(batch, result, self._log)
         if culprits:
             self.refused.add([s for s, _ in culprits if inflight.still_ours(s)], culprits[0][1])
         done = result.settled | result.lost | {s.id for s, _ in culprits}

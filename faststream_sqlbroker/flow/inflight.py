@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from uuid import UUID
 
 from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
@@ -28,12 +29,12 @@ class RefusedOutcome:
     settlement: Settlement
     due: float
     tries: int = 1
-    unknown: bool = False
-    """Whether the answer to a COMMIT of it was lost."""
 
 
 class Inflight:
     """The rows leased to one subscriber of this process, from the claim until the flush has written them.
+
+    `doubtful` are the outcomes of which an earlier COMMIT was not answered: they may be written already.
 
     A row is in exactly one place: `waiting` (claimed, not started), with a worker, in `outcomes` (settled,
     not written) or in `refused` (settled, refused by the database). `held` knows them all by id, for renewal.
@@ -46,6 +47,7 @@ class Inflight:
         self.outcomes: list[Settlement] = []
         self.refused: list[RefusedOutcome] = []
         self.flushing: set[int] = set()
+        self.doubtful: set[tuple[int, UUID]] = set()
         self.running = 0
         self.wants_room = False
         self.on_outcome: Callable[[], None] = lambda: None
@@ -78,7 +80,6 @@ class Inflight:
             if older is not None:
                 # Its lease ran out and the row came back to us: the older outcome is void.
                 self.forget(older)
-                self.lease_lost_count += 1
                 lost.append(older)
             self.held[row.id] = row
             self.claimed_count += 1
@@ -125,16 +126,24 @@ class Inflight:
         row = self.held.get(settlement.id)
         return row is None or row.lease_token == settlement.lease_token
 
-    def written(self, batch: Sequence[Settlement], result: SettleResult, log: Log, *, unknown: bool) -> None:
+    def count_lost(self, delivery: Settlement | ClaimedMessage) -> str:
+        """Count a delivery that the database does not know any more; what to call it."""
+        mark = (delivery.id, delivery.lease_token)
+        if mark in self.doubtful:
+            self.doubtful.discard(mark)
+            self.settle_unknown_count += 1
+            return "settle unknown"
+        self.lease_lost_count += 1
+        return "lease lost"
+
+    def written(self, batch: Sequence[Settlement], result: SettleResult, log: Log) -> None:
         """The database has dealt with `batch`.
 
         Args:
             batch: Settlements of different rows.
             result: What came of them; those in neither set are left out here.
             log: Told of lost leases.
-            unknown: Whether an earlier COMMIT without an answer may have written them already.
         """
-        what = "settle unknown" if unknown else "lease lost"
         chained: set[str] = set()
         for settlement in batch:
             lost = settlement.id in result.lost
@@ -142,14 +151,14 @@ class Inflight:
                 continue
             if settlement.id in self.held and self.still_ours(settlement):
                 del self.held[settlement.id]
-            if not lost:
-                self.settled_count += 1
-                chained |= due_queues(settlement.chained)
+            if lost:
+                what = self.count_lost(settlement)
+                text = f"{what}: message {settlement.id} (phase flush); its outcome was not written now"
+                log(logging.WARNING, text, message_id=settlement.id)
                 continue
-            self.settle_unknown_count += unknown
-            self.lease_lost_count += not unknown
-            text = f"{what}: message {settlement.id} (phase flush); its outcome was not written now"
-            log(logging.WARNING, text, message_id=settlement.id)
+            self.settled_count += 1
+            self.doubtful.discard((settlement.id, settlement.lease_token))
+            chained |= due_queues(settlement.chained)
         if chained:
             self.on_chained(chained)
 

@@ -42,10 +42,10 @@ class LeaseKeeper:
         if self._inflight.held.get(row.id) is not row or row.id in self._inflight.flushing:
             return  # settled while the renewal was under way
         self._inflight.forget(row)
-        self._inflight.lease_lost_count += 1
+        what = self._inflight.count_lost(row)
         self._log(
             logging.WARNING,
-            f"lease lost: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, "
+            f"{what}: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, "
             "phase renew); its outcome will not be written",
             message_id=row.id,
         )

@@ -68,7 +68,8 @@ class RefusedOutcomes:
         try:
             result = await self._settle(entry)
         except BaseException as error:
-            entry.unknown |= isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception)
+            if isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception):
+                self._inflight.doubtful.add((settlement.id, settlement.lease_token))
             raise
         finally:
             self._inflight.flushing.discard(settlement.id)
@@ -77,7 +78,7 @@ class RefusedOutcomes:
             entry.due = monotonic() + backoff(entry.tries)
             return
         self._inflight.refused = [e for e in self._inflight.refused if e is not entry]
-        self._inflight.written([settlement], result, self._log, unknown=entry.unknown)
+        self._inflight.written([settlement], result, self._log)
 
     async def _settle(self, entry: RefusedOutcome) -> SettleResult | None:
         """The settlement, or what can be written of it; None if all of it is refused."""

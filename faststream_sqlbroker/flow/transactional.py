@@ -120,7 +120,7 @@ class TransactionalDeliveries:
                 if row.id in result.lost:
                     self._lost(row)
             return _failed([row for row in rows if row.id not in result.lost], StoreError(_LOST))
-        self._inflight.written(batch, result, self._log, unknown=False)
+        self._inflight.written(batch, result, self._log)
         return []
 
     def _lost(self, row: ClaimedMessage) -> None:

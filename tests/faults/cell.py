@@ -49,7 +49,9 @@ class Cell:
         self.random, self.seed, self.count = random.Random(seed), seed, workers
         self.folder = folder / f"events-{seed}"
         self.folder.mkdir(parents=True)
-        self.options = options
+        # SQLite's writers wait for each other, so that a renewal may come late on a busy machine.
+        self.lease = 3.0 if url.startswith("sqlite") else 1.0
+        self.options = {"release_stuck_timeout": self.lease, **options}
         self.workers: list[subprocess.Popen[bytes]] = []
         self.history = History()
         self.number = 0

@@ -17,9 +17,6 @@ from tools.packages import install
 
 SERVERS = ("postgresql", "mariadb")
 EVERYWHERE = (*SERVERS, "sqlite")
-LEASE = 1.0
-"""Seconds; the workers' release_stuck_timeout."""
-
 Disturb = Callable[[Cell, "Proxy | None"], Awaitable[None]]
 
 
@@ -105,7 +102,7 @@ async def pause(cell: Cell, _proxy: Proxy | None) -> None:
         victim = cell.random.choice(alive)
         cell.history.disturbed.add(victim.pid)
         victim.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(LEASE * 1.6)
+        await asyncio.sleep(cell.lease * 1.6)
         victim.send_signal(signal.SIGCONT)
 
 
@@ -144,7 +141,7 @@ async def half_open(cell: Cell, proxy: Proxy | None) -> None:
     assert proxy is not None
     await _some_work(cell)
     proxy.stall()
-    await asyncio.sleep(LEASE * cell.random.uniform(0.5, 2.0))
+    await asyncio.sleep(cell.lease * cell.random.uniform(0.5, 2.0))
     await proxy.stop()
     proxy.flow()
     await proxy.start()
@@ -156,7 +153,7 @@ async def out_of_reach(cell: Cell, proxy: Proxy | None) -> None:
     assert proxy is not None
     await _some_work(cell)
     await proxy.stop()
-    await asyncio.sleep(LEASE * cell.random.uniform(0.5, 2.0))
+    await asyncio.sleep(cell.lease * cell.random.uniform(0.5, 2.0))
     await proxy.start()
 
 
@@ -183,7 +180,7 @@ async def other_settings(cell: Cell, _proxy: Proxy | None) -> None:
     """Other batches, a longer lease, a shorter search for expired ones."""
     options = {
         "fetch_batch_size": 3, "flush_batch_size": 100, "flush_interval": 0.2, "max_workers": 1,
-        "release_stuck_timeout": 4.0, "release_stuck_interval": 0.05,
+        "release_stuck_timeout": 4 * cell.lease, "release_stuck_interval": 0.05,
     }  # fmt: skip
     async with _worker_like(cell, **options):
         await cell.publish(10)
@@ -232,7 +229,7 @@ async def sqlite_locked(cell: Cell, _proxy: Proxy | None) -> None:
         connection.execute("ROLLBACK")
         connection.close()
 
-    await asyncio.to_thread(hold, LEASE * cell.random.uniform(0.3, 1.5))
+    await asyncio.to_thread(hold, cell.lease * cell.random.uniform(0.3, 1.5))
 
 
 @fault("process clock an hour off", SERVERS)
@@ -258,7 +255,7 @@ async def disk_full(cell: Cell, _proxy: Proxy | None) -> None:
         while True:
             file.write(bytes(4096))
     try:
-        await asyncio.sleep(LEASE * cell.random.uniform(0.3, 1.5))
+        await asyncio.sleep(cell.lease * cell.random.uniform(0.3, 1.5))
     finally:
         filler.unlink()
 

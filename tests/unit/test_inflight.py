@@ -81,7 +81,7 @@ async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
     inflight.add([message])
     batch = [ack(message)]
     done = SettleResult({message.id})
-    await renewed(inflight, lambda: inflight.written(batch, done, quiet, unknown=False))
+    await renewed(inflight, lambda: inflight.written(batch, done, quiet))
     assert not message.lease_lost
     assert inflight.lease_lost_count == 0
 
@@ -104,7 +104,7 @@ async def test_a_later_delivery_is_not_taken_for_the_older_one() -> None:
     assert inflight.held == {1: later}
     assert inflight.outcomes == []
     assert not inflight.still_ours(ack(older))
-    inflight.written([ack(older)], SettleResult(set(), {1}), quiet, unknown=False)
+    inflight.written([ack(older)], SettleResult(set(), {1}), quiet)
     assert inflight.held == {1: later}
 
 
