@@ -228,6 +228,17 @@ ignore_startup_parameters = extra_float_digits
             yield port
 
 
+@contextmanager
+def redis() -> Iterator[str]:
+    """A Redis that keeps nothing on disk."""
+    server = needed("redis-server", "redis-server", "/usr/bin", "/usr/local/bin")
+    with folder_of("redis") as (folder, become):
+        port = free_port()
+        command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        with running(command, become, folder, port):
+            yield f"redis://127.0.0.1:{port}"
+
+
 STARTERS: dict[str, Callable[[], AbstractContextManager[str]]] = {
     "postgresql": postgresql,
     "mariadb": mariadb,

@@ -183,6 +183,14 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
     def _say_what_may_surprise(self) -> None:
         if shortage := self._store.shortage:
             self._log_of_loops(logging.WARNING, shortage)
+        for name in (
+            n for s in self.subscribers if isinstance(s, QueueSubscriber) for n in s.unstarted_publishers
+        ):
+            text = (
+                f"a handler's answers go to the publisher {name}, whose broker is not connected: await its "
+                "connect() or start() first; until then those messages fail and are tried again"
+            )
+            self._log_of_loops(logging.WARNING, text)
         settings = [s.config.settings for s in self.subscribers if isinstance(s, QueueSubscriber)]
         if any(s.handler_timeout is None and s.max_lease is None for s in settings):
             text = (

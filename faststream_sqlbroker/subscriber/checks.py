@@ -61,6 +61,22 @@ def flag(name: str, value: object) -> None:
         raise SetupError(f"{name} must be True or False, got {value!r}")
 
 
+def header_names(value: object) -> bool | tuple[str, ...]:
+    """Return the names of headers, or a bool.
+
+    Raises:
+        SetupError: It is neither.
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise SetupError(f"forward_headers must be True, False or a list of names, got {value!r}")
+    names = tuple(value)
+    if not all(isinstance(name, str) for name in names):
+        raise SetupError(f"forward_headers must hold names of headers, got {value!r}")
+    return names
+
+
 def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse what is not among `allowed`."""
     if value not in allowed:

@@ -58,6 +58,8 @@ class SubscriberOptions(TypedDict, total=False):
     """How new messages are noticed: "listen" needs PostgreSQL, "poll" only looks, "auto" (default) picks."""
     batch: bool
     """Whether the handler gets a list of up to fetch_batch_size messages; default False."""
+    forward_headers: bool | Sequence[str]
+    """Headers that answers take over from their message: names, True for all; default False, none."""
     transactional: bool
     """Whether the handler works in the transaction that acks its message; default False."""
 
@@ -92,6 +94,7 @@ class SubscriberSettings:
     retain_in_archive_on_reject: bool = True
     wakeup: Literal["auto", "listen", "poll"] = "auto"
     batch: bool = False
+    forward_headers: bool | Sequence[str] = False
     transactional: bool = False
 
     def __post_init__(self) -> None:
@@ -102,6 +105,7 @@ class SubscriberSettings:
         checks.factor("max_not_processed_factor", self.max_not_processed_factor)
         for name in ("retain_in_archive_on_ack", "retain_in_archive_on_reject", "batch", "transactional"):
             checks.flag(name, getattr(self, name))
+        self._set("forward_headers", checks.header_names(self.forward_headers))
         checks.one_of("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
         checks.ack_policy(self.ack_policy)
         checks.retry_strategy(self.retry_strategy)

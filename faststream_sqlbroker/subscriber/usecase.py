@@ -17,12 +17,14 @@ from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
+from faststream_sqlbroker.subscriber.relay import ForwardHeaders, unstarted_publishers
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
 from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_transaction
 
 if TYPE_CHECKING:
     from faststream._internal.endpoint.publisher import PublisherProto
     from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+    from faststream._internal.types import BrokerMiddleware
     from faststream.message import StreamMessage
 
 
@@ -39,11 +41,24 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         super().__init__(config, specification, calls)  # type: ignore[arg-type] # as for publishers
         self.config = config
         self._consumer: Consumer | None = None
+        names = config.settings.forward_headers
+        self._forward = ForwardHeaders(None if names is True else names) if names else None
 
     @property
     def queues(self) -> tuple[str, ...]:
         """The queues, with the routers' prefix."""
         return tuple(f"{self._outer_config.prefix}{queue}" for queue in self.config.settings.queues)
+
+    @property
+    @override
+    def _broker_middlewares(self) -> "Sequence[BrokerMiddleware[Any]]":
+        middlewares = super()._broker_middlewares
+        return middlewares if self._forward is None else (*middlewares, self._forward)
+
+    @property
+    def unstarted_publishers(self) -> list[str]:
+        """Stacked publishers of other brokers that cannot publish yet, as far as can be seen."""
+        return [name for call in self.calls for name in unstarted_publishers(call.handler)]
 
     @property
     def healthy(self) -> bool:

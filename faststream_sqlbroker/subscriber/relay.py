@@ -1,0 +1,67 @@
+"""Handlers whose answers go to another broker, by stacking that broker's publisher."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from faststream import BaseMiddleware
+from typing_extensions import override
+
+from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
+from faststream_sqlbroker.publisher.usecase import QueuePublisher
+from faststream_sqlbroker.response import SqlBrokerPublishCommand
+
+if TYPE_CHECKING:
+    from faststream.response import PublishCommand
+
+OWN = frozenset({CONTENT_TYPE, CORRELATION_ID, REPLY_TO})
+"""Headers of the message itself; its answer has others."""
+
+
+class ForwardHeaders:
+    """Makes a middleware for each message that hands its headers on to its answers."""
+
+    def __init__(self, names: Sequence[str] | None) -> None:
+        """`names` are the headers to hand on; None is all of them."""
+        self._names = None if names is None else frozenset(names)
+
+    def __call__(self, msg: Any, **options: Any) -> "_Forward":
+        """The middleware of one message, or of one batch, whose first message counts."""
+        row = msg[0] if isinstance(msg, tuple) else msg
+        headers = {} if row is None else row.headers
+        wanted = set(headers) if self._names is None else self._names
+        return _Forward(msg, {n: v for n, v in headers.items() if n in wanted and n not in OWN}, **options)
+
+
+class _Forward(BaseMiddleware):
+    def __init__(self, msg: Any, headers: Mapping[str, Any], **options: Any) -> None:
+        super().__init__(msg, **options)
+        self._headers = headers
+
+    @override
+    async def publish_scope(self, call_next: "Callable[[Any], Awaitable[Any]]", cmd: "PublishCommand") -> Any:
+        """Add the headers that the answer does not bring itself."""
+        headers = dict(self._headers)
+        if not isinstance(cmd, SqlBrokerPublishCommand):
+            # Other brokers carry text only.
+            headers = {n: v if isinstance(v, str) else json.dumps(v) for n, v in headers.items()}
+        cmd.add_headers(headers, override=False)
+        return await call_next(cmd)
+
+
+def unstarted_publishers(handler: Any) -> list[str]:
+    """Names of the stacked publishers of other brokers that cannot publish yet, as far as can be seen."""
+    return [_name(p) for p in handler._publishers if _unstarted(p)]  # noqa: SLF001 - FastStream's only way
+
+
+def _unstarted(publisher: Any) -> bool:
+    if isinstance(publisher, QueuePublisher):
+        return False  # one of ours, which needs no start
+    config = publisher._outer_config  # noqa: SLF001 - as above
+    connection = getattr(getattr(config, "broker_config", None), "connection", None)
+    return not config.producer or getattr(connection, "_connected", True) is False
+
+
+def _name(publisher: Any) -> str:
+    kind = type(publisher).__module__.split(".")[1]
+    return f"{next(iter(publisher.schema()), type(publisher).__name__)!r} of faststream.{kind}"

@@ -1,0 +1,137 @@
+"""Handlers whose answers go to another broker: FastStream's Kafka test broker, and a real Redis."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from faststream.kafka import KafkaBroker, KafkaMessage, TestKafkaBroker
+from faststream.redis import RedisBroker, RedisMessage
+
+from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker, SqlBrokerResponse
+from tests.faststream.conftest import QUICK, Heard, Look
+from tests.helpers import eventually
+from tools.private import CannotStartError, redis
+
+pytestmark = pytest.mark.capability("relay to another broker by stacking its publisher")
+SOON = ConstantRetryStrategy(delay_seconds=0.05, max_attempts=100)
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        try:
+            url = stack.enter_context(redis())
+        except CannotStartError as error:
+            if os.environ.get("CI"):
+                pytest.fail(str(error))
+            pytest.skip(str(error))
+        yield url
+
+
+async def test_answers_reach_kafka(broker: SqlBroker, look: Look) -> None:
+    """Body, correlation id and headers; what is no text there is JSON."""
+    kafka = KafkaBroker("localhost:9092", logger=None)
+    got: list[tuple[Any, str, dict[str, str]]] = []
+
+    @kafka.subscriber("orders")
+    async def take(body: Any, message: KafkaMessage) -> None:
+        got.append((body, message.correlation_id, message.headers))
+
+    @broker.subscriber("outbox", **QUICK, forward_headers=True)
+    @kafka.publisher("orders")
+    async def relay(body: Any) -> Any:
+        return body
+
+    async with TestKafkaBroker(kafka):
+        await broker.start()
+        headers = {"traceparent": "00-abc-def-01", "n": 5, "deep": {"a": [1]}}
+        await broker.publish({"order": 1}, "outbox", correlation_id="c", headers=headers)
+        [row] = await look.archived(1)
+        assert row["state"] == "COMPLETED"
+        await broker.stop()
+    [(body, correlation_id, seen)] = got
+    assert (body, correlation_id) == ({"order": 1}, "c")
+    assert (seen["traceparent"], seen["n"], seen["deep"]) == ("00-abc-def-01", "5", '{"a": [1]}')
+    assert seen["content-type"] == "application/json"
+
+
+async def test_named_headers_are_handed_on_within_the_broker_too(broker: SqlBroker, look: Look) -> None:
+    """What the answer brings itself goes before."""
+
+    @broker.subscriber("in", **QUICK, forward_headers=["traceparent", "who"])
+    @broker.publisher("out")
+    async def handle(body: str) -> SqlBrokerResponse:
+        return SqlBrokerResponse(body, headers={"who": "answer"})
+
+    await broker.start()
+    await broker.publish("x", "in", headers={"traceparent": "t", "who": "message", "other": 1})
+    await eventually(lambda: look.rows(archive=True))
+    [row] = await eventually(look.rows)
+    headers = row["headers"] if isinstance(row["headers"], dict) else __import__("json").loads(row["headers"])
+    assert headers["traceparent"] == "t"
+    assert headers["who"] == "answer"
+    assert "other" not in headers
+
+
+async def test_answers_reach_redis_and_failures_are_tried_again(
+    broker: SqlBroker, look: Look, redis_url: str
+) -> None:
+    """Nothing is acked before the other broker has taken it."""
+    remote = RedisBroker(redis_url, logger=None)
+    got: list[str] = []
+
+    @remote.subscriber(list="orders")
+    async def take(body: str, message: RedisMessage) -> None:
+        assert message.correlation_id == "c"
+        got.append(body)
+
+    @broker.subscriber("outbox", **QUICK, retry_strategy=SOON)
+    @remote.publisher(list="orders")
+    async def relay(body: str) -> str:
+        return body
+
+    await broker.start()
+    await broker.publish("early", "outbox", correlation_id="c")
+
+    async def failing() -> bool:
+        rows = await look.rows()
+        return bool(rows) and rows[0]["attempts_count"] >= 2
+
+    await eventually(failing)
+    assert got == []
+    assert "IncorrectState" in (await look.rows())[0]["last_error"]
+    await remote.start()
+    for body in ("a", "b"):
+        await broker.publish(body, "outbox", correlation_id="c")
+    rows = await look.archived(3)
+    assert {row["state"] for row in rows} == {"COMPLETED"}
+    await eventually(lambda: sorted(got) == ["a", "b", "early"])
+    await remote.stop()
+
+
+async def test_a_broker_that_is_not_started_is_named(look: Look, heard: Heard, broker: SqlBroker) -> None:
+    kafka, remote = KafkaBroker("localhost:9092", logger=None), RedisBroker(logger=None)
+
+    @broker.subscriber("a", **QUICK)
+    @kafka.publisher("orders")
+    @remote.publisher("channel")
+    @broker.publisher("own")
+    async def relay(body: str) -> str:
+        return body
+
+    await broker.start()
+    said = [record.getMessage() for record in heard.records if "is not connected" in record.getMessage()]
+    assert len(said) == 2
+    assert any("'orders:Publisher' of faststream.kafka" in text for text in said)
+    assert any("'channel:Publisher' of faststream.redis" in text for text in said)
+
+
+@pytest.mark.parametrize("value", ["name", 5, [1]])
+def test_wrong_headers_are_refused_at_the_decorator(value: Any) -> None:
+    broker = SqlBroker("sqlite+aiosqlite:///x.db", logger=None)
+    with pytest.raises(SetupError, match="forward_headers must"):
+        broker.subscriber("q", forward_headers=value)
+    asyncio.run(broker.stop())
