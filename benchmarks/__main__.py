@@ -1,7 +1,7 @@
 """How much of FastStream's own dispatch rate remains on each database: just bench [MESSAGES].
 
 One run measures, in one process: FastStream's pipeline without any database (the ceiling), publishing in
-batches, and the whole path of a message (claim, handler, archive). Figures of different machines or runs
+batches, the whole path of a message (claim, handler, archive), and what transactional=True costs. Figures of different machines or runs
 cannot be compared; the ratio to the ceiling can.
 """
 
@@ -18,11 +18,13 @@ from uuid import uuid4
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker import SqlBroker, SqlConnection
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from tools.servers import VARIABLES
 
 BATCH = 1_000
+WORKERS = 4
+EFFECT = text("INSERT INTO effects (n) VALUES (:n)")
 DRIVERS = {"postgresql": "asyncpg", "mariadb": "aiomysql"}
 
 
@@ -87,6 +89,47 @@ async def whole_path(url: str, count: int) -> tuple[float, float]:
     return published, consumed
 
 
+async def one_by_one(url: str, count: int, *, transactional: bool) -> float:
+    """Rate of handlers that insert a row each: in the transaction of their ack, or in one of their own."""
+    engine = create_async_engine(url, pool_size=WORKERS * 2)
+    broker = SqlBroker(engine, logger=None)
+    handled, done = 0, asyncio.Event()
+
+    def count_one() -> None:
+        nonlocal handled
+        handled += 1
+        if handled == count:
+            done.set()
+
+    if transactional:
+
+        @broker.subscriber("q", max_workers=WORKERS, transactional=True)
+        async def handle(body: int, connection: SqlConnection) -> None:
+            await connection.execute(EFFECT, {"n": body})
+            count_one()
+    else:
+
+        @broker.subscriber("q", max_workers=WORKERS)
+        async def handle_plain(body: int) -> None:
+            async with engine.begin() as connection:
+                await connection.execute(EFFECT, {"n": body})
+            count_one()
+
+    await broker.create_tables()
+    async with engine.begin() as connection:
+        await connection.execute(text("CREATE TABLE effects (n INTEGER)"))
+    await broker.publish_batch(*range(count), queue="q")
+
+    async def consume() -> None:
+        await broker.start()
+        await done.wait()
+        await broker.stop()
+
+    consumed = await rate(count, consume)
+    await engine.dispose()
+    return consumed
+
+
 def fresh(kind: str, folder: str) -> str:
     """URL of an empty database."""
     if kind == "sqlite":
@@ -109,6 +152,16 @@ async def main(count: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             published, consumed = await whole_path(fresh(kind, folder), count)
         print(f"{kind:12}{published:12,.0f}{consumed:12,.0f}{consumed / top:14.2f}")
+    print(f"\nHandlers that insert a row each, {WORKERS} workers:\n")
+    print(f"{'':12}{'own':>12}{'transactional':>16}{'ratio':>8}")
+    for kind in ("postgresql", "mariadb", "sqlite"):
+        rates = []
+        for transactional in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                url = fresh(kind, folder)
+                rates.append(await one_by_one(url, count // 10, transactional=transactional))
+        own, joined = rates
+        print(f"{kind:12}{own:12,.0f}{joined:16,.0f}{joined / own:8.2f}")
 
 
 if __name__ == "__main__":

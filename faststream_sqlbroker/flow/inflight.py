@@ -149,11 +149,15 @@ class Inflight:
             lost = settlement.id in result.lost
             if not lost and settlement.id not in result.settled:
                 continue
-            if settlement.id in self.held and self.still_ours(settlement):
-                del self.held[settlement.id]
+            row = self.held.pop(settlement.id, None) if self.still_ours(settlement) else None
             if lost:
-                what = self.count_lost(settlement)
-                text = f"{what}: message {settlement.id} (phase flush); its outcome was not written now"
+                what, which = (
+                    self.count_lost(settlement),
+                    "" if row is None else f"delivery {row.deliveries_count}, ",
+                )
+                text = (
+                    f"{what}: message {settlement.id} ({which}phase flush); its outcome was not written now"
+                )
                 log(logging.WARNING, text, message_id=settlement.id)
                 continue
             self.settled_count += 1

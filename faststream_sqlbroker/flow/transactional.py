@@ -126,7 +126,10 @@ class TransactionalDeliveries:
     def _lost(self, row: ClaimedMessage) -> None:
         self._inflight.forget(row)
         self._inflight.lease_lost_count += 1
-        text = f"lease lost: message {row.id} (phase transaction); nothing that its handler did is committed"
+        text = (
+            f"lease lost: message {row.id} (delivery {row.deliveries_count}, phase transaction); nothing that its "
+            "handler did is committed"
+        )
         self._log(logging.WARNING, text, message_id=row.id)
 
     def _unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
@@ -134,7 +137,7 @@ class TransactionalDeliveries:
         for row in rows:
             self._inflight.forget(row)
             self._inflight.settle_unknown_count += 1
-            text = f"settle unknown: message {row.id} (phase transaction): {error}"
+            text = f"settle unknown: message {row.id} (delivery {row.deliveries_count}, phase transaction): {error}"
             self._log(logging.WARNING, text, message_id=row.id)
 
 

@@ -50,7 +50,7 @@ class Cell:
         self.folder = folder / f"events-{seed}"
         self.folder.mkdir(parents=True)
         # SQLite's writers wait for each other, so that a renewal may come late on a busy machine.
-        self.lease = 3.0 if url.startswith("sqlite") else 1.0
+        self.lease = 4.0 if url.startswith("sqlite") else 2.0
         self.options = {"release_stuck_timeout": self.lease, **options}
         self.workers: list[subprocess.Popen[bytes]] = []
         self.history = History()
