@@ -149,16 +149,13 @@ class Inflight:
             lost = settlement.id in result.lost
             if not lost and settlement.id not in result.settled:
                 continue
-            row = self.held.pop(settlement.id, None) if self.still_ours(settlement) else None
+            if not self.still_ours(settlement):
+                continue  # counted when the message came back to us
+            row = self.held.pop(settlement.id, None)
             if lost:
-                what, which = (
-                    self.count_lost(settlement),
-                    "" if row is None else f"delivery {row.deliveries_count}, ",
-                )
-                text = (
-                    f"{what}: message {settlement.id} ({which}phase flush); its outcome was not written now"
-                )
-                log(logging.WARNING, text, message_id=settlement.id)
+                which = "" if row is None else f"delivery {row.deliveries_count}, "
+                text = f"{self.count_lost(settlement)}: message {settlement.id} ({which}phase flush)"
+                log(logging.WARNING, f"{text}; its outcome was not written now", message_id=settlement.id)
                 continue
             self.settled_count += 1
             self.doubtful.discard((settlement.id, settlement.lease_token))

@@ -60,11 +60,9 @@ class TransactionalDeliveries:
                 finally:
                     current.reset(token)
                 return await self._commit(transaction, rows, settlements) if rows else []
-        except StoreError as error:
-            if started:
-                raise
-            return await self._not_started(rows, error)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, StoreError) and not started:
+                return await self._not_started(rows, error)
             # What was rolled back must not be acked by the flush.
             for row in rows:
                 if isinstance(row.outcome, Ack | Move):

@@ -50,7 +50,7 @@ def stale_workers_change_nothing(h: History) -> list[str]:
         if later:
             found.append(f"message {number} ended with delivery {count}, but {later} were started")
         ended = last.get((number, count))
-        if row["state"] == "COMPLETED" and h.committed.get(number) != AT_MOST_ONCE:
+        if row["state"] == "COMPLETED" and row["queue"] != AT_MOST_ONCE:
             if ended is None or ended.ended != "ack":
                 found.append(f"message {number} is COMPLETED, but its delivery {count} ended with {ended}")
             elif ended.lost and not ended.unknown:

@@ -127,6 +127,17 @@ async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
     assert inflight.held == {1: later}
 
 
+def test_what_came_back_is_counted_once() -> None:
+    """Its older outcome was being written just then."""
+    inflight, older, later, said = Inflight(), row(), row(), []
+    inflight.add([older])
+    assert inflight.add([later]) == [older]
+    inflight.count_lost(older)
+    inflight.written([ack(older)], SettleResult(set(), {1}), lambda *a, **_: said.append(a))
+    assert (inflight.lease_lost_count, said) == (1, [])
+    assert inflight.held == {1: later}
+
+
 def test_what_was_lost_is_not_given_back() -> None:
     inflight, lost, kept = Inflight(), row(1), row(2)
     inflight.add([lost, kept])
