@@ -25,7 +25,7 @@ from tests.helpers import eventually
 ROOT = Path(__file__).parent.parent.parent
 HEADERS = '{"content-type": "application/json"}'
 QUEUES = ("plain", "plain", "tx", "once")
-DRAIN = 40.0
+DRAIN = 80.0
 """Seconds for everything to end after a fault; what has not is called lost."""
 effects = Table("effects", MetaData(), Column("id", Integer, primary_key=True), Column("number", Integer))
 

@@ -98,6 +98,7 @@ async def kill_in_a_step(cell: Cell, _proxy: Proxy | None) -> None:
 async def pause(cell: Cell, _proxy: Proxy | None) -> None:
     """A worker that sleeps does not know that its leases have run out."""
     await _some_work(cell)
+    await asyncio.sleep(cell.random.random() * cell.lease)  # in the middle of a slow handler, too
     if alive := cell.alive():
         victim = cell.random.choice(alive)
         cell.history.disturbed.add(victim.pid)

@@ -11,7 +11,9 @@ from tests.faults.databases import fresh_database
 from tests.faults.run import run_cell
 
 PLANTED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "no fence": ("SIGSTOP past the lease, then SIGCONT", "3 stale workers change nothing", {}),
+    "no fence": (
+        "SIGSTOP past the lease, then SIGCONT", "3 stale workers change nothing", {"queues": ("plain",)},
+    ),
     "no renewal": ("nothing", "3 live holders keep their leases", {"queues": ("plain",)}),
     "blind repeat": (
         "connection cut between COMMIT and its answer", "6 answers", {"queues": ("plain",)},

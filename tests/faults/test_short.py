@@ -10,6 +10,7 @@ from tests.faults.databases import fresh_database
 from tests.faults.faults import FAULTS
 from tests.faults.run import run_cell, small_disk
 
+pytestmark = pytest.mark.timeout(240)
 CELLS = [(name, kind) for name, fault in FAULTS.items() for kind in fault.databases]
 
 

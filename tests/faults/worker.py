@@ -37,6 +37,7 @@ class Reports(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Note the message that a report is about."""
         said = record.getMessage()
+        self._recorder.note("said", text=said)
         message_id = getattr(record, "message_id", "")
         if any(part in said for part in REPORTS) and message_id:
             delivery = re.search(r"delivery (\d+)", said)
