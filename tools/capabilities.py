@@ -18,6 +18,8 @@ from tools.files import update_block
 
 README = Path(__file__).parent.parent / "README.md"
 DATABASES = {"postgresql": "PostgreSQL", "mariadb": "MySQL, MariaDB", "sqlite": "SQLite"}
+IN_FRONT = {"pgbouncer": "postgresql"}
+"""What tests call a database that they reach through something else."""
 
 
 class Collector:
@@ -31,7 +33,8 @@ class Collector:
         for item in session.items:
             for mark in item.iter_markers("capability"):
                 callspec: Any = getattr(item, "callspec", None)
-                database = callspec.params.get("database") if callspec is not None else None
+                database: str | None = callspec.params.get("database") if callspec is not None else None
+                database = IN_FRONT.get(database or "", database)
                 self.found[mark.args[0]] |= {database} if database else set(DATABASES)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FIRST_IDLE_WAIT = 0.01
 """Seconds to the first look after the queue ran dry; each following wait is half as long again."""
 RELEASE_PAUSE = 5.0
+"""Seconds between two tries to give back a claim whose answer was lost."""
 LOOK_INTERVAL = 1.0
 """Seconds for which known (queue, priority) pairs are trusted under load."""
 

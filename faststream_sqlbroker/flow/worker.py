@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Handle = Callable[[Any], Awaitable[Any]]
 PAUSE_AFTER_BUG = 10.0
+"""Seconds until a message comes back after an error around its handler that is none of the database's."""
 YIELD_EVERY = 20
 """Deliveries between two turns of the event loop: handlers that never suspend would starve it."""
 

@@ -47,9 +47,8 @@ def _asks_for_transaction(handler: Callable[..., Any]) -> str | None:
     try:
         hints = get_type_hints(handler, include_extras=True)
     except (NameError, TypeError):
-        return (
-            None  # names that only FastStream can resolve; a missing transaction fails at the first message
-        )
+        # Names that only FastStream can resolve: a missing transaction then fails at the first message.
+        return None
     for parameter, hint in hints.items():
         names = [str(getattr(extra, "name", "")) for extra in get_args(hint)[1:]]
         if any(name.partition(".")[0] == TRANSACTION for name in names):

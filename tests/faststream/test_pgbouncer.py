@@ -17,10 +17,11 @@ from tests.conftest import Servers
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
-pytestmark = pytest.mark.capability("through PgBouncer in transaction mode (`pgbouncer=True`)")
+capability = pytest.mark.capability("through PgBouncer in transaction mode (`pgbouncer=True`)")
 through = pytest.mark.parametrize("database", ["pgbouncer"], indirect=True)
 
 
+@capability
 @through
 async def test_messages_published_and_handled_at_once(
     servers: Servers, database_url: str, look: Look
@@ -48,6 +49,7 @@ async def test_messages_published_and_handled_at_once(
     await broker.stop()
 
 
+@capability
 @through
 async def test_it_is_needed(engine: AsyncEngine, database_url: str) -> None:
     """A plain engine prepares statements that the next transaction may not find."""
