@@ -20,6 +20,7 @@ from faststream_sqlbroker.core.retry import (
     RetryStrategyProto,
     RetryStrategyTemplate,
 )
+from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
 from faststream_sqlbroker.exceptions import (
     MissingExtraError,
@@ -71,6 +72,7 @@ __all__ = (
     "StoreError",
     "TestApp",
     "TransientStoreError",
+    "UnknownOutcome",
     "UnknownOutcomeError",
     "include_tables",
 )

@@ -15,6 +15,7 @@ from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import override
 
+from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
@@ -155,6 +156,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
             ),
             routers=routers,
         )
+
+    @property
+    def admin(self) -> Admin:
+        """What operators ask and tell; works before `start`, too."""
+        return Admin(self._store)
 
     # -- life -----------------------------------------------------------------------------------------
 

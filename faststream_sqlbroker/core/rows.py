@@ -116,6 +116,23 @@ class ReadyPair:
     due_in: float
 
 
+@dataclass(frozen=True, slots=True)
+class UnknownOutcome:
+    """A message of which nobody knows whether its handler has run, or how far it came.
+
+    `AckPolicy.ACK_FIRST` removes a message before its handler starts; this one's process has not been heard of
+    since, or the answer to the removal's COMMIT was lost.
+    """
+
+    message_id: int
+    queue: str
+    key: str | None
+    started_at: datetime
+    """When the message was removed (the database's clock, aware, UTC)."""
+    worker: str
+    """Host and process id of the worker."""
+
+
 @dataclass(slots=True)
 class SettleResult:
     """Ids whose settlement was written, in no order, and those whose lease was gone."""

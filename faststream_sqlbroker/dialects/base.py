@@ -8,9 +8,9 @@ them begins or commits; `store` does.
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
@@ -23,9 +23,11 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
+from faststream_sqlbroker.dialects.policy_state import note_started
 from faststream_sqlbroker.schema.tables import Tables
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.ordered import OrderedClaims
 
 UNDECODABLE = "undecodable"
 """Reason of a message whose row holds what no message can have, such as a time that is none."""
@@ -51,6 +53,8 @@ class Dialect(ABC):
     """Isolation level of the broker's own transactions; None leaves the engine's."""
     can_listen = False
     """Whether a wake-up can arrive from another process."""
+    ordered: "OrderedClaims"
+    """Claims that keep the order of each key."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`, quoted for `sqlalchemy_dialect`."""
@@ -62,14 +66,15 @@ class Dialect(ABC):
             "key": preparer.quote("key"),
             "ready_index": preparer.quote(f"{tables.message.name}_ready"),
             "leased_index": preparer.quote(f"{tables.message.name}_leased"),
+            "key_index": preparer.quote(f"{tables.message.name}_key"),
         }
         self.sql: dict[str, TextClause] = {}
         self.time_limit = 30.0
         """Seconds that a transaction of the broker's may take; set by the store."""
 
-    def _statement(self, name: str, sql: str, *binds: Any, **extra: str) -> TextClause:
+    def add_statement(self, name: str, sql: str, *binds: Any, **extra: str) -> TextClause:
         """Fill the table names into `sql`, declare its binds and keep it under `name`."""
-        clause = text(sql.format(**self.names, **extra).strip())
+        clause = text(sql.format(**{**self.names, **extra}).strip())
         self.sql[name] = clause.bindparams(*binds) if binds else clause
         return self.sql[name]
 
@@ -117,10 +122,10 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def claim_one(
-        self, connection: Connection, message_id: int, queues: Sequence[str], lease: float, token: UUID
+    def claim_ids(
+        self, connection: Connection, ids: Sequence[int], queues: Sequence[str], lease: float, token: UUID
     ) -> list[ClaimedMessage]:
-        """Lease this row if it is due in one of `queues` and not locked."""
+        """Lease those of `ids` that are due in one of `queues` and not locked; in no order."""
 
     @abstractmethod
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
@@ -164,6 +169,21 @@ class Dialect(ABC):
         chained = [row for s in settlements if s.chained and s.id in result.settled for row in s.chained]
         if chained:
             self.insert(connection, chained)
+        return result
+
+    def remove_first(
+        self,
+        connection: Connection,
+        settlements: Sequence[Settlement],
+        rows: Sequence[ClaimedMessage],
+        holder: UUID,
+        lease: float,
+        worker: str,
+    ) -> SettleResult:
+        """`settle`, and note that the handlers of those `rows` that were written are about to start."""
+        result = self.settle(connection, settlements)
+        if started := [row for row in rows if row.id in result.settled]:
+            note_started(connection, self.tables.policy_state, started, holder, lease, worker)
         return result
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
@@ -216,9 +236,3 @@ def load_headers(value: Any) -> dict[str, Any]:
         with contextlib.suppress(ValueError, RecursionError):
             loaded = json.loads(loaded)
     return loaded if isinstance(loaded, dict) else {"value": loaded}
-
-
-def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Slices of `items` of at most `size`."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

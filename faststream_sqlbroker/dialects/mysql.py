@@ -15,8 +15,8 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.dialects.base import chunks
-from faststream_sqlbroker.dialects.steps import IDS_PER_STATEMENT, StepDialect, utc
+from faststream_sqlbroker.dialects.chunks import chunks
+from faststream_sqlbroker.dialects.steps import StepDialect, utc
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -152,7 +152,9 @@ class MysqlDialect(StepDialect):
         super().__init__(tables, sqlalchemy_dialect)
         self.prepare(_PLAIN, _BY_IDS, _ARCHIVE)
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
-        self.prepare_claims(_CLAIM, columns, _HINT)
+        self.prepare_claims(_CLAIM, columns, _HINT, _PRIMARY)
+        words = {"now": "UTC_TIMESTAMP(6)", "claimable": "m.claimable = 1", "id_hint": _PRIMARY}
+        self.prepare_ordered({**words, "open": "", "close": ""}, "FORCE INDEX ({})")
 
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes."""
@@ -231,7 +233,7 @@ class MysqlDialect(StepDialect):
         binds = {
             "now": now.replace(tzinfo=None), "token": token.hex, "lease": round(lease * 1_000_000)
         }  # fmt: skip
-        for part in chunks(sorted(m.id for m in found), IDS_PER_STATEMENT):
+        for part in chunks(sorted(m.id for m in found)):
             connection.execute(self.sql["claim_update"], {**binds, "ids": list(part)})
         for message in found:
             message.acquired_at = now
@@ -244,7 +246,7 @@ class MysqlDialect(StepDialect):
             if len(ids) < limit:
                 binds = {"queue": queue, "limit": limit - len(ids)}
                 ids += connection.execute(self.sql["stuck"], binds).scalars()
-        for part in chunks(sorted(ids), IDS_PER_STATEMENT):
+        for part in chunks(sorted(ids)):
             connection.execute(self.sql["release_stuck"], {"ids": list(part)})
         return len(ids)
 
@@ -254,7 +256,7 @@ class MysqlDialect(StepDialect):
         for queue in queues:
             binds = {"queue": queue, "token": token.hex}
             ids += connection.execute(self.sql["claimed_by"], binds).scalars()
-        for part in chunks(sorted(ids), IDS_PER_STATEMENT):
+        for part in chunks(sorted(ids)):
             for statement in ("uncharge", "release_stuck"):
                 connection.execute(self.sql[statement], {"ids": list(part)})
         return len(ids)

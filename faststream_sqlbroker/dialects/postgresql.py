@@ -30,6 +30,7 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.dialects import postgresql_sql as sql
 from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect
+from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.schema.tables import Tables
 
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58"})
@@ -56,7 +57,7 @@ class PostgresqlDialect(Dialect):
         self._prepare_inserts()
         self._prepare_claims()
         self._prepare_settles()
-        add, queues, ids, tokens = self._statement, *_BINDS
+        add, queues, ids, tokens = self.add_statement, *_BINDS
         add("ready_pairs", sql.PAIRS, queues)
         add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
         add("held", sql.HELD, ids, tokens)
@@ -65,6 +66,9 @@ class PostgresqlDialect(Dialect):
         add("release_stuck", sql.RELEASE, queues, bindparam("limit", type_=Integer))
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
+        words = {"now": "statement_timestamp()", "claimable": "m.state IN ('PENDING', 'RETRYABLE')"}
+        words |= dict.fromkeys(("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close"), "")
+        self.ordered = OrderedClaims(self, words)
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", queues)
 
     def _prepare_inserts(self) -> None:
@@ -76,20 +80,19 @@ class PostgresqlDialect(Dialect):
             _array("expiries", Float(53)),
         )  # fmt: skip
         conflict = "ON CONFLICT (queue, dedup_id) DO NOTHING"
-        self._statement("insert", sql.INSERT, *new, message_literal=literal, conflict="")
-        self._statement("insert_dedup", sql.INSERT, *new, message_literal=literal, conflict=conflict)
+        self.add_statement("insert", sql.INSERT, *new, message_literal=literal, conflict="")
+        self.add_statement("insert_dedup", sql.INSERT, *new, message_literal=literal, conflict=conflict)
 
     def _prepare_claims(self) -> None:
         names = ("m." + (self.names["key"] if c == "key" else c) for c in CLAIMED_COLUMNS)
         columns = ", ".join(names).replace("m.headers", "m.headers::text")
-        queues, _, _ = _BINDS
+        queues, ids, _ = _BINDS
         lease, token = bindparam("lease", type_=Float(53)), bindparam("token", type_=Uuid())
         binds = queues, _array("priorities", SmallInteger), bindparam("limit", type_=Integer), lease, token
         others = f"\n      AND m.deliveries_count - m.attempts_count < {SUSPECT_AFTER}"
         for name, which in (("claim", ""), ("claim_others", others)):
-            self._statement(name, sql.CLAIM, *binds, columns=columns, which=which)
-        one = bindparam("id", type_=BigInteger)
-        self._statement("claim_one", sql.CLAIM_ONE, one, queues, lease, token, columns=columns)
+            self.add_statement(name, sql.CLAIM, *binds, columns=columns, which=which)
+        self.add_statement("claim_ids", sql.CLAIM_IDS, ids, queues, lease, token, columns=columns)
 
     def _prepare_settles(self) -> None:
         queues, ids, tokens = _BINDS
@@ -99,10 +102,10 @@ class PostgresqlDialect(Dialect):
         )  # fmt: skip
         if self.has_archive:
             kept = MESSAGE_COLUMNS.format(key=self.names["key"])
-            self._statement("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
-        self._statement("delete", sql.DELETE, ids, tokens)
+            self.add_statement("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
+        self.add_statement("delete", sql.DELETE, ids, tokens)
         moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary)
-        self._statement("update", sql.UPDATE, *ended, *moved)
+        self.add_statement("update", sql.UPDATE, *ended, *moved)
 
     def is_transient(self, error: BaseException) -> bool:
         """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only, time limits."""
@@ -165,12 +168,12 @@ class PostgresqlDialect(Dialect):
             self.claimed(rows, token), key=lambda m: (rank[m.queue, m.priority], m.next_attempt_at, m.id)
         )
 
-    def claim_one(
-        self, connection: Connection, message_id: int, queues: Sequence[str], lease: float, token: UUID
+    def claim_ids(
+        self, connection: Connection, ids: Sequence[int], queues: Sequence[str], lease: float, token: UUID
     ) -> list[ClaimedMessage]:
         """One statement."""
-        binds = {"id": message_id, "queues": list(queues), "lease": lease, "token": token}
-        return self.claimed(connection.execute(self.sql["claim_one"], binds), token)
+        binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
+        return self.claimed(connection.execute(self.sql["claim_ids"], binds), token)
 
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
         """Locked rows are skipped by the update and looked up without a lock."""

@@ -63,15 +63,18 @@ WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
 RETURNING {columns}
 """
 
-CLAIM_ONE = """
+CLAIM_IDS = """
+WITH r AS MATERIALIZED (
+  SELECT m.ctid AS c FROM {message} m
+  WHERE m.id = ANY(:ids) AND m.queue = ANY(:queues)
+    AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+  FOR UPDATE SKIP LOCKED
+)
 UPDATE {message} m
 SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
   lease_expires_at = statement_timestamp() + :lease * interval '1 second',
   deliveries_count = m.deliveries_count + 1
-WHERE m.id = (
-  SELECT x.id FROM {message} x
-  WHERE x.id = :id AND x.queue = ANY(:queues) AND x.state IN ('PENDING', 'RETRYABLE')
-    AND x.next_attempt_at <= statement_timestamp() FOR UPDATE SKIP LOCKED)
+WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
 RETURNING {columns}
 """
 

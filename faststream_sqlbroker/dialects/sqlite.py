@@ -141,6 +141,8 @@ class SqliteDialect(StepDialect):
         }
         columns = ", ".join(as_bytes.get(name, name) for name in self.claimed_columns.split(", "))
         self.prepare_claims(_CLAIM, columns, "INDEXED BY {ready_index}")
+        words = {"claimable": "m.state IN ('PENDING', 'RETRYABLE')", "id_hint": ""}
+        self.prepare_ordered({**words, "open": "CAST(", "close": " AS BLOB)"}, "INDEXED BY {}")
 
     def setup(self, connection: Connection) -> None:
         """Turn on WAL (kept by the file), which lets readers go on while one writes."""

@@ -22,11 +22,11 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect, chunks
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect
+from faststream_sqlbroker.dialects.chunks import chunks
+from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.schema.tables import Tables
 
-IDS_PER_STATEMENT = 500
-"""Below MariaDB's in_predicate_conversion_threshold (1 000), above which IN becomes a join by scan."""
 ROWS_PER_INSERT = (512, 64, 8, 1)
 """Sizes of multi-row inserts: few texts to compile and keep."""
 BYTES_PER_INSERT = 4 * 1024 * 1024
@@ -49,21 +49,32 @@ class StepDialect(Dialect):
     def prepare(self, plain: Mapping[str, str], by_ids: Mapping[str, str], archive: str) -> None:
         """Keep the subclass's SQL: what takes a list of ids as the bind `ids` is `by_ids`."""
         for name, sql in plain.items():
-            self._statement(name, sql)
+            self.add_statement(name, sql)
         for name, sql in by_ids.items():
-            self._statement(name, sql, bindparam("ids", expanding=True))
+            self.add_statement(name, sql, bindparam("ids", expanding=True))
         if self.has_archive:
-            self._statement("archive", archive, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
+            self.add_statement("archive", archive, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
 
-    def prepare_claims(self, claim: str, columns: str, hint: str) -> None:
-        """Keep the claims made of `claim`, which finds rows `{of}`, with `{hint}` to the ready index, and `{which}`."""
+    def prepare_claims(self, claim: str, columns: str, hint: str, by_id: str = "") -> None:
+        """Keep the claims made of `claim`, which finds rows `{of}`, with `{hint}` to an index, and `{which}`.
+
+        `hint` names the ready index, `by_id` the primary key.
+        """
         hint = hint.format(**self.names)
         due = {"of": "queue = :queue AND priority = :priority", "hint": hint, "columns": columns}
         others = f"\n    AND deliveries_count - attempts_count < {SUSPECT_AFTER}"
-        self._statement("claim", claim, which="", **due)
-        self._statement("claim_others", claim, which=others, **due)
-        one = {"of": "id = :id AND queue IN :queues", "hint": "", "columns": columns}
-        self._statement("claim_one", claim, bindparam("queues", expanding=True), which="", **one)
+        self.add_statement("claim", claim, which="", **due)
+        self.add_statement("claim_others", claim, which=others, **due)
+        lists: Any = [bindparam(name, expanding=True) for name in ("ids", "queues")]
+        these = {"of": "id IN :ids AND queue IN :queues", "hint": by_id, "columns": columns}
+        self.add_statement("claim_ids", claim, *lists, which="", **these)
+
+    def prepare_ordered(self, words: dict[str, str], hint: str) -> None:
+        """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for `words`."""
+        hints = {
+            f"{name}_hint": hint.format(self.names[f"{name}_index"]) for name in ("ready", "key", "leased")
+        }
+        self.ordered = OrderedClaims(self, {**words, **hints})
 
     @property
     def claimed_columns(self) -> str:
@@ -155,7 +166,7 @@ class StepDialect(Dialect):
         wanted = {(i, token.hex) for i, token in leases}
         ids = sorted({i for i, _ in leases})
         found: set[tuple[int, str]] = set()
-        for part in chunks(ids, IDS_PER_STATEMENT):
+        for part in chunks(ids):
             rows = connection.execute(self.sql[statement], {"ids": list(part)})
             found |= {(row[0], row[1]) for row in rows}
         return wanted & found
@@ -190,19 +201,21 @@ class StepDialect(Dialect):
         self.take(connection, found, lease, token)
         return found
 
-    def claim_one(
-        self, connection: Connection, message_id: int, queues: Sequence[str], lease: float, token: UUID
+    def claim_ids(
+        self, connection: Connection, ids: Sequence[int], queues: Sequence[str], lease: float, token: UUID
     ) -> list[ClaimedMessage]:
-        """As `claim`, of one row."""
-        binds = {"id": message_id, "queues": list(queues), "limit": 1, **_lease(lease, token)}
-        found = self.find(connection, "claim_one", binds, token)
+        """As `claim`, of these rows."""
+        found: list[ClaimedMessage] = []
+        for part in chunks(sorted(ids)):
+            binds = {"ids": list(part), "queues": list(queues), "limit": len(part), **_lease(lease, token)}
+            found += self.find(connection, "claim_ids", binds, token)
         self.take(connection, found, lease, token)
         return found
 
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
         """Lock what is free, lengthen it; what is locked elsewhere is only looked up."""
         free = self.lock(connection, leases, skip_locked=True)
-        for part in chunks(sorted(free), IDS_PER_STATEMENT):
+        for part in chunks(sorted(free)):
             connection.execute(self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)})
         if len(free) < len(leases):
             free |= self.look(connection, leases)
@@ -224,12 +237,12 @@ class StepDialect(Dialect):
         ours = [s for s in settlements if (s.id, s.lease_token.hex) in held]
         leaving = [s for s in ours if s.leaves]
         kept = [s for s in leaving if s.archive and self.has_archive]
-        for part in chunks(kept, IDS_PER_STATEMENT):
+        for part in chunks(kept):
             connection.execute(self.sql["archive"], {"rows": rows_json(part)})
-        for part in chunks(leaving, IDS_PER_STATEMENT):
+        for part in chunks(leaving):
             connection.execute(self.sql["delete"], self.delete_binds([s.id for s in part]))
         staying = [s for s in ours if not s.leaves]
-        for part in chunks(staying, IDS_PER_STATEMENT):
+        for part in chunks(staying):
             connection.execute(self.sql["update"], {"rows": rows_json(part)})
         for s in staying:
             if s.payload is not None:

@@ -1,8 +1,16 @@
-"""AckPolicy.ACK_FIRST, at most once: a message is removed right before its handler starts."""
+"""AckPolicy.ACK_FIRST, at most once: a message is removed right before its handler starts.
 
+The removal notes the start, in the same transaction; the note goes when the handler has ended. What stays
+noted, and is not renewed, was cut off: nobody knows whether it has run.
+"""
+
+import asyncio
 import logging
+from collections import defaultdict
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -15,35 +23,106 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 
-async def remove_first(
-    store: "Store", inflight: Inflight, rules: SettleRules, log: Log, rows: list[ClaimedMessage]
-) -> list[ClaimedMessage]:
-    """Commit the removal of `rows`; those that may start.
+class FirstAcks:
+    """The starts of one subscriber whose messages are removed first."""
 
-    What is not known to be committed does not run.
-    """
-    now = monotonic()
-    settlements = [settle(r, Ack(), rules, ended_after=now - r.claimed_monotonic) for r in rows]
-    inflight.flushing |= {r.id for r in rows}
-    try:
-        result = await store.settle(settlements)
-    except StoreError as error:
-        log(
-            logging.ERROR,
-            f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be committed, "
-            f"so they do not run ({error})",
-        )
-        result = None
-    finally:
-        inflight.flushing -= {r.id for r in rows}
-    started = [r for r in rows if result is not None and r.id in result.settled]
-    for row in rows:
-        row.settle_as(Ack())
-        inflight.held.pop(row.id, None)
-    if result is not None:
-        inflight.settled_count += len(result.settled)
-        inflight.lease_lost_count += len(result.lost)
-        for message_id in result.lost:
+    def __init__(
+        self,
+        store: "Store",
+        inflight: Inflight,
+        rules: SettleRules,
+        log: Log,
+        *,
+        lease: float,
+        interval: float,
+    ) -> None:
+        """A start that is not renewed for `lease` seconds counts as cut off; ends are written within `interval`."""
+        self._store, self._inflight, self._rules, self._log = store, inflight, rules, log
+        self._lease, self._interval, self._holder = lease, interval, uuid4()
+        self._timer: asyncio.TimerHandle | None = None
+        self.wake: Callable[[], None] = lambda: None
+        self._running: dict[int, ClaimedMessage] = {}
+        self._ended: list[ClaimedMessage] = []
+
+    async def remove(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
+        """Commit the removal of `rows`; those that may start.
+
+        What is not known to be committed does not run.
+        """
+        now = monotonic()
+        settlements = [settle(r, Ack(), self._rules, ended_after=now - r.claimed_monotonic) for r in rows]
+        self._inflight.flushing |= {r.id for r in rows}
+        try:
+            result = await self._store.starts.remove_first(settlements, rows, self._holder, self._lease)
+        except StoreError as error:
+            self._log(
+                logging.ERROR,
+                f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be committed, "
+                f"so they do not run ({error})",
+            )
+            result = None
+        finally:
+            self._inflight.flushing -= {r.id for r in rows}
+        started = [r for r in rows if result is not None and r.id in result.settled]
+        for row in rows:
+            row.settle_as(Ack())
+            self._inflight.held.pop(row.id, None)
+        for row in started:
+            row.renewed_monotonic = now
+            self._running[row.id] = row
+        if result is not None:
+            self._count(result.settled, result.lost)
+        return started
+
+    def _count(self, settled: set[int], lost: set[int]) -> None:
+        self._inflight.settled_count += len(settled)
+        self._inflight.lease_lost_count += len(lost)
+        for message_id in lost:
             text = f"lease lost: message {message_id} (phase ack first); it does not run here"
-            log(logging.WARNING, text, message_id=message_id)
-    return started
+            self._log(logging.WARNING, text, message_id=message_id)
+
+    def end(self, rows: list[ClaimedMessage]) -> None:
+        """The handlers of `rows` have ended, well or not."""
+        self._ended += [row for row in rows if self._running.pop(row.id, None) is not None]
+        if self._ended and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self.wake)
+
+    def cut_off(self, rows: list[ClaimedMessage]) -> None:
+        """The handlers of `rows` were cancelled: they stay noted, and are listed when their time is over."""
+        for row in rows:
+            self._running.pop(row.id, None)
+
+    async def tick(self) -> float:
+        """Write what has ended, renew what runs; look again after a twelfth of the lease.
+
+        Raises:
+            StoreError: not all of it is known to be written; call again.
+        """
+        await self.write()
+        asked = monotonic()
+        due = [r for r in self._running.values() if r.renewed_monotonic <= asked - self._lease / 3]
+        if due:
+            await self._store.starts.renew(_by_queue(due), self._holder, self._lease)
+        for row in due:
+            row.renewed_monotonic = asked
+        return max(0.02, self._lease / 12)
+
+    async def write(self) -> None:
+        """Write that handlers have ended.
+
+        Raises:
+            StoreError: it is not known to be written; call again.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if ended := list(self._ended):
+            await self._store.starts.end(_by_queue(ended), self._holder)
+            del self._ended[: len(ended)]
+
+
+def _by_queue(rows: list[ClaimedMessage]) -> dict[str, list[int]]:
+    ids = defaultdict(list)
+    for row in rows:
+        ids[row.queue].append(row.id)
+    return ids

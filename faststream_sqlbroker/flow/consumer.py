@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.flush import LOCKED_PAUSE, Flusher
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
@@ -70,19 +71,31 @@ class Consumer:
         releaser = StuckReleaser(
             self._store, s.queues, log, interval=s.release_stuck_interval, released=self._hint
         )
+        self._first = None
+        if self._ack_first:
+            self._first = FirstAcks(
+                self._store, held, self._rules, log, lease=s.release_stuck_timeout, interval=s.flush_interval
+            )
         self._fetch_loop = Loop("fetch", self._fetcher.tick, log)
         self._flush_loop = Loop("flush", self._flush_tick, log)
         self._lease_loop = Loop("lease", keeper.tick, log)
         self._release_loop = Loop("release-stuck", releaser.tick, log)
+        self._starts_loop = None
+        if self._first is not None:
+            self._starts_loop = Loop("starts", self._first.tick, log)
+            self._first.wake = self._starts_loop.wake
         self._flusher.wake = self._flush_loop.wake
         held.on_outcome = self._flusher.outcome_added
         held.on_room = self._fetch_loop.wake
         held.hurry = self._flusher.hurry
         held.on_chained = self._wakeups.published
+        if s.ordered:
+            held.on_settled = self._hint  # the next of its key
 
     @property
     def _loops(self) -> tuple[Loop, ...]:
-        return self._fetch_loop, self._flush_loop, self._lease_loop, self._release_loop
+        loops = self._fetch_loop, self._flush_loop, self._lease_loop, self._release_loop
+        return loops if self._starts_loop is None else (*loops, self._starts_loop)
 
     @property
     def healthy(self) -> bool:
@@ -106,7 +119,7 @@ class Consumer:
         for n in range(s.max_workers):
             worker = Worker(
                 self._store, self.inflight, s, self._handle, self._log,
-                rules=self._rules, ack_first=self._ack_first,
+                rules=self._rules, first=self._first,
                 stopping=lambda: self._stopping, on_idle=self._flusher.hurry,
             )  # fmt: skip
             self._workers.append(asyncio.create_task(worker.run(), name=f"sqlbroker-worker-{n}"))
@@ -193,6 +206,8 @@ class Consumer:
         try:
             async with asyncio.timeout(limit):
                 await asyncio.gather(self._lease_loop.stop(limit), self._flush_loop.stop(limit))
+                if self._starts_loop is not None:
+                    await self._starts_loop.stop(limit)
                 await self._final_flush()
         except TimeoutError:
             self._log(
@@ -210,6 +225,8 @@ class Consumer:
                         await asyncio.sleep(LOCKED_PAUSE)
                 wait = await self._flusher.refused.tick()
                 if wait is None:
+                    if self._first is not None:
+                        await self._first.write()
                     await self._fetcher.release_unanswered()
                     return
             except StoreError:

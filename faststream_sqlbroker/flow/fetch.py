@@ -15,6 +15,7 @@ from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
 
 if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.ordered import Cursors
     from faststream_sqlbroker.store import Store
 
 FIRST_IDLE_WAIT = 0.01
@@ -47,6 +48,7 @@ class Fetcher:
         self._not_before = float("-inf")
         self._look_again = True
         self._isolation = Isolation()
+        self._cursors: Cursors = {}
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
 
@@ -61,6 +63,10 @@ class Fetcher:
         unwritten = len(held.outcomes) + len(held.flushing)
         if unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size) or len(held.refused) >= MOST_REFUSED:
             return 0
+        if s.ordered:
+            # What waits for a worker here keeps its key from everybody.
+            free = (s.max_workers - held.running) * (s.fetch_batch_size if s.batch else 1)
+            return int(min(s.fetch_batch_size, free - held.waiting.qsize()))
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
         return int(min(s.fetch_batch_size, capacity - held.waiting.qsize()))
 
@@ -86,27 +92,33 @@ class Fetcher:
         if self._look_again or now - self._looked_at >= LOOK_INTERVAL:
             await self._look()
         due = [p for p in self._rotated() if p.due_in <= 0]
-        rows = await self._claim(due, limit, suspects=turn is Turn.ANY) if due else []
+        rows, more = await self._claim(due, limit, suspects=turn is Turn.ANY) if due else ((), False)
         kept = self._isolation.sort_out(rows, now)
         if len(kept) < len(rows):
             ours = {row.id for row in kept}
             # Written before a suspect starts (`alone`): were the process to die of it, they would be charged too.
             self._inflight.give_back([row for row in rows if row.id not in ours])
         self._add(kept)
-        wait = self._next_wait(len(rows), limit)
+        wait = self._next_wait(limit if more else len(rows), limit)
         return 0.0 if self._isolation.waits(monotonic()) else wait
 
     async def _claim(
         self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
-    ) -> Sequence[ClaimedMessage]:
+    ) -> tuple[Sequence[ClaimedMessage], bool]:
+        """The rows, and whether there may be more that this claim has not looked at."""
         lease = self._settings.release_stuck_timeout
         with self._noting_the_unanswered() as token:
-            return await self._store.claim(due, limit, lease, token, suspects=suspects)
+            if self._settings.ordered:
+                return await self._store.claim_ordered(
+                    due, limit, lease, token, self._cursors, suspects=suspects
+                )
+            return await self._store.claim(due, limit, lease, token, suspects=suspects), False
 
     async def _claim_suspect(self, *, alone: bool) -> None:
         s, message_id = self._settings, self._isolation.next_suspect(monotonic())
         with self._noting_the_unanswered() as token:
-            rows = await self._store.claim_one(message_id, s.queues, s.release_stuck_timeout, token)
+            lease = s.release_stuck_timeout
+            rows = await self._store.claim_one(message_id, s.queues, lease, token, ordered=s.ordered)
         if rows:
             self._isolation.started(alone=alone, now=monotonic())
             self._add(rows)
@@ -159,7 +171,7 @@ class Fetcher:
 
     def _worthwhile(self) -> int:
         # A claim of one row for each finished one would cost a statement a message.
-        busy = self._inflight.waiting.qsize() > 0
+        busy = self._inflight.waiting.qsize() > 0 and not self._settings.ordered
         return max(1, self._settings.fetch_batch_size // 2) if busy else 1
 
     async def _look(self) -> None:

@@ -53,6 +53,7 @@ class Inflight:
         self.on_outcome: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
         self.hurry: Callable[[], None] = lambda: None
+        self.on_settled: Callable[[], None] = lambda: None
         self.on_chained: Callable[[set[str]], None] = lambda _queues: None
         self.claimed_count = 0
         self.settled_count = 0
@@ -160,6 +161,8 @@ class Inflight:
             self.settled_count += 1
             self.doubtful.discard((settlement.id, settlement.lease_token))
             chained |= due_queues(settlement.chained)
+        if result.settled:
+            self.on_settled()
         if chained:
             self.on_chained(chained)
 

@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, settle
 from faststream_sqlbroker.exceptions import PublishError
-from faststream_sqlbroker.flow.ack_first import remove_first
+from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.chain import Chain, current
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
@@ -41,14 +41,17 @@ class Worker:
         log: Log,
         *,
         rules: SettleRules,
-        ack_first: bool,
+        first: FirstAcks | None,
         stopping: Callable[[], bool],
         on_idle: Callable[[], None],
     ) -> None:
-        """`handle` runs FastStream's pipeline; afterwards each row's `outcome` is set, or None."""
+        """`handle` runs FastStream's pipeline; afterwards each row's `outcome` is set, or None.
+
+        With `first` messages are removed before they start.
+        """
         self._store, self._inflight, self._settings = store, inflight, settings
         self._handle, self._log, self._rules = handle, log, rules
-        self._ack_first, self._stopping, self._on_idle = ack_first, stopping, on_idle
+        self._first, self._stopping, self._on_idle = first, stopping, on_idle
         self._transactional = (
             TransactionalDeliveries(store, inflight, log) if settings.transactional else None
         )
@@ -156,11 +159,11 @@ class Worker:
         return None
 
     async def _deliver(self, rows: list[ClaimedMessage]) -> None:
-        if self._ack_first:
-            rows = await remove_first(self._store, self._inflight, self._rules, self._log, rows)
+        if self._first is not None:
+            rows = await self._first.remove(rows)
             if not rows:
                 return
-        chain = Chain(self._store, ack_first=self._ack_first)
+        chain = Chain(self._store, ack_first=self._first is not None)
         current.set(chain)
         self._inflight.running += 1
         try:
@@ -170,17 +173,25 @@ class Worker:
             cancelled = _cancelled()
             _settle_all(rows, Abandon() if cancelled else Nack(error=error))
             if cancelled:
+                self._cut_off(rows)
                 raise
         except BaseException:
             # Interrupted: what the handler did is unknown, so the delivery is no attempt.
             _settle_all(rows, Abandon())
+            self._cut_off(rows)
             raise
         finally:
             chain.close()
             self._inflight.running -= 1
-            if not self._ack_first:
+            if self._first is not None:
+                self._first.end(rows)
+            else:
                 for settlement in self._settlements(rows, chain):
                     self._inflight.finish(settlement)
+
+    def _cut_off(self, rows: list[ClaimedMessage]) -> None:
+        if self._first is not None:
+            self._first.cut_off(rows)
 
     async def _run(self, rows: list[ClaimedMessage], chain: Chain) -> list[ClaimedMessage]:
         """Run the handler; the rows whose outcome is not written yet."""

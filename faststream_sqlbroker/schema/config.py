@@ -36,12 +36,18 @@ class SqlBrokerSchemaConfig:
             _check("message_archive_table_name", self.message_archive_table_name)
         if self.schema is not None:
             _check("schema", self.schema)
-        if self.message_archive_table_name in {self.message_table_name, self.version_table_name}:
+        taken = {self.message_table_name, self.version_table_name, self.policy_state_table_name}
+        if self.message_archive_table_name in taken:
             msg = (
                 f"message_archive_table_name {self.message_archive_table_name!r} is already the name of "
                 "another table of the broker: choose another, or None for no archive"
             )
             raise SetupError(msg)
+
+    @property
+    def policy_state_table_name(self) -> str:
+        """The small table of what outlives a message's row: order of claims, starts of ACK_FIRST."""
+        return f"{self.message_table_name}_policy_state"
 
     @property
     def version_table_name(self) -> str:

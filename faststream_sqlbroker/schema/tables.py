@@ -47,12 +47,14 @@ class Tables:
     metadata: MetaData
     message: Table
     archive: Table | None
+    policy_state: Table
     version: Table
 
     @property
     def ours(self) -> tuple[Table, ...]:
-        """The tables that hold messages."""
-        return (self.message,) if self.archive is None else (self.message, self.archive)
+        """All but Alembic's."""
+        archive = () if self.archive is None else (self.archive,)
+        return (self.message, *archive, self.policy_state)
 
     def for_dialect(self, name: str) -> "Tables":
         """The same tables with the columns and indexes that the database `name` needs."""
@@ -78,6 +80,7 @@ def build_tables(
         metadata,
         _message(config, metadata, mysql),
         None if archive is None else _archive(archive, config.schema, metadata),
+        _policy_state(config, metadata),
         Table(
             config.version_table_name,
             metadata,
@@ -110,7 +113,7 @@ def include_tables(
 
 
 def ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
-    """The statements that create the tables of messages, in order."""
+    """The statements that create the tables, in order."""
     tables = tables.for_dialect(dialect_name)
     statements: list[ExecutableDDLElement] = []
     for table in tables.ours:
@@ -218,6 +221,22 @@ def _archive(name: str, schema: str | None, metadata: MetaData) -> Table:
     Index(f"{name}_archived", table.c.archived_at, table.c.id)
     Index(f"{name}_queue", table.c.queue, table.c.archived_at)
     return table
+
+
+def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData) -> Table:
+    """One row for what a policy knows of (scope, key): `scope` names the policy and its queue."""
+    return Table(
+        config.policy_state_table_name,
+        metadata,
+        Column("scope", name_type(300), primary_key=True),
+        Column("key", name_type(255), primary_key=True),
+        Column("created_at", UtcTimestamp, nullable=False, server_default=clock()),
+        Column("lease_token", TokenType),
+        Column("lease_expires_at", UtcTimestamp),
+        Column("info", HeadersType),
+        schema=config.schema,
+        **_options(),
+    )
 
 
 def _where(condition: str) -> dict[str, Any]:

@@ -95,6 +95,32 @@ def _clock_sqlite(_element: clock, _compiler: Any, **_: Any) -> str:
     return SQLITE_CLOCK
 
 
+class later(GenericFunction[datetime]):  # noqa: N801 - as clock
+    """The database's clock plus a number of microseconds."""
+
+    type = UtcTimestamp()
+    inherit_cache = True
+    _register = False
+
+
+@compiles(later)
+def _later(element: later, compiler: Any, **options: Any) -> str:
+    return (
+        f"statement_timestamp() + {compiler.process(element.clauses, **options)} * interval '1 microsecond'"
+    )
+
+
+@compiles(later, "mysql")
+@compiles(later, "mariadb")
+def _later_mysql(element: later, compiler: Any, **options: Any) -> str:
+    return f"UTC_TIMESTAMP(6) + INTERVAL {compiler.process(element.clauses, **options)} MICROSECOND"
+
+
+@compiles(later, "sqlite")
+def _later_sqlite(element: later, compiler: Any, **options: Any) -> str:
+    return f"{SQLITE_CLOCK} + {compiler.process(element.clauses, **options)}"
+
+
 def name_type(length: int) -> TypeEngine[str]:
     """Text that is compared byte by byte: queue names are case sensitive on every database."""
     return String(length).with_variant(VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -19,15 +19,17 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.dialects import Dialect, dialect_for
-from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
+from faststream_sqlbroker.dialects.ordered import Cursors
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.caller import check_same_database
-from faststream_sqlbroker.store.checkout import checkout
 from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.handler import HandlerTransaction, open_transaction
+from faststream_sqlbroker.store.listen import listening
+from faststream_sqlbroker.store.starts import Starts
 from faststream_sqlbroker.store.transaction import Transactions
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Store:
         self._errors = ErrorClasses(self.dialect, statement_timeout)
         self._transactions = Transactions(self._engine, self.dialect, self._errors, statement_timeout)
         self._places = asyncio.Semaphore(self.max_connections)
+        self.starts = Starts(self._transactions, self.dialect, self._places)
         self._publish_place = asyncio.Semaphore(1)
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(
@@ -159,12 +162,39 @@ class Store:
             lambda c: self.dialect.claim(c, pairs, limit, lease, token, suspects=suspects), self._places
         )
 
-    async def claim_one(
-        self, message_id: int, queues: Sequence[str], lease: float, token: UUID
-    ) -> list[ClaimedMessage]:
-        """Lease this row, if it is due in one of `queues` and nobody holds it."""
+    async def claim_ordered(
+        self,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        cursors: Cursors,
+        *,
+        suspects: bool = True,
+    ) -> tuple[list[ClaimedMessage], bool]:
+        """As `claim`, of each key only its first live message, and only while none of them is leased.
+
+        Returns:
+            The rows, and whether there may be more behind what was looked at: call again with `cursors`.
+        """
+        if not pairs or limit < 1:
+            return [], False
+        claim = self.dialect.ordered.claim
         return await self._transactions.run(
-            lambda c: self.dialect.claim_one(c, message_id, queues, lease, token), self._places
+            lambda c: claim(c, pairs, limit, lease, token, cursors, suspects=suspects), self._places
+        )
+
+    async def claim_one(
+        self, message_id: int, queues: Sequence[str], lease: float, token: UUID, *, ordered: bool = False
+    ) -> list[ClaimedMessage]:
+        """Lease this row, if it is due in one of `queues`, nobody holds it, and with `ordered` it comes first."""
+        if ordered:
+            claim = self.dialect.ordered.claim_one
+            return await self._transactions.run(
+                lambda c: claim(c, message_id, queues, lease, token), self._places
+            )
+        return await self._transactions.run(
+            lambda c: self.dialect.claim_ids(c, [message_id], queues, lease, token), self._places
         )
 
     async def renew(self, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
@@ -261,26 +291,6 @@ class Store:
         Raises:
             TransientStoreError: the connection cannot be made or is gone.
         """
-        gone = asyncio.Event()
-
-        def callback(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
-            heard(payload)
-
-        async with AsyncExitStack() as stack:
-            async with self._errors.classed(), asyncio.timeout(self.statement_timeout):
-                opened = checkout(self._listen_engine or self.engine, self._errors, None)
-                connection = await stack.enter_async_context(opened)
-                # Whatever is still subscribed must not come back to somebody else's checkout.
-                stack.push_async_callback(connection.invalidate)
-                driver: Any = (await connection.get_raw_connection()).driver_connection
-                await driver.add_listener(channel, callback)
-            driver.add_termination_listener(lambda _c: gone.set())
-
-            async def alive() -> None:
-                async with self._errors.classed(), asyncio.timeout(self.statement_timeout):
-                    if gone.is_set():
-                        msg = "the listening connection was closed"
-                        raise TransientStoreError(msg)
-                    await driver.execute("SELECT 1")
-
+        engine = self._listen_engine or self.engine
+        async with listening(engine, self._errors, self.statement_timeout, channel, heard) as alive:
             yield alive

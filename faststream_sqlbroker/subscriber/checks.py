@@ -145,11 +145,16 @@ def times_fit(settings: "SubscriberSettings") -> None:
 
 
 def policy_fits(settings: "SubscriberSettings") -> None:
-    """Refuse policies whose ack does not wait for the handler's success."""
+    """Refuse policies whose ack comes too early for what else is asked for."""
     if settings.transactional and settings.ack_policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
         raise SetupError(
             f"transactional=True commits what the handler did with its ack, or nothing: AckPolicy."
             f"{settings.ack_policy.name} acks a handler that fails; use NACK_ON_ERROR, REJECT_ON_ERROR or MANUAL"
+        )
+    if settings.ordered and settings.ack_policy is AckPolicy.ACK_FIRST:
+        raise SetupError(
+            "ordered=True keeps the next message of a key back until the one before has ended; AckPolicy.ACK_FIRST "
+            "removes a message before it starts, so that nobody could tell: use another policy"
         )
 
 

@@ -62,6 +62,8 @@ class SubscriberOptions(TypedDict, total=False):
     """Headers that answers take over from their message: names, True for all; default False, none."""
     transactional: bool
     """Whether the handler works in the transaction that acks its message; default False."""
+    ordered: bool
+    """Whether messages of one key are handled one at a time, in the order of their ids; default False."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,7 @@ class SubscriberSettings:
     batch: bool = False
     forward_headers: bool | Sequence[str] = False
     transactional: bool = False
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         """Work out, then check."""
@@ -103,7 +106,7 @@ class SubscriberSettings:
         for name in ("max_workers", "fetch_batch_size", "flush_batch_size"):
             checks.whole_number(name, getattr(self, name))
         checks.factor("max_not_processed_factor", self.max_not_processed_factor)
-        for name in ("retain_in_archive_on_ack", "retain_in_archive_on_reject", "batch", "transactional"):
+        for name in _FLAGS:
             checks.flag(name, getattr(self, name))
         self._set("forward_headers", checks.header_names(self.forward_headers))
         checks.one_of("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
@@ -175,6 +178,7 @@ def _may_be_none(name: str) -> bool:
 
 
 _HINTS: dict[str, Any] = get_type_hints(SubscriberOptions)
+_FLAGS = [name for name, hint in _HINTS.items() if hint is bool]
 _TIMES = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
 _ELSEWHERE = {
     "max_not_persisted_factor": "leave it out, claims stop by themselves while outcomes wait to be written",

@@ -74,5 +74,15 @@ CREATE INDEX message_archive_archived ON message_archive (archived_at, id);
 
 CREATE INDEX message_archive_queue ON message_archive (queue, archived_at);
 
+CREATE TABLE message_policy_state (
+    scope VARCHAR(300) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    `key` VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    created_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
+    lease_token CHAR(32),
+    lease_expires_at DATETIME(6),
+    info JSON,
+    PRIMARY KEY (scope, `key`)
+)ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
+
 INSERT INTO message_schema_version (version_num) VALUES ('0001');
 

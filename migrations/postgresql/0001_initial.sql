@@ -76,6 +76,16 @@ CREATE INDEX message_archive_archived ON message_archive (archived_at, id);
 
 CREATE INDEX message_archive_queue ON message_archive (queue, archived_at);
 
+CREATE TABLE message_policy_state (
+    scope VARCHAR(300) NOT NULL,
+    key VARCHAR(255) NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT statement_timestamp() NOT NULL,
+    lease_token UUID,
+    lease_expires_at TIMESTAMP WITH TIME ZONE,
+    info JSONB,
+    PRIMARY KEY (scope, key)
+);
+
 ALTER TABLE message SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
 INSERT INTO message_schema_version (version_num) VALUES ('0001') RETURNING message_schema_version.version_num;

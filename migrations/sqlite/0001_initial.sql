@@ -72,5 +72,15 @@ CREATE INDEX message_archive_archived ON message_archive (archived_at, id);
 
 CREATE INDEX message_archive_queue ON message_archive (queue, archived_at);
 
+CREATE TABLE message_policy_state (
+    scope VARCHAR(300) NOT NULL,
+    "key" VARCHAR(255) NOT NULL,
+    created_at BIGINT DEFAULT (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) NOT NULL,
+    lease_token CHAR(32),
+    lease_expires_at BIGINT,
+    info JSON,
+    PRIMARY KEY (scope, "key")
+);
+
 INSERT INTO message_schema_version (version_num) VALUES ('0001') RETURNING version_num;
 

@@ -10,6 +10,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlemen
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.schema.types import SQLITE_CLOCK
 from faststream_sqlbroker.store import Store
 
 LEASE = 60.0
@@ -55,13 +56,20 @@ class Bench:
 
     async def expire(self) -> None:
         """Let every lease run out."""
-        past = {
-            "postgresql": "statement_timestamp() - interval '1 hour'",
-            "mariadb": "UTC_TIMESTAMP(6) - INTERVAL 1 HOUR",
-            "mysql": "UTC_TIMESTAMP(6) - INTERVAL 1 HOUR",
-            "sqlite": "1",
-        }[self.store.dialect_name]
+        past = self.past(3600)
         await self.execute(f"UPDATE message SET lease_expires_at = {past} WHERE state = 'PROCESSING'")
+
+    def past(self, seconds: int) -> str:
+        """SQL of the moment `seconds` ago, by the database's clock."""
+        if self.store.dialect_name == "postgresql":
+            return f"statement_timestamp() - interval '{seconds} seconds'"
+        if self.store.dialect_name == "sqlite":
+            return f"{SQLITE_CLOCK} - {seconds} * 1000000"
+        return f"UTC_TIMESTAMP(6) - INTERVAL {seconds} SECOND"
+
+    def quoted(self, name: str) -> str:
+        """A column's name in this database's SQL."""
+        return self.store.engine.dialect.identifier_preparer.quote(name)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb", "pgbouncer"])

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from faststream.kafka import KafkaBroker, KafkaMessage, TestKafkaBroker
-from faststream.redis import RedisBroker, RedisMessage
+from faststream.redis import BinaryMessageFormatV1, RedisBroker, RedisMessage
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker, SqlBrokerResponse
 from tests.faststream.conftest import QUICK, Heard, Look
@@ -109,6 +112,49 @@ async def test_answers_reach_redis_and_failures_are_tried_again(
     rows = await look.archived(3)
     assert {row["state"] for row in rows} == {"COMPLETED"}
     await eventually(lambda: sorted(got) == ["a", "b", "early"])
+    await remote.stop()
+
+
+async def test_the_order_of_each_key_is_kept_on_request(
+    engine: AsyncEngine, broker: SqlBroker, look: Look, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two brokers with several workers each, and publishes that fail: F2, promise 7."""
+    remote = RedisBroker(redis_url, logger=None)
+    await remote.start()
+    producer: Any = type(remote.config.producer)
+    publish, calls = producer.publish, 0
+
+    async def flaky(self: Any, cmd: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            raise ConnectionError("not now")
+        return await publish(self, cmd)
+
+    monkeypatch.setattr(producer, "publish", flaky)
+    second = SqlBroker(engine, logger=None)
+    place = f"ordered-{uuid4()}"
+    for one in (broker, second):
+
+        @one.subscriber("outbox", **QUICK, retry_strategy=SOON, ordered=True, max_workers=4)
+        @remote.publisher(list=place)
+        async def relay(body: list[int]) -> list[int]:
+            await asyncio.sleep(0.001 * (body[1] % 3))
+            return body
+
+    for n in range(20):
+        for k in range(4):
+            await broker.publish([k, n], "outbox", key=f"key {k}")
+    await broker.start()
+    await second.start()
+    await look.archived(80)
+    client: Any = await remote.connect()
+    sent = [json.loads(BinaryMessageFormatV1.parse(raw)[0]) for raw in await client.lrange(place, 0, -1)]
+    assert len(sent) == 80
+    for key in range(4):
+        assert [n for k, n in sent if k == key] == list(range(20))
+    assert calls > 80
+    await second.stop()
     await remote.stop()
 
 

@@ -104,3 +104,22 @@ def test_release_reads_expired_leases_only(dialect: MariadbDialect, connection: 
     )
     with reads(connection, at_most=60 + 8 * LIMIT):
         assert dialect.release_stuck(connection, ["q", "other7"], 1000) == LIMIT
+
+
+def test_ordered_claims_do_not_walk_what_waits_behind_a_head(
+    dialect: MariadbDialect, connection: Connection
+) -> None:
+    """The window's rows and a head for each; keys are looked for only where these are too few."""
+    insert = "INSERT INTO message (queue, payload, `key`) SELECT 'o', 'x', {} FROM seq_1_to_{}"
+    connection.execute(text(insert.format("'m'", 20_000)))
+    connection.execute(text(insert.format("CONCAT('z', MOD(seq, 100))", 1000)))
+    connection.commit()
+    pairs = dialect.ready_pairs(connection, ["o"])
+    with reads(connection, at_most=60 + 10 * LIMIT):
+        rows, more = dialect.ordered.claim(connection, pairs, 1, 60.0, uuid4(), {})
+    assert ([row.key for row in rows], more) == (["m"], False)
+    connection.commit()
+    cursors = {"o": "n"}
+    with reads(connection, at_most=60 + 30 * LIMIT):
+        rows, _ = dialect.ordered.claim(connection, pairs, LIMIT // 2, 60.0, uuid4(), cursors)
+    assert len(rows) == LIMIT // 2

@@ -134,3 +134,42 @@ def test_release_reads_expired_leases_only(leased: tuple[Connection, dict[str, l
     connection, _ = leased
     plan = explain(connection, "release_stuck", queues=["q", "other7"], limit=1000)
     check(plan, indexes={"message_leased"}, buffers=60 * LEASED)
+
+
+BLOCKED = 20_000
+SIZE = 100
+
+
+@pytest.fixture
+def one_key(crowded: Engine) -> Engine:
+    """Many due messages of one key, the first of them leased, and a hundred other keys behind."""
+    insert = (
+        "INSERT INTO message (queue, payload, key) SELECT 'o', 'x', {} FROM generate_series(1, {}) AS s(n)"
+    )
+    with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text(insert.format("'m'", BLOCKED)))
+        connection.execute(text(insert.format("'z' || s.n % 100", 1000)))
+        connection.execute(
+            text(
+                "UPDATE message SET state = 'PROCESSING', lease_token = gen_random_uuid(), "
+                "lease_expires_at = now() + interval '1 hour' WHERE id = (SELECT min(id) FROM message WHERE queue = 'o')"
+            )
+        )
+        connection.execute(text("VACUUM ANALYZE message"))
+    return crowded
+
+
+ORDERED: dict[str, dict[str, Any]] = {
+    "ordered_window": {"queue": "o", "priority": 0, "size": SIZE},
+    "ordered_window_others": {"queue": "o", "priority": 0, "size": SIZE},
+    "ordered_keys": {"queue": "o", "start": "", "size": SIZE},
+    "ordered_busy": {"queue": "o"},
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_ordered_claims_do_not_walk_what_waits_behind_a_head(one_key: Engine, name: str) -> None:
+    """A descent or two of an index for each message or key that is looked at."""
+    with one_key.connect() as connection:
+        plan = explain(connection, name, **ORDERED[name])
+        check(plan, indexes={"message_ready", "message_key", "message_leased"}, buffers=60 + 10 * SIZE)

@@ -55,7 +55,8 @@ async def test_other_names_and_no_archive(engine: AsyncEngine) -> None:
     await run(engine, lambda c: upgrade(c, config))
     assert await run(engine, lambda c: differences(c, build_tables(config))) == []
     names = await run(engine, lambda c: inspect(c).get_table_names())
-    assert sorted(n.lower() for n in names if "sqlite" not in n) == ["outbox_1", "outbox_1_schema_version"]
+    ours = sorted(n.lower() for n in names if "sqlite" not in n)
+    assert ours == ["outbox_1", "outbox_1_policy_state", "outbox_1_schema_version"]
     store = Store(engine, build_tables(config))
     assert len(await store.insert([NewMessage("q", b"1")])) == 1
 
@@ -209,7 +210,7 @@ async def test_a_naive_time_is_refused(engine: AsyncEngine) -> None:
 def test_tables_join_the_applications_metadata() -> None:
     metadata = MetaData()
     tables = include_tables(metadata, dialect_name="mysql")
-    assert set(metadata.tables) == {"message", "message_archive"}
+    assert set(metadata.tables) == {"message", "message_archive", "message_policy_state"}
     assert "claimable" in tables.message.c
     assert "claimable" not in include_tables(MetaData()).message.c
 
@@ -242,6 +243,7 @@ async def test_autogenerate_finds_nothing_to_change(engine: AsyncEngine) -> None
         {"schema": "a.b"},
         {"message_archive_table_name": "message"},
         {"message_archive_table_name": "message_schema_version"},
+        {"message_archive_table_name": "message_policy_state"},
     ],
 )
 def test_wrong_names_are_refused(wrong: dict[str, Any]) -> None:

@@ -150,7 +150,7 @@ def worker(inflight: Inflight, **options: Any) -> Worker:
     nothing: Any = None
     return Worker(
         nothing, inflight, make_settings("q", options), nothing, quiet,  # type: ignore[arg-type]
-        rules=SettleRules(), ack_first=False, stopping=lambda: False, on_idle=lambda: None,
+        rules=SettleRules(), first=None, stopping=lambda: False, on_idle=lambda: None,
     )  # fmt: skip
 
 

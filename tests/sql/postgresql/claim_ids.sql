@@ -1,9 +1,12 @@
+WITH r AS MATERIALIZED (
+  SELECT m.ctid AS c FROM message m
+  WHERE m.id = ANY(:ids) AND m.queue = ANY(:queues)
+    AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+  FOR UPDATE SKIP LOCKED
+)
 UPDATE message m
 SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
   lease_expires_at = statement_timestamp() + :lease * interval '1 second',
   deliveries_count = m.deliveries_count + 1
-WHERE m.id = (
-  SELECT x.id FROM message x
-  WHERE x.id = :id AND x.queue = ANY(:queues) AND x.state IN ('PENDING', 'RETRYABLE')
-    AND x.next_attempt_at <= statement_timestamp() FOR UPDATE SKIP LOCKED)
+WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
 RETURNING m.id, m.queue, m.payload, m.headers::text, m.priority, m.key, m.attempts_count, m.deliveries_count, m.publish_count, m.created_at, m.next_attempt_at, m.expires_at, m.first_attempt_at, m.last_attempt_at, m.acquired_at

@@ -1,0 +1,52 @@
+"""One connection that LISTENs (PostgreSQL through asyncpg)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.store.checkout import checkout
+from faststream_sqlbroker.store.errors import ErrorClasses
+
+
+@asynccontextmanager
+async def listening(
+    engine: AsyncEngine, errors: ErrorClasses, timeout: float, channel: str, heard: Callable[[str], None]
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Call `heard` with the payload of each wake-up on `channel`; yields a check of the connection.
+
+    Args:
+        engine: Whose pool gives the connection, for as long as this is entered.
+        errors: Classes the driver's errors.
+        timeout: Seconds for the LISTEN, and for each check.
+        channel: Of PostgreSQL.
+        heard: Gets each payload.
+
+    Raises:
+        TransientStoreError: the connection cannot be made or is gone.
+    """
+    gone = asyncio.Event()
+
+    def callback(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
+        heard(payload)
+
+    async with AsyncExitStack() as stack:
+        async with errors.classed(), asyncio.timeout(timeout):
+            connection = await stack.enter_async_context(checkout(engine, errors, None))
+            # Whatever is still subscribed must not come back to somebody else's checkout.
+            stack.push_async_callback(connection.invalidate)
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            await driver.add_listener(channel, callback)
+        driver.add_termination_listener(lambda _c: gone.set())
+
+        async def alive() -> None:
+            async with errors.classed(), asyncio.timeout(timeout):
+                if gone.is_set():
+                    msg = "the listening connection was closed"
+                    raise TransientStoreError(msg)
+                await driver.execute("SELECT 1")
+
+        yield alive

@@ -1,0 +1,222 @@
+"""Claims for ordered=True: one lease at a time for each key, in the order of ids (promise 7)."""
+
+import asyncio
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.ordered import WINDOW, Cursors
+from faststream_sqlbroker.store import Store
+from tests.contract.conftest import LEASE, Bench, done
+
+
+async def claim(
+    bench: Bench, limit: int = 10, *queues: str, cursors: Cursors | None = None, suspects: bool = True
+) -> tuple[list[ClaimedMessage], bool]:
+    pairs = [p for p in await bench.store.ready_pairs(queues or ("q",)) if p.due_in <= 0]
+    given = {} if cursors is None else cursors
+    return await bench.store.claim_ordered(pairs, limit, LEASE, uuid4(), given, suspects=suspects)
+
+
+async def ids(bench: Bench, limit: int = 10, *queues: str) -> list[int]:
+    rows, more = await claim(bench, limit, *queues)
+    assert not more
+    return [row.id for row in rows]
+
+
+async def test_of_each_key_the_first_message_is_leased(bench: Bench) -> None:
+    a = await bench.put(3, key="a")
+    b = await bench.put(2, key="b")
+    rows, _ = await claim(bench)
+    assert [row.id for row in rows] == [a[0], b[0]]
+    assert await ids(bench) == []
+    await bench.store.settle([done(rows[0])])
+    assert await ids(bench) == [a[1]]
+
+
+async def test_messages_without_a_key_have_no_order(bench: Bench) -> None:
+    free = await bench.put(3)
+    assert await ids(bench) == free
+
+
+async def test_the_limit_holds(bench: Bench) -> None:
+    keyed = [(await bench.put(2, key=f"k{n}"))[0] for n in range(5)]
+    assert await ids(bench, 3) == keyed[:3]
+    assert await ids(bench, 3) == keyed[3:]
+
+
+async def test_an_earlier_message_that_waits_holds_the_later_ones(bench: Bench) -> None:
+    """Whether it is delayed, or to be tried again."""
+    await bench.put(1, key="a", delay=60)
+    await bench.put(2, key="a")
+    [b, later] = await bench.put(2, key="b")
+    rows, _ = await claim(bench)
+    assert [row.id for row in rows] == [b]
+    await bench.store.settle([done(rows[0], state=MessageState.RETRYABLE, delay=60.0)])
+    assert await ids(bench) == []
+    await bench.execute(f"DELETE FROM message WHERE id = {b}")
+    assert await ids(bench) == [later]
+
+
+async def test_an_expired_message_holds_nobody(bench: Bench) -> None:
+    await bench.put(1, key="a", delay=60, expires_in=0.001)
+    [second] = await bench.put(1, key="a")
+    await asyncio.sleep(0.01)
+    assert await ids(bench) == [second]
+
+
+async def test_priorities_order_keys_not_the_messages_of_one(bench: Bench) -> None:
+    [low] = await bench.put(1, key="a", priority=0)
+    await bench.put(1, key="a", priority=9)
+    [high] = await bench.put(1, key="b", priority=5)
+    assert await ids(bench) == [high, low]
+
+
+async def test_queues_have_orders_of_their_own(bench: Bench) -> None:
+    [one], [two] = await bench.put(1, "q", key="a"), await bench.put(1, "r", key="a")
+    assert await ids(bench, 10, "q", "r") == [one, two]
+
+
+async def test_a_key_with_a_lease_gives_no_second_one_to_a_late_commit(bench: Bench) -> None:
+    """A lower id that is committed while a higher one is being handled waits for it."""
+    [first, second] = await bench.put(2, key="a")
+    await bench.execute(f"UPDATE message SET next_attempt_at = {bench.past(-60)} WHERE id = {first}")
+    await bench.execute(f"UPDATE message SET {bench.quoted('key')} = 'other' WHERE id = {first}")
+    rows, _ = await claim(bench)
+    assert [row.id for row in rows] == [second]
+    # What a late commit looks like: a row with a lower id appears.
+    await bench.execute(
+        f"UPDATE message SET {bench.quoted('key')} = 'a', next_attempt_at = {bench.past(1)} WHERE id = {first}"
+    )
+    assert await ids(bench) == []
+    await bench.store.settle([done(rows[0])])
+    assert await ids(bench) == [first]
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+async def test_claims_of_one_queue_wait_for_each_other(bench: Bench, store: Store) -> None:
+    """Under READ COMMITTED the second would not see the first one's lease, and lease a late commit of the key."""
+    late = create_async_engine(store.engine.url)
+    async with late.connect() as publisher, late.connect() as claimer:
+        await publisher.begin()
+        [first] = await store.insert_in(publisher, [NewMessage("q", b"late", key="a")])
+        [second] = await bench.put(1, key="a")
+        await claimer.begin()
+        pairs = await store.ready_pairs(("q",))
+        rows, _ = await claimer.run_sync(
+            lambda c: store.dialect.ordered.claim(c, pairs, 5, LEASE, uuid4(), {})
+        )
+        assert [row.id for row in rows] == [second]
+        await publisher.commit()
+        other = asyncio.create_task(claim(bench))
+        await asyncio.sleep(0.3)
+        assert not other.done()
+        await claimer.commit()
+        assert await other == ([], False)
+        await store.settle([done(rows[0])])
+        assert await ids(bench) == [first]
+    await late.dispose()
+
+
+async def test_claimers_at_once_never_lease_a_key_twice(bench: Bench) -> None:
+    """Many claims, settled in random order: of no key two leases at a time, each in the order of ids."""
+    for _ in range(12):
+        for key in "abcd":
+            await bench.put(1, key=key)
+    leased: set[str] = set()
+    order: dict[str, list[int]] = {}
+
+    async def work() -> None:
+        while sum(map(len, order.values())) < 48:
+            rows, _ = await claim(bench, 2)
+            for row in rows:
+                assert row.key is not None
+                assert row.key not in leased
+                leased.add(row.key)
+                order.setdefault(row.key, []).append(row.id)
+            await asyncio.sleep(0.001)
+            for row in rows:
+                leased.discard(row.key or "")
+                await bench.store.settle([done(row)])
+
+    await asyncio.wait_for(asyncio.gather(*(work() for _ in range(4))), 60)
+    assert all(found == sorted(found) and len(found) == 12 for found in order.values())
+
+
+async def test_what_waits_behind_a_blocked_head_is_not_walked(bench: Bench) -> None:
+    """The window is full of one key; its neighbours are found by their keys, a page at a time."""
+    blocked = await bench.put(WINDOW + 50, key="m")
+    head = await ids(bench, 1)
+    assert head == blocked[:1]
+    behind = [(await bench.put(2, key=f"z{n:03}"))[0] for n in range(2 * WINDOW)]
+    cursors: Cursors = {}
+    found: list[int] = []
+    for turn in range(20):
+        rows, more = await claim(bench, 60, cursors=cursors)
+        found += [row.id for row in rows]
+        if not rows and not more and turn > 0:
+            break
+    assert sorted(found) == sorted(behind)
+    assert cursors in ({}, {"q": ""})
+
+
+async def test_a_claim_says_that_there_may_be_more(bench: Bench) -> None:
+    """So that nobody waits for the next poll while keys have not been looked at."""
+    await bench.put(WINDOW + 5, key="a")
+    await ids(bench, 1)
+    for n in range(WINDOW + 5):
+        await bench.put(1, key=f"b{n:03}", delay=60)
+    [ready] = await bench.put(1, key="c")
+    cursors: Cursors = {}
+    seen = [await claim(bench, cursors=cursors) for _ in range(2)]
+    assert [([r.id for r in rows], more) for rows, more in seen] == [([], True), ([ready], False)]
+
+
+async def test_suspects_are_left_alone_and_hold_their_key(bench: Bench) -> None:
+    await bench.put(2, key="a")
+    [b] = await bench.put(1, key="b")
+    await bench.execute(f"UPDATE message SET deliveries_count = 2 WHERE {bench.quoted('key')} = 'a'")
+    rows, _ = await claim(bench, suspects=False)
+    assert [row.id for row in rows] == [b]
+
+
+async def test_a_suspect_is_claimed_only_as_the_head_of_its_key(bench: Bench) -> None:
+    [first, second] = await bench.put(2, key="a")
+    [free] = await bench.put(1)
+
+    async def one(message_id: int, *queues: str) -> list[int]:
+        rows = await bench.store.claim_one(message_id, queues or ("q",), LEASE, uuid4(), ordered=True)
+        return [row.id for row in rows]
+
+    assert await one(second) == []
+    assert await one(first, "other") == []
+    assert await one(first) == [first]
+    assert await one(second) == []
+    assert await one(free) == [free]
+    assert await one(10**6) == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_keys_that_are_no_text_stop_nobody(bench: Bench) -> None:
+    """A foreign producer may store anything in SQLite."""
+    await bench.put(2, key="a")
+    await bench.execute("UPDATE message SET \"key\" = CAST(x'ff' AS TEXT)")
+    [free] = await bench.put(1, key="b")
+    rows, more = await claim(bench)
+    assert {row.id for row in rows} == {1, free}
+    assert not more
+    assert await bench.store.claim_one(2, ("q",), LEASE, uuid4(), ordered=True) != []
+
+
+async def test_an_old_lease_that_was_given_back_keeps_its_place(bench: Bench) -> None:
+    [first, _] = await bench.put(2, key="a")
+    assert await ids(bench) == [first]
+    await bench.expire()
+    assert await bench.store.release_stuck(("q",), 10) == 1
+    rows, _ = await claim(bench)
+    assert [(row.id, row.deliveries_count) for row in rows] == [(first, 2)]
+    assert rows[0].acquired_at - rows[0].created_at < timedelta(seconds=60)

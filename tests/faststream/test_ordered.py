@@ -1,0 +1,55 @@
+"""ordered=True at the decorator."""
+
+import asyncio
+
+import pytest
+from faststream import AckPolicy
+
+from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerMessage
+from tests.faststream.conftest import QUICK, Look
+
+pytestmark = pytest.mark.capability("`ordered=True`")
+
+
+async def test_one_message_of_a_key_at_a_time(broker: SqlBroker, look: Look) -> None:
+    running: set[str] = set()
+    seen: dict[str, list[int]] = {}
+
+    @broker.subscriber("q", **QUICK, ordered=True, max_workers=5)
+    async def handle(body: int, message: SqlBrokerMessage) -> None:
+        key = message.key or ""
+        assert key not in running
+        running.add(key)
+        await asyncio.sleep(0.002)
+        running.discard(key)
+        seen.setdefault(key, []).append(body)
+
+    for n in range(30):
+        await broker.publish(n, "q", key=str(n % 3))
+    await broker.start()
+    rows = await look.archived(30)
+    assert {row["state"] for row in rows} == {"COMPLETED"}
+    assert seen == {str(k): list(range(k, 30, 3)) for k in range(3)}
+
+
+async def test_transactional_handlers_can_be_ordered(broker: SqlBroker, look: Look) -> None:
+    seen: list[int] = []
+
+    @broker.subscriber("q", **QUICK, ordered=True, transactional=True, max_workers=2)
+    async def handle(body: int) -> None:
+        seen.append(body)
+
+    for n in range(10):
+        await broker.publish(n, "q", key="a")
+    await broker.start()
+    await look.archived(10)
+    assert seen == list(range(10))
+
+
+def test_what_cannot_be_ordered_is_refused() -> None:
+    broker = SqlBroker("sqlite+aiosqlite:///x.db", logger=None)
+    with pytest.raises(SetupError, match=r"ordered=True keeps .*ACK_FIRST removes"):
+        broker.subscriber("q", ordered=True, ack_policy=AckPolicy.ACK_FIRST)
+    with pytest.raises(SetupError, match="ordered must be True or False"):
+        broker.subscriber("q", ordered="yes")  # type: ignore[arg-type]
+    asyncio.run(broker.stop())

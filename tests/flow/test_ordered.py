@@ -1,0 +1,134 @@
+"""ordered=True in the loops: one message of a key at a time, whatever happens to it (promise 7)."""
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+from faststream_sqlbroker.core.outcome import Ack, Nack, Reject
+from faststream_sqlbroker.core.retry import ConstantRetryStrategy
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+QUICK: dict[str, Any] = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "ordered": True}
+
+
+async def test_keys_go_on_side_by_side_each_in_its_order(rig: Rig) -> None:
+    running: defaultdict[str, int] = defaultdict(int)
+    most = 0
+
+    async def handle(row: ClaimedMessage) -> None:
+        nonlocal most
+        key = row.key or ""
+        running[key] += 1
+        assert running[key] == 1
+        most = max(most, sum(running.values()))
+        await asyncio.sleep(0.005)
+        running[key] -= 1
+        await rig.ack(row)
+
+    for _ in range(8):
+        for key in "abc":
+            await rig.put(1, key=key)
+    await rig.consumer(handle, max_workers=4, **QUICK).start()
+    await eventually(lambda: len(rig.handled) == 24)
+    for key in "abc":
+        ids = [row.id for row in rig.handled if row.key == key]
+        assert ids == sorted(ids)
+    assert most > 1
+
+
+async def test_a_retry_keeps_its_place(rig: Rig) -> None:
+    """P7: what failed is tried again before the later messages of its key."""
+
+    async def handle(row: ClaimedMessage) -> None:
+        rig.handled.append(row)
+        row.settle_as(Ack() if row.attempts_count == 2 else Nack(error=ValueError("not yet")))
+
+    [first, second] = await rig.put(2, key="a")
+    strategy = ConstantRetryStrategy(delay_seconds=0.05)
+    await rig.consumer(handle, max_workers=4, retry_strategy=strategy, **QUICK).start()
+    await eventually(lambda: len(rig.handled) == 6)
+    assert [row.id for row in rig.handled] == [first] * 3 + [second] * 3
+
+
+async def test_a_dead_letter_lets_the_next_go(rig: Rig) -> None:
+    async def handle(row: ClaimedMessage) -> None:
+        rig.handled.append(row)
+        row.settle_as(Reject() if len(rig.handled) == 1 else Ack())
+
+    ids = await rig.put(2, key="a")
+    await rig.consumer(handle, **QUICK).start()
+    await eventually(lambda: len(rig.handled) == 2)
+    assert [row.id for row in rig.handled] == ids
+
+
+async def test_nothing_is_leased_that_no_worker_can_start(rig: Rig) -> None:
+    """What waited in a buffer would keep its key from every other process."""
+    go = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        await go.wait()
+        await rig.ack(row)
+
+    for key in "abcde":
+        await rig.put(1, key=key)
+    consumer = rig.consumer(handle, max_workers=2, **QUICK)
+    await consumer.start()
+    await eventually(lambda: consumer.inflight.running == 2)
+    await asyncio.sleep(0.2)
+    states = [row["state"] for row in await rig.rows()]
+    assert states.count("PROCESSING") == 2
+    go.set()
+    await eventually(lambda: len(rig.handled) == 5)
+
+
+async def test_a_batch_holds_one_message_of_a_key(rig: Rig) -> None:
+    batches: list[list[str | None]] = []
+
+    async def handle(rows: tuple[ClaimedMessage, ...]) -> None:
+        batches.append([row.key for row in rows])
+        for row in rows:
+            await rig.ack(row)
+
+    await rig.put(2, key="a")
+    await rig.put(2, key="b")
+    await rig.put(3)
+    await rig.consumer(handle, batch=True, **QUICK).start()
+    await eventually(lambda: len(rig.handled) == 7)
+    assert all(len({k for k in keys if k}) == len([k for k in keys if k]) for keys in batches)
+    assert [row.id for row in rig.handled if row.key == "a"] == [1, 2]
+
+
+async def test_a_key_goes_on_without_waiting_for_the_next_poll(rig: Rig) -> None:
+    await rig.put(10, key="a")
+    consumer = rig.consumer(ordered=True, max_fetch_interval=30.0, min_fetch_interval=0)
+    await consumer.start()
+    await eventually(lambda: len(rig.handled) == 10, timeout=10)
+
+
+async def test_the_crowd_behind_a_blocked_key_hides_nobody(rig: Rig) -> None:
+    """More due messages of one key than a claim looks at, and many keys that are not due."""
+    go = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        if row.key == "blocked":
+            await go.wait()
+        await rig.ack(row)
+
+    await rig.put(250, key="blocked")
+    for n in range(120):
+        await rig.put(1, key=f"future{n}", delay=60)
+    [other] = await rig.put(1, key="other")
+    await rig.consumer(handle, max_workers=2, **QUICK).start()
+    await eventually(lambda: [row.id for row in rig.handled] == [other])
+    go.set()
+
+
+async def test_a_suspect_that_comes_first_runs_before_the_others_of_its_key(rig: Rig) -> None:
+    """A message that two processes lost runs alone, and its key waits for it."""
+    ids = await rig.put(3, key="a")
+    await rig.execute(f"UPDATE message SET deliveries_count = 2 WHERE id = {ids[0]}")
+    await rig.consumer(max_workers=2, **QUICK).start()
+    await eventually(lambda: len(rig.handled) == 3)
+    assert [row.id for row in rig.handled] == ids

@@ -1,0 +1,129 @@
+"""ACK_FIRST: what was cut off is listed, what has ended is not (promise 4)."""
+
+import asyncio
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from faststream_sqlbroker.core.outcome import Ack, Nack
+from faststream_sqlbroker.core.rows import ClaimedMessage, UnknownOutcome
+from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+QUICK: dict[str, Any] = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "release_stuck_timeout": 0.6}
+
+
+async def unknown(rig: Rig) -> list[UnknownOutcome]:
+    return await rig.store.starts.unknown(None, 100)
+
+
+async def marks(rig: Rig) -> int:
+    async with rig.store.engine.connect() as connection:
+        return len((await connection.execute(rig.store.tables.policy_state.select())).all())
+
+
+async def test_what_has_ended_leaves_no_mark(rig: Rig) -> None:
+    """Whether the handler succeeded or failed."""
+
+    async def handle(row: ClaimedMessage) -> None:
+        rig.handled.append(row)
+        row.settle_as(Nack(error=ValueError("no")) if row.id % 2 else Ack())
+
+    await rig.put(6)
+    await rig.consumer(handle, ack_first=True, max_workers=3, **QUICK).start()
+    await eventually(lambda: len(rig.handled) == 6)
+
+    async def none() -> bool:
+        return await marks(rig) == 0
+
+    await eventually(none)
+    assert len(await rig.rows(archive=True)) == 6
+
+
+async def test_a_handler_that_runs_for_long_is_not_listed(rig: Rig) -> None:
+    go = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        await go.wait()
+        await rig.ack(row)
+
+    await rig.put(2)
+    consumer = rig.consumer(handle, ack_first=True, max_workers=2, **QUICK)
+    await consumer.start()
+    await eventually(lambda: consumer.inflight.running == 2)
+    for _ in range(15):
+        await asyncio.sleep(0.1)
+        assert await unknown(rig) == []
+    go.set()
+    await consumer.stop(5)
+    assert await marks(rig) == 0, "the stop writes what has ended"
+
+
+async def test_a_handler_that_was_cancelled_is_listed(rig: Rig) -> None:
+    async def handle(row: ClaimedMessage) -> None:
+        rig.handled.append(row)
+        await asyncio.Event().wait()
+
+    [message_id] = await rig.put()
+    consumer = rig.consumer(handle, ack_first=True, **QUICK)
+    await consumer.start()
+    await eventually(lambda: rig.handled)
+    await consumer.stop(0.1)
+
+    async def listed() -> list[int]:
+        return [found.message_id for found in await unknown(rig)]
+
+    assert await eventually(listed) == [message_id]
+    assert [row["state"] for row in await rig.rows(archive=True)] == ["COMPLETED"]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_removal_without_an_answer_does_not_run_and_is_listed(rig: Rig, committed: bool) -> None:
+    """If it was committed. If not, the message comes back when its lease has run out."""
+    starts = rig.store.starts
+    remove = starts.remove_first
+
+    async def unanswered(*arguments: Any) -> Any:
+        if committed:
+            await remove(*arguments)
+        raise UnknownOutcomeError("the answer was lost")
+
+    ids = await rig.put()
+    consumer = rig.consumer(ack_first=True, **QUICK, release_stuck_interval=0.1)
+    with patch.object(starts, "remove_first", unanswered):
+        await consumer.start()
+        await eventually(lambda: rig.logged("not known to be committed"))
+
+    async def listed() -> list[int]:
+        return [found.message_id for found in await unknown(rig)]
+
+    if committed:
+        assert await eventually(listed) == ids
+        assert rig.handled == []
+    else:
+        await eventually(lambda: [row.id for row in rig.handled] == ids)
+        assert await listed() == []
+
+
+async def test_an_end_that_cannot_be_written_is_written_later(rig: Rig) -> None:
+    starts = rig.store.starts
+    end, failures = starts.end, 2
+
+    async def failing(*arguments: Any) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise TransientStoreError("busy")
+        await end(*arguments)
+
+    await rig.put(3)
+    with patch.object(starts, "end", failing):
+        await rig.consumer(ack_first=True, **QUICK).start()
+        await eventually(lambda: len(rig.handled) == 3 and failures < 0)
+
+    async def none() -> bool:
+        return await marks(rig) == 0
+
+    await eventually(none)

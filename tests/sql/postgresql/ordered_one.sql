@@ -1,0 +1,1 @@
+SELECT m.queue, m.key FROM message m WHERE m.id = :id

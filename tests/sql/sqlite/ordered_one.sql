@@ -1,0 +1,1 @@
+SELECT m.queue, CAST(m."key" AS BLOB) FROM message m WHERE m.id = :id
