@@ -114,31 +114,69 @@ def run(command: list[str], become: Callable[[], None], cwd: Path) -> None:
         raise CannotStartError(msg)
 
 
+class Process:
+    """A server's process on a port; `crash` and `start` may follow each other."""
+
+    def __init__(self, command: list[str], become: Callable[[], None], folder: Path, port: int) -> None:
+        """Nothing runs before `start`."""
+        self._command, self._become, self._folder, self.port = command, become, folder, port
+        self._server: subprocess.Popen[bytes] | None = None
+        self._postgresql = "postgres" in command[0]
+
+    def start(self) -> None:
+        """Start it, and wait until it accepts connections.
+
+        Raises:
+            CannotStartError: it ended, or does not accept in time.
+        """
+        with (self._folder / "log").open("ab") as log:
+            server = self._server = subprocess.Popen(
+                self._command,
+                preexec_fn=self._become,  # noqa: PLW1509
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_TIMEOUT
+        while not _accepts(self.port):
+            if server.poll() is not None or time.monotonic() > deadline:
+                last = (self._folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
+                msg = f"{Path(self._command[0]).name} did not start: {' '.join(last)}"
+                raise CannotStartError(msg)
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Shut it down in order."""
+        self._end(signal.SIGINT if self._postgresql else signal.SIGTERM)
+
+    def crash(self) -> None:
+        """End it without a chance to write anything. PostgreSQL's children would outlive a SIGKILL for a while."""
+        self._end(signal.SIGQUIT if self._postgresql else signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        if self._server is None:
+            return
+        self._server.send_signal(number)
+        try:
+            self._server.wait(20)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+
+
 @contextmanager
-def running(command: list[str], become: Callable[[], None], folder: Path, port: int) -> Iterator[None]:
+def running(command: list[str], become: Callable[[], None], folder: Path, port: int) -> Iterator[Process]:
     """A server process that accepts connections on `port`.
 
     Raises:
         CannotStartError: it ended, or does not accept in time.
     """
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, preexec_fn=become, cwd=folder, stdout=log, stderr=log)  # noqa: PLW1509
+    process = Process(command, become, folder, port)
     try:
-        deadline = time.monotonic() + START_TIMEOUT
-        while not _accepts(port):
-            if server.poll() is not None or time.monotonic() > deadline:
-                last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
-                msg = f"{Path(command[0]).name} did not start: {' '.join(last)}"
-                raise CannotStartError(msg)
-            time.sleep(0.05)
-        yield
+        process.start()
+        yield process
     finally:
-        server.send_signal(signal.SIGINT if "postgres" in command[0] else signal.SIGTERM)
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        process.stop()
 
 
 def _accepts(port: int) -> bool:
@@ -147,7 +185,7 @@ def _accepts(port: int) -> bool:
 
 
 @contextmanager
-def postgresql() -> Iterator[str]:
+def postgresql() -> Iterator[tuple[str, Process]]:
     """A PostgreSQL that commits to memory: a crash of the machine may lose it, a crash of a client not."""
     places = ("/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin")
     initdb = needed("initdb", "postgresql", *places)
@@ -161,13 +199,14 @@ def postgresql() -> Iterator[str]:
         }  # fmt: skip
         settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         server = str(Path(initdb).resolve().parent / "postgres")
-        with running([server, "-D", str(data), "-p", str(port), *settings], become, folder, port):
+        command = [server, "-D", str(data), "-p", str(port), *settings]
+        with running(command, become, folder, port) as process:
             url = f"postgresql+psycopg://{user}@127.0.0.1:{port}/postgres"
-            _wait_until_ready(url)
-            yield url
+            wait_until_ready(url)
+            yield url, process
 
 
-def _wait_until_ready(url: str) -> None:
+def wait_until_ready(url: str) -> None:
     """PostgreSQL accepts connections a moment before it lets anybody in."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
@@ -180,7 +219,7 @@ def _wait_until_ready(url: str) -> None:
 
 
 @contextmanager
-def mariadb() -> Iterator[str]:
+def mariadb() -> Iterator[tuple[str, Process]]:
     """A MariaDB whose root needs no password, reachable from this machine only."""
     places = ("/usr/sbin", "/usr/bin", "/usr/local/bin")
     server = needed("mariadbd", "mariadb-server", *places)
@@ -198,8 +237,8 @@ def mariadb() -> Iterator[str]:
             "--innodb-flush-log-at-trx-commit=2", "--max-connections=300", "--skip-log-bin",
             "--max-allowed-packet=64M", "--innodb-buffer-pool-size=256M",
         ]  # fmt: skip
-        with running([server, *common, *options], become, folder, port):
-            yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql"
+        with running([server, *common, *options], become, folder, port) as process:
+            yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql", process
 
 
 @contextmanager
@@ -239,7 +278,7 @@ def redis() -> Iterator[str]:
             yield f"redis://127.0.0.1:{port}"
 
 
-STARTERS: dict[str, Callable[[], AbstractContextManager[str]]] = {
+STARTERS: dict[str, Callable[[], AbstractContextManager[tuple[str, Process]]]] = {
     "postgresql": postgresql,
     "mariadb": mariadb,
 }

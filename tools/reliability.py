@@ -20,9 +20,10 @@ from pathlib import Path
 from sqlalchemy import Engine, create_engine
 
 from tests.faults.checker import RULES
-from tests.faults.databases import fresh_database
+from tests.faults.databases import place_for
 from tests.faults.faults import FAULTS
-from tests.faults.run import run_cell, small_disk
+from tests.faults.run import run_cell
+from tools.private import CannotStartError
 from tools.servers import server
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "reliability.md"
@@ -49,15 +50,14 @@ async def run(result: Result, admin: dict[str, Engine], runs: int, rounds: int) 
     for seed in range(1, runs + 1):
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-            place = folder
-            if result.fault == "disk full":
-                try:
-                    place = stack.enter_context(small_disk(folder))
-                except RuntimeError as error:
-                    result.skipped = str(error)
-                    return
-            url = stack.enter_context(fresh_database(result.kind, admin.__getitem__, place))
-            found = await run_cell(result.fault, url, folder, seed, rounds)
+            try:
+                place = stack.enter_context(
+                    place_for(FAULTS[result.fault], result.kind, admin.__getitem__, folder)
+                )
+            except CannotStartError as error:
+                result.skipped = str(error)
+                return
+            found = await run_cell(result.fault, place, folder, seed, rounds)
         result.seeds.append(seed)
         result.rounds += rounds
         for rule, violations in found.items():

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from sqlalchemy import create_engine, text
 
@@ -49,7 +49,9 @@ def server(kind: str) -> Iterator[str]:
             yield url
             return
     reasons = []
-    for start in (private.STARTERS[kind], lambda: compose.start(kind, answers)):
+    starters: list[Callable[[], AbstractContextManager[str]]]
+    starters = [lambda: _private(kind), lambda: compose.start(kind, answers)]
+    for start in starters:
         with ExitStack() as stack:
             try:
                 url = stack.enter_context(start())
@@ -60,6 +62,12 @@ def server(kind: str) -> Iterator[str]:
             return
     msg = f"no {kind} server: set {VARIABLES[kind]}; {'; '.join(reasons)}"
     raise NoServerError(msg)
+
+
+@contextmanager
+def _private(kind: str) -> Iterator[str]:
+    with private.STARTERS[kind]() as (url, _process):
+        yield url
 
 
 def answers(url: str) -> bool:

@@ -77,7 +77,9 @@ def renew_started(
     """Lengthen what `holder` has noted as started to `lease` seconds from now; `ids` by queue."""
     for condition in _marks(table, ids):
         statement = update(table).where(condition, table.c.lease_token == holder)
-        connection.execute(statement.values(lease_expires_at=later(bindparam("lease", lease * 1_000_000))))
+        connection.execute(
+            statement.values(lease_expires_at=later(bindparam("lease", round(lease * 1_000_000))))
+        )
 
 
 def note_ended(connection: Connection, table: Table, ids: Mapping[str, Sequence[int]], holder: UUID) -> None:

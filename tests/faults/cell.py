@@ -18,13 +18,14 @@ from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeE
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
-from tests.faults.checker import check
+from tests.faults.checker import ORDERED, check, key_of
 from tests.faults.history import History, Recorder, deliveries, read
 from tests.helpers import eventually
+from tools.private import Process
 
 ROOT = Path(__file__).parent.parent.parent
 HEADERS = '{"content-type": "application/json"}'
-QUEUES = ("plain", "plain", "tx", "once")
+QUEUES = ("plain", "plain", "tx", "once", "ordered")
 DRAIN = 80.0
 """Seconds for everything to end after a fault; what has not is called lost."""
 effects = Table("effects", MetaData(), Column("id", Integer, primary_key=True), Column("number", Integer))
@@ -56,6 +57,7 @@ class Cell:
         self.history = History()
         self.number = 0
         self.env: dict[str, str] = {}
+        self.server: Process | None = None
 
     async def open(self) -> None:
         """Create the tables and start the workers."""
@@ -98,7 +100,8 @@ class Cell:
             await self._publish(self.number, self.random.choice(self.queues))
 
     async def _publish(self, number: int, queue: str) -> None:
-        rows = [NewMessage(queue, json.dumps(number).encode(), HEADERS)]
+        key = key_of(number) if queue == ORDERED else None
+        rows = [NewMessage(queue, json.dumps(number).encode(), HEADERS, key=key)]
         h = self.history
         if self.random.random() < 0.1:
             h.rolled_back.add(number)
@@ -159,10 +162,35 @@ class Cell:
         h.live = [r for r in await self._rows("message") if r["queue"] != "out"]
         h.answers = [r["number"] for r in await self._rows("message") if r["queue"] == "out"]
         h.archived = await self._rows("message_archive")
+        await self._read_unknown(h)
         async with self.engine.connect() as connection:
             result = await connection.execute(text("SELECT number FROM effects"))
             h.effects = list(result.scalars())
         return check(h)
+
+    async def _read_unknown(self, h: History) -> None:
+        """What is listed of ACK_FIRST when every note that no worker renews has run out."""
+
+        async def over() -> bool:
+            async with self.engine.connect() as connection:
+                notes = await connection.execute(
+                    text("SELECT count(*) FROM message_policy_state WHERE scope <> 'ordered'")
+                )
+                found = await self.store.starts.unknown(None, 10_000)
+                self.listed = {unknown.message_id for unknown in found}
+                return notes.scalar_one() == len(self.listed)
+
+        await eventually(over, timeout=self.lease + 10, step=0.1)
+        h.listed = {row["number"] for row in h.archived if row["id"] in self.listed}
+
+    async def reconnect(self) -> None:
+        """Forget connections to a server that has ended, and wait until it lets us in again."""
+        await self.engine.dispose()
+
+        async def in_again() -> bool:
+            return await self.store.ping(1.0)
+
+        await eventually(in_again, timeout=60, step=0.1)
 
     async def close(self) -> None:
         """Kill what is left and let go of the database."""
@@ -177,7 +205,9 @@ class Cell:
         reason = ", reason" if table == "message_archive" else ""
         async with self.engine.connect() as connection:
             result = await connection.execute(
-                text(f"SELECT queue, state, payload, attempts_count, deliveries_count{reason} FROM {table}")
+                text(
+                    f"SELECT id, queue, state, payload, attempts_count, deliveries_count{reason} FROM {table}"
+                )
             )
             return [{**row._mapping, "number": int(bytes(row.payload))} for row in result]
 

@@ -9,6 +9,12 @@ from tests.faults.history import Delivery, History
 
 AT_MOST_ONCE = "once"
 TRANSACTIONAL = "tx"
+ORDERED = "ordered"
+
+
+def key_of(number: int) -> str:
+    """The key of a message of the ordered queue."""
+    return f"key {number % 3}"
 
 
 def nothing_lost_nothing_unseen(h: History) -> list[str]:
@@ -75,6 +81,47 @@ def at_most_once_is_kept(h: History) -> list[str]:
     return [f"message {n} of ACK_FIRST was started {times} times" for n, times in starts.items() if times > 1]
 
 
+def cut_off_starts_are_listed(h: History) -> list[str]:
+    """4: a removed message whose handler has not ended is listed; one whose handler has ended is not."""
+    starts = _by_number(h)
+    found = []
+    for row in h.archived:
+        number = row["number"]
+        if row["queue"] != AT_MOST_ONCE or row["state"] != "COMPLETED":
+            continue
+        ended = [d for d in starts[number] if d.ended is not None]
+        if not ended and number not in h.listed:
+            found.append(
+                f"message {number} of ACK_FIRST was cut off ({starts[number]}), and is not listed: {row}"
+            )
+        if ended and number in h.listed and ended[0].pid not in h.killed:
+            found.append(f"message {number} of ACK_FIRST is listed, but its handler has ended")
+    return found
+
+
+def order_is_kept(h: History) -> list[str]:
+    """7: of a key one message at a time, in the order of ids, but for workers that have lost their lease."""
+    found = []
+    keys: defaultdict[str, list[Delivery]] = defaultdict(list)
+    for delivery in sorted(h.deliveries, key=lambda d: d.at):
+        if delivery.queue == ORDERED:
+            keys[key_of(delivery.number)].append(delivery)
+    for key, starts in keys.items():
+        for before, after in itertools.combinations(starts, 2):
+            if before.number == after.number:
+                continue
+            # Published by a COMMIT without an answer, it may have come later than its number says.
+            if after.number < before.number and not (_stale(after, h) or after.number in h.unknown):
+                found.append(f"message {after.number} of {key!r} was started after message {before.number}")
+            if (before.ended_at is None or before.ended_at > after.at) and not _stale(before, h):
+                found.append(f"message {after.number} of {key!r} was started while {before.number} ran")
+    return found
+
+
+def _stale(delivery: Delivery, h: History) -> bool:
+    return delivery.lost or delivery.unknown or delivery.pid in h.killed
+
+
 def transactions_are_exactly_once(h: History) -> list[str]:
     """5: an effect for each completed message of a transactional subscriber, and for no other."""
     completed = _completed(h, TRANSACTIONAL)
@@ -117,8 +164,10 @@ RULES: dict[str, Callable[[History], list[str]]] = {
     "3 stale workers change nothing": stale_workers_change_nothing,
     "3 live holders keep their leases": live_holders_keep_their_leases,
     "4 at most once": at_most_once_is_kept,
+    "4 cut-off starts are listed": cut_off_starts_are_listed,
     "5 transactions": transactions_are_exactly_once,
     "6 answers": answers_follow_acks,
+    "7 order": order_is_kept,
     "8 limits": limits_hold,
 }
 

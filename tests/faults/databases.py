@@ -2,14 +2,68 @@
 
 import itertools
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
+
+from tests.faults.faults import Fault
+from tools.private import STARTERS, CannotStartError, Process
 
 DRIVERS = {"postgresql": "postgresql+asyncpg", "mariadb": "mariadb+aiomysql"}
 _numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell works: an empty database, and its server if that is the cell's own."""
+
+    url: str
+    server: Process | None = None
+
+
+@contextmanager
+def place_for(fault: Fault, kind: str, admin: Callable[[str], Engine], folder: Path) -> Iterator[Place]:
+    """What `fault` needs on the database `kind`.
+
+    Raises:
+        CannotStartError: this machine does not give it.
+    """
+    if fault.small_disk:
+        with small_disk(folder) as small, fresh_database(kind, admin, small) as url:
+            yield Place(url)
+    elif fault.own_server:
+        with STARTERS[kind]() as (own, server):
+            engine = create_engine(own, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+            with fresh_database(kind, lambda _kind: engine, folder) as url:
+                yield Place(url, server)
+            engine.dispose()
+    else:
+        with fresh_database(kind, admin, folder) as url:
+            yield Place(url)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of its own in memory, 8 MiB.
+
+    Raises:
+        CannotStartError: we may not mount; the text says why.
+    """
+    place = folder / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        msg = f"no small file system can be mounted: {done.stderr.strip()}"
+        raise CannotStartError(msg)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=False)
 
 
 @contextmanager

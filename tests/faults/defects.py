@@ -123,6 +123,26 @@ def lost_claims(_store: Any) -> None:
     Inflight.add = add  # type: ignore[method-assign]
 
 
+def unnoted_starts(store: Any) -> None:
+    """ACK_FIRST removes messages and leaves no note of it."""
+
+    async def remove_first(settlements: Any, *_: Any) -> Any:
+        return await store.settle(settlements)
+
+    store.starts.remove_first = remove_first
+
+
+def claims_without_order(store: Any) -> None:
+    """What is due is claimed, whatever of its key comes before."""
+
+    async def claim_ordered(
+        pairs: Any, limit: int, lease: float, token: Any, _cursors: Any, **options: Any
+    ) -> Any:
+        return await store.claim(pairs, limit, lease, token, **options), False
+
+    store.claim_ordered = claim_ordered
+
+
 def commit_before_effects(store: Any) -> None:
     """A transactional handler's ack is written on a connection of its own."""
     from faststream_sqlbroker.store.handler import HandlerTransaction
@@ -141,6 +161,8 @@ DEFECTS: dict[str, Callable[[Any], None]] = {
     "forgotten outcomes": forgotten_outcomes,
     "claims without locks": claims_without_locks,
     "lost claims": lost_claims,
+    "unnoted starts": unnoted_starts,
+    "claims without order": claims_without_order,
     "commit before effects": commit_before_effects,
 }
 

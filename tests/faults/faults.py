@@ -31,6 +31,10 @@ class Fault:
     """Whether the workers (and the publisher) go through a proxy."""
     disturbing: bool = False
     """Whether it may keep any worker from renewing its leases."""
+    own_server: bool = False
+    """Whether it needs a server of its own, which it ends."""
+    small_disk: bool = False
+    """Whether it needs a file system that it can fill."""
 
 
 FAULTS: dict[str, Fault] = {}
@@ -39,14 +43,13 @@ FAULTS: dict[str, Fault] = {}
 def fault(
     name: str,
     databases: tuple[str, ...] = EVERYWHERE,
-    *,
-    proxied: bool = False,
-    disturbing: bool = False,
+    **needs: bool,
 ) -> Callable[[Disturb], Disturb]:
     """Enter a function into `FAULTS`."""
 
     def enter(disturb: Disturb) -> Disturb:
-        FAULTS[name] = Fault(name, disturb, databases, proxied, disturbing or proxied)
+        disturbing = bool({"proxied", "disturbing", "own_server", "small_disk"} & set(needs))
+        FAULTS[name] = Fault(name, disturb, databases, **{**needs, "disturbing": disturbing})
         return disturb
 
     return enter
@@ -123,6 +126,17 @@ async def sessions_ended(cell: Cell, _proxy: Proxy | None) -> None:
         for session in ids.scalars().all():
             with contextlib.suppress(DBAPIError):  # it has ended meanwhile
                 await connection.execute(text(f"KILL {session}"))
+
+
+@fault("server killed and restarted", SERVERS, own_server=True)
+async def server_killed(cell: Cell, _proxy: Proxy | None) -> None:
+    """It recovers from its log: what was committed is there, sessions and locks are not."""
+    assert cell.server is not None
+    await _some_work(cell)
+    await asyncio.to_thread(cell.server.crash)
+    await asyncio.sleep(cell.lease * cell.random.uniform(0.0, 1.0))
+    await asyncio.to_thread(cell.server.start)
+    await cell.reconnect()
 
 
 @fault("connection cut between COMMIT and its answer", SERVERS, proxied=True)
@@ -247,7 +261,7 @@ async def clock(cell: Cell, _proxy: Proxy | None) -> None:
     await asyncio.to_thread(worker.wait)
 
 
-@fault("disk full", ("sqlite",), disturbing=True)
+@fault("disk full", ("sqlite",), small_disk=True)
 async def disk_full(cell: Cell, _proxy: Proxy | None) -> None:
     """The file system of the database has no byte left for longer than a lease."""
     await _some_work(cell)

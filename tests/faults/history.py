@@ -38,6 +38,7 @@ class Delivery:
     at: float
     ended: str | None = None
     """ack or nack, as the handler ended; None if it did not."""
+    ended_at: float | None = None
     lost: bool = False
     """Whether its process has said that its lease was lost."""
     unknown: bool = False
@@ -62,6 +63,8 @@ class History:
     archived: list[dict[str, Any]] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
     """Numbers of the messages that were chained to an ack."""
+    listed: set[int] = field(default_factory=set)
+    """Numbers of the messages whose outcome is listed as unknown."""
     effects: list[int] = field(default_factory=list)
     """Numbers of the rows that transactional handlers have committed."""
     max_attempts: int = 3
@@ -76,7 +79,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
     """The starts among `events`, with what became of each."""
-    ends: dict[tuple[int, int, int], str] = {}
+    ends: dict[tuple[int, int, int], tuple[str, float]] = {}
     lost: set[tuple[int, int, int | None]] = set()
     unknown: set[tuple[int, int]] = set()
     starts = []
@@ -85,7 +88,7 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
             case "start":
                 starts.append(event)
             case "end":
-                ends[event["pid"], event["id"], event["deliveries"]] = event["outcome"]
+                ends[event["pid"], event["id"], event["deliveries"]] = event["outcome"], event["at"]
             case "report":
                 if event["text"].startswith("lease lost"):
                     lost.add((event["pid"], event["id"], event.get("deliveries")))
@@ -94,7 +97,7 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
     return [
         Delivery(
             s["number"], s["queue"], s["deliveries"], s["attempts"], s["pid"], s["at"],
-            ends.get((s["pid"], s["id"], s["deliveries"])),
+            *ends.get((s["pid"], s["id"], s["deliveries"]), (None, None)),
             any((s["pid"], s["id"], d) in lost for d in (None, s["deliveries"])),
             (s["pid"], s["id"]) in unknown,
         )

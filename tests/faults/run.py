@@ -1,12 +1,12 @@
 """Run a cell: rounds of work, each with one fault, then the check of all that happened."""
 
 import contextlib
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from tests.faults.cell import Cell
+from tests.faults.databases import Place
 from tests.faults.faults import FAULTS, Fault
 from tests.proxy import Proxy, proxied
 
@@ -15,21 +15,21 @@ MESSAGES = 25
 
 
 async def run_cell(
-    name: str, url: str, folder: Path, seed: int, rounds: int, **options: Any
+    name: str, place: Place, folder: Path, seed: int, rounds: int, **options: Any
 ) -> dict[str, list[str]]:
     """Violations of each promise after `rounds` rounds of the fault `name`.
 
     Args:
         name: One of `FAULTS`.
-        url: An empty database.
+        place: An empty database.
         folder: For the events of this run.
         seed: Of everything random that is not the machine's own timing.
         rounds: Each with new messages and one disturbance, until all has ended.
         options: Of the cell (workers, queues) and of its workers.
     """
-    async with _connected(FAULTS[name], url) as (through, proxy):
+    async with _connected(FAULTS[name], place.url) as (through, proxy):
         cell = Cell(through, folder, seed, **options)
-        cell.straight = url
+        cell.straight, cell.server = place.url, place.server
         try:
             await cell.open()
             for _ in range(rounds):
@@ -53,22 +53,3 @@ async def _connected(fault: Fault, url: str) -> AsyncIterator[tuple[str, Proxy |
         return
     async with proxied(url) as (proxy, through):
         yield through.render_as_string(hide_password=False), proxy
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of its own in memory, 8 MiB, for the fault "disk full".
-
-    Raises:
-        RuntimeError: we may not mount; the text says why.
-    """
-    place = folder / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"no small file system can be mounted: {done.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=False)

@@ -8,7 +8,7 @@ import pytest
 from tests.faults.checker import RULES, check
 from tests.faults.history import Delivery, History
 
-FIRST = Delivery(1, "plain", 1, 0, pid=7, at=1.0, ended="ack")
+FIRST = Delivery(1, "plain", 1, 0, pid=7, at=1.0, ended="ack", ended_at=1.5)
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -40,8 +40,17 @@ def test_a_good_history_breaks_nothing() -> None:
     assert broken(good(deliveries=[nacked, again], archived=[counted])) == []
 
 
+def test_a_stale_worker_may_be_out_of_order() -> None:
+    late = replace(KEYED, at=2.0, lost=True)
+    assert "7 order" not in broken(good(deliveries=[replace(KEYED, number=4), late]))
+    crashed = replace(KEYED, ended=None, ended_at=None)
+    assert "7 order" not in broken(good(deliveries=[crashed, replace(KEYED, number=4, at=2.0)], killed={7}))
+    assert "7 order" not in broken(good(deliveries=[KEYED, replace(KEYED, number=4, at=2.0)]))
+
+
 AGAIN = replace(FIRST, deliveries=2, pid=8, at=2.0)
 TX = row(queue="tx")
+KEYED = replace(FIRST, queue="ordered")
 CASES: dict[str, tuple[str, History]] = {
     "gone": ("1 nothing lost", good(archived=[], answers=[])),
     "still live": ("1 nothing lost", good(live=[row(state="PENDING")], archived=[], answers=[])),
@@ -75,6 +84,26 @@ CASES: dict[str, tuple[str, History]] = {
             archived=[row(queue="once", deliveries_count=2)],
         ),
     ),
+    "cut off, not listed": (
+        "4 cut-off starts are listed",
+        good(
+            committed={1: "once"}, killed={7}, answers=[], archived=[row(queue="once")],
+            deliveries=[replace(FIRST, queue="once", ended=None)],
+        ),
+    ),
+    "removed, never started, not listed": (
+        "4 cut-off starts are listed",
+        good(committed={1: "once"}, answers=[], archived=[row(queue="once")], deliveries=[]),
+    ),
+    "listed, but ended": (
+        "4 cut-off starts are listed",
+        good(
+            committed={1: "once"}, answers=[], archived=[row(queue="once")], listed={1},
+            deliveries=[replace(FIRST, queue="once")],
+        ),
+    ),
+    "out of order": ("7 order", good(deliveries=[replace(KEYED, number=4), replace(KEYED, at=2.0)])),
+    "two of a key at a time": ("7 order", good(deliveries=[KEYED, replace(KEYED, number=4, at=1.2)])),
     "no effect": ("5 transactions", good(committed={1: "tx"}, archived=[TX])),
     "two effects": ("5 transactions", good(committed={1: "tx"}, archived=[TX], effects=[1, 1])),
     "an effect of nothing": ("5 transactions", good(effects=[1])),

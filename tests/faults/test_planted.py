@@ -7,7 +7,8 @@ import pytest
 
 from tests.conftest import Servers
 from tests.faults import cell
-from tests.faults.databases import fresh_database
+from tests.faults.databases import place_for
+from tests.faults.faults import FAULTS
 from tests.faults.run import run_cell
 
 PLANTED: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -21,6 +22,8 @@ PLANTED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "forgotten outcomes": ("database out of reach", "2 no repeat without a reason", {}),
     "claims without locks": ("nothing", "3 stale workers change nothing", {}),
     "lost claims": ("nothing", "1 nothing lost", {}),
+    "unnoted starts": ("kill -9 in a handler", "4 cut-off starts are listed", {"queues": ("once",)}),
+    "claims without order": ("nothing", "7 order", {"queues": ("ordered",)}),
     "commit before effects": ("nothing", "5 transactions", {"queues": ("tx",)}),
 }  # fmt: skip
 
@@ -32,8 +35,8 @@ async def test_a_planted_defect_is_caught(
     fault, rule, options = PLANTED[defect]
     monkeypatch.setattr(cell, "DRAIN", 8.0)
     for seed in range(1, 6):
-        with fresh_database("postgresql", servers.admin, tmp_path) as url:
-            broken = await run_cell(fault, url, tmp_path, seed, rounds=2, defect=defect, **options)
+        with place_for(FAULTS[fault], "postgresql", servers.admin, tmp_path) as place:
+            broken = await run_cell(fault, place, tmp_path, seed, rounds=2, defect=defect, **options)
         if broken[rule]:
             return
     pytest.fail(f"{defect!r} was not caught by {rule!r}: {broken}")

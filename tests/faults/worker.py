@@ -1,6 +1,6 @@
 """A worker for the fault machine: python -m tests.faults.worker URL FOLDER [OPTIONS as JSON].
 
-Four queues: `plain` and `tx` (transactional) answer to `out` and sometimes fail; `once` is ACK_FIRST.
+Queues: `plain`, `tx` (transactional) and `ordered` answer to `out` and sometimes fail; `once` is ACK_FIRST.
 Options: seed; lease and others of the subscribers; `die`: kill this process in the middle of a step;
 `defect`: one that is planted on purpose (`tests.faults.defects`).
 """
@@ -118,7 +118,7 @@ def main() -> None:
     sizes = {"pool_size": given.pop("pool_size", 10), "max_overflow": given.pop("max_overflow", 5)}
     engine = create_async_engine(url, **({} if url.startswith("sqlite") else sizes))
     timeout = given.pop("statement_timeout", 3.0)
-    broker = SqlBroker(engine, logger=logger, statement_timeout=timeout, graceful_timeout=5.0)
+    broker = SqlBroker(engine, logger=logger, statement_timeout=timeout, graceful_timeout=15.0)
     lease, one_writer = given["release_stuck_timeout"], url.startswith("sqlite")
     handlers = Handlers(recorder, seed, lease, one_writer=one_writer)
     options: dict[str, Any] = {
@@ -129,6 +129,7 @@ def main() -> None:
     }  # fmt: skip
     broker.subscriber("plain", **options)(broker.publisher("out")(handlers.plain))
     broker.subscriber("tx", **options, transactional=True)(broker.publisher("out")(handlers.tx))
+    broker.subscriber("ordered", **options, ordered=True)(broker.publisher("out")(handlers.plain))
     options.pop("retry_strategy")
     broker.subscriber("once", **options, ack_policy=AckPolicy.ACK_FIRST)(handlers.once)
     store = broker.config.broker_config.store
