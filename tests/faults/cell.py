@@ -18,7 +18,9 @@ from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeE
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
+from tests.faults import worker
 from tests.faults.checker import ORDERED, check, key_of
+from tests.faults.forked import Forked
 from tests.faults.history import History, Recorder, deliveries, read
 from tests.helpers import eventually
 from tools.private import Process
@@ -29,6 +31,7 @@ QUEUES = ("plain", "plain", "tx", "once", "ordered")
 DRAIN = 80.0
 """Seconds for everything to end after a fault; what has not is called lost."""
 effects = Table("effects", MetaData(), Column("id", Integer, primary_key=True), Column("number", Integer))
+Worker = subprocess.Popen[bytes] | Forked
 
 
 class Cell:
@@ -53,7 +56,7 @@ class Cell:
         # SQLite's writers wait for each other, so that a renewal may come late on a busy machine.
         self.lease = 4.0 if url.startswith("sqlite") else 2.0
         self.options = {"release_stuck_timeout": self.lease, **options}
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Worker] = []
         self.history = History()
         self.number = 0
         self.env: dict[str, str] = {}
@@ -71,22 +74,32 @@ class Cell:
         while len(self.workers) < self.count:
             self.start()
 
-    def start(self, **options: Any) -> subprocess.Popen[bytes]:
+    def start(self, **options: Any) -> Worker:
         """One more worker."""
         given = {**self.options, "seed": self.random.randrange(10**6), **options}
-        command = [sys.executable, "-m", "tests.faults.worker", self.url, str(self.folder), json.dumps(given)]
-        worker = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **self.env}, stderr=subprocess.DEVNULL
-        )
-        self.workers.append(worker)
-        return worker
+        made: Worker
+        if self.env:  # read when an interpreter starts
+            command = [
+                sys.executable,
+                "-m",
+                "tests.faults.worker",
+                self.url,
+                str(self.folder),
+                json.dumps(given),
+            ]
+            env = {**os.environ, **self.env}
+            made = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.DEVNULL)
+        else:
+            made = Forked(worker.run, self.url, self.folder, given)
+        self.workers.append(made)
+        return made
 
-    def alive(self) -> list[subprocess.Popen[bytes]]:
+    def alive(self) -> list[Worker]:
         """Workers that run; those that killed themselves are noted."""
-        for worker in self.workers:
-            if worker.poll() == -signal.SIGKILL:
-                self.history.killed.add(worker.pid)
-        return [worker for worker in self.workers if worker.poll() is None]
+        for one in self.workers:
+            if one.poll() == -signal.SIGKILL:
+                self.history.killed.add(one.pid)
+        return [one for one in self.workers if one.poll() is None]
 
     def refill(self) -> None:
         """Start workers in the place of those that have ended."""
@@ -139,21 +152,21 @@ class Cell:
 
     def disturb_all(self) -> None:
         """Note that no worker of now can be relied on to renew."""
-        self.history.disturbed |= {worker.pid for worker in self.workers}
+        self.history.disturbed |= {one.pid for one in self.workers}
 
     async def stop(self) -> None:
         """End the workers; every one that was not killed must end well."""
-        for worker in self.alive():
-            worker.send_signal(signal.SIGCONT)
-            worker.terminate()
-        for worker in self.workers:
+        for one in self.alive():
+            one.send_signal(signal.SIGCONT)
+            one.terminate()
+        for one in self.workers:
             try:
-                code = await asyncio.to_thread(worker.wait, 20)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                code = await asyncio.to_thread(worker.wait)
+                code = await asyncio.to_thread(one.wait, 20)
+            except (subprocess.TimeoutExpired, TimeoutError):
+                one.kill()
+                code = await asyncio.to_thread(one.wait)
             if code == -signal.SIGKILL:
-                self.history.killed.add(worker.pid)
+                self.history.killed.add(one.pid)
 
     async def check(self) -> dict[str, list[str]]:
         """Read everything and apply the rules."""
@@ -194,10 +207,10 @@ class Cell:
 
     async def close(self) -> None:
         """Kill what is left and let go of the database."""
-        for worker in self.workers:
-            if worker.poll() is None:
-                worker.kill()
-                worker.wait()
+        for one in self.workers:
+            if one.poll() is None:
+                one.kill()
+                one.wait()
         await self.publisher.engine.dispose()
         await self.engine.dispose()
 

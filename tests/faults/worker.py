@@ -106,12 +106,11 @@ def dying(store: Any, step: str, seed: int) -> None:
     setattr(store, name, call)
 
 
-def main() -> None:
-    """Run until SIGTERM."""
-    url, folder, *rest = sys.argv[1:]
-    given: dict[str, Any] = json.loads(rest[0]) if rest else {}
+def run(url: str, folder: Path, options: dict[str, Any]) -> None:
+    """Work until SIGTERM."""
+    given = dict(options)
     seed, die, defect = given.pop("seed", 0), given.pop("die", None), given.pop("defect", None)
-    recorder = Recorder(Path(folder))
+    recorder = Recorder(folder)
     logger = logging.getLogger("faults")
     logger.addHandler(Reports(recorder))
     logger.propagate = False
@@ -121,17 +120,17 @@ def main() -> None:
     broker = SqlBroker(engine, logger=logger, statement_timeout=timeout, graceful_timeout=15.0)
     lease, one_writer = given["release_stuck_timeout"], url.startswith("sqlite")
     handlers = Handlers(recorder, seed, lease, one_writer=one_writer)
-    options: dict[str, Any] = {
+    used: dict[str, Any] = {
         "max_workers": 3, "fetch_batch_size": 20, "flush_batch_size": 10, "flush_interval": 0.02,
         "max_fetch_interval": 0.1, "release_stuck_interval": 0.2,
         "retry_strategy": ConstantRetryStrategy(delay_seconds=0.02, max_attempts=3), "max_deliveries": 30,
         **given,
     }  # fmt: skip
-    broker.subscriber("plain", **options)(broker.publisher("out")(handlers.plain))
-    broker.subscriber("tx", **options, transactional=True)(broker.publisher("out")(handlers.tx))
-    broker.subscriber("ordered", **options, ordered=True)(broker.publisher("out")(handlers.plain))
-    options.pop("retry_strategy")
-    broker.subscriber("once", **options, ack_policy=AckPolicy.ACK_FIRST)(handlers.once)
+    broker.subscriber("plain", **used)(broker.publisher("out")(handlers.plain))
+    broker.subscriber("tx", **used, transactional=True)(broker.publisher("out")(handlers.tx))
+    broker.subscriber("ordered", **used, ordered=True)(broker.publisher("out")(handlers.plain))
+    used.pop("retry_strategy")
+    broker.subscriber("once", **used, ack_policy=AckPolicy.ACK_FIRST)(handlers.once)
     store = broker.config.broker_config.store
     if die:
         dying(store, die, seed)
@@ -141,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))
