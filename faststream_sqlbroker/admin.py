@@ -26,12 +26,16 @@ class Admin:
         """Messages of which nobody knows whether their handler has run, or how far it came; the oldest first.
 
         `AckPolicy.ACK_FIRST` removes a message before its handler starts. It is listed here when its process
-        has not been heard of for `release_stuck_timeout` since, when the answer to the removal's COMMIT was lost, or
-        when its handler was cancelled at the end of `graceful_timeout`. The message itself is in the archive.
+        has not been heard of for `release_stuck_timeout` since, when the answer to the removal's COMMIT was lost
+        (and it was committed), or when its handler was cancelled at the end of `graceful_timeout`. The message
+        itself is in the archive.
 
         Args:
             queue: Only of this one.
             limit: Most messages; 1 or more.
+
+        Raises:
+            ValueError: `limit` is less than 1.
         """
         if limit < 1:
             msg = f"limit must be 1 or more, got {limit!r}"

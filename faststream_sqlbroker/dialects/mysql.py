@@ -140,6 +140,16 @@ _BY_IDS = {
     "WHERE id IN :ids",
 }
 
+_ORDERED = {
+    "now": "UTC_TIMESTAMP(6)",
+    "claimable": "m.claimable = 1",
+    "after": "m.next_attempt_at >= :due AND (m.next_attempt_at > :due OR m.id > :id)",
+    "due_in": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(m.next_attempt_at)) / 1000000",
+    "id_hint": _PRIMARY,
+    "open": "",
+    "close": "",
+}
+
 
 class MysqlDialect(StepDialect):
     """All SQL for MySQL and MariaDB."""
@@ -153,8 +163,7 @@ class MysqlDialect(StepDialect):
         self.prepare(_PLAIN, _BY_IDS, _ARCHIVE)
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
         self.prepare_claims(_CLAIM, columns, _HINT, _PRIMARY)
-        words = {"now": "UTC_TIMESTAMP(6)", "claimable": "m.claimable = 1", "id_hint": _PRIMARY}
-        self.prepare_ordered({**words, "open": "", "close": ""}, "FORCE INDEX ({})")
+        self.prepare_ordered(_ORDERED, "FORCE INDEX ({})")
 
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes."""

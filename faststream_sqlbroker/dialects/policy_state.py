@@ -1,6 +1,6 @@
 """The small table of what outlives a message's row, by (scope, key); the same on every database."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,27 +15,40 @@ ORDERED = "ordered"
 ACK_FIRST = "ack_first:"
 """The scope is this and the queue; the key is the message's id."""
 
+Started = tuple[str, int]
+"""Queue and id of a message whose handler has been started."""
 
-def lock_order(connection: Connection, table: Table, queues: Sequence[str], time_limit: float) -> None:
-    """Keep other ordered claims of `queues` waiting until the transaction ends.
 
-    On PostgreSQL the server ends it after `time_limit` idle seconds: a process that is stopped in the middle of
-    a claim would keep everybody waiting. The others have no such limit for one transaction.
+def lock_order(connection: Connection, table: Table, queues: Sequence[str], time_limit: float) -> set[str]:
+    """Keep other ordered claims away from those of `queues` that nobody claims from right now; which they are.
+
+    They stay locked until the transaction ends. On PostgreSQL the server ends it after `time_limit` idle seconds:
+    a process that is stopped in the middle of a claim would keep everybody away. MySQL and MariaDB have no such
+    limit for one transaction.
     """
     columns: list[Any] = [table.c.key]
     if connection.dialect.name == "postgresql":
         limit = f"{max(1, round(time_limit * 1000))}ms"
         columns.append(func.set_config("idle_in_transaction_session_timeout", limit, true()))
-    rows = select(*columns).where(table.c.scope == ORDERED, table.c.key.in_(queues))
-    rows = rows.order_by(table.c.key).with_for_update()
-    if len(connection.execute(rows).all()) == len(queues):
-        return
-    binds = [{"scope": ORDERED, "key": queue} for queue in queues]
+    ours = table.c.scope == ORDERED
+
+    def lock(names: Sequence[str]) -> set[str]:
+        free = select(*columns).where(ours, table.c.key.in_(names)).with_for_update(skip_locked=True)
+        return set(connection.execute(free).scalars())
+
+    locked = lock(queues)
+    if len(locked) == len(queues):
+        return locked
+    known = set(connection.execute(select(table.c.key).where(ours, table.c.key.in_(queues))).scalars())
+    missing = [queue for queue in queues if queue not in known]
+    if not missing:
+        return locked
+    binds = [{"scope": ORDERED, "key": queue} for queue in missing]
     if connection.dialect.name in MYSQL:
         connection.execute(mysql.insert(table).prefix_with("IGNORE"), binds)
     else:
         connection.execute(postgresql.insert(table).on_conflict_do_nothing(), binds)
-    connection.execute(rows).all()
+    return locked | lock(missing)
 
 
 def note_started(
@@ -72,20 +85,18 @@ def note_started(
 
 
 def renew_started(
-    connection: Connection, table: Table, ids: Mapping[str, Sequence[int]], holder: UUID, lease: float
+    connection: Connection, table: Table, started: Sequence[Started], holder: UUID, lease: float
 ) -> None:
-    """Lengthen what `holder` has noted as started to `lease` seconds from now; `ids` by queue."""
-    for condition in _marks(table, ids):
-        statement = update(table).where(condition, table.c.lease_token == holder)
-        connection.execute(
-            statement.values(lease_expires_at=later(bindparam("lease", round(lease * 1_000_000))))
-        )
+    """Lengthen what `holder` has noted as started to `lease` seconds from now."""
+    until = later(bindparam("until"))
+    statement = update(table).where(_one(table), table.c.lease_token == holder).values(lease_expires_at=until)
+    lease_in = round(lease * 1_000_000)
+    connection.execute(statement, [{**binds, "until": lease_in} for binds in _binds(started)])
 
 
-def note_ended(connection: Connection, table: Table, ids: Mapping[str, Sequence[int]], holder: UUID) -> None:
-    """Remove what `holder` has noted as started; `ids` by queue."""
-    for condition in _marks(table, ids):
-        connection.execute(delete(table).where(condition, table.c.lease_token == holder))
+def note_ended(connection: Connection, table: Table, started: Sequence[Started], holder: UUID) -> None:
+    """Remove what `holder` has noted as started."""
+    connection.execute(delete(table).where(_one(table), table.c.lease_token == holder), _binds(started))
 
 
 def unknown(connection: Connection, table: Table, queue: str | None, limit: int) -> list[UnknownOutcome]:
@@ -95,25 +106,31 @@ def unknown(connection: Connection, table: Table, queue: str | None, limit: int)
     statement = select(scope, table.c.key, table.c.info, table.c.created_at)
     statement = statement.where(of, table.c.lease_expires_at < clock())
     rows = connection.execute(statement.order_by(table.c.created_at, table.c.key).limit(limit))
-    return [
+    found = [
         UnknownOutcome(
             int(r.key), r.scope.removeprefix(ACK_FIRST), r.info["key"], r.created_at, r.info["worker"]
         )
         for r in rows
     ]
+    return sorted(found, key=lambda outcome: (outcome.started_at, outcome.message_id))
 
 
 def forget_unknown(connection: Connection, table: Table, ids: Sequence[int]) -> int:
     """Take `ids` off the list of `unknown`; how many were on it."""
-    count = 0
+    overdue = table.c.scope.startswith(ACK_FIRST, autoescape=True), table.c.lease_expires_at < clock()
+    found: list[dict[str, str]] = []
     for part in chunks(ids):
-        listed = table.c.scope.startswith(ACK_FIRST, autoescape=True), table.c.lease_expires_at < clock()
-        statement = delete(table).where(table.c.key.in_([str(i) for i in part]), *listed)
-        count += connection.execute(statement).rowcount
-    return count
+        rows = select(table.c.scope, table.c.key).where(table.c.key.in_([str(i) for i in part]), *overdue)
+        found += [{"of_scope": row.scope, "of_key": row.key} for row in connection.execute(rows)]
+    if found:
+        connection.execute(delete(table).where(_one(table), table.c.lease_expires_at < clock()), found)
+    return len(found)
 
 
-def _marks(table: Table, ids: Mapping[str, Sequence[int]]) -> Iterator[ColumnElement[bool]]:
-    for queue, all_ids in ids.items():
-        for part in chunks(all_ids):
-            yield and_(table.c.scope == ACK_FIRST + queue, table.c.key.in_([str(i) for i in part]))
+def _one(table: Table) -> ColumnElement[bool]:
+    # By a list of keys MariaDB would scan a small table, and wait for rows that somebody else has locked.
+    return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
+
+
+def _binds(started: Sequence[Started]) -> list[dict[str, Any]]:
+    return [{"of_scope": ACK_FIRST + queue, "of_key": str(message_id)} for queue, message_id in started]

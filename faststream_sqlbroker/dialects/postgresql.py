@@ -66,9 +66,7 @@ class PostgresqlDialect(Dialect):
         add("release_stuck", sql.RELEASE, queues, bindparam("limit", type_=Integer))
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
-        words = {"now": "statement_timestamp()", "claimable": "m.state IN ('PENDING', 'RETRYABLE')"}
-        words |= dict.fromkeys(("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close"), "")
-        self.ordered = OrderedClaims(self, words)
+        self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", queues)
 
     def _prepare_inserts(self) -> None:

@@ -171,3 +171,13 @@ SET state = CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
 WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
 RETURNING m.id
 """
+
+ORDERED = {
+    "now": "statement_timestamp()",
+    "claimable": "m.state IN ('PENDING', 'RETRYABLE')",
+    "after": "(m.next_attempt_at, m.id) > (:due, :id)",
+    "due_in": "extract(epoch FROM min(m.next_attempt_at) - statement_timestamp())::float8",
+    "of_ids": "= ANY(:ids)",
+    **dict.fromkeys(("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close"), ""),
+}
+"""The words of `ordered_sql`."""

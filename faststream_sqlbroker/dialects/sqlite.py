@@ -123,6 +123,16 @@ _BY_IDS = {
     "delete": "DELETE FROM {message} WHERE id IN :ids",
 }
 
+_ORDERED = {
+    "now": NOW,
+    "claimable": "m.state IN ('PENDING', 'RETRYABLE')",
+    "after": "(m.next_attempt_at, m.id) > (:due, :id)",
+    "due_in": "(MIN(m.next_attempt_at) - " + NOW + ") / 1000000.0",
+    "id_hint": "",
+    "open": "CAST(",
+    "close": " AS BLOB)",
+}
+
 
 class SqliteDialect(StepDialect):
     """All SQL for SQLite."""
@@ -141,8 +151,7 @@ class SqliteDialect(StepDialect):
         }
         columns = ", ".join(as_bytes.get(name, name) for name in self.claimed_columns.split(", "))
         self.prepare_claims(_CLAIM, columns, "INDEXED BY {ready_index}")
-        words = {"claimable": "m.state IN ('PENDING', 'RETRYABLE')", "id_hint": ""}
-        self.prepare_ordered({**words, "open": "CAST(", "close": " AS BLOB)"}, "INDEXED BY {}")
+        self.prepare_ordered(_ORDERED, "INDEXED BY {}")
 
     def setup(self, connection: Connection) -> None:
         """Turn on WAL (kept by the file), which lets readers go on while one writes."""

@@ -74,7 +74,8 @@ class StepDialect(Dialect):
         hints = {
             f"{name}_hint": hint.format(self.names[f"{name}_index"]) for name in ("ready", "key", "leased")
         }
-        self.ordered = OrderedClaims(self, {**words, **hints})
+        ids: Any = bindparam("ids", expanding=True)
+        self.ordered = OrderedClaims(self, {**words, **hints, "of_ids": "IN :ids"}, ids)
 
     @property
     def claimed_columns(self) -> str:

@@ -6,7 +6,6 @@ noted, and is not renewed, was cut off: nobody knows whether it has run.
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -43,6 +42,8 @@ class FirstAcks:
         self.wake: Callable[[], None] = lambda: None
         self._running: dict[int, ClaimedMessage] = {}
         self._ended: list[ClaimedMessage] = []
+        self._stopped = False
+        self._late: set[asyncio.Task[None]] = set()
 
     async def remove(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
         """Commit the removal of `rows`; those that may start.
@@ -84,8 +85,34 @@ class FirstAcks:
     def end(self, rows: list[ClaimedMessage]) -> None:
         """The handlers of `rows` have ended, well or not."""
         self._ended += [row for row in rows if self._running.pop(row.id, None) is not None]
-        if self._ended and self._timer is None:
+        if not self._ended:
+            return
+        if self._stopped:
+            task = asyncio.create_task(self._write_late())
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+        elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval, self.wake)
+
+    async def _write_late(self) -> None:
+        """For a handler in a thread, which may outlive the stop."""
+        try:
+            await self.write()
+        except StoreError as error:
+            ids = [row.id for row in self._ended]
+            text = (
+                f"ACK_FIRST: it could not be written that the handlers of messages {ids} have ended: {error}"
+            )
+            self._log(logging.ERROR, text)
+
+    def stopped(self) -> None:
+        """Nobody calls `tick` any more."""
+        self._stopped = True
+
+    @property
+    def unwritten(self) -> int:
+        """Ended handlers whose end is not written yet."""
+        return len(self._ended)
 
     def cut_off(self, rows: list[ClaimedMessage]) -> None:
         """The handlers of `rows` were cancelled: they stay noted, and are listed when their time is over."""
@@ -93,19 +120,24 @@ class FirstAcks:
             self._running.pop(row.id, None)
 
     async def tick(self) -> float:
-        """Write what has ended, renew what runs; look again after a twelfth of the lease.
+        """Renew what runs, write what has ended; look again after a twelfth of the lease.
 
         Raises:
             StoreError: not all of it is known to be written; call again.
         """
-        await self.write()
+        try:
+            await self._renew()
+        finally:
+            await self.write()
+        return max(0.02, self._lease / 12)
+
+    async def _renew(self) -> None:
         asked = monotonic()
         due = [r for r in self._running.values() if r.renewed_monotonic <= asked - self._lease / 3]
         if due:
-            await self._store.starts.renew(_by_queue(due), self._holder, self._lease)
+            await self._store.starts.renew(_started(due), self._holder, self._lease)
         for row in due:
             row.renewed_monotonic = asked
-        return max(0.02, self._lease / 12)
 
     async def write(self) -> None:
         """Write that handlers have ended.
@@ -117,12 +149,9 @@ class FirstAcks:
             self._timer.cancel()
             self._timer = None
         if ended := list(self._ended):
-            await self._store.starts.end(_by_queue(ended), self._holder)
+            await self._store.starts.end(_started(ended), self._holder)
             del self._ended[: len(ended)]
 
 
-def _by_queue(rows: list[ClaimedMessage]) -> dict[str, list[int]]:
-    ids = defaultdict(list)
-    for row in rows:
-        ids[row.queue].append(row.id)
-    return ids
+def _started(rows: list[ClaimedMessage]) -> list[tuple[str, int]]:
+    return [(row.queue, row.id) for row in rows]

@@ -205,16 +205,21 @@ class Consumer:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)
         try:
             async with asyncio.timeout(limit):
-                await asyncio.gather(self._lease_loop.stop(limit), self._flush_loop.stop(limit))
-                if self._starts_loop is not None:
-                    await self._starts_loop.stop(limit)
+                await asyncio.gather(*(loop.stop(limit) for loop in self._loops[1:]))
                 await self._final_flush()
         except TimeoutError:
             self._log(
                 logging.ERROR,
-                f"{self.inflight.unwritten} outcomes could not be written while stopping; their messages "
+                f"{self._unwritten} outcomes could not be written while stopping; their messages "
                 "come back when their leases run out",
             )
+        finally:
+            if self._first is not None:
+                self._first.stopped()
+
+    @property
+    def _unwritten(self) -> int:
+        return self.inflight.unwritten + (0 if self._first is None else self._first.unwritten)
 
     async def _final_flush(self) -> None:
         held, failures = self.inflight, 0

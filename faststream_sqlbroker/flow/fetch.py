@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
+from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.dialects.ordered import Cursors
     from faststream_sqlbroker.store import Store
 
 FIRST_IDLE_WAIT = 0.01
@@ -48,7 +48,7 @@ class Fetcher:
         self._not_before = float("-inf")
         self._look_again = True
         self._isolation = Isolation()
-        self._cursors: Cursors = {}
+        self._cursors = Cursors()
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
 
@@ -92,27 +92,28 @@ class Fetcher:
         if self._look_again or now - self._looked_at >= LOOK_INTERVAL:
             await self._look()
         due = [p for p in self._rotated() if p.due_in <= 0]
-        rows, more = await self._claim(due, limit, suspects=turn is Turn.ANY) if due else ((), False)
+        rows, again = await self._claim(due, limit, suspects=turn is Turn.ANY) if due else ((), None)
         kept = self._isolation.sort_out(rows, now)
         if len(kept) < len(rows):
             ours = {row.id for row in kept}
             # Written before a suspect starts (`alone`): were the process to die of it, they would be charged too.
             self._inflight.give_back([row for row in rows if row.id not in ours])
         self._add(kept)
-        wait = self._next_wait(limit if more else len(rows), limit)
+        wait = self._next_wait(len(rows), limit, again, took=monotonic() - now)
         return 0.0 if self._isolation.waits(monotonic()) else wait
 
     async def _claim(
         self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
-    ) -> tuple[Sequence[ClaimedMessage], bool]:
-        """The rows, and whether there may be more that this claim has not looked at."""
+    ) -> tuple[Sequence[ClaimedMessage], float | None]:
+        """The rows, and in how many seconds to look again, if the claim knows."""
         lease = self._settings.release_stuck_timeout
         with self._noting_the_unanswered() as token:
             if self._settings.ordered:
-                return await self._store.claim_ordered(
+                rows, again, self._cursors = await self._store.claim_ordered(
                     due, limit, lease, token, self._cursors, suspects=suspects
                 )
-            return await self._store.claim(due, limit, lease, token, suspects=suspects), False
+                return rows, again
+            return await self._store.claim(due, limit, lease, token, suspects=suspects), None
 
     async def _claim_suspect(self, *, alone: bool) -> None:
         s, message_id = self._settings, self._isolation.next_suspect(monotonic())
@@ -187,12 +188,15 @@ class Fetcher:
         rank = {q: (n - self._turn) % len(queues) for n, q in enumerate(queues)}
         return sorted(self._pairs, key=lambda p: (rank[p.queue], -p.priority))
 
-    def _next_wait(self, claimed: int, limit: int) -> float:
+    def _next_wait(self, claimed: int, limit: int, again: float | None, *, took: float) -> float:
         s = self._settings
-        if claimed >= limit:
+        if claimed >= limit or (claimed and again == 0):
             self._idle_wait = self._first_wait
             self._not_before = monotonic() + s.min_fetch_interval
             return float(s.min_fetch_interval)
+        if again == 0:
+            # More to look at, or somebody else's turn: soon, but for a quarter of the time at most.
+            return float(max(s.min_fetch_interval, 3 * took))
         self._look_again = True
         if claimed:
             self._idle_wait = self._first_wait
@@ -200,4 +204,4 @@ class Fetcher:
         self._idle_wait = min(s.max_fetch_interval, self._idle_wait * 1.5)
         age = monotonic() - self._looked_at
         soon = [p.due_in - age for p in self._pairs if p.due_in > 0]
-        return float(min([wait, *(max(0.0, d) for d in soon)]))
+        return float(min([wait, *(max(0.0, d) for d in soon), *([] if again is None else [again])]))

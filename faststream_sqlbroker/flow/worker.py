@@ -102,6 +102,7 @@ class Worker:
         waiting = self._inflight.waiting
         if waiting.empty():
             self._on_idle()
+            self._make_room()
         first = await waiting.get()
         if first is None:
             return None
@@ -112,10 +113,14 @@ class Worker:
                 waiting.put_nowait(None)
                 break
             rows.append(row)
-        if self._inflight.wants_room and waiting.qsize() <= self._low_water:
+        if waiting.qsize() <= self._low_water:
+            self._make_room()
+        return rows
+
+    def _make_room(self) -> None:
+        if self._inflight.wants_room:
             self._inflight.wants_room = False
             self._inflight.on_room()
-        return rows
 
     def _may_start(self, row: ClaimedMessage) -> bool:
         """Settle what must not run; whether the handler may start."""

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
@@ -38,16 +38,16 @@ class Starts:
             lambda c: remove(c, settlements, rows, holder, lease, worker), self._places
         )
 
-    async def renew(self, ids: Mapping[str, Sequence[int]], holder: UUID, lease: float) -> None:
-        """What `holder` has started still runs; `ids` by queue."""
+    async def renew(self, started: Sequence[policy_state.Started], holder: UUID, lease: float) -> None:
+        """What `holder` has started still runs."""
         await self._transactions.run(
-            lambda c: policy_state.renew_started(c, self._table, ids, holder, lease), self._places
+            lambda c: policy_state.renew_started(c, self._table, started, holder, lease), self._places
         )
 
-    async def end(self, ids: Mapping[str, Sequence[int]], holder: UUID) -> None:
-        """What `holder` has started has ended; `ids` by queue."""
+    async def end(self, started: Sequence[policy_state.Started], holder: UUID) -> None:
+        """What `holder` has started has ended."""
         await self._transactions.run(
-            lambda c: policy_state.note_ended(c, self._table, ids, holder), self._places
+            lambda c: policy_state.note_ended(c, self._table, started, holder), self._places
         )
 
     async def unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:

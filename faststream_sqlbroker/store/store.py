@@ -171,18 +171,21 @@ class Store:
         cursors: Cursors,
         *,
         suspects: bool = True,
-    ) -> tuple[list[ClaimedMessage], bool]:
+    ) -> tuple[list[ClaimedMessage], float | None, Cursors]:
         """As `claim`, of each key only its first live message, and only while none of them is leased.
 
         Returns:
-            The rows, and whether there may be more behind what was looked at: call again with `cursors`.
+            The rows; in how many seconds to look again (0: there is more to look at, None: not known); and the
+            cursors for that.
         """
         if not pairs or limit < 1:
-            return [], False
-        claim = self.dialect.ordered.claim
-        return await self._transactions.run(
-            lambda c: claim(c, pairs, limit, lease, token, cursors, suspects=suspects), self._places
-        )
+            return [], None, cursors
+
+        def claim(connection: Connection) -> tuple[list[ClaimedMessage], float | None, Cursors]:
+            moved, ordered = cursors.copy(), self.dialect.ordered
+            return *ordered.claim(connection, pairs, limit, lease, token, moved, suspects=suspects), moved
+
+        return await self._transactions.run(claim, self._places)
 
     async def claim_one(
         self, message_id: int, queues: Sequence[str], lease: float, token: UUID, *, ordered: bool = False

@@ -5,33 +5,34 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects.ordered import WINDOW, Cursors
+from faststream_sqlbroker.dialects.ordered import FREE_PAGE, WINDOW, Cursors
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import LEASE, Bench, done
 
 
 async def claim(
     bench: Bench, limit: int = 10, *queues: str, cursors: Cursors | None = None, suspects: bool = True
-) -> tuple[list[ClaimedMessage], bool]:
+) -> tuple[list[ClaimedMessage], float | None, Cursors]:
     pairs = [p for p in await bench.store.ready_pairs(queues or ("q",)) if p.due_in <= 0]
-    given = {} if cursors is None else cursors
+    given = cursors or Cursors()
     return await bench.store.claim_ordered(pairs, limit, LEASE, uuid4(), given, suspects=suspects)
 
 
 async def ids(bench: Bench, limit: int = 10, *queues: str) -> list[int]:
-    rows, more = await claim(bench, limit, *queues)
-    assert not more
+    rows, again, _ = await claim(bench, limit, *queues)
+    assert again != 0
     return [row.id for row in rows]
 
 
 async def test_of_each_key_the_first_message_is_leased(bench: Bench) -> None:
     a = await bench.put(3, key="a")
     b = await bench.put(2, key="b")
-    rows, _ = await claim(bench)
+    rows, _, _ = await claim(bench)
     assert [row.id for row in rows] == [a[0], b[0]]
     assert await ids(bench) == []
     await bench.store.settle([done(rows[0])])
@@ -54,7 +55,7 @@ async def test_an_earlier_message_that_waits_holds_the_later_ones(bench: Bench) 
     await bench.put(1, key="a", delay=60)
     await bench.put(2, key="a")
     [b, later] = await bench.put(2, key="b")
-    rows, _ = await claim(bench)
+    rows, _, _ = await claim(bench)
     assert [row.id for row in rows] == [b]
     await bench.store.settle([done(rows[0], state=MessageState.RETRYABLE, delay=60.0)])
     assert await ids(bench) == []
@@ -86,7 +87,7 @@ async def test_a_key_with_a_lease_gives_no_second_one_to_a_late_commit(bench: Be
     [first, second] = await bench.put(2, key="a")
     await bench.execute(f"UPDATE message SET next_attempt_at = {bench.past(-60)} WHERE id = {first}")
     await bench.execute(f"UPDATE message SET {bench.quoted('key')} = 'other' WHERE id = {first}")
-    rows, _ = await claim(bench)
+    rows, _, _ = await claim(bench)
     assert [row.id for row in rows] == [second]
     # What a late commit looks like: a row with a lower id appears.
     await bench.execute(
@@ -98,8 +99,14 @@ async def test_a_key_with_a_lease_gives_no_second_one_to_a_late_commit(bench: Be
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-async def test_claims_of_one_queue_wait_for_each_other(bench: Bench, store: Store) -> None:
-    """Under READ COMMITTED the second would not see the first one's lease, and lease a late commit of the key."""
+async def test_one_claim_of_a_queue_runs_at_a_time(bench: Bench, store: Store) -> None:
+    """Under READ COMMITTED the second would not see the first one's lease, and lease a late commit of the key.
+
+    It does not wait, which would keep a connection from those who renew leases.
+    """
+    for queue in ("q", "r"):  # the very first claim of a queue makes its row, and others wait for that
+        await bench.put(1, queue)
+        assert await ids(bench, 1, queue) != []
     late = create_async_engine(store.engine.url)
     async with late.connect() as publisher, late.connect() as claimer:
         await publisher.begin()
@@ -108,18 +115,30 @@ async def test_claims_of_one_queue_wait_for_each_other(bench: Bench, store: Stor
         await claimer.begin()
         pairs = await store.ready_pairs(("q",))
         rows, _ = await claimer.run_sync(
-            lambda c: store.dialect.ordered.claim(c, pairs, 5, LEASE, uuid4(), {})
+            lambda c: store.dialect.ordered.claim(c, pairs, 5, LEASE, uuid4(), Cursors())
         )
         assert [row.id for row in rows] == [second]
         await publisher.commit()
-        other = asyncio.create_task(claim(bench))
-        await asyncio.sleep(0.3)
-        assert not other.done()
+        [other] = await bench.put(1, "r", key="b")
+        found, again, _ = await asyncio.wait_for(claim(bench, 5, "q", "r"), 5)
+        assert ([row.id for row in found], again) == ([other], 0.0), "the other queue is free"
+        assert await store.claim_one(first or 0, ("q",), LEASE, uuid4(), ordered=True) == []
         await claimer.commit()
-        assert await other == ([], False)
+        assert await ids(bench) == []
         await store.settle([done(rows[0])])
         assert await ids(bench) == [first]
     await late.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+async def test_a_locked_head_does_not_keep_other_keys_waiting(bench: Bench, store: Store) -> None:
+    [locked] = await bench.put(1, key="a")
+    [free] = await bench.put(1, key="b")
+    other = create_async_engine(store.engine.url)
+    async with other.connect() as connection:
+        await connection.execute(text(f"SELECT id FROM message WHERE id = {locked} FOR UPDATE"))
+        assert await ids(bench, 1) == [free]
+    await other.dispose()
 
 
 async def test_claimers_at_once_never_lease_a_key_twice(bench: Bench) -> None:
@@ -132,7 +151,7 @@ async def test_claimers_at_once_never_lease_a_key_twice(bench: Bench) -> None:
 
     async def work() -> None:
         while sum(map(len, order.values())) < 48:
-            rows, _ = await claim(bench, 2)
+            rows, _, _ = await claim(bench, 2)
             for row in rows:
                 assert row.key is not None
                 assert row.key not in leased
@@ -147,21 +166,34 @@ async def test_claimers_at_once_never_lease_a_key_twice(bench: Bench) -> None:
     assert all(found == sorted(found) and len(found) == 12 for found in order.values())
 
 
+async def all_of(bench: Bench, limit: int) -> tuple[list[int], int]:
+    """What one rotation through the queue finds, and the claims that took."""
+    cursors, found = Cursors(), list[int]()
+    for turn in range(1, 40):
+        rows, again, cursors = await claim(bench, limit, cursors=cursors)
+        found += [row.id for row in rows]
+        if not rows and again != 0:
+            return sorted(found), turn
+    pytest.fail("the rotation does not end")
+
+
 async def test_what_waits_behind_a_blocked_head_is_not_walked(bench: Bench) -> None:
     """The window is full of one key; its neighbours are found by their keys, a page at a time."""
     blocked = await bench.put(WINDOW + 50, key="m")
-    head = await ids(bench, 1)
-    assert head == blocked[:1]
+    assert await ids(bench, 1) == blocked[:1]
     behind = [(await bench.put(2, key=f"z{n:03}"))[0] for n in range(2 * WINDOW)]
-    cursors: Cursors = {}
-    found: list[int] = []
-    for turn in range(20):
-        rows, more = await claim(bench, 60, cursors=cursors)
-        found += [row.id for row in rows]
-        if not rows and not more and turn > 0:
-            break
-    assert sorted(found) == sorted(behind)
-    assert cursors in ({}, {"q": ""})
+    found, _ = await all_of(bench, 60)
+    assert found == behind
+
+
+async def test_messages_without_a_key_are_found_behind_a_blocked_one(bench: Bench) -> None:
+    """Page by page, from where the last claim stopped."""
+    blocked = await bench.put(FREE_PAGE + 2 * WINDOW, key="m")
+    assert await ids(bench, 1) == blocked[:1]
+    free = await bench.put(5)
+    found, turns = await all_of(bench, 10)
+    assert found == free
+    assert turns < 8
 
 
 async def test_a_claim_says_that_there_may_be_more(bench: Bench) -> None:
@@ -171,16 +203,51 @@ async def test_a_claim_says_that_there_may_be_more(bench: Bench) -> None:
     for n in range(WINDOW + 5):
         await bench.put(1, key=f"b{n:03}", delay=60)
     [ready] = await bench.put(1, key="c")
-    cursors: Cursors = {}
-    seen = [await claim(bench, cursors=cursors) for _ in range(2)]
-    assert [([r.id for r in rows], more) for rows, more in seen] == [([], True), ([ready], False)]
+    rows, again, cursors = await claim(bench)
+    assert (rows, again) == ([], 0.0)
+    rows, again, _ = await claim(bench, cursors=cursors)
+    assert [r.id for r in rows] == [ready]
+    assert again is not None
+    assert 50 < again <= 60, "the first of the heads that wait"
+
+
+async def test_a_claim_that_failed_looks_again_at_the_same_keys(bench: Bench) -> None:
+    """The cursors move with the commit."""
+    await bench.put(WINDOW + 5, key="a")
+    await ids(bench, 1)
+    for n in range(WINDOW + 5):
+        await bench.put(1, key=f"b{n:03}", delay=60)
+    cursors = Cursors()
+    _, again, moved = await claim(bench, cursors=cursors)
+    assert again == 0
+    assert cursors == Cursors()
+    assert moved.keys == {"q": f"b{WINDOW - 2:03}"}
+
+
+async def test_a_claim_knows_when_a_waiting_head_is_due(bench: Bench) -> None:
+    """Its followers are due already, so that the pair says nothing of it."""
+    await bench.put(1, key="a", delay=30)
+    await bench.put(2, key="a")
+    rows, again, _ = await claim(bench)
+    assert rows == []
+    assert again is not None
+    assert 20 < again <= 30
+
+
+async def test_expired_messages_of_a_key_go_together(bench: Bench) -> None:
+    """They will not be handled: one at a time would take a claim each."""
+    old = await bench.put(40, key="a", expires_in=0.001)
+    [head, _] = await bench.put(2, key="a")
+    await asyncio.sleep(0.02)
+    rows, _, _ = await claim(bench, 1)
+    assert sorted(row.id for row in rows) == [*old, head]
 
 
 async def test_suspects_are_left_alone_and_hold_their_key(bench: Bench) -> None:
     await bench.put(2, key="a")
     [b] = await bench.put(1, key="b")
     await bench.execute(f"UPDATE message SET deliveries_count = 2 WHERE {bench.quoted('key')} = 'a'")
-    rows, _ = await claim(bench, suspects=False)
+    rows, _, _ = await claim(bench, suspects=False)
     assert [row.id for row in rows] == [b]
 
 
@@ -200,15 +267,25 @@ async def test_a_suspect_is_claimed_only_as_the_head_of_its_key(bench: Bench) ->
     assert await one(10**6) == []
 
 
+async def test_an_expired_suspect_is_claimed(bench: Bench) -> None:
+    """To be discarded: else it would be found and given back for ever."""
+    [expired] = await bench.put(1, key="a", expires_in=0.001)
+    [head] = await bench.put(1, key="a")
+    await asyncio.sleep(0.01)
+    for message_id in (head, expired):
+        rows = await bench.store.claim_one(message_id, ("q",), LEASE, uuid4(), ordered=True)
+        assert [row.id for row in rows] == [message_id]
+
+
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_keys_that_are_no_text_stop_nobody(bench: Bench) -> None:
     """A foreign producer may store anything in SQLite."""
     await bench.put(2, key="a")
     await bench.execute("UPDATE message SET \"key\" = CAST(x'ff' AS TEXT)")
     [free] = await bench.put(1, key="b")
-    rows, more = await claim(bench)
+    rows, again, _ = await claim(bench)
     assert {row.id for row in rows} == {1, free}
-    assert not more
+    assert again is None
     assert await bench.store.claim_one(2, ("q",), LEASE, uuid4(), ordered=True) != []
 
 
@@ -217,6 +294,6 @@ async def test_an_old_lease_that_was_given_back_keeps_its_place(bench: Bench) ->
     assert await ids(bench) == [first]
     await bench.expire()
     assert await bench.store.release_stuck(("q",), 10) == 1
-    rows, _ = await claim(bench)
+    rows, _, _ = await claim(bench)
     assert [(row.id, row.deliveries_count) for row in rows] == [(first, 2)]
     assert rows[0].acquired_at - rows[0].created_at < timedelta(seconds=60)

@@ -1,6 +1,11 @@
 """Notes of what ACK_FIRST has started (promise 4: what may not have run is listed)."""
 
+import asyncio
 from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from tests.contract.conftest import Bench, done
@@ -41,12 +46,12 @@ async def test_a_start_is_listed_when_its_holder_is_silent(bench: Bench) -> None
 async def test_an_end_and_a_renewal_count_only_from_the_holder(bench: Bench) -> None:
     row, holder = await started(bench)
     await overdue(bench)
-    await bench.store.starts.renew({"q": [row.id]}, uuid4(), LEASE)
-    await bench.store.starts.end({"q": [row.id]}, uuid4())
+    await bench.store.starts.renew([("q", row.id)], uuid4(), LEASE)
+    await bench.store.starts.end([("q", row.id)], uuid4())
     assert await listed(bench) == [row.id]
-    await bench.store.starts.renew({"q": [row.id]}, holder, LEASE)
+    await bench.store.starts.renew([("q", row.id)], holder, LEASE)
     assert await listed(bench) == []
-    await bench.store.starts.end({"q": [row.id]}, holder)
+    await bench.store.starts.end([("q", row.id)], holder)
     await overdue(bench)
     assert await listed(bench) == []
 
@@ -82,3 +87,22 @@ async def test_a_message_that_comes_back_is_noted_anew(bench: Bench) -> None:
     [claimed] = await bench.claim()
     assert (await bench.store.starts.remove_first([done(claimed)], [claimed], holder, LEASE)).settled
     assert await listed(bench) == []
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+async def test_nobody_waits_for_the_notes_of_somebody_else(bench: Bench) -> None:
+    """MariaDB scans a small table by a list of keys, and would wait for every row that is locked."""
+    rows = [await started(bench) for _ in range(3)]
+    other = create_async_engine(bench.store.engine.url)
+    async with other.connect() as connection:
+        await connection.execute(
+            text(
+                "UPDATE message_policy_state SET info = NULL WHERE scope = 'ack_first:q' "
+                f"AND {bench.quoted('key')} = '{rows[0][0].id}'"
+            )
+        )
+        async with asyncio.timeout(5):
+            for row, holder in rows[1:]:
+                await bench.store.starts.renew([("q", row.id)], holder, LEASE)
+            await bench.store.starts.end([("q", rows[1][0].id)], rows[1][1])
+    await other.dispose()

@@ -1,6 +1,7 @@
 """ordered=True at the decorator."""
 
 import asyncio
+import time
 
 import pytest
 from faststream import AckPolicy
@@ -44,6 +45,20 @@ async def test_transactional_handlers_can_be_ordered(broker: SqlBroker, look: Lo
     await broker.start()
     await look.archived(10)
     assert seen == list(range(10))
+
+
+async def test_a_transactional_key_goes_on_at_once(broker: SqlBroker, look: Look) -> None:
+    """Its outcome is written by its own worker, while that still counts as busy."""
+    started = time.monotonic()
+
+    @broker.subscriber("q", ordered=True, transactional=True, wakeup="poll")
+    async def handle(body: int) -> None: ...
+
+    for n in range(10):
+        await broker.publish(n, "q", key="a")
+    await broker.start()
+    await look.archived(10)
+    assert time.monotonic() - started < 6, "a second a message would be 10"
 
 
 def test_what_cannot_be_ordered_is_refused() -> None:

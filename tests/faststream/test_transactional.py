@@ -18,6 +18,7 @@ from faststream_sqlbroker import (
     SqlBrokerMessage,
     SqlConnection,
     SqlSession,
+    TransientStoreError,
 )
 from faststream_sqlbroker.annotations import SqlBrokerBatchMessage
 from tests.faststream.conftest import QUICK, Look
@@ -338,7 +339,7 @@ async def test_without_a_connection_the_message_waits_uncharged(
     def failing(*arguments: Any) -> Any:
         if len(failures) < 2:
             failures.append(1)
-            raise module.TransientStoreError("no connection")
+            raise TransientStoreError("no connection")
         return original(*arguments)
 
     with patch.object(module, "open_transaction", failing):

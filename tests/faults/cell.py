@@ -194,7 +194,8 @@ class Cell:
                 return notes.scalar_one() == len(self.listed)
 
         await eventually(over, timeout=self.lease + 10, step=0.1)
-        h.listed = {row["number"] for row in h.archived if row["id"] in self.listed}
+        numbers = {row["id"]: row["number"] for row in h.archived}
+        h.listed = {numbers.get(message_id, -message_id) for message_id in self.listed}
 
     async def reconnect(self) -> None:
         """Forget connections to a server that has ended, and wait until it lets us in again."""

@@ -136,9 +136,9 @@ def claims_without_order(store: Any) -> None:
     """What is due is claimed, whatever of its key comes before."""
 
     async def claim_ordered(
-        pairs: Any, limit: int, lease: float, token: Any, _cursors: Any, **options: Any
+        pairs: Any, limit: int, lease: float, token: Any, cursors: Any, **options: Any
     ) -> Any:
-        return await store.claim(pairs, limit, lease, token, **options), False
+        return await store.claim(pairs, limit, lease, token, **options), None, cursors
 
     store.claim_ordered = claim_ordered
 

@@ -43,13 +43,17 @@ FAULTS: dict[str, Fault] = {}
 def fault(
     name: str,
     databases: tuple[str, ...] = EVERYWHERE,
-    **needs: bool,
+    *,
+    proxied: bool = False,
+    disturbing: bool = False,
+    own_server: bool = False,
+    small_disk: bool = False,
 ) -> Callable[[Disturb], Disturb]:
     """Enter a function into `FAULTS`."""
 
     def enter(disturb: Disturb) -> Disturb:
-        disturbing = bool({"proxied", "disturbing", "own_server", "small_disk"} & set(needs))
-        FAULTS[name] = Fault(name, disturb, databases, **{**needs, "disturbing": disturbing})
+        kept = disturbing or proxied or own_server or small_disk
+        FAULTS[name] = Fault(name, disturb, databases, proxied, kept, own_server, small_disk)
         return disturb
 
     return enter
@@ -143,10 +147,11 @@ async def server_killed(cell: Cell, _proxy: Proxy | None) -> None:
 async def commit_cut(cell: Cell, proxy: Proxy | None) -> None:
     """The work is committed, and nobody knows."""
     assert proxy is not None
-    for _ in range(cell.random.randint(3, 8)):
-        await cell.publish(2)
+    for _ in range(cell.random.randint(6, 12)):
+        await cell.publish(3)
+        await asyncio.sleep(cell.random.random() * 0.03)  # claimed, handled or being written
         proxy.swallow_answer_to = COMMIT
-        await asyncio.sleep(cell.random.random() * 0.1)
+        await asyncio.sleep(cell.random.random() * 0.05)
     proxy.swallow_answer_to = None
 
 

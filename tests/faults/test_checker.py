@@ -42,10 +42,10 @@ def test_a_good_history_breaks_nothing() -> None:
 
 def test_a_stale_worker_may_be_out_of_order() -> None:
     late = replace(KEYED, at=2.0, lost=True)
-    assert "7 order" not in broken(good(deliveries=[replace(KEYED, number=4), late]))
+    assert "7 order" not in broken(good(deliveries=[replace(KEYED, number=5), late]))
     crashed = replace(KEYED, ended=None, ended_at=None)
-    assert "7 order" not in broken(good(deliveries=[crashed, replace(KEYED, number=4, at=2.0)], killed={7}))
-    assert "7 order" not in broken(good(deliveries=[KEYED, replace(KEYED, number=4, at=2.0)]))
+    assert "7 order" not in broken(good(deliveries=[crashed, replace(KEYED, number=5, at=2.0)], killed={7}))
+    assert "7 order" not in broken(good(deliveries=[KEYED, replace(KEYED, number=5, at=2.0)]))
 
 
 AGAIN = replace(FIRST, deliveries=2, pid=8, at=2.0)
@@ -102,8 +102,9 @@ CASES: dict[str, tuple[str, History]] = {
             deliveries=[replace(FIRST, queue="once")],
         ),
     ),
-    "out of order": ("7 order", good(deliveries=[replace(KEYED, number=4), replace(KEYED, at=2.0)])),
-    "two of a key at a time": ("7 order", good(deliveries=[KEYED, replace(KEYED, number=4, at=1.2)])),
+    "listed, but not removed": ("4 cut-off starts are listed", good(listed={-5})),
+    "out of order": ("7 order", good(deliveries=[replace(KEYED, number=5), replace(KEYED, at=2.0)])),
+    "two of a key at a time": ("7 order", good(deliveries=[KEYED, replace(KEYED, number=5, at=1.2)])),
     "no effect": ("5 transactions", good(committed={1: "tx"}, archived=[TX])),
     "two effects": ("5 transactions", good(committed={1: "tx"}, archived=[TX], effects=[1, 1])),
     "an effect of nothing": ("5 transactions", good(effects=[1])),

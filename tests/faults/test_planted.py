@@ -34,7 +34,7 @@ async def test_a_planted_defect_is_caught(
 ) -> None:
     fault, rule, options = PLANTED[defect]
     monkeypatch.setattr(cell, "DRAIN", 8.0)
-    for seed in range(1, 6):
+    for seed in range(1, 11):
         with place_for(FAULTS[fault], "postgresql", servers.admin, tmp_path) as place:
             broken = await run_cell(fault, place, tmp_path, seed, rounds=2, defect=defect, **options)
         if broken[rule]:

@@ -88,22 +88,36 @@ def _ids(message: SqlBrokerMessage) -> dict[str, int]:
     return {"id": int(message.message_id), "deliveries": message.deliveries_count}
 
 
+STEPS: dict[str, tuple[str, ...]] = {
+    "claim": ("claim", "claim_ordered"),
+    "settle": ("settle", "starts.remove_first"),
+}
+
+
 def dying(store: Any, step: str, seed: int) -> None:
-    """Kill this process right before or after the n-th claim or settle."""
+    """Kill this process right before or after the n-th claim or settle, of whatever kind."""
     where, _, name = step.partition(" ")
-    chosen, calls, original = random.Random(seed).randint(1, 6), 0, getattr(store, name)
+    chosen, calls = random.Random(seed).randint(1, 6), 0
 
-    async def call(*arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += bool(arguments[0])
-        if where == "before" and calls == chosen:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = await original(*arguments, **options)
-        if where == "after" and calls >= chosen and result:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+    def patch(owner: Any, method: str) -> None:
+        original = getattr(owner, method)
 
-    setattr(store, name, call)
+        async def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += bool(arguments[0])
+            if where == "before" and calls == chosen:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = await original(*arguments, **options)
+            found = result[0] if isinstance(result, tuple) else result
+            if where == "after" and calls >= chosen and found:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(owner, method, call)
+
+    for path in STEPS[name]:
+        *owners, method = path.split(".")
+        patch(getattr(store, owners[0]) if owners else store, method)
 
 
 def run(url: str, folder: Path, options: dict[str, Any]) -> None:

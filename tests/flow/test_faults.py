@@ -98,15 +98,15 @@ async def test_ack_first_does_not_run_what_may_not_be_removed(rig: Rig, far: tup
     proxy, store = far
     await rig.put()
     consumer = rig.consumer(ack_first=True, store=store)
-    original = store.settle
+    original = store.starts.remove_first
 
-    async def unanswered(settlements: list[Settlement], **options: Any) -> Any:
+    async def unanswered(*arguments: Any) -> Any:
         # Their commits are not the ones meant.
         await asyncio.gather(*(loop.stop() for loop in consumer._loops if loop is not consumer._flush_loop))
         proxy.swallow_answer_to = COMMIT
-        return await original(settlements, **options)
+        return await original(*arguments)
 
-    with patch.object(store, "settle", unanswered):
+    with patch.object(store.starts, "remove_first", unanswered):
         await consumer.start()
         await eventually(lambda: rig.logged("not known to be committed"))
     assert rig.handled == []
@@ -274,7 +274,7 @@ async def test_a_handlers_own_base_exception_does_not_end_its_worker(rig: Rig) -
 async def test_a_bug_in_the_removal_of_ack_first_leaves_nothing_behind(rig: Rig) -> None:
     await rig.put()
     with (
-        patch.object(rig.store, "settle", side_effect=RuntimeError("bug")),
+        patch.object(rig.store.starts, "remove_first", side_effect=RuntimeError("bug")),
         patch("faststream_sqlbroker.flow.worker.PAUSE_AFTER_BUG", 0.1),
     ):
         consumer = rig.consumer(ack_first=True, max_fetch_interval=0.05)

@@ -3,10 +3,11 @@
 import asyncio
 from collections import defaultdict
 from typing import Any
+from unittest.mock import patch
 
 from faststream_sqlbroker.core.outcome import Ack, Nack, Reject
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -132,3 +133,69 @@ async def test_a_suspect_that_comes_first_runs_before_the_others_of_its_key(rig:
     await rig.consumer(max_workers=2, **QUICK).start()
     await eventually(lambda: len(rig.handled) == 3)
     assert [row.id for row in rig.handled] == ids
+
+
+async def test_messages_without_a_key_go_on_behind_a_blocked_one(rig: Rig) -> None:
+    """More due messages of a key than a claim looks at, whose first one is not done yet."""
+    go = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        if row.key is not None:
+            await go.wait()
+        await rig.ack(row)
+
+    await rig.put(150, key="blocked")
+    free = await rig.put(5)
+    await rig.consumer(handle, max_workers=4, **QUICK).start()
+    await eventually(lambda: sorted(row.id for row in rig.handled) == free)
+    go.set()
+
+
+async def test_an_expired_suspect_is_discarded(rig: Rig) -> None:
+    await rig.put(1, key="a", expires_in=0.001)
+    await rig.put(1, key="a")
+    await rig.execute("UPDATE message SET deliveries_count = 3")
+    await asyncio.sleep(0.02)
+    await rig.consumer(**QUICK).start()
+
+    async def states() -> list[str]:
+        return sorted(row["state"] for row in await rig.rows(archive=True))
+
+    await eventually(lambda: len(rig.handled) == 1)
+
+    async def ended() -> bool:
+        return await states() == ["COMPLETED", "DISCARDED"]
+
+    await eventually(ended)
+
+
+async def test_a_crowd_that_cannot_go_on_is_not_searched_without_rest(rig: Rig) -> None:
+    """Nothing can be claimed: after a rotation the loop backs off to its longest wait."""
+    await rig.put(1, key="m", delay=60)
+    await rig.put(150, key="m")
+    for n in range(0, 350, 50):
+        await rig.store.insert([NewMessage("q", b"x", key=f"k{n + i:03}", delay=60.0) for i in range(50)])
+    claims = 0
+    claim_ordered = rig.store.claim_ordered
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        return await claim_ordered(*arguments, **options)
+
+    with patch.object(rig.store, "claim_ordered", counted):
+        await rig.consumer(ordered=True, max_fetch_interval=0.5).start()
+        await asyncio.sleep(2.5)
+        before, claims = claims, 0
+        assert before > 3
+        await asyncio.sleep(2)
+    # A rotation is about four pages, and there are four of them in two seconds.
+    assert claims <= 6 * 5
+
+
+async def test_a_head_starts_when_it_is_due_though_its_followers_are(rig: Rig) -> None:
+    await rig.put(1, key="a", delay=1.2)
+    await rig.put(2, key="a")
+    consumer = rig.consumer(ordered=True, max_fetch_interval=30)
+    await consumer.start()
+    await eventually(lambda: len(rig.handled) == 3, timeout=8)

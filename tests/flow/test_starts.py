@@ -1,6 +1,7 @@
 """ACK_FIRST: what was cut off is listed, what has ended is not (promise 4)."""
 
 import asyncio
+import contextlib
 from typing import Any
 from unittest.mock import patch
 
@@ -127,3 +128,52 @@ async def test_an_end_that_cannot_be_written_is_written_later(rig: Rig) -> None:
         return await marks(rig) == 0
 
     await eventually(none)
+
+
+async def test_a_thread_that_outlives_the_stop_is_not_listed_for_good(rig: Rig) -> None:
+    """A synchronous handler cannot be cancelled; when it ends, its note goes."""
+    go = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        rig.handled.append(row)
+        while not go.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go.wait()
+        row.settle_as(Ack())
+
+    await rig.put()
+    consumer = rig.consumer(handle, ack_first=True, **QUICK)
+    await consumer.start()
+    await eventually(lambda: rig.handled)
+    consumer._cancellable = False
+    await consumer.stop(0.1)
+
+    async def listed() -> int:
+        return len(await unknown(rig))
+
+    assert await eventually(listed) == 1
+    go.set()
+
+    async def none() -> bool:
+        return await marks(rig) == 0
+
+    await eventually(none)
+
+
+async def test_a_stop_ends_every_loop_though_the_database_hangs(rig: Rig) -> None:
+    hanging = asyncio.Event()
+
+    async def hang(*_: Any, **__: Any) -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    await rig.put(2, expires_in=0.001)
+    await asyncio.sleep(0.01)
+    consumer = rig.consumer(ack_first=True, **QUICK)
+    rig.store.statement_timeout = 1.0
+    with patch.object(rig.store, "settle", hang):
+        await consumer.start()
+        await hanging.wait()
+        await consumer.stop(0.2)
+    names = {task.get_name() for task in asyncio.all_tasks()}
+    assert {name for name in names if name.startswith("sqlbroker-")} <= {"sqlbroker-listen"}

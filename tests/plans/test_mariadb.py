@@ -13,6 +13,7 @@ from faststream_sqlbroker.core.retry import default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.dialects.mysql import MariadbDialect
+from faststream_sqlbroker.dialects.ordered import Cursors
 from tests.plans.conftest import TABLES
 
 pytestmark = [
@@ -116,10 +117,10 @@ def test_ordered_claims_do_not_walk_what_waits_behind_a_head(
     connection.commit()
     pairs = dialect.ready_pairs(connection, ["o"])
     with reads(connection, at_most=60 + 10 * LIMIT):
-        rows, more = dialect.ordered.claim(connection, pairs, 1, 60.0, uuid4(), {})
-    assert ([row.key for row in rows], more) == (["m"], False)
+        rows, again = dialect.ordered.claim(connection, pairs, 1, 60.0, uuid4(), Cursors())
+    assert ([row.key for row in rows], again) == (["m"], None)
     connection.commit()
-    cursors = {"o": "n"}
+    cursors = Cursors({"o": "n"})
     with reads(connection, at_most=60 + 30 * LIMIT):
         rows, _ = dialect.ordered.claim(connection, pairs, LIMIT // 2, 60.0, uuid4(), cursors)
     assert len(rows) == LIMIT // 2

@@ -1,3 +1,3 @@
 SELECT m.id, m.key FROM message m 
-WHERE m.id IN (__[POSTCOMPILE_ids]) AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+WHERE m.id = ANY(:ids) AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
 ORDER BY m.priority DESC, m.next_attempt_at, m.id

@@ -1,0 +1,2 @@
+SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(m.next_attempt_at)) / 1000000 FROM message m FORCE INDEX (PRIMARY)
+WHERE m.id IN (__[POSTCOMPILE_ids]) AND m.claimable = 1 AND m.next_attempt_at > UTC_TIMESTAMP(6)
