@@ -150,7 +150,8 @@ class FirstAcks:
             self._timer = None
         if ended := list(self._ended):
             await self._store.starts.end(_started(ended), self._holder)
-            del self._ended[: len(ended)]
+            written = {row.id for row in ended}
+            self._ended = [row for row in self._ended if row.id not in written]
 
 
 def _started(rows: list[ClaimedMessage]) -> list[tuple[str, int]]:

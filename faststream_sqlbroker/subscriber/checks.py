@@ -144,14 +144,14 @@ def times_fit(settings: "SubscriberSettings") -> None:
         )
 
 
-def policy_fits(settings: "SubscriberSettings") -> None:
+def policy_fits(settings: "SubscriberSettings", policy: AckPolicy) -> None:
     """Refuse policies whose ack comes too early for what else is asked for."""
-    if settings.transactional and settings.ack_policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
+    if settings.transactional and policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
         raise SetupError(
             f"transactional=True commits what the handler did with its ack, or nothing: AckPolicy."
-            f"{settings.ack_policy.name} acks a handler that fails; use NACK_ON_ERROR, REJECT_ON_ERROR or MANUAL"
+            f"{policy.name} acks a handler that fails; use NACK_ON_ERROR, REJECT_ON_ERROR or MANUAL"
         )
-    if settings.ordered and settings.ack_policy is AckPolicy.ACK_FIRST:
+    if settings.ordered and policy is AckPolicy.ACK_FIRST:
         raise SetupError(
             "ordered=True keeps the next message of a key back until the one before has ended; AckPolicy.ACK_FIRST "
             "removes a message before it starts, so that nobody could tell: use another policy"

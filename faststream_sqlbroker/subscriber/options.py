@@ -115,7 +115,7 @@ class SubscriberSettings:
         self._take_times()
         self._take_max_deliveries()
         checks.times_fit(self)
-        checks.policy_fits(self)
+        checks.policy_fits(self, self.ack_policy)
         checks.warn_of_surprises(self)
 
     def _take_times(self) -> None:

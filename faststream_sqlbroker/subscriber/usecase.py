@@ -15,6 +15,7 @@ from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
+from faststream_sqlbroker.subscriber.checks import policy_fits
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 from faststream_sqlbroker.subscriber.relay import ForwardHeaders, unstarted_publishers
@@ -75,8 +76,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         """Start the loops; a subscriber without a handler starts none.
 
         Raises:
-            SetupError: the routers' prefix makes a queue's name impossible, or handler_timeout is given for a
-                synchronous handler.
+            SetupError: the routers' prefix makes a queue's name impossible, handler_timeout is given for a
+                synchronous handler, or the broker's ack_policy does not fit transactional or ordered.
             NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
         if self._consumer is not None and self._consumer.stopping:
@@ -109,6 +110,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     def _settings(self) -> SubscriberSettings:
         settings = self.config.settings
+        policy_fits(settings, self.ack_policy)  # the default of a broker or router is known only now
         if settings.handler_timeout is not None and (names := self._synchronous_handlers()):
             msg = (
                 f"handler_timeout cannot end the synchronous handler {names[0]!r}, which runs in a thread: "

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from faststream import AckPolicy
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerMessage
 from tests.faststream.conftest import QUICK, Look
@@ -68,3 +70,19 @@ def test_what_cannot_be_ordered_is_refused() -> None:
     with pytest.raises(SetupError, match="ordered must be True or False"):
         broker.subscriber("q", ordered="yes")  # type: ignore[arg-type]
     asyncio.run(broker.stop())
+
+
+@pytest.mark.parametrize("option", ["ordered", "transactional"])
+async def test_a_policy_of_the_broker_that_does_not_fit_is_refused_at_the_start(
+    engine: AsyncEngine, option: str
+) -> None:
+    broker = SqlBroker(engine, logger=None, ack_policy=AckPolicy.ACK_FIRST)
+    await broker.create_tables()
+    options: Any = {option: True}
+
+    @broker.subscriber("q", **options)
+    async def handle(body: str) -> None: ...
+
+    with pytest.raises(SetupError, match="ACK_FIRST"):
+        await broker.start()
+    await broker.stop()

@@ -163,6 +163,7 @@ ORDERED: dict[str, dict[str, Any]] = {
     "ordered_window": {"queue": "o", "priority": 0, "size": SIZE},
     "ordered_window_others": {"queue": "o", "priority": 0, "size": SIZE},
     "ordered_keys": {"queue": "o", "start": "", "size": SIZE},
+    "ordered_free": {"queue": "o", "priority": 0, "size": 1000, "due": "2000-01-01", "id": 0},
     "ordered_busy": {"queue": "o"},
 }
 
