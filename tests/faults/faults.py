@@ -109,6 +109,8 @@ async def pause(cell: Cell, _proxy: Proxy | None) -> None:
     if alive := cell.alive():
         victim = cell.random.choice(alive)
         cell.history.disturbed.add(victim.pid)
+        if cell.store.dialect_name == "sqlite":
+            cell.disturb_all()  # stopped in the middle of a write, it keeps everybody from writing
         victim.send_signal(signal.SIGSTOP)
         await asyncio.sleep(cell.lease * 1.6)
         victim.send_signal(signal.SIGCONT)
