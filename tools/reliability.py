@@ -80,6 +80,7 @@ async def matrix(arguments: argparse.Namespace, admin: dict[str, Engine]) -> lis
         async with places:
             started = time.monotonic()
             await run(result, admin, arguments.runs, arguments.rounds)
+            merged([result])  # kept, whatever becomes of the rest
             state = result.skipped or (f"BROKEN {result.examples[:3]}" if result.examples else "kept")
             print(f"{result.fault} / {result.kind}: {state} ({time.monotonic() - started:.0f} s)", flush=True)
 

@@ -136,7 +136,7 @@ def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     handlers = Handlers(recorder, seed, lease, one_writer=one_writer)
     used: dict[str, Any] = {
         "max_workers": 3, "fetch_batch_size": 20, "flush_batch_size": 10, "flush_interval": 0.02,
-        "max_fetch_interval": 0.1, "release_stuck_interval": 0.2,
+        "max_fetch_interval": 0.3, "release_stuck_interval": 0.5,
         "retry_strategy": ConstantRetryStrategy(delay_seconds=0.02, max_attempts=3), "max_deliveries": 30,
         **given,
     }  # fmt: skip
