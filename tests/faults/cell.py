@@ -65,12 +65,15 @@ class Cell:
     async def open(self) -> None:
         """Create the tables and start the workers."""
         self.engine: AsyncEngine = create_async_engine(self.straight)
+        # Made at once: `close` is called however far we come.
+        self.publisher = Store(
+            create_async_engine(self.url), build_tables(SqlBrokerSchemaConfig()), statement_timeout=3.0
+        )
         self.store = Store(self.engine, build_tables(SqlBrokerSchemaConfig()))
         await self.store.create_tables()
         await self.store.setup()
         async with self.engine.begin() as connection:
             await connection.run_sync(effects.metadata.create_all)
-        self.publisher = Store(create_async_engine(self.url), self.store.tables, statement_timeout=3.0)
         while len(self.workers) < self.count:
             self.start()
 
