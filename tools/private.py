@@ -225,9 +225,10 @@ def mariadb() -> Iterator[tuple[str, Process]]:
     server = needed("mariadbd", "mariadb-server", *places)
     installer = needed("mariadb-install-db", "mariadb-server", *places)
     with folder_of("mysql") as (folder, become):
-        data, port = folder / "data", free_port()
-        data.mkdir()
-        shutil.chown(data, folder.owner())
+        data, temporary, port = folder / "data", folder / "tmp", free_port()
+        for made in (data, temporary):
+            made.mkdir()
+            shutil.chown(made, folder.owner())
         common = ["--no-defaults", f"--datadir={data}"]
         run(
             [installer, *common, "--auth-root-authentication-method=normal", "--skip-test-db"], become, folder
@@ -236,6 +237,9 @@ def mariadb() -> Iterator[tuple[str, Process]]:
             f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", f"--pid-file={folder}/pid",
             "--innodb-flush-log-at-trx-commit=2", "--max-connections=300", "--skip-log-bin",
             "--max-allowed-packet=64M", "--innodb-buffer-pool-size=256M",
+            # A server that starts removes every temporary table in its tmpdir: in a shared one those of other
+            # servers too, which crash.
+            f"--tmpdir={temporary}",
         ]  # fmt: skip
         with running([server, *common, *options], become, folder, port) as process:
             yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql", process
