@@ -38,6 +38,8 @@ class Result:
     kind: str
     rounds: int = 0
     seeds: list[int] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    """What was checked."""
     broken: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     skipped: str = ""
@@ -48,16 +50,19 @@ class Result:
 async def run(result: Result, admin: dict[str, Engine], runs: int, rounds: int) -> None:
     """All runs of one cell."""
     for seed in range(1, runs + 1):
-        with ExitStack() as stack:
+        stack = ExitStack()
+        try:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-            try:
-                place = stack.enter_context(
-                    place_for(FAULTS[result.fault], result.kind, admin.__getitem__, folder)
-                )
-            except CannotStartError as error:
-                result.skipped = str(error)
-                return
+            wanted = place_for(FAULTS[result.fault], result.kind, admin.__getitem__, folder)
+            # Servers and databases take seconds to make, in which the other cells must go on.
+            place = await asyncio.to_thread(stack.enter_context, wanted)
             found = await run_cell(result.fault, place, folder, seed, rounds)
+        except CannotStartError as error:
+            result.skipped = str(error)
+            return
+        finally:
+            await asyncio.to_thread(stack.close)
+        result.rules = list(found)
         result.seeds.append(seed)
         result.rounds += rounds
         for rule, violations in found.items():
@@ -115,7 +120,7 @@ def render(results: list[Result]) -> str:
         "database while a fault strikes; every process records what it does, and one rule for each promise of the README",
         "reads the history afterwards (`tests/faults/checker.py`). A round is 25 messages or more and one fault. Numbers are",
         "violations: 0 is a kept promise. The same machine must catch nine defects that are planted on purpose",
-        "(`tests/faults/test_planted.py`). Seeds repeat the work and the choice of moments, not the machine's own timing.",
+        "(`tests/faults/test_planted.py`); – is a rule that the cell's last run did not have yet. Seeds repeat the work and the choice of moments, not the machine's own timing.",
         "",
         "| fault | database | rounds (seeds) | " + " | ".join(rules) + " | run on |",
         "|---|---|---|" + "---:|" * len(rules) + "---|",
@@ -126,7 +131,7 @@ def render(results: list[Result]) -> str:
                 f"| {r.fault} | {r.kind} | not run: {r.skipped} |" + " |" * len(rules) + f" {r.day} |"
             )
             continue
-        counts = " | ".join(str(r.broken.get(rule, 0)) for rule in rules)
+        counts = " | ".join(str(r.broken.get(rule, 0)) if rule in r.rules else "–" for rule in rules)
         lines.append(f"| {r.fault} | {r.kind} | {r.rounds} ({len(r.seeds)}) | {counts} | {r.day} |")
     examples = [f"* {r.fault} / {r.kind}, {example}" for r in results for example in r.examples[:3]]
     return "\n".join([*lines, *(["", "## Violations", "", *examples] if examples else []), ""])

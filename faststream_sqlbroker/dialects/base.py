@@ -17,13 +17,14 @@ from sqlalchemy import Connection, TextClause, text
 
 from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.rows import (
+    SUSPECT_AFTER,
     ClaimedMessage,
     NewMessage,
     ReadyPair,
     Settlement,
     SettleResult,
 )
-from faststream_sqlbroker.dialects.policy_state import note_started
+from faststream_sqlbroker.dialects.policy_state import lock_order, note_started
 from faststream_sqlbroker.schema.tables import Tables
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 UNDECODABLE = "undecodable"
 """Reason of a message whose row holds what no message can have, such as a time that is none."""
+
+OTHERS = f"\n    AND {{of}}deliveries_count - {{of}}attempts_count < {SUSPECT_AFTER}"
+"""Leaves suspects alone; `of` is the table's alias with its dot, or nothing."""
 
 MESSAGE_COLUMNS = (
     "id, queue, priority, {key}, dedup_id, headers, payload, state, attempts_count, deliveries_count, "
@@ -185,6 +189,10 @@ class Dialect(ABC):
         if started := [row for row in rows if row.id in result.settled]:
             note_started(connection, self.tables.policy_state, started, holder, lease, worker)
         return result
+
+    def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
+        """Keep other ordered claims away from those of `queues` that nobody claims from now; which they are."""
+        return lock_order(connection, self.tables.policy_state, queues)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """Make `ClaimedMessage`s of rows selected as `CLAIMED_COLUMNS`; what cannot be read is rejected."""

@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.dialects.chunks import chunks
+from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
 from faststream_sqlbroker.dialects.steps import StepDialect, utc
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
@@ -163,7 +164,7 @@ class MysqlDialect(StepDialect):
         self.prepare(_PLAIN, _BY_IDS, _ARCHIVE)
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
         self.prepare_claims(_CLAIM, columns, _HINT, _PRIMARY)
-        self.prepare_ordered(_ORDERED, "FORCE INDEX ({})")
+        self.prepare_ordered(_ORDERED, "FORCE INDEX ({})", KEYS_WALKED)
 
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes."""

@@ -18,10 +18,9 @@ from uuid import UUID
 
 from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, bindparam
 
-from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects import ordered_sql as sql
-from faststream_sqlbroker.dialects.policy_state import lock_order
-from faststream_sqlbroker.schema.types import MYSQL
+from faststream_sqlbroker.dialects.base import OTHERS
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
@@ -50,7 +49,9 @@ class Cursors:
 class OrderedClaims:
     """The claims of one dialect."""
 
-    def __init__(self, dialect: "Dialect", words: dict[str, str], ids: Any, due: Any = None) -> None:
+    def __init__(
+        self, dialect: "Dialect", words: dict[str, str], ids: Any, due: Any = None, keys: str = sql.KEYS
+    ) -> None:
         """Prepare the statements.
 
         Args:
@@ -59,6 +60,7 @@ class OrderedClaims:
                 open and close round keys.
             ids: The bind of that name.
             due: The type of a due time, if the driver wants to know.
+            keys: How a queue's next keys are found.
         """
         self._dialect = dialect
         queue, size = bindparam("queue", type_=String), bindparam("size", type_=Integer)
@@ -67,19 +69,17 @@ class OrderedClaims:
             bindparam("id", type_=BigInteger),
         )
         after = (bindparam("due", type_=due), one)
-        others = f"\n    AND m.deliveries_count - m.attempts_count < {SUSPECT_AFTER}"
 
         def add(name: str, text: str, *binds: Any, which: str = "") -> None:
             dialect.add_statement(f"ordered_{name}", text, *binds, which=which, **words)
 
-        for end, which in (("", ""), ("_others", others)):
+        for end, which in (("", ""), ("_others", OTHERS.format(of="m."))):
             add(f"window{end}", sql.WINDOW, *pair, which=which)
             add(f"free{end}", sql.FREE, *pair, *after, which=which)
             add(f"heads{end}", sql.HEADS, ids, which=which)
         add("busy", sql.BUSY, queue)
         add("one", sql.ONE, one)
         add("soon", sql.SOON, ids)
-        keys = sql.KEYS_WALKED if dialect.name in MYSQL else sql.KEYS
         add("keys", keys, queue, size, bindparam("start", type_=String))
 
     def claim(
@@ -102,7 +102,7 @@ class OrderedClaims:
             to look at, else when the first waiting head is due; None if that is not known.
         """
         queues = sorted({p.queue for p in pairs})
-        locked = self._lock(connection, queues)
+        locked = self._dialect.lock_order(connection, queues)
         ours, end = [p for p in pairs if p.queue in locked], "" if suspects else "_others"
         again = None if len(locked) == len(queues) else 0.0
         rows: list[ClaimedMessage] = []
@@ -133,17 +133,12 @@ class OrderedClaims:
         if row is None or row[0] not in queues:
             return []
         queue, key, expired = row
-        if queue not in self._lock(connection, [queue]):
+        if queue not in self._dialect.lock_order(connection, [queue]):
             return []
         heads = _Heads(connection, self._dialect.sql, 1, "", set())
         if key is not None and not expired and not heads.is_head(queue, message_id, key):
             return []
         return self._dialect.claim_ids(connection, [message_id], [queue], lease, token)
-
-    def _lock(self, connection: Connection, queues: Sequence[str]) -> set[str]:
-        if self._dialect.name == "sqlite":
-            return set(queues)
-        return lock_order(connection, self._dialect.tables.policy_state, queues, self._dialect.time_limit)
 
 
 class _Heads:

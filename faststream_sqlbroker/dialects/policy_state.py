@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete, func, select, true, update
-from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete, select, update
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, UnknownOutcome
 from faststream_sqlbroker.dialects.chunks import chunks
@@ -19,21 +19,15 @@ Started = tuple[str, int]
 """Queue and id of a message whose handler has been started."""
 
 
-def lock_order(connection: Connection, table: Table, queues: Sequence[str], time_limit: float) -> set[str]:
-    """Keep other ordered claims away from those of `queues` that nobody claims from right now; which they are.
+def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> set[str]:
+    """Lock the rows of those of `queues` that nobody else has locked, until the transaction ends; which they are.
 
-    They stay locked until the transaction ends. On PostgreSQL the server ends it after `time_limit` idle seconds:
-    a process that is stopped in the middle of a claim would keep everybody away. MySQL and MariaDB have no such
-    limit for one transaction.
+    The first claim of a queue makes its row, and others wait for that.
     """
-    columns: list[Any] = [table.c.key]
-    if connection.dialect.name == "postgresql":
-        limit = f"{max(1, round(time_limit * 1000))}ms"
-        columns.append(func.set_config("idle_in_transaction_session_timeout", limit, true()))
     ours = table.c.scope == ORDERED
 
     def lock(names: Sequence[str]) -> set[str]:
-        free = select(*columns).where(ours, table.c.key.in_(names)).with_for_update(skip_locked=True)
+        free = select(table.c.key).where(ours, table.c.key.in_(names)).with_for_update(skip_locked=True)
         return set(connection.execute(free).scalars())
 
     locked = lock(queues)
@@ -43,11 +37,9 @@ def lock_order(connection: Connection, table: Table, queues: Sequence[str], time
     missing = [queue for queue in queues if queue not in known]
     if not missing:
         return locked
-    binds = [{"scope": ORDERED, "key": queue} for queue in missing]
-    if connection.dialect.name in MYSQL:
-        connection.execute(mysql.insert(table).prefix_with("IGNORE"), binds)
-    else:
-        connection.execute(postgresql.insert(table).on_conflict_do_nothing(), binds)
+    # A row that is there already, made meanwhile, stays as it is.
+    same = {"scope": ORDERED}
+    _upsert(connection, table, [{**same, "key": queue} for queue in missing], replaced=("scope",))
     return locked | lock(missing)
 
 
@@ -71,14 +63,22 @@ def note_started(
         for row in rows
     ]
     # A mark may be there from before an operator brought the message back.
-    replaced = ("created_at", "lease_token", "lease_expires_at", "info")
     values = {"created_at": clock(), "lease_expires_at": later(bindparam("lease"))}
+    _upsert(connection, table, binds, replaced=(*values, "lease_token", "info"), **values)
+
+
+def _upsert(
+    connection: Connection, table: Table, binds: Sequence[Any], *, replaced: Sequence[str], **values: Any
+) -> None:
+    """Insert rows of `binds` and `values`; of those that are there, write `replaced` anew."""
     statement: Any
     if connection.dialect.name in MYSQL:
         statement = mysql.insert(table).values(values)
         statement = statement.on_duplicate_key_update({c: statement.inserted[c] for c in replaced})
     else:
-        statement = postgresql.insert(table).values(values)
+        statement = (
+            (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table).values(values)
+        )
         new = {c: statement.excluded[c] for c in replaced}
         statement = statement.on_conflict_do_update(index_elements=["scope", "key"], set_=new)
     connection.execute(statement, binds)

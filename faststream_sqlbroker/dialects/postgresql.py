@@ -21,7 +21,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from faststream_sqlbroker.core.rows import (
-    SUSPECT_AFTER,
     ClaimedMessage,
     NewMessage,
     ReadyPair,
@@ -29,7 +28,7 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.dialects import postgresql_sql as sql
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, OTHERS, Dialect
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -67,6 +66,7 @@ class PostgresqlDialect(Dialect):
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
         self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
+        add("idle_limit", "SELECT set_config('idle_in_transaction_session_timeout', :limit, true)")
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", queues)
 
     def _prepare_inserts(self) -> None:
@@ -87,8 +87,7 @@ class PostgresqlDialect(Dialect):
         queues, ids, _ = _BINDS
         lease, token = bindparam("lease", type_=Float(53)), bindparam("token", type_=Uuid())
         binds = queues, _array("priorities", SmallInteger), bindparam("limit", type_=Integer), lease, token
-        others = f"\n      AND m.deliveries_count - m.attempts_count < {SUSPECT_AFTER}"
-        for name, which in (("claim", ""), ("claim_others", others)):
+        for name, which in (("claim", ""), ("claim_others", OTHERS.format(of="m."))):
             self.add_statement(name, sql.CLAIM, *binds, columns=columns, which=which)
         self.add_statement("claim_ids", sql.CLAIM_IDS, ids, queues, lease, token, columns=columns)
 
@@ -172,6 +171,12 @@ class PostgresqlDialect(Dialect):
         """One statement."""
         binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
         return self.claimed(connection.execute(self.sql["claim_ids"], binds), token)
+
+    def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
+        """As everywhere; a process that is stopped in the middle of a claim loses its session after the time limit."""
+        limit = f"{max(1, round(self.time_limit * 1000))}ms"
+        connection.execute(self.sql["idle_limit"], {"limit": limit})
+        return super().lock_order(connection, queues)
 
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
         """Locked rows are skipped by the update and looked up without a lock."""

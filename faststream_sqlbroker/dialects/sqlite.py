@@ -162,6 +162,10 @@ class SqliteDialect(StepDialect):
         _end_listeners_transaction(connection)
         connection.exec_driver_sql("PRAGMA journal_mode=WAL")
 
+    def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:  # noqa: ARG002
+        """There is one writer anyway."""
+        return set(queues)
+
     def begin(self, connection: Connection) -> None:
         """Take the write lock now: upgrading a read transaction fails at once with SQLITE_BUSY_SNAPSHOT."""
         _end_listeners_transaction(connection)

@@ -15,14 +15,14 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, bindparam, text
 
 from faststream_sqlbroker.core.rows import (
-    SUSPECT_AFTER,
     ClaimedMessage,
     NewMessage,
     ReadyPair,
     Settlement,
     SettleResult,
 )
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect
+from faststream_sqlbroker.dialects import ordered_sql
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, OTHERS, Dialect
 from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.schema.tables import Tables
@@ -62,20 +62,19 @@ class StepDialect(Dialect):
         """
         hint = hint.format(**self.names)
         due = {"of": "queue = :queue AND priority = :priority", "hint": hint, "columns": columns}
-        others = f"\n    AND deliveries_count - attempts_count < {SUSPECT_AFTER}"
         self.add_statement("claim", claim, which="", **due)
-        self.add_statement("claim_others", claim, which=others, **due)
+        self.add_statement("claim_others", claim, which=OTHERS.format(of=""), **due)
         lists: Any = [bindparam(name, expanding=True) for name in ("ids", "queues")]
         these = {"of": "id IN :ids AND queue IN :queues", "hint": by_id, "columns": columns}
         self.add_statement("claim_ids", claim, *lists, which="", **these)
 
-    def prepare_ordered(self, words: dict[str, str], hint: str) -> None:
-        """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for `words`."""
+    def prepare_ordered(self, words: dict[str, str], hint: str, keys: str = ordered_sql.KEYS) -> None:
+        """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for the rest."""
         hints = {
             f"{name}_hint": hint.format(self.names[f"{name}_index"]) for name in ("ready", "key", "leased")
         }
         ids: Any = bindparam("ids", expanding=True)
-        self.ordered = OrderedClaims(self, {**words, **hints, "of_ids": "IN :ids"}, ids)
+        self.ordered = OrderedClaims(self, {**words, **hints, "of_ids": "IN :ids"}, ids, keys=keys)
 
     @property
     def claimed_columns(self) -> str:

@@ -5,7 +5,7 @@ WITH r AS MATERIALIZED (
     SELECT m.ctid AS c FROM message m
     WHERE m.queue = p.queue AND m.priority = p.priority
       AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
-      AND m.deliveries_count - m.attempts_count < 2
+    AND m.deliveries_count - m.attempts_count < 2
     ORDER BY m.next_attempt_at, m.id LIMIT :limit FOR UPDATE SKIP LOCKED) x
   LIMIT :limit
 )
