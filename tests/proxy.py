@@ -8,15 +8,49 @@ from contextlib import asynccontextmanager
 from sqlalchemy import URL, make_url
 
 COMMIT = re.compile(rb"COMMIT(;|\0|$)")
-"""The statement as the drivers send it, not the isolation level of that name."""
+"""The statement as the drivers send it, not the isolation level of that name; in PostgreSQL's protocol also a
+prepared statement that writes outside of a transaction, and so commits by itself."""
 ROLLBACK = re.compile(rb"ROLLBACK")
+
+
+class Session:
+    """What one PostgreSQL client has prepared, and whether it is in a transaction."""
+
+    def __init__(self) -> None:
+        self._texts: dict[bytes, bytes] = {}
+        self._sent = b""
+        self._idle = False
+
+    def commits(self, data: bytes) -> bool:
+        """Whether the client runs a prepared statement in `data` that writes and commits by itself."""
+        found, self._sent = False, self._sent + data
+        while len(self._sent) >= 5 and chr(self._sent[0]) in "PBDECHSQX":
+            end = 1 + int.from_bytes(self._sent[1:5])
+            if len(self._sent) < end:
+                break
+            kind, content, self._sent = self._sent[:1], self._sent[5:end], self._sent[end:]
+            first, _, rest = content.partition(b"\0")
+            if kind == b"P":
+                self._texts[first] = rest.partition(b"\0")[0]
+            elif kind == b"B":
+                text = self._texts.get(rest.partition(b"\0")[0], b"")
+                found |= self._idle and bool(re.search(rb"\b(INSERT|UPDATE|DELETE)\b", text))
+        else:
+            if self._sent and chr(self._sent[0]) not in "PBDECHSQX":
+                self._sent = b""  # the start of the connection, a password
+        return found
+
+    def answered(self, data: bytes) -> None:
+        """Note from the server's `data` whether a transaction is open."""
+        if data[-6:-1] == b"Z\0\0\0\x05":
+            self._idle = data[-1:] == b"I"
 
 
 class Proxy:
     """Passes bytes on until told otherwise."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
+    def __init__(self, host: str, port: int, *, postgresql: bool = True) -> None:
+        self._target, self._postgresql = (host, port), postgresql
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self.port = 0
@@ -59,11 +93,11 @@ class Proxy:
             return
         pair = {writer, server_writer}
         self._writers |= pair
-        cut = asyncio.Event()
+        cut, session = asyncio.Event(), Session()
         try:
             await asyncio.gather(
-                self._pass(reader, server_writer, cut, outward=True),
-                self._pass(server_reader, writer, cut, outward=False),
+                self._pass_out(reader, server_writer, cut, session),
+                self._pass_back(server_reader, writer, cut, session),
             )
         except (OSError, asyncio.IncompleteReadError):
             pass
@@ -72,33 +106,49 @@ class Proxy:
                 each.transport.abort()
             self._writers -= pair
 
-    async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: asyncio.Event, *, outward: bool
+    async def _pass_out(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: asyncio.Event, session: Session
     ) -> None:
         while data := await reader.read(65536):
             await self._flowing.wait()
-            if outward and self.die_at and self.die_at.search(data):
+            commits = self._postgresql and session.commits(data)
+            if self._is_in(self.die_at, data, commits=commits):
                 self.die_at = None
                 self.died += 1
                 await asyncio.Event().wait()
-            if outward and self.swallow_answer_to and self.swallow_answer_to.search(data):
+            if self._is_in(self.swallow_answer_to, data, commits=commits):
                 self.swallow_answer_to = None
                 cut.set()
-            if not outward and cut.is_set():
-                # The server has answered, so it has done what it was told.
-                self.swallowed += 1
-                raise ConnectionResetError
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError
+
+    async def _pass_back(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: asyncio.Event, session: Session
+    ) -> None:
+        while data := await reader.read(65536):
+            await self._flowing.wait()
+            if cut.is_set():
+                # The server has answered, so it has done what it was told.
+                self.swallowed += 1
+                raise ConnectionResetError
+            session.answered(data)
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionResetError
+
+    @staticmethod
+    def _is_in(wanted: re.Pattern[bytes] | None, data: bytes, *, commits: bool) -> bool:
+        return wanted is not None and bool(wanted.search(data) or (wanted is COMMIT and commits))
 
 
 @asynccontextmanager
 async def proxied(url: str | URL) -> AsyncIterator[tuple[Proxy, URL]]:
     """A running proxy to the server of `url`, and the URL that leads through it."""
     url = make_url(url)
-    default = 5432 if url.get_backend_name() == "postgresql" else 3306
-    proxy = Proxy(url.host or "127.0.0.1", url.port or default)
+    postgresql = url.get_backend_name() == "postgresql"
+    default = 5432 if postgresql else 3306
+    proxy = Proxy(url.host or "127.0.0.1", url.port or default, postgresql=postgresql)
     await proxy.start()
     try:
         yield proxy, url.set(host="127.0.0.1", port=proxy.port)

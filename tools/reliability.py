@@ -42,6 +42,8 @@ class Result:
     """What was checked."""
     broken: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    """Runs that the machinery could not bring to an end: they prove nothing, and fail the matrix."""
     skipped: str = ""
     day: str = ""
     """When it was run."""
@@ -60,6 +62,9 @@ async def run(result: Result, admin: dict[str, Engine], runs: int, rounds: int) 
         except CannotStartError as error:
             result.skipped = str(error)
             return
+        except Exception as error:  # noqa: BLE001 - it ends this run, not the other cells; the matrix fails by it
+            result.unfinished.append(f"seed {seed}: {error!r}"[:500])
+            continue
         finally:
             await asyncio.to_thread(stack.close)
         result.rules = list(found)
@@ -86,7 +91,8 @@ async def matrix(arguments: argparse.Namespace, admin: dict[str, Engine]) -> lis
             started = time.monotonic()
             await run(result, admin, arguments.runs, arguments.rounds)
             merged([result])  # kept, whatever becomes of the rest
-            state = result.skipped or (f"BROKEN {result.examples[:3]}" if result.examples else "kept")
+            wrong = result.examples[:3] + result.unfinished[:3]
+            state = result.skipped or (f"BROKEN {wrong}" if wrong else "kept")
             print(f"{result.fault} / {result.kind}: {state} ({time.monotonic() - started:.0f} s)", flush=True)
 
     await asyncio.gather(*(one(result) for result in cells))
@@ -133,7 +139,11 @@ def render(results: list[Result]) -> str:
             continue
         counts = " | ".join(str(r.broken.get(rule, 0)) if rule in r.rules else "–" for rule in rules)
         lines.append(f"| {r.fault} | {r.kind} | {r.rounds} ({len(r.seeds)}) | {counts} | {r.day} |")
-    examples = [f"* {r.fault} / {r.kind}, {example}" for r in results for example in r.examples[:3]]
+    examples = [
+        f"* {r.fault} / {r.kind}, {example}"
+        for r in results
+        for example in r.examples[:3] + [f"not finished: {text}" for text in r.unfinished[:3]]
+    ]
     return "\n".join([*lines, *(["", "## Violations", "", *examples] if examples else []), ""])
 
 
@@ -154,7 +164,7 @@ def main() -> int:
         }
         results = asyncio.run(matrix(arguments, admin))
     DOCUMENT.write_text(render(merged(results)))
-    return int(any(sum(r.broken.values()) for r in results))
+    return int(any(sum(r.broken.values()) or r.unfinished for r in results))
 
 
 if __name__ == "__main__":

@@ -99,12 +99,23 @@ class Settlement:
     """Whether the next settlement of the list belongs into the same transaction."""
 
     @property
+    def plain_ack(self) -> bool:
+        """Whether a handler has acked it and there is nothing else to say."""
+        return (
+            self.state is MessageState.COMPLETED
+            and self.attempted
+            and not self.uncharge
+            and self.reason is None
+            and self.error is None
+        )
+
+    @property
     def leaves(self) -> bool:
         """Whether the row leaves the message table."""
-        return self.state in _FINAL
-
-
-_FINAL = frozenset({MessageState.COMPLETED, MessageState.FAILED, MessageState.DISCARDED})
+        state = self.state  # `in` a set would hash an enum, which is Python code
+        return (
+            state is MessageState.COMPLETED or state is MessageState.FAILED or state is MessageState.DISCARDED
+        )
 
 
 @dataclass(slots=True)

@@ -83,6 +83,13 @@ def settle(
     return base
 
 
+def acked(row: ClaimedMessage, rules: SettleRules, *, ended_after: float) -> Settlement:
+    """`settle` of an Ack after an attempt, which nearly all of them are."""
+    return Settlement(
+        row.id, row.lease_token, MessageState.COMPLETED, rules.retain_on_ack, ended_after=ended_after
+    )
+
+
 def _final(base: Settlement, state: MessageState, keep: bool) -> Settlement:
     base.state, base.archive = state, keep
     return base

@@ -25,6 +25,7 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.dialects.policy_state import lock_order, note_started
+from faststream_sqlbroker.dialects.query import Work
 from faststream_sqlbroker.schema.tables import Tables
 
 if TYPE_CHECKING:
@@ -156,6 +157,24 @@ class Dialect(ABC):
     @abstractmethod
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """Give back, uncharged, what a claim with `token` has leased in `queues`; how many rows."""
+
+    def inserting(self, rows: Sequence[NewMessage]) -> Work[list[int | None]]:
+        """`insert` as work for a transaction of its own."""
+        return lambda connection: self.insert(connection, rows)
+
+    def looking(self, queues: Sequence[str]) -> Work[list[ReadyPair]]:
+        """`ready_pairs` as work for a transaction of its own."""
+        return lambda connection: self.ready_pairs(connection, queues)
+
+    def claiming(
+        self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID, *, suspects: bool = True
+    ) -> Work[list[ClaimedMessage]]:
+        """`claim` as work for a transaction of its own."""
+        return lambda connection: self.claim(connection, pairs, limit, lease, token, suspects=suspects)
+
+    def settling(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> Work[SettleResult]:
+        """`settle_and_chain` as work for a transaction of its own."""
+        return lambda connection: self.settle_and_chain(connection, settlements, skip_locked=skip_locked)
 
     def settle_and_chain(
         self, connection: Connection, settlements: Sequence[Settlement], *, skip_locked: bool = False

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -28,8 +29,10 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.dialects import postgresql_sql as sql
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, OTHERS, Dialect
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, OTHERS, Dialect, load_headers
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
+from faststream_sqlbroker.dialects.postgresql_binds import insert_query, lease_binds, settle_queries
+from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.schema.tables import Tables
 
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58"})
@@ -40,6 +43,7 @@ def _array(name: str, item: Any) -> Any:
     return bindparam(name, type_=ARRAY(item))
 
 
+_DUE = attrgetter("next_attempt_at", "id")
 _BINDS = _array("queues", String), _array("ids", BigInteger), _array("tokens", Uuid)
 
 
@@ -71,11 +75,19 @@ class PostgresqlDialect(Dialect):
 
     def _prepare_inserts(self) -> None:
         literal = "'" + self.names["message"].replace("'", "''") + "'"
+        one = (
+            bindparam("queue", type_=String), bindparam("priority", type_=SmallInteger),
+            bindparam("key", type_=String), bindparam("delay", type_=Float(53)),
+            bindparam("at", type_=DateTime(timezone=True)), bindparam("expires_in", type_=Float(53)),
+        )  # fmt: skip
+        single = bindparam("payload", type_=LargeBinary), bindparam("headers", type_=Text)
+        self.add_statement("insert_one", sql.INSERT_ONE, *one, *single)
+        bodies = _array("payloads", LargeBinary), _array("headers", Text)
+        self.add_statement("insert_alike", sql.INSERT_ALIKE, *one, *bodies, message_literal=literal)
         new = (
-            _array("queues", String), _array("payloads", LargeBinary), _array("headers", Text),
-            _array("priorities", SmallInteger), _array("keys", String), _array("dedup_ids", String),
-            _array("delays", Float(53)), _array("times", DateTime(timezone=True)),
-            _array("expiries", Float(53)),
+            _array("queues", String), *bodies, _array("priorities", SmallInteger), _array("keys", String),
+            _array("dedup_ids", String), _array("delays", Float(53)),
+            _array("times", DateTime(timezone=True)), _array("expiries", Float(53)),
         )  # fmt: skip
         conflict = "ON CONFLICT (queue, dedup_id) DO NOTHING"
         self.add_statement("insert", sql.INSERT, *new, message_literal=literal, conflict="")
@@ -100,6 +112,9 @@ class PostgresqlDialect(Dialect):
         if self.has_archive:
             kept = MESSAGE_COLUMNS.format(key=self.names["key"])
             self.add_statement("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
+            self.add_statement(
+                "archive_acked", sql.ARCHIVE_ACKED, ids, tokens, _array("ends", Float(53)), columns=kept
+            )
         self.add_statement("delete", sql.DELETE, ids, tokens)
         moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary)
         self.add_statement("update", sql.UPDATE, *ended, *moved)
@@ -115,28 +130,22 @@ class PostgresqlDialect(Dialect):
         return value
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
-        """One statement; ids are drawn in it, so that they are known row by row."""
-        dedup = any(row.dedup_id is not None for row in rows)
-        result = connection.execute(
-            self.sql["insert_dedup" if dedup else "insert"],
-            {
-                "queues": [r.queue for r in rows],
-                "payloads": [r.payload for r in rows],
-                "headers": [r.headers for r in rows],
-                "priorities": [r.priority for r in rows],
-                "keys": [r.key for r in rows],
-                "dedup_ids": [r.dedup_id for r in rows],
-                "delays": _floats(r.delay for r in rows),
-                "times": [r.next_attempt_at for r in rows],
-                "expiries": _floats(r.expires_in for r in rows),
-            },
-        )
-        return [row[0] for row in result]
+        """One statement."""
+        return self.inserting(rows)(connection)
+
+    def inserting(self, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
+        """Ids are drawn in the statement, so that they are known row by row."""
+        return insert_query(self.sql, rows)
 
     def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> list[ReadyPair]:
         """A loose index scan: one step a pair, whatever the number of rows."""
-        rows = connection.execute(self.sql["ready_pairs"], {"queues": list(queues)})
-        return [ReadyPair(*row) for row in rows]
+        return self.looking(queues)(connection)
+
+    def looking(self, queues: Sequence[str]) -> Query[list[ReadyPair]]:
+        """One statement."""
+        return Query(
+            self.sql["ready_pairs"], {"queues": list(queues)}, lambda rows: [ReadyPair(*r) for r in rows]
+        )
 
     def claim(
         self,
@@ -149,21 +158,39 @@ class PostgresqlDialect(Dialect):
         suspects: bool = True,
     ) -> list[ClaimedMessage]:
         """One statement; pairs are walked lazily until `limit` rows are found."""
-        rows = connection.execute(
-            self.sql["claim" if suspects else "claim_others"],
-            {
-                "queues": [p.queue for p in pairs],
-                "priorities": [p.priority for p in pairs],
-                "limit": limit,
-                "lease": lease,
-                "token": token,
-            },
-        )
-        rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
-        # RETURNING has no order.
-        return sorted(
-            self.claimed(rows, token), key=lambda m: (rank[m.queue, m.priority], m.next_attempt_at, m.id)
-        )
+        return self.claiming(pairs, limit, lease, token, suspects=suspects)(connection)
+
+    def claiming(
+        self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID, *, suspects: bool = True
+    ) -> Query[list[ClaimedMessage]]:
+        """One statement; RETURNING has no order, so the rows are sorted here."""
+        binds = {
+            "queues": [p.queue for p in pairs],
+            "priorities": [p.priority for p in pairs],
+            "limit": limit,
+            "lease": lease,
+            "token": token,
+        }
+
+        def read(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
+            claimed = self.claimed(rows, token)
+            claimed.sort(key=_DUE)
+            if len(pairs) > 1:
+                rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
+                claimed.sort(key=lambda m: rank[m.queue, m.priority])
+            return claimed
+
+        return Query(self.sql["claim" if suspects else "claim_others"], binds, read)
+
+    def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
+        """As everywhere; both drivers give bytes and aware datetimes."""
+        return [
+            ClaimedMessage(
+                r[0], r[1], r[2], load_headers(r[3]), r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12],
+                r[13], r[14], token,
+            )
+            for r in rows
+        ]  # fmt: skip
 
     def claim_ids(
         self, connection: Connection, ids: Sequence[int], queues: Sequence[str], lease: float, token: UUID
@@ -180,7 +207,7 @@ class PostgresqlDialect(Dialect):
 
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
         """Locked rows are skipped by the update and looked up without a lock."""
-        binds = _pairs(leases)
+        binds = lease_binds(leases)
         held = {r[0] for r in connection.execute(self.sql["renew"], {**binds, "lease": lease})}
         if len(held) < len(leases):
             held |= self.look(connection, leases)
@@ -191,33 +218,31 @@ class PostgresqlDialect(Dialect):
     ) -> set[int]:
         """One statement."""
         statement = self.sql["lock_free" if skip_locked else "lock"]
-        return {r[0] for r in connection.execute(statement, _pairs(leases))}
+        return {r[0] for r in connection.execute(statement, lease_binds(leases))}
 
     def look(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
         """One statement."""
-        return {r[0] for r in connection.execute(self.sql["held"], _pairs(leases))}
+        return {r[0] for r in connection.execute(self.sql["held"], lease_binds(leases))}
 
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
-        """At most three statements: archived, deleted, updated rows."""
-        archived = [s for s in settlements if s.leaves and s.archive and self.has_archive]
-        deleted = [s for s in settlements if s.leaves and not (s.archive and self.has_archive)]
-        updated = [s for s in settlements if not s.leaves]
+        """At most four statements: acked, otherwise archived, deleted, updated rows."""
         settled: set[int] = set()
-        if archived:
-            binds = {**_ended(archived), "reasons": [s.reason for s in archived]}
-            settled |= {r[0] for r in connection.execute(self.sql["archive"], binds)}
-        if deleted:
-            binds = _pairs([(s.id, s.lease_token) for s in deleted])
-            settled |= {r[0] for r in connection.execute(self.sql["delete"], binds)}
-        if updated:
-            binds = {
-                **_ended(updated),
-                "delays": _floats(s.delay for s in updated),
-                "queues": [s.queue for s in updated],
-                "payloads": [s.payload for s in updated],
-            }
-            settled |= {r[0] for r in connection.execute(self.sql["update"], binds)}
+        for query in settle_queries(self.sql, settlements, archive=self.has_archive):
+            settled |= query(connection)
         return SettleResult(settled, {s.id for s in settlements} - settled)
+
+    def settling(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> Work[SettleResult]:
+        """One statement if all end alike and nothing is chained."""
+        queries = settle_queries(self.sql, settlements, archive=self.has_archive)
+        if len(queries) > 1 or skip_locked or any(s.chained for s in settlements):
+            return super().settling(settlements, skip_locked=skip_locked)
+        [query] = queries
+
+        def read(rows: Iterable[Sequence[Any]]) -> SettleResult:
+            settled = query.read(rows)
+            return SettleResult(settled, {s.id for s in settlements} - settled)
+
+        return Query(query.clause, query.binds, read)
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
         """One statement; rows locked elsewhere are skipped."""
@@ -232,24 +257,3 @@ class PostgresqlDialect(Dialect):
     def notify(self, connection: Connection, channel: str, queues: Sequence[str]) -> None:
         """Send one wake-up for each queue on `channel`."""
         connection.execute(self.sql["notify"], {"channel": channel, "queues": list(queues)})
-
-
-def _floats(values: Iterable[float | None]) -> list[float | None]:
-    # psycopg refuses an array of both int and float.
-    return [None if value is None else float(value) for value in values]
-
-
-def _pairs(leases: Sequence[tuple[int, UUID]]) -> dict[str, list[Any]]:
-    return {"ids": [i for i, _ in leases], "tokens": [t for _, t in leases]}
-
-
-def _ended(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
-    return {
-        "ids": [s.id for s in settlements],
-        "tokens": [s.lease_token for s in settlements],
-        "states": [s.state and s.state.name for s in settlements],
-        "attempts": [int(s.attempted) for s in settlements],
-        "charges": [-int(s.uncharge) for s in settlements],
-        "ends": _floats(s.ended_after for s in settlements),
-        "errors": [s.error for s in settlements],
-    }

@@ -22,6 +22,37 @@ WITH r AS MATERIALIZED (
 SELECT i.id FROM r LEFT JOIN i ON i.id = r.id ORDER BY r.ord
 """
 
+_TIMES = """statement_timestamp(),
+  coalesce(:at, statement_timestamp() + coalesce(:delay, 0) * interval '1 second'),
+  statement_timestamp() + :expires_in * interval '1 second'"""
+
+INSERT_ONE = (
+    """
+INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, expires_at)
+VALUES (:queue, :payload, (:headers)::jsonb, :priority, :key, """
+    + _TIMES
+    + """)
+RETURNING id
+"""
+)
+
+INSERT_ALIKE = (
+    """
+WITH r AS MATERIALIZED (
+  SELECT nextval((SELECT pg_get_serial_sequence({message_literal}, 'id')::regclass)) AS id, u.*
+  FROM unnest(:payloads, :headers) WITH ORDINALITY AS u(payload, headers, ord)
+), i AS (
+  INSERT INTO {message}
+    (id, queue, payload, headers, priority, {key}, created_at, next_attempt_at, expires_at)
+  SELECT r.id, :queue, r.payload, r.headers::jsonb, :priority, :key, """
+    + _TIMES
+    + """
+  FROM r ORDER BY r.ord
+)
+SELECT r.id FROM r ORDER BY r.ord
+"""
+)
+
 PAIRS = """
 WITH RECURSIVE p(queue, ord, priority) AS (
   SELECT q.queue, q.ord, (
@@ -116,6 +147,23 @@ WITH u AS MATERIALIZED (
       THEN d.acquired_at + u.ended * interval '1 second' ELSE d.last_attempt_at END,
     d.acquired_at, coalesce(u.error, d.last_error), statement_timestamp(), u.reason
   FROM d JOIN u ON u.id = d.id AND u.token = d.lease_token
+)
+SELECT id FROM d
+"""
+
+# What nearly every message ends in: a third of the binds, and no second join.
+ARCHIVE_ACKED = """
+WITH d AS (
+  DELETE FROM {message} m USING unnest(:ids, :tokens, :ends) AS u(id, token, ended)
+  WHERE m.id = u.id AND m.lease_token = u.token
+  RETURNING m.*, m.acquired_at + u.ended * interval '1 second' AS ended_at
+), a AS (
+  INSERT INTO {archive} ({columns}, archived_at)
+  SELECT d.id, d.queue, d.priority, d.{key}, d.dedup_id, d.headers, d.payload, 'COMPLETED',
+    d.attempts_count + 1, d.deliveries_count, d.publish_count, d.origin_id,
+    d.created_at, d.next_attempt_at, d.expires_at, coalesce(d.first_attempt_at, d.ended_at), d.ended_at,
+    d.acquired_at, d.last_error, statement_timestamp()
+  FROM d
 )
 SELECT id FROM d
 """

@@ -86,7 +86,8 @@ class Flusher:
         inflight = self._inflight
         batch = inflight.outcomes[: _group_end(inflight.outcomes, self._batch_size)]
         del inflight.outcomes[: len(batch)]
-        inflight.flushing |= {s.id for s in batch}
+        ids = {s.id for s in batch}
+        inflight.flushing |= ids
         result, culprits = SettleResult(), Culprits()
         try:
             await self._write(batch, result, culprits)
@@ -102,8 +103,16 @@ class Flusher:
                 inflight.doubtful |= {(s.id, s.lease_token) for s in left}
             raise
         finally:
-            inflight.flushing -= {s.id for s in batch}
+            inflight.flushing -= ids
         inflight.written(batch, result, self._log)
+        if len(result.settled) == len(batch):
+            self._careful = False
+            return True
+        return self._keep_locked(batch, result, culprits)
+
+    def _keep_locked(self, batch: Sequence[Settlement], result: SettleResult, culprits: Culprits) -> bool:
+        """Keep what was refused, and what somebody else has locked; whether anything else was in `batch`."""
+        inflight = self._inflight
         if culprits:
             self.refused.add([s for s, _ in culprits if inflight.still_ours(s)], culprits[0][1])
         done = result.settled | result.lost | {s.id for s, _ in culprits}

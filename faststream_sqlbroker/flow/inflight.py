@@ -125,7 +125,12 @@ class Inflight:
     def still_ours(self, settlement: Settlement) -> bool:
         """Whether no later delivery of the same row has come back to us meanwhile."""
         row = self.held.get(settlement.id)
-        return row is None or row.lease_token == settlement.lease_token
+        # Nearly always the same object; comparing UUIDs is Python code.
+        return (
+            row is None
+            or row.lease_token is settlement.lease_token
+            or row.lease_token == settlement.lease_token
+        )
 
     def count_lost(self, delivery: Settlement | ClaimedMessage) -> str:
         """Count a delivery that the database does not know any more; what to call it."""
@@ -146,8 +151,9 @@ class Inflight:
             log: Told of lost leases.
         """
         chained: set[str] = set()
+        lost_ids = result.lost
         for settlement in batch:
-            lost = settlement.id in result.lost
+            lost = bool(lost_ids) and settlement.id in lost_ids
             if not lost and settlement.id not in result.settled:
                 continue
             if not self.still_ours(settlement):
@@ -159,8 +165,10 @@ class Inflight:
                 log(logging.WARNING, f"{text}; its outcome was not written now", message_id=settlement.id)
                 continue
             self.settled_count += 1
-            self.doubtful.discard((settlement.id, settlement.lease_token))
-            chained |= due_queues(settlement.chained)
+            if self.doubtful:
+                self.doubtful.discard((settlement.id, settlement.lease_token))
+            if settlement.chained:
+                chained |= due_queues(settlement.chained)
         if result.settled:
             self.on_settled()
         if chained:

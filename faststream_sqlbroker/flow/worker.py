@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Move, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
-from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, settle
+from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, acked, settle
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.chain import Chain, current
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Handle = Callable[[Any], Awaitable[Any]]
 PAUSE_AFTER_BUG = 10.0
 """Seconds until a message comes back after an error around its handler that is none of the database's."""
-YIELD_EVERY = 20
+YIELD_EVERY = 50
 """Deliveries between two turns of the event loop: handlers that never suspend would starve it."""
 
 
@@ -55,13 +55,27 @@ class Worker:
         self._transactional = (
             TransactionalDeliveries(store, inflight, log) if settings.transactional else None
         )
+        self._direct = not (settings.batch or settings.transactional or settings.handler_timeout is not None)
+        limit = settings.max_deliveries
+        self._most_deliveries = float("inf") if limit is None else limit
         self._low_water = settings.fetch_batch_size * settings.max_not_processed_factor
         self._low_water -= settings.fetch_batch_size // 2
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
-        done = 0
-        while (rows := await self._take()) is not None:
+        waiting, done = self._inflight.waiting, 0
+        while True:
+            if waiting.empty():
+                self._on_idle()
+                self._make_room()
+                first = await waiting.get()
+            else:
+                first = waiting.get_nowait()
+            if first is None:
+                return
+            rows = self._batch_from(first) if self._settings.batch else [first]
+            if waiting.qsize() <= self._low_water:
+                self._make_room()
             ready = [row for row in rows if self._may_start_or_fail(row)]
             try:
                 if ready:
@@ -77,6 +91,15 @@ class Worker:
                 await asyncio.sleep(0)
 
     def _may_start_or_fail(self, row: ClaimedMessage) -> bool:
+        if (
+            row.outcome is None
+            and row.attempts_count == 0
+            and row.expires_at is None
+            and row.deliveries_count <= self._most_deliveries
+            and not row.lease_lost
+            and not self._stopping()
+        ):
+            return True  # nearly all of them
         try:
             return self._may_start(row)
         except Exception as error:  # noqa: BLE001 - one row must not keep the others of its batch from running
@@ -98,23 +121,15 @@ class Worker:
             message_id=rows[0].id,
         )
 
-    async def _take(self) -> list[ClaimedMessage] | None:
-        waiting = self._inflight.waiting
-        if waiting.empty():
-            self._on_idle()
-            self._make_room()
-        first = await waiting.get()
-        if first is None:
-            return None
-        rows = [first]
-        while self._settings.batch and len(rows) < self._settings.fetch_batch_size and not waiting.empty():
+    def _batch_from(self, first: ClaimedMessage) -> list[ClaimedMessage]:
+        """`first` and what else waits, up to a batch."""
+        rows, waiting = [first], self._inflight.waiting
+        while len(rows) < self._settings.fetch_batch_size and not waiting.empty():
             row = waiting.get_nowait()
             if row is None:
                 waiting.put_nowait(None)
                 break
             rows.append(row)
-        if waiting.qsize() <= self._low_water:
-            self._make_room()
         return rows
 
     def _make_room(self) -> None:
@@ -150,8 +165,7 @@ class Worker:
             return Release()
         if row.outcome is not None:
             return row.outcome  # it could not be read
-        limit = self._settings.max_deliveries
-        if limit is not None and row.deliveries_count > limit:
+        if row.deliveries_count > self._most_deliveries:
             return Reject(MAX_DELIVERIES)
         attempts = attempts_limit(self._rules.retry_strategy)
         if attempts is not None and row.attempts_count >= attempts:
@@ -172,7 +186,10 @@ class Worker:
         current.set(chain)
         self._inflight.running += 1
         try:
-            rows = await self._run(rows, chain)
+            if self._direct:
+                await self._handle(rows[0])
+            else:
+                rows = await self._run(rows, chain)
         except asyncio.CancelledError as error:
             # One that nobody sent us was raised by the handler, which awaited what somebody cancelled.
             cancelled = _cancelled()
@@ -190,9 +207,15 @@ class Worker:
             self._inflight.running -= 1
             if self._first is not None:
                 self._first.end(rows)
+            elif len(rows) == 1 and type(rows[0].outcome) is Ack and not chain.rows:
+                self._acked(rows[0])
             else:
                 for settlement in self._settlements(rows, chain):
                     self._inflight.finish(settlement)
+
+    def _acked(self, row: ClaimedMessage) -> None:
+        if not row.lease_lost:
+            self._inflight.finish(acked(row, self._rules, ended_after=monotonic() - row.claimed_monotonic))
 
     def _cut_off(self, rows: list[ClaimedMessage]) -> None:
         if self._first is not None:

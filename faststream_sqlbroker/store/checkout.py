@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker.store.errors import ErrorClasses
+
+T = TypeVar("T")
 
 GRACE = 1.0
 """Seconds beyond the limit after which the socket is ended, and again after which nobody waits any more."""
@@ -35,10 +37,10 @@ async def checkout(
         fairy: Any = connection.sync_connection and connection.sync_connection.connection
         driver_connection = fairy.driver_connection
         if limit is not None:
-            watchdog = loop.call_later(limit + GRACE, _abort, driver_connection)
+            watchdog = loop.call_later(limit + GRACE, abort, driver_connection)
         yield connection
     finally:
-        watchdog = watchdog or loop.call_later(GRACE, _abort, driver_connection)
+        watchdog = watchdog or loop.call_later(GRACE, abort, driver_connection)
         try:
             await _to_the_end(connection, watchdog.when() + GRACE)
         finally:
@@ -61,12 +63,32 @@ async def _to_the_end(connection: AsyncConnection, deadline: float) -> None:
         await closing
 
 
-def _retrieve(task: "asyncio.Task[None]") -> None:
+async def cancelled_once(work: "Coroutine[Any, Any, T]") -> T:
+    """`work`, which sees the first cancellation only, and whose end is waited for.
+
+    Cancelled again while it closes a connection, SQLAlchemy stops aiosqlite's thread, and the task that closes it
+    waits for ever for that thread, as does `asyncio.run` for the task. anyio cancels until a task has ended.
+    """
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            if cancelled is None:
+                task.cancel()
+            cancelled = error
+    if cancelled is not None:
+        _retrieve(task)
+        raise cancelled
+    return task.result()
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
     if not task.cancelled():
         task.exception()
 
 
-def _abort(driver_connection: Any) -> None:
+def abort(driver_connection: Any) -> None:
     """End the socket, so that whoever waits for an answer on it gets an error; SQLite has none."""
     if callable(terminate := getattr(driver_connection, "terminate", None)):
         terminate()  # asyncpg

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.core.rows import (
@@ -25,9 +24,10 @@ from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
-from faststream_sqlbroker.store.caller import check_same_database
+from faststream_sqlbroker.store.driver import DriverShortcut
 from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.handler import HandlerTransaction, open_transaction
+from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.starts import Starts
 from faststream_sqlbroker.store.transaction import Transactions
@@ -76,10 +76,17 @@ class Store:
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
-        self._transactions = Transactions(self._engine, self.dialect, self._errors, statement_timeout)
+        self._shortcut = DriverShortcut(engine)
+        self._transactions = Transactions(
+            self._engine, self.dialect, self._errors, statement_timeout, self._shortcut
+        )
         self._places = asyncio.Semaphore(self.max_connections)
         self.starts = Starts(self._transactions, self.dialect, self._places)
         self._publish_place = asyncio.Semaphore(1)
+        self._inserts = Inserts(
+            self._engine, self.dialect, self._errors, self._transactions, self._shortcut,
+            self._publish_place, statement_timeout,
+        )  # fmt: skip
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(
             engine,
@@ -107,8 +114,8 @@ class Store:
     # -- publishing ---------------------------------------------------------------------------------
 
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert `rows` in a transaction of its own; ids in the order given, None where deduplicated."""
-        return await self._transactions.run(lambda c: self.dialect.insert(c, rows), self._publish_place)
+        """Insert `rows` in a transaction of the broker's own; ids in the order given, None where deduplicated."""
+        return await self._inserts.insert(rows)
 
     async def insert_in(
         self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
@@ -119,13 +126,7 @@ class Store:
             PublishError: the connection is closed or belongs to another database, or its transaction
                 has ended.
         """
-        try:
-            if isinstance(connection, AsyncSession):
-                connection = await connection.connection()
-            check_same_database(connection.sync_connection, self.engine.sync_engine)
-            return await connection.run_sync(lambda c: self.dialect.insert(c, rows))
-        except SQLAlchemyError as error:
-            raise self._errors.of_caller(error) from error
+        return await self._inserts.insert_in(connection, rows)
 
     def insert_sync(self, connection: "Connection | Session", rows: Sequence[NewMessage]) -> list[int | None]:
         """`insert_in` for synchronous code.
@@ -133,21 +134,13 @@ class Store:
         Raises:
             PublishError: as `insert_in`.
         """
-        try:
-            if not isinstance(connection, Connection):
-                connection = connection.connection()
-            check_same_database(connection, self.engine.sync_engine)
-            return self.dialect.insert(connection, rows)
-        except SQLAlchemyError as error:
-            raise self._errors.of_caller(error) from error
+        return self._inserts.insert_sync(connection, rows)
 
     # -- consuming ----------------------------------------------------------------------------------
 
     async def ready_pairs(self, queues: Sequence[str]) -> list[ReadyPair]:
         """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
-        return await self._transactions.run(
-            lambda c: self.dialect.ready_pairs(c, queues), self._places, write=False
-        )
+        return await self._transactions.run(self.dialect.looking(queues), self._places, write=False)
 
     async def claim(
         self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID, *, suspects: bool = True
@@ -159,7 +152,7 @@ class Store:
         if not pairs or limit < 1:
             return []
         return await self._transactions.run(
-            lambda c: self.dialect.claim(c, pairs, limit, lease, token, suspects=suspects), self._places
+            self.dialect.claiming(pairs, limit, lease, token, suspects=suspects), self._places
         )
 
     async def claim_ordered(
@@ -214,7 +207,7 @@ class Store:
         if not settlements:
             return SettleResult()
         return await self._transactions.run(
-            lambda c: self.dialect.settle_and_chain(c, settlements, skip_locked=skip_locked), self._places
+            self.dialect.settling(settlements, skip_locked=skip_locked), self._places
         )
 
     @asynccontextmanager

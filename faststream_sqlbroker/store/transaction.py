@@ -3,14 +3,17 @@
 import asyncio
 import random
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.store.checkout import checkout
+from faststream_sqlbroker.store.checkout import cancelled_once, checkout
+from faststream_sqlbroker.store.driver import DriverShortcut
 from faststream_sqlbroker.store.errors import ErrorClasses, was_disconnected, was_rolled_back
 
 T = TypeVar("T")
@@ -23,14 +26,24 @@ QUICK_PAUSE = 0.01
 class Transactions:
     """Runs synchronous work on connections of `engine`, each piece in a transaction of its own."""
 
-    def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses, timeout: float) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        dialect: Dialect,
+        errors: ErrorClasses,
+        timeout: float,
+        shortcut: DriverShortcut,
+    ) -> None:
         """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats."""
         self._engine, self._dialect, self._errors, self._timeout = engine, dialect, errors, timeout
+        self._shortcut = shortcut
 
     async def run(
         self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool = True
     ) -> T:
         """Run `work` and commit; what the database rolled back for a passing reason is repeated.
+
+        A `Query` commits by itself where the driver's own connection can be used.
 
         Raises:
             TransientStoreError: the database could not be reached or was busy; nothing was written.
@@ -41,7 +54,7 @@ class Transactions:
         deadline = asyncio.get_running_loop().time() + self._timeout
         for _ in range(QUICK_REPEATS):
             try:
-                return await self._once(work, places, deadline, write=write)
+                return await self._attempt(work, places, deadline, write=write)
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
@@ -51,13 +64,18 @@ class Transactions:
                 stale = stale or was_disconnected(error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
                 pause *= 2
-        return await self._once(work, places, deadline, write=write)
+        return await self._attempt(work, places, deadline, write=write)
+
+    async def _attempt(
+        self, work: Callable[[Connection], T], places: asyncio.Semaphore, deadline: float, *, write: bool
+    ) -> T:
+        once = self._once(work, places, deadline, write=write)
+        return await (cancelled_once(once) if self._dialect.name == "sqlite" else once)
 
     async def _once(
         self, work: Callable[[Connection], T], places: asyncio.Semaphore, deadline: float, *, write: bool
     ) -> T:
-        committing, results = False, []
-        clock = asyncio.get_running_loop().time
+        committing, results, clock = False, [], asyncio.get_running_loop().time
 
         def run(connection: Connection) -> None:
             nonlocal committing
@@ -82,7 +100,12 @@ class Transactions:
                 places,
                 checkout(self._engine, self._errors, deadline - clock()) as connection,
             ):
-                await connection.run_sync(run)
+                driver = await self._shortcut.alone(connection) if isinstance(work, Query) else None
+                if driver is None:
+                    await connection.run_sync(run)
+                else:
+                    committing = write
+                    results.append(await self._sent(connection, driver, work))
         except TransientStoreError as error:
             if results:
                 # The COMMIT was answered; the connection died on its way back to the pool.
@@ -92,6 +115,16 @@ class Transactions:
             msg = f"the answer to the COMMIT was lost: {error}"
             raise UnknownOutcomeError(msg) from error
         return results[0]
+
+    async def _sent(self, connection: AsyncConnection, driver: Any, query: Any) -> Any:
+        try:
+            return await self._shortcut.fetch(driver, query)
+        except SQLAlchemyError:
+            raise
+        except BaseException:
+            # The server may still be at it, or gone.
+            await connection.invalidate()
+            raise
 
     async def ping(self, timeout: float | None) -> bool:
         """Whether the database answers within `timeout` seconds (None: the transactions' own)."""

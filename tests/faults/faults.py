@@ -186,7 +186,7 @@ async def _worker_like(cell: Cell, **options: object) -> AsyncIterator[None]:
     cell.history.disturbed.add(worker.pid)
     yield
     worker.terminate()
-    await asyncio.to_thread(worker.wait)
+    await asyncio.to_thread(worker.wait, 60)
 
 
 @fault("pool exhausted", SERVERS)
@@ -265,7 +265,7 @@ async def clock(cell: Cell, _proxy: Proxy | None) -> None:
     await cell.publish(10)
     await asyncio.sleep(1.0)
     worker.terminate()
-    await asyncio.to_thread(worker.wait)
+    await asyncio.to_thread(worker.wait, 60)
 
 
 @fault("disk full", ("sqlite",), small_disk=True)

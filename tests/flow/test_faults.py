@@ -599,3 +599,15 @@ async def test_suspects_are_not_started_before_the_others_are_given_back(rig: Ri
         await eventually(lambda: _count(rig, 3), timeout=20)
     assert failures == [3]
     assert {r["deliveries_count"] for r in await rig.rows(archive=True)} == {3}
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "sqlite"], indirect=True)
+async def test_what_is_cancelled_again_and_again_leaves_no_task_behind(rig: Rig) -> None:
+    """As anyio cancels until a task has ended; `asyncio.run` would wait for ever for one that is left."""
+    before = asyncio.all_tasks()
+    for pause in (0.0, 0.0, 0.001, 0.003, 0.01):
+        work = asyncio.create_task(rig.store.now())
+        while not work.done():
+            await asyncio.sleep(pause)
+            work.cancel()
+    await eventually(lambda: not (asyncio.all_tasks() - before))

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Postpone
@@ -160,7 +159,7 @@ async def test_what_may_not_be_updated_for_a_moment_is_neither_dead_nor_gone(
     inflight.add(rows)
     for row in rows:
         inflight.finish(settle(row, outcome, SettleRules(retry_strategy=NoLimit()), ended_after=0.0))
-    with patch.object(store.dialect, "settle", side_effect=OperationalError("UPDATE", {}, Exception("no"))):
+    with patch.object(store, "settle", side_effect=StoreError("no")):
         await flusher.flush_one()
         for _ in range(2 * DEAD_AFTER):
             await _retried(flusher)

@@ -1,0 +1,152 @@
+"""Run variants in turn, each in a process and a database of its own; keep every figure and what it was taken on."""
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import create_engine, text
+
+from tools.servers import VARIABLES
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+TIMEOUT = 900.0
+"""Seconds for one run."""
+TICKS = os.sysconf("SC_CLK_TCK")
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One thing that is measured: a scenario of a program on a database."""
+
+    name: str
+    scenario: str
+    kind: str | None = "postgresql"
+    """The database it gets, empty; None for none."""
+    program: tuple[str, ...] = (sys.executable, "-m", "benchmarks.ours")
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def database(kind: str) -> Iterator[str]:
+    """URL of a new, empty database, without a driver."""
+    if kind == "sqlite":
+        with tempfile.TemporaryDirectory() as folder:
+            yield f"sqlite:///{Path(folder) / 'bench.db'}"
+        return
+    admin = create_engine(os.environ[VARIABLES[kind]], isolation_level="AUTOCOMMIT")
+    name = f"bench_{uuid4().hex[:12]}"
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    try:
+        yield admin.url.set(drivername=kind, database=name).render_as_string(hide_password=False)
+    finally:
+        with admin.connect() as connection:
+            connection.execute(text(f"DROP DATABASE {name}{' WITH (FORCE)' if kind == 'postgresql' else ''}"))
+            if kind == "postgresql":
+                connection.execute(text("CHECKPOINT"))  # none of the next run's business
+        admin.dispose()
+
+
+def run(variant: Variant) -> Result:
+    """One measurement; `db_cpu` is the server's CPU seconds while it ran, filling included."""
+    with contextlib.ExitStack() as stack:
+        options = dict(variant.options)
+        if variant.kind is not None:
+            options["url"] = stack.enter_context(database(variant.kind))
+        command = [*variant.program, variant.scenario, json.dumps(options)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{variant.name} failed: {done.stderr[-2000:]}")
+        result: Result = json.loads(done.stdout.strip().splitlines()[-1])
+        if "seconds" in result and "count" in result:
+            result["rate"] = result["count"] / result["seconds"]
+        return result
+
+
+def interleaved(
+    variants: Sequence[Variant], rounds: int, say: Callable[[str], object] = print
+) -> dict[str, list[Result]]:
+    """Every variant once a round, the order turned each time, so that a slow minute hits all alike."""
+    results: dict[str, list[Result]] = {variant.name: [] for variant in variants}
+    for n in range(rounds):
+        turn = n % len(variants)
+        for variant in (*variants[turn:], *variants[:turn]):
+            result = run(variant)
+            results[variant.name].append(result)
+            shown = f"{result['rate']:,.0f}/s" if "rate" in result else json.dumps(result)
+            say(f"  round {n + 1}: {variant.name}: {shown}")
+    return results
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The quotient of two figures, round by round."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+def ratio(above: Sequence[Result], below: Sequence[Result], figure: str = "rate") -> Ratio:
+    """`above` ÷ `below`, paired by round."""
+    values = [a[figure] / b[figure] for a, b in zip(above, below, strict=True)]
+    return Ratio(statistics.median(values), min(values), max(values), len(values))
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    names = ("faststream", "sqlalchemy", "asyncpg", "asyncmy", "aiosqlite")
+    return {
+        "cores": os.cpu_count(),
+        "cpu": _cpu_model(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: version(name) for name in names},
+        "databases": {kind: _settings(kind) for kind in VARIABLES if VARIABLES[kind] in os.environ},
+    }
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+_SETTINGS = {
+    "postgresql": "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', "
+    "'synchronous_commit', 'shared_buffers', 'autovacuum', 'wal_level', 'full_page_writes')",
+    "mariadb": "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', "
+    "'sync_binlog', 'innodb_buffer_pool_size', 'log_bin')",
+}
+
+
+def _settings(kind: str) -> dict[str, str]:
+    engine = create_engine(os.environ[VARIABLES[kind]])
+    with engine.connect() as connection:
+        rows = connection.execute(text(_SETTINGS[kind])).all()
+    engine.dispose()
+    return {name: str(value) for name, value in rows}
+
+
+def keep(name: str, content: dict[str, Any]) -> Path:
+    """Write benchmarks/results/`name`.json."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), **content}, indent=1) + "\n")
+    return path

@@ -1,0 +1,211 @@
+"""This project's side of each comparison: python -m benchmarks.ours SCENARIO '{"url": ..., "count": ...}'.
+
+Every scenario works on an empty database of its own, checks what was done afterwards, and prints one JSON line.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timezone
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from benchmarks.filling import fill
+from benchmarks.measure import answer, body, clock, compact
+from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage
+
+BATCH = 1_000
+QUEUE = "bench"
+DRIVERS = {"postgresql": "asyncpg", "mariadb": "asyncmy", "sqlite": "aiosqlite"}
+DEADLINE = 300.0
+"""Seconds for one scenario."""
+
+
+def engine_of(url: str, **options: Any) -> AsyncEngine:
+    """An engine by the driver that the peers use, too."""
+    made = make_url(url)
+    driver = f"{made.get_backend_name()}+{DRIVERS[made.get_backend_name()]}"
+    return create_async_engine(made.set(drivername=driver), **options)
+
+
+def subscriber_of(broker: SqlBroker, seen: list[int], *, archive: bool, shape: str) -> Any:
+    """A subscriber whose handler only notes what it was given."""
+    options: Any = {"fetch_batch_size": BATCH, "retain_in_archive_on_ack": archive, "batch": shape == "batch"}
+    subscriber = broker.subscriber(QUEUE, **options)
+    note = seen.append
+
+    async def typed(message: dict) -> None:
+        note(message["order"])
+
+    async def untyped(message) -> None:
+        note(message["order"])
+
+    async def annotated(message: dict, raw: SqlBrokerMessage) -> None:
+        note(message["order"])
+
+    async def batch(messages: list[dict]) -> None:
+        seen.extend([message["order"] for message in messages])
+
+    return subscriber({"typed": typed, "untyped": untyped, "annotated": annotated, "batch": batch}[shape])
+
+
+async def _dispatch(count: int, shape: str) -> dict[str, Any]:
+    broker, seen = SqlBroker("sqlite+aiosqlite:///unused.db", logger=None), []
+    subscriber_of(broker, seen, archive=True, shape=shape)
+    [subscriber] = broker.subscribers
+    await broker.connect()
+    subscriber._build_fastdepends_model()  # noqa: SLF001 - what its start does before the loops
+    subscriber.running = True
+    now, token = datetime.now(timezone.utc), uuid4()
+    headers = {"content-type": "application/json", "correlation_id": str(token)}
+    rows = [
+        ClaimedMessage(
+            n,
+            QUEUE,
+            compact(body(n)),
+            dict(headers),
+            0,
+            None,
+            0,
+            1,
+            1,
+            now,
+            now,
+            None,
+            None,
+            None,
+            now,
+            token,
+        )
+        for n in range(count)
+    ]
+    raws = rows if shape != "batch" else [tuple(rows[n : n + BATCH]) for n in range(0, count, BATCH)]
+    with clock() as c:
+        for raw in raws:
+            await subscriber.consume(raw)
+    _check(count, seen)
+    if any(row.outcome is None for row in rows):
+        raise RuntimeError("not every message was acked")
+    return {"count": count, "seconds": c.seconds, "cpu": c.cpu}
+
+
+def dispatch(count: int, shape: str = "typed") -> dict[str, Any]:
+    """FastStream's own: the same handler on ready messages, in one task, with no database."""
+    return asyncio.run(_dispatch(count, shape))
+
+
+async def _consume(url: str, count: int, shape: str, *, archive: bool) -> dict[str, Any]:
+    engine = engine_of(url)
+    broker, seen = SqlBroker(engine, logger=None), []
+    subscriber_of(broker, seen, archive=archive, shape=shape)
+    await broker.create_tables()
+    await fill(engine, count, QUEUE)
+    with clock() as c:
+        await broker.start()
+        async with asyncio.timeout(DEADLINE):
+            while len(seen) < count:
+                await asyncio.sleep(0.005)
+        await broker.stop()
+    _check(count, seen)
+    await check_rows(engine, live=0, archived=count if archive else 0)
+    await engine.dispose()
+    return {"count": count, "seconds": c.seconds, "cpu": c.cpu}
+
+
+def consume(url: str, count: int, shape: str = "typed", archive: bool = True) -> dict[str, Any]:
+    """From the start to stopped, with every outcome written."""
+    return asyncio.run(_consume(url, count, shape, archive=archive))
+
+
+async def _publish(url: str, count: int, way: Callable[[SqlBroker], Awaitable[None]]) -> dict[str, Any]:
+    engine = engine_of(url)
+    broker = SqlBroker(engine, logger=None)
+    await broker.create_tables()
+    await broker.connect()
+    for n in range(50):
+        await broker.publish(body(n), queue="warm")
+    with clock() as c:
+        await way(broker)
+    await check_rows(engine, live=count + 50, archived=0)
+    await broker.stop()
+    await engine.dispose()
+    return {"count": count, "seconds": c.seconds, "cpu": c.cpu}
+
+
+def publish_single(url: str, count: int) -> dict[str, Any]:
+    """One coroutine, each message committed by itself."""
+
+    async def way(broker: SqlBroker) -> None:
+        for n in range(count):
+            await broker.publish(body(n), queue=QUEUE)
+
+    return asyncio.run(_publish(url, count, way))
+
+
+def publish_concurrent(url: str, count: int, tasks: int = 20) -> dict[str, Any]:
+    """Several coroutines, each message committed when its publish returns."""
+
+    async def one(broker: SqlBroker, start: int) -> None:
+        for n in range(start, count, tasks):
+            await broker.publish(body(n), queue=QUEUE)
+
+    async def way(broker: SqlBroker) -> None:
+        await asyncio.gather(*(one(broker, start) for start in range(tasks)))
+
+    return asyncio.run(_publish(url, count, way))
+
+
+def publish_in_transaction(url: str, count: int) -> dict[str, Any]:
+    """Single publishes, 1 000 in each of the caller's transactions."""
+
+    async def way(broker: SqlBroker) -> None:
+        for start in range(0, count, BATCH):
+            async with broker.engine.begin() as connection:
+                for n in range(start, min(count, start + BATCH)):
+                    await broker.publish(body(n), queue=QUEUE, connection=connection)
+
+    return asyncio.run(_publish(url, count, way))
+
+
+def publish_bulk(url: str, count: int) -> dict[str, Any]:
+    """1 000 messages a call."""
+
+    async def way(broker: SqlBroker) -> None:
+        for start in range(0, count, BATCH):
+            await broker.publish_batch(*(body(n) for n in range(start, start + BATCH)), queue=QUEUE)
+
+    return asyncio.run(_publish(url, count, way))
+
+
+async def check_rows(engine: AsyncEngine, *, live: int, archived: int) -> None:
+    """Refuse a result of which the tables tell something else."""
+    async with engine.connect() as connection:
+        for table, wanted in (("message", live), ("message_archive", archived)):
+            found = (await connection.execute(text(f"SELECT count(*) FROM {table}"))).scalar_one()
+            if found != wanted:
+                raise RuntimeError(f"{table} holds {found} rows, not {wanted}")
+
+
+def _check(count: int, seen: list[int]) -> None:
+    if len(seen) != count or len(set(seen)) != count:
+        raise RuntimeError(f"{len(seen)} handled, {len(set(seen))} different ones, of {count}")
+
+
+def now() -> float:
+    """Seconds, the same in all processes of the machine."""
+    return time.monotonic()
+
+
+if __name__ == "__main__":
+    answer({
+        "dispatch": dispatch,
+        "consume": consume,
+        "publish_single": publish_single,
+        "publish_concurrent": publish_concurrent,
+        "publish_in_transaction": publish_in_transaction,
+        "publish_bulk": publish_bulk,
+    })  # fmt: skip

@@ -1,0 +1,129 @@
+"""Which of PostgreSQL's statements a batch takes, and its binds.
+
+asyncpg spends about 0.4 µs on each element of each array, so what is common to a batch is bound once, and what
+nearly every row has is left to a statement that says so.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import TextClause
+
+from faststream_sqlbroker.core.rows import NewMessage, Settlement
+from faststream_sqlbroker.dialects.query import Query
+
+Statements = Mapping[str, TextClause]
+
+
+def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
+    """The insert of `rows`; gives their ids in order, None where dedup_id exists."""
+    if any(row.dedup_id is not None for row in rows):
+        return Query(sql["insert_dedup"], _insert_binds(rows), _firsts)
+    first = rows[0]
+    common = {
+        "queue": first.queue,
+        "priority": first.priority,
+        "key": first.key,
+        "delay": None if first.delay is None else float(first.delay),
+        "at": first.next_attempt_at,
+        "expires_in": None if first.expires_in is None else float(first.expires_in),
+    }
+    if len(rows) == 1:
+        binds = {**common, "payload": first.payload, "headers": first.headers}
+        return Query(sql["insert_one"], binds, _firsts)
+    if all(_alike(row, first) for row in rows):
+        binds = {**common, "payloads": [r.payload for r in rows], "headers": [r.headers for r in rows]}
+        return Query(sql["insert_alike"], binds, _firsts)
+    return Query(sql["insert"], _insert_binds(rows), _firsts)
+
+
+def _alike(row: NewMessage, first: NewMessage) -> bool:
+    return (
+        row.queue == first.queue
+        and row.priority == first.priority
+        and row.key == first.key
+        and row.delay == first.delay
+        and row.next_attempt_at == first.next_attempt_at
+        and row.expires_in == first.expires_in
+    )
+
+
+def _insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
+    return {
+        "queues": [r.queue for r in rows],
+        "payloads": [r.payload for r in rows],
+        "headers": [r.headers for r in rows],
+        "priorities": [r.priority for r in rows],
+        "keys": [r.key for r in rows],
+        "dedup_ids": [r.dedup_id for r in rows],
+        "delays": _floats(r.delay for r in rows),
+        "times": [r.next_attempt_at for r in rows],
+        "expiries": _floats(r.expires_in for r in rows),
+    }
+
+
+def settle_queries(
+    sql: Statements, settlements: Sequence[Settlement], *, archive: bool
+) -> list[Query[set[int]]]:
+    """At most four statements: acked, otherwise archived, deleted and updated rows; each gives what it wrote."""
+    acked, archived = list[Settlement](), list[Settlement]()
+    deleted, updated = list[Settlement](), list[Settlement]()
+    for s in settlements:
+        if not s.leaves:
+            updated.append(s)
+        elif not (s.archive and archive):
+            deleted.append(s)
+        else:
+            (acked if s.plain_ack else archived).append(s)
+    queries = []
+    if acked:
+        binds = {**_leases(acked), "ends": [s.ended_after for s in acked]}
+        queries.append(Query(sql["archive_acked"], binds, _ids))
+    if archived:
+        binds = {**_ended(archived), "reasons": [s.reason for s in archived]}
+        queries.append(Query(sql["archive"], binds, _ids))
+    if deleted:
+        queries.append(Query(sql["delete"], _leases(deleted), _ids))
+    if updated:
+        binds = {
+            **_ended(updated),
+            "delays": _floats(s.delay for s in updated),
+            "queues": [s.queue for s in updated],
+            "payloads": [s.payload for s in updated],
+        }
+        queries.append(Query(sql["update"], binds, _ids))
+    return queries
+
+
+def lease_binds(leases: Sequence[tuple[int, UUID]]) -> dict[str, list[Any]]:
+    """Ids and tokens, pair by pair."""
+    return {"ids": [i for i, _ in leases], "tokens": [t for _, t in leases]}
+
+
+def _leases(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+    return {"ids": [s.id for s in settlements], "tokens": [s.lease_token for s in settlements]}
+
+
+def _ended(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+    return {
+        **_leases(settlements),
+        "states": [s.state and s.state.name for s in settlements],
+        "attempts": [int(s.attempted) for s in settlements],
+        "charges": [-int(s.uncharge) for s in settlements],
+        "ends": _floats(s.ended_after for s in settlements),
+        "errors": [s.error for s in settlements],
+    }
+
+
+def _floats(values: Iterable[float | None]) -> list[float | None]:
+    # psycopg refuses an array of both int and float.
+    return [None if value is None else float(value) for value in values]
+
+
+def _firsts(rows: Iterable[Sequence[Any]]) -> list[Any]:
+    return [row[0] for row in rows]
+
+
+def _ids(rows: Iterable[Sequence[Any]]) -> set[int]:
+    return {row[0] for row in rows}

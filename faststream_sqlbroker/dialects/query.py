@@ -1,0 +1,29 @@
+"""One statement that is a whole transaction: it may commit by itself, on whatever sends it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, TextClause
+
+T = TypeVar("T")
+
+Work = Callable[[Connection], T]
+"""What is done in one transaction, which somebody else begins and commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Generic[T]):
+    """A statement, its binds, and how its rows are read.
+
+    Called with a connection it runs through SQLAlchemy like any other work of a transaction; `store.driver` may
+    send it on the driver's own connection instead, without BEGIN and COMMIT.
+    """
+
+    clause: TextClause
+    binds: dict[str, Any]
+    read: Callable[[Iterable[Sequence[Any]]], T]
+
+    def __call__(self, connection: Connection) -> T:
+        """Run it in the transaction of `connection`."""
+        return self.read(connection.execute(self.clause, self.binds))

@@ -1,0 +1,115 @@
+"""asyncpg's own connection under SQLAlchemy's, for single statements: about 100 µs of client CPU less each.
+
+SQLAlchemy sends its BEGIN with its first statement, so outside of a transaction a statement sent here commits
+by itself. It is only done where nobody could tell the difference but by the clock: never past an engine's
+listeners or echo, never where prepared statements are turned off (behind PgBouncer the two messages of one
+unprepared statement may reach different sessions), never under another default isolation than READ COMMITTED.
+"""
+
+import logging
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, TextClause, event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from faststream_sqlbroker.dialects.query import Query
+
+T = TypeVar("T")
+
+_LOGGER = logging.getLogger("sqlalchemy.engine.Engine")
+_CHECKED = "sqlbroker_read_committed"
+_EVENTS = (
+    "before_cursor_execute",
+    "after_cursor_execute",
+    "before_execute",
+    "after_execute",
+    "begin",
+    "commit",
+)
+_GONE = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05"})
+"""The server ends the session."""
+
+
+class DriverShortcut:
+    """Sends `Query`s on asyncpg's connection where that is as good."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        """Notice how `engine` connects from now on; no connection is made."""
+        self._sync_engine = engine.sync_engine
+        self._texts: dict[TextClause, tuple[str, list[str]]] = {}
+        self.possible = False
+        """Whether connections are made in a way that allows it."""
+        if engine.dialect.name == "postgresql" and engine.dialect.driver == "asyncpg":
+            event.listen(self._sync_engine, "do_connect", self._connecting)
+
+    def _connecting(self, _dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
+        plain = not {"async_creator_fn", "prepared_statement_name_func"} & options.keys()
+        self.possible = plain and int(options.get("statement_cache_size", 1)) > 0
+
+    def usable(self, connection: Connection) -> Any | None:
+        """The driver's connection under `connection`, if nobody else wants to see its statements."""
+        engine = connection.engine
+        if not self.possible or engine.pool is not self._sync_engine.pool:
+            return None
+        if engine.echo or _LOGGER.isEnabledFor(logging.INFO):
+            return None
+        if any(
+            getattr(target, name) for target in (connection.dispatch, engine.dispatch) for name in _EVENTS
+        ):
+            return None
+        driver = connection.connection.driver_connection
+        return None if driver is None or driver.is_closed() else driver
+
+    async def alone(self, connection: AsyncConnection) -> Any | None:
+        """As `usable`, for statements that commit by themselves."""
+        sync = connection.sync_connection
+        if sync is None or (driver := self.usable(sync)) is None or driver.is_in_transaction():
+            return None
+        if _CHECKED not in sync.info:
+            level = await driver.fetchval("SELECT current_setting('default_transaction_isolation')")
+            sync.info[_CHECKED] = level == "read committed"
+        return driver if sync.info[_CHECKED] else None
+
+    def inside(self, connection: Connection) -> bool:
+        """Whether the transaction that `connection` is in has begun on the server, too."""
+        if not self.possible:
+            return False
+        transaction = connection.get_nested_transaction() or connection.get_transaction()
+        if transaction is None or not transaction.is_active:
+            return False
+        driver = self.usable(connection)
+        return driver is not None and driver.is_in_transaction()
+
+    async def fetch_in(self, connection: AsyncConnection, query: Query[T]) -> T:
+        """`fetch` in the caller's transaction; as SQLAlchemy does, one that is cut off ends the connection."""
+        sync: Any = connection.sync_connection
+        try:
+            return await self.fetch(sync.connection.driver_connection, query)
+        except SQLAlchemyError:
+            raise
+        except BaseException as error:
+            await connection.invalidate()
+            if not isinstance(error, Exception):
+                raise
+            raise DBAPIError(None, None, error, connection_invalidated=True) from error
+
+    async def fetch(self, driver: Any, query: Query[T], *, timeout: float | None = None) -> T:
+        """Run `query` within `timeout` seconds.
+
+        Raises:
+            DBAPIError: the server has refused it; whatever else is raised, it may have been carried out.
+        """
+        made = self._texts.get(query.clause)
+        if made is None:
+            compiled = query.clause.compile(dialect=self._sync_engine.dialect)
+            made = self._texts[query.clause] = str(compiled), list(compiled.positiontup or ())
+        text, names = made
+        binds = query.binds
+        try:
+            rows = await driver.fetch(text, *[binds[name] for name in names], timeout=timeout)
+        except Exception as error:
+            if (code := getattr(error, "sqlstate", None)) and code not in _GONE and code[:2] != "08":
+                raise DBAPIError(None, None, error) from error
+            raise
+        return query.read(rows)

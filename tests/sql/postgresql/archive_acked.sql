@@ -1,0 +1,13 @@
+WITH d AS (
+  DELETE FROM message m USING unnest(:ids, :tokens, :ends) AS u(id, token, ended)
+  WHERE m.id = u.id AND m.lease_token = u.token
+  RETURNING m.*, m.acquired_at + u.ended * interval '1 second' AS ended_at
+), a AS (
+  INSERT INTO message_archive (id, queue, priority, key, dedup_id, headers, payload, state, attempts_count, deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, last_error, archived_at)
+  SELECT d.id, d.queue, d.priority, d.key, d.dedup_id, d.headers, d.payload, 'COMPLETED',
+    d.attempts_count + 1, d.deliveries_count, d.publish_count, d.origin_id,
+    d.created_at, d.next_attempt_at, d.expires_at, coalesce(d.first_attempt_at, d.ended_at), d.ended_at,
+    d.acquired_at, d.last_error, statement_timestamp()
+  FROM d
+)
+SELECT id FROM d
