@@ -1,6 +1,7 @@
 """What may be the name of a queue; the same on every database."""
 
 import re
+from functools import lru_cache
 
 LONGEST_NAME = 255
 
@@ -15,6 +16,11 @@ def name_problem(value: object) -> str | None:
     """
     if not isinstance(value, str):
         return f"it must be a string, not {type(value).__name__}"
+    return _text_problem(str(value))
+
+
+@lru_cache(maxsize=1024)
+def _text_problem(value: str) -> str | None:
     problems = (
         (not value, "it must not be empty"),
         (len(value) > LONGEST_NAME, f"it has {len(value)} characters, at most {LONGEST_NAME} are allowed"),

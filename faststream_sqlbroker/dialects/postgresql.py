@@ -61,6 +61,7 @@ class PostgresqlDialect(Dialect):
         self._prepare_claims()
         self._prepare_settles()
         add, queues, ids, tokens = self.add_statement, *_BINDS
+        channel = bindparam("channel", type_=Text)
         add("ready_pairs", sql.PAIRS, queues)
         add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
         add("held", sql.HELD, ids, tokens)
@@ -71,7 +72,7 @@ class PostgresqlDialect(Dialect):
         add("now", "SELECT statement_timestamp()")
         self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
         add("idle_limit", "SELECT set_config('idle_in_transaction_session_timeout', :limit, true)")
-        add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", queues)
+        add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
 
     def _prepare_inserts(self) -> None:
         literal = "'" + self.names["message"].replace("'", "''") + "'"
@@ -254,6 +255,6 @@ class PostgresqlDialect(Dialect):
         binds = {"queues": list(queues), "token": token}
         return len(connection.execute(self.sql["release_claim"], binds).all())
 
-    def notify(self, connection: Connection, channel: str, queues: Sequence[str]) -> None:
-        """Send one wake-up for each queue on `channel`."""
-        connection.execute(self.sql["notify"], {"channel": channel, "queues": list(queues)})
+    def notifying(self, channel: str, queues: Sequence[str]) -> Query[None]:
+        """One wake-up for each queue on `channel`."""
+        return Query(self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None)

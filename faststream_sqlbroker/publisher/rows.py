@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from faststream_sqlbroker.core.duration import parse_duration
@@ -49,6 +50,8 @@ def make_row(
     if not isinstance(payload, bytes):
         msg = f"the codec must give bytes, it gave {type(payload).__name__}"
         raise PublishError(msg)
+    if not (options or headers or correlation_id or reply_to):
+        return NewMessage(str(queue), payload, _content_type(content_type) if content_type else None)
     own = {CONTENT_TYPE: content_type, CORRELATION_ID: correlation_id, REPLY_TO: reply_to}
     delay, at = options.get("delay"), options.get("next_attempt_at")
     if delay is not None and at is not None:
@@ -65,6 +68,12 @@ def make_row(
         next_attempt_at=_moment(at),
         expires_in=_seconds("expires_in", options.get("expires_in"), zero=False),
     )
+
+
+@lru_cache(maxsize=64)
+def _content_type(value: str) -> str | None:
+    """The headers of a message that has no other, which most have."""
+    return _headers(None, {CONTENT_TYPE: value})
 
 
 def _headers(given: Any, own: dict[str, Any]) -> str | None:

@@ -261,8 +261,11 @@ class Store:
 
     async def notify(self, channel: str, queues: Sequence[str]) -> None:
         """Send a wake-up for `queues` to other processes (PostgreSQL)."""
-        send = self.dialect.notify  # type: ignore[attr-defined]
-        await self._transactions.run(lambda c: send(c, channel, queues), self._publish_place)
+        work = self.dialect.notifying(channel, queues)  # type: ignore[attr-defined]
+        if self._shortcut.possible:
+            await self._inserts.run(work)
+        else:
+            await self._transactions.run(work, self._publish_place)
 
     @property
     def can_listen(self) -> bool:
