@@ -5,7 +5,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from benchmarks.measure import body, compact
 
-HEADERS = '{"content-type": "application/json", "correlation_id": "5f0f3c0e-9f2e-4f58-9a58-f1f0a4f6f1aa"}'
+HEADERS = '{"content-type": "application/json"}'
+"""What a publish without options writes."""
 CHUNK = 1_000
 
 _SERIES = """

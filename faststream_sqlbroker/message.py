@@ -5,7 +5,7 @@ after the handler has ended. The first outcome recorded wins.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -110,25 +110,47 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         raw_message: tuple[ClaimedMessage, ...],
         body: Any,
         *,
-        messages: Sequence[SqlBrokerMessage],
+        parse: Callable[[ClaimedMessage], SqlBrokerMessage],
+        decoder: "AsyncCallable",
         **kwargs: Any,
     ) -> None:
-        """`messages` are those of the rows, in their order; the rest is FastStream's."""
+        """`parse` and `decoder` are for the single messages, if somebody asks for them; the rest is FastStream's."""
         super().__init__(raw_message, body, **kwargs)
-        self.messages = list(messages)
+        self._parse, self._decoder = parse, decoder
+        self._messages: list[SqlBrokerMessage] | None = None
+
+    @property
+    def opened(self) -> bool:
+        """Whether somebody has asked for the single messages."""
+        return self._messages is not None
+
+    @property
+    def messages(self) -> list[SqlBrokerMessage]:
+        """The single messages, in order."""
+        if self._messages is None:
+            self._messages = [self._parse(row) for row in self.raw_message]
+            for message in self._messages:
+                message.set_decoder(self._decoder)
+        return self._messages
 
     def set_decoder(self, decoder: "AsyncCallable") -> None:
         """Decode with `decoder`; a codec's `decode_batch` brings its `decode` for the single messages."""
         super().set_decoder(decoder)
         decode = getattr(getattr(decoder, "__self__", None), "decode", None)
         if callable(decode):
-            for message in self.messages:
+            self._decoder = decode
+            for message in self._messages or ():
                 message.set_decoder(decode)
 
     async def ack(self) -> None:
         """`SqlBrokerMessage.ack` for every message not settled yet."""
-        for message in self.messages:
-            await message.ack()
+        if self._messages is None:
+            outcome = Ack()
+            for row in self.raw_message:
+                row.settle_as(outcome)
+        else:
+            for message in self._messages:
+                await message.ack()
         await super().ack()
 
     async def nack(self, *, delay: Duration | None = None) -> None:

@@ -1,7 +1,7 @@
 """A claimed row as FastStream's message. Foreign producers may store any JSON in the headers."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from faststream.message import StreamMessage
 from faststream.message import decode_message as decode_body
@@ -34,26 +34,37 @@ class SqlBrokerBatchParser(SqlBrokerParser):
 
     async def parse_batch(self, messages: Sequence[ClaimedMessage]) -> SqlBrokerBatchMessage:
         """Rows of one call as a message; its headers and ids are those of the first, unless said otherwise."""
-        parsed = [_parse(row) for row in messages]
-        for message in parsed:
-            message.set_decoder(self.decode_message)
-        first = parsed[0]
+        first, last = messages[0], messages[-1]
+        headers = first.headers
         return SqlBrokerBatchMessage(
             tuple(messages),
-            [message.body for message in parsed],
-            messages=parsed,
-            headers=first.headers,
-            batch_headers=[message.headers for message in parsed],
-            reply_to=first.reply_to,
-            content_type=first.content_type,
-            correlation_id=first.correlation_id,
-            message_id=f"{first.message_id}-{parsed[-1].message_id}",
+            [row.payload for row in messages],
+            parse=_parse,
+            decoder=self.decode_message,
+            headers=headers,
+            batch_headers=[row.headers for row in messages],
+            reply_to=_text(headers, REPLY_TO) or "",
+            content_type=_text(headers, CONTENT_TYPE),
+            correlation_id=_text(headers, CORRELATION_ID) or str(first.id),
+            message_id=f"{first.id}-{last.id}",
         )
 
     # FastStream recognises batch decoders by this very name.
     async def decode_batch(self, msg: StreamMessage[Any]) -> list["DecodedMessage"]:
         """The bodies, each as its content type says."""
+        if isinstance(msg, SqlBrokerBatchMessage) and not msg.opened:
+            return [
+                decode_body(cast("Any", _Encoded(row.payload, _text(row.headers, CONTENT_TYPE))))
+                for row in msg.raw_message
+            ]
         return [decode_body(message) for message in msg.messages]  # type: ignore[attr-defined]
+
+
+class _Encoded(NamedTuple):
+    """What FastStream's decoder looks at."""
+
+    body: bytes
+    content_type: str | None
 
 
 def _parse(row: ClaimedMessage) -> SqlBrokerMessage:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
 from faststream_sqlbroker.core.outcome import Outcome
 from faststream_sqlbroker.core.states import MessageState
 
+_EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 SUSPECT_AFTER = 2
 """Lost leases of a message that may be what killed its process; one is normal when a machine restarts."""
 
@@ -28,6 +29,17 @@ class NewMessage:
     expires_in: float | None = None
 
 
+Moment = datetime | bytes
+"""A time: aware, or as PostgreSQL sends it, which is decoded when somebody looks (`moment`)."""
+
+
+def moment(value: Moment) -> datetime:
+    """An aware datetime (UTC); bytes are microseconds since 2000, big-endian (PostgreSQL's timestamptz_send)."""
+    if isinstance(value, bytes):
+        return _EPOCH + timedelta(microseconds=int.from_bytes(value, signed=True))
+    return value
+
+
 @dataclass(slots=True)
 class ClaimedMessage:
     """A row leased to this process; FastStream's raw message. Times are aware (UTC) datetimes.
@@ -45,17 +57,32 @@ class ClaimedMessage:
     attempts_count: int
     deliveries_count: int
     publish_count: int
-    created_at: datetime
-    next_attempt_at: datetime
+    created: Moment
+    due: Moment
     expires_at: datetime | None
     first_attempt_at: datetime | None
     last_attempt_at: datetime | None
-    acquired_at: datetime
+    acquired: Moment
     lease_token: UUID
     claimed_monotonic: float = 0.0
     renewed_monotonic: float = 0.0
     outcome: Outcome | None = None
     lease_lost: bool = False
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was published."""
+        return moment(self.created)
+
+    @property
+    def next_attempt_at(self) -> datetime:
+        """When it was due."""
+        return moment(self.due)
+
+    @property
+    def acquired_at(self) -> datetime:
+        """When it was claimed."""
+        return moment(self.acquired)
 
     def settle_as(self, outcome: Outcome) -> bool:
         """Record `outcome` unless there is one already; return whether it was recorded."""

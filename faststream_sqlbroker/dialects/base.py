@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -31,6 +32,8 @@ from faststream_sqlbroker.schema.tables import Tables
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.ordered import OrderedClaims
 
+LONGEST_KEPT = 256
+"""Characters of headers whose decoded form is kept for the next message with the same."""
 UNDECODABLE = "undecodable"
 """Reason of a message whose row holds what no message can have, such as a time that is none."""
 
@@ -258,6 +261,22 @@ def load_headers(value: Any) -> dict[str, Any]:
     """
     if value is None:
         return {}
+    if value.__class__ is str:
+        return dict(known) if (known := _plain_headers(value)) is not None else _parse_headers(value)
+    return _parse_headers(value)
+
+
+@lru_cache(maxsize=128)
+def _plain_headers(value: str) -> dict[str, Any] | None:
+    """Headers without nested values: messages often share their text, and a copy is enough of them."""
+    if len(value) > LONGEST_KEPT:
+        return None
+    loaded = _parse_headers(value)
+    nested = any(isinstance(item, dict | list) for item in loaded.values())
+    return None if nested else loaded
+
+
+def _parse_headers(value: Any) -> dict[str, Any]:
     loaded = load_text(value)
     if isinstance(loaded, str):
         with contextlib.suppress(ValueError, RecursionError):

@@ -246,7 +246,7 @@ class MysqlDialect(StepDialect):
         for part in chunks(sorted(m.id for m in found)):
             connection.execute(self.sql["claim_update"], {**binds, "ids": list(part)})
         for message in found:
-            message.acquired_at = now
+            message.acquired = now
             message.deliveries_count += 1
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:

@@ -24,7 +24,7 @@ class Chain:
         """With `ack_first` the message is settled already, so nothing can join."""
         self._store = store
         self._refusal = _ACK_FIRST if ack_first else ""
-        self.rows: list[NewMessage] = []
+        self.rows: Sequence[NewMessage] = ()
 
     def close(self) -> None:
         """The handler has ended."""
@@ -47,7 +47,7 @@ def join(store: "Store", rows: Sequence[NewMessage], *, required: bool) -> bool:
     chain = current.get()
     refusal = _NONE if chain is None else chain.refusal(store)
     if chain is not None and not refusal:
-        chain.rows += rows
+        chain.rows = [*chain.rows, *rows]
         return True
     if required:
         raise PublishError(refusal)

@@ -1,6 +1,5 @@
 """What one subscriber holds: claimed rows, their leases, and the outcomes not yet written."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from uuid import UUID
 from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.flow.buffer import Buffer
 from faststream_sqlbroker.flow.chain import due_queues
 from faststream_sqlbroker.flow.loop import Log
 
@@ -42,7 +42,7 @@ class Inflight:
 
     def __init__(self) -> None:
         """Hold nothing."""
-        self.waiting: asyncio.Queue[ClaimedMessage | None] = asyncio.Queue()
+        self.waiting: Buffer[ClaimedMessage | None] = Buffer()
         self.held: dict[int, ClaimedMessage] = {}
         self.outcomes: list[Settlement] = []
         self.refused: list[RefusedOutcome] = []
@@ -74,7 +74,7 @@ class Inflight:
 
     def add(self, rows: Iterable[ClaimedMessage]) -> list[ClaimedMessage]:
         """Take in freshly claimed rows; the older deliveries of the same messages, whose leases were lost."""
-        now, lost = monotonic(), []
+        now, lost, rows = monotonic(), [], list(rows)
         for row in rows:
             row.claimed_monotonic = row.renewed_monotonic = now
             older = self.held.get(row.id)
@@ -83,8 +83,8 @@ class Inflight:
                 self.forget(older)
                 lost.append(older)
             self.held[row.id] = row
-            self.claimed_count += 1
-            self.waiting.put_nowait(row)
+        self.claimed_count += len(rows)
+        self.waiting.extend(rows)
         return lost
 
     def forget(self, row: ClaimedMessage) -> None:
@@ -99,6 +99,11 @@ class Inflight:
     def finish(self, settlement: Settlement) -> None:
         """Queue a settlement for the flush."""
         self.outcomes.append(settlement)
+        self.on_outcome()
+
+    def finish_all(self, settlements: Iterable[Settlement]) -> None:
+        """`finish` for what ended together."""
+        self.outcomes += settlements
         self.on_outcome()
 
     def has_no_outcome(self, row: ClaimedMessage) -> bool:

@@ -8,15 +8,15 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Move, Nack, Outcome, Reject, Release
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.retry import attempts_limit
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, acked, settle
-from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.chain import Chain, current
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
 if TYPE_CHECKING:
@@ -51,11 +51,19 @@ class Worker:
         """
         self._store, self._inflight, self._settings = store, inflight, settings
         self._handle, self._log, self._rules = handle, log, rules
+        self._settlements = Settlements(rules, log)
         self._first, self._stopping, self._on_idle = first, stopping, on_idle
         self._transactional = (
             TransactionalDeliveries(store, inflight, log) if settings.transactional else None
         )
-        self._direct = not (settings.batch or settings.transactional or settings.handler_timeout is not None)
+        special = (
+            settings.batch,
+            settings.transactional,
+            settings.handler_timeout is not None,
+            first is not None,
+        )
+        if not any(special):
+            self.run = self.run_plain  # type: ignore[method-assign]
         limit = settings.max_deliveries
         self._most_deliveries = float("inf") if limit is None else limit
         self._low_water = settings.fetch_batch_size * settings.max_not_processed_factor
@@ -63,34 +71,85 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
-        waiting, done = self._inflight.waiting, 0
-        while True:
-            if waiting.empty():
-                self._on_idle()
-                self._make_room()
-                first = await waiting.get()
-            else:
-                first = waiting.get_nowait()
-            if first is None:
-                return
+        done = 0
+        while (first := await self._next()) is not None:
             rows = self._batch_from(first) if self._settings.batch else [first]
-            if waiting.qsize() <= self._low_water:
-                self._make_room()
-            ready = [row for row in rows if self._may_start_or_fail(row)]
+            ready = [row for row in rows if self._may_start(row)]
             try:
                 if ready:
                     await self._deliver(ready)
-            except (GeneratorExit, KeyboardInterrupt, SystemExit):
-                raise
             except BaseException as error:
-                if _cancelled():
-                    raise
-                self._failed(ready, error)  # a worker must not die
+                self._raise_or_log(ready, error)
             done += 1
             if done % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
-    def _may_start_or_fail(self, row: ClaimedMessage) -> bool:
+    async def run_plain(self) -> None:
+        """`run` where the handler takes one message, after which its outcome is known, and nothing else.
+
+        The same steps, without a call, a list or a coroutine that a message can do without.
+        """
+        inflight, handle, store = self._inflight, self._handle, self._store
+        waiting, rules, low_water = inflight.waiting.items, self._rules, self._low_water
+        done = 0
+        while True:
+            row = waiting.popleft() if len(waiting) > low_water else await self._next()
+            if row is None:
+                return
+            if not self._may_start(row):
+                continue
+            chain = Chain(store)
+            current.set(chain)
+            inflight.running += 1
+            try:
+                try:
+                    await handle(row)
+                except BaseException as error:
+                    self._settle_cut_off([row], error)
+                    raise
+                finally:
+                    chain.close()
+                    inflight.running -= 1
+                    if row.outcome.__class__ is Ack and not chain.rows and not row.lease_lost:
+                        inflight.finish(acked(row, rules, ended_after=monotonic() - row.claimed_monotonic))
+                    else:
+                        inflight.finish_all(self._settlements([row], chain))
+            except BaseException as error:
+                self._raise_or_log([row], error)
+            done += 1
+            if done % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    async def _next(self) -> ClaimedMessage | None:
+        """The next row, or the sentinel; asks for more where few are left."""
+        waiting = self._inflight.waiting
+        if waiting.empty():
+            self._on_idle()
+            self._make_room()
+            return await waiting.get()
+        row = waiting.get_nowait()
+        if waiting.qsize() <= self._low_water:
+            self._make_room()
+        return row
+
+    def _settle_cut_off(self, rows: list[ClaimedMessage], error: BaseException) -> None:
+        # A cancellation that nobody sent us was raised by the handler, which awaited what somebody cancelled. After
+        # anything else what the handler did is unknown, so the delivery is no attempt.
+        own = isinstance(error, asyncio.CancelledError) and not _cancelled()
+        for row in rows:
+            row.settle_as(Nack(error=error) if own else Abandon())
+        if self._first is not None and not own:
+            self._first.cut_off(rows)
+
+    def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
+        """A worker must not die, unless it is told to."""
+        if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit) or _cancelled():
+            raise error
+        if not isinstance(error, asyncio.CancelledError):
+            self._failed(rows, error)
+
+    def _may_start(self, row: ClaimedMessage) -> bool:
+        """Settle what must not run; whether the handler may start."""
         if (
             row.outcome is None
             and row.attempts_count == 0
@@ -101,7 +160,7 @@ class Worker:
         ):
             return True  # nearly all of them
         try:
-            return self._may_start(row)
+            return self._settle_or_start(row)
         except Exception as error:  # noqa: BLE001 - one row must not keep the others of its batch from running
             self._failed([row], error)
             return False
@@ -137,8 +196,7 @@ class Worker:
             self._inflight.wants_room = False
             self._inflight.on_room()
 
-    def _may_start(self, row: ClaimedMessage) -> bool:
-        """Settle what must not run; whether the handler may start."""
+    def _settle_or_start(self, row: ClaimedMessage) -> bool:
         if row.lease_lost:
             return False
         outcome = self._refusal(row)
@@ -147,7 +205,7 @@ class Worker:
         if isinstance(outcome, Reject):
             self._log_refusal(row, outcome)
         if not row.lease_lost:
-            self._inflight.finish(self._settled(row, outcome, attempted=False))
+            self._inflight.finish(self._settlements.one(row, outcome, attempted=False))
         return False
 
     def _log_refusal(self, row: ClaimedMessage, outcome: Reject) -> None:
@@ -186,40 +244,17 @@ class Worker:
         current.set(chain)
         self._inflight.running += 1
         try:
-            if self._direct:
-                await self._handle(rows[0])
-            else:
-                rows = await self._run(rows, chain)
-        except asyncio.CancelledError as error:
-            # One that nobody sent us was raised by the handler, which awaited what somebody cancelled.
-            cancelled = _cancelled()
-            _settle_all(rows, Abandon() if cancelled else Nack(error=error))
-            if cancelled:
-                self._cut_off(rows)
-                raise
-        except BaseException:
-            # Interrupted: what the handler did is unknown, so the delivery is no attempt.
-            _settle_all(rows, Abandon())
-            self._cut_off(rows)
+            rows = await self._run(rows, chain)
+        except BaseException as error:
+            self._settle_cut_off(rows, error)
             raise
         finally:
             chain.close()
             self._inflight.running -= 1
             if self._first is not None:
                 self._first.end(rows)
-            elif len(rows) == 1 and type(rows[0].outcome) is Ack and not chain.rows:
-                self._acked(rows[0])
             else:
-                for settlement in self._settlements(rows, chain):
-                    self._inflight.finish(settlement)
-
-    def _acked(self, row: ClaimedMessage) -> None:
-        if not row.lease_lost:
-            self._inflight.finish(acked(row, self._rules, ended_after=monotonic() - row.claimed_monotonic))
-
-    def _cut_off(self, rows: list[ClaimedMessage]) -> None:
-        if self._first is not None:
-            self._first.cut_off(rows)
+                self._inflight.finish_all(self._settlements(rows, chain))
 
     async def _run(self, rows: list[ClaimedMessage], chain: Chain) -> list[ClaimedMessage]:
         """Run the handler; the rows whose outcome is not written yet."""
@@ -244,38 +279,8 @@ class Worker:
                 f"the handler of message {rows[0].id} was cancelled after handler_timeout={timeout} seconds",
                 message_id=rows[0].id,
             )
-            _settle_all(rows, Nack(error=error))
-
-    def _settlements(self, rows: list[ClaimedMessage], chain: Chain) -> list[Settlement]:
-        """What the outcomes of one call of the handler mean; an acked call brings what is chained to it."""
-        settlements = []
-        for row in rows:
-            if row.outcome is None:
-                self._log(
-                    logging.ERROR,
-                    f"message {row.id} of queue {row.queue!r} was not updated after processing: the handler "
-                    "neither acked, nacked nor rejected it; it is archived as FAILED",
-                    message_id=row.id,
-                )
-            attempted = not isinstance(row.outcome, Release | Abandon)
-            if not row.lease_lost:
-                settlements.append(self._settled(row, row.outcome, attempted=attempted))
-        if chain.rows and settlements and all(isinstance(row.outcome, Ack | Move) for row in rows):
-            settlements[0].chained = chain.rows
-            refused = PublishError("what the handler published with its ack was refused by the database")
-            settlements[0].fallback = self._settled(rows[0], Nack(error=refused), attempted=True)
-            for settlement in settlements[:-1]:
-                settlement.with_next = True
-        return settlements
-
-    def _settled(self, row: ClaimedMessage, outcome: Outcome | None, *, attempted: bool) -> Settlement:
-        ended_after = monotonic() - row.claimed_monotonic
-        return settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted)
-
-
-def _settle_all(rows: list[ClaimedMessage], outcome: Outcome) -> None:
-    for row in rows:
-        row.settle_as(outcome)
+            for row in rows:
+                row.settle_as(Nack(error=error))
 
 
 def _cancelled() -> bool:

@@ -7,7 +7,6 @@ of the calls. A shared statement that the database refuses is repeated call by c
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlalchemy import Connection
@@ -17,8 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.store.caller import check_same_database
+from faststream_sqlbroker.store.calls import Call, answer, fail, take_group
 from faststream_sqlbroker.store.checkout import abort, checkout
 from faststream_sqlbroker.store.driver import DriverShortcut
 from faststream_sqlbroker.store.errors import ErrorClasses
@@ -27,10 +27,6 @@ from faststream_sqlbroker.store.transaction import Transactions
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-MOST_ROWS = 1_000
-"""Rows of one shared statement; a call that has more goes alone."""
-MOST_BYTES = 4 * 1024 * 1024
-"""Bodies of one shared statement."""
 HOLD = 0.05
 """Seconds for which the connection is kept under load; then whoever else waits for the place has a turn."""
 LINGER = 0.002
@@ -38,16 +34,6 @@ LINGER = 0.002
 
 T = TypeVar("T")
 Ids = list[int | None]
-
-
-@dataclass(slots=True)
-class Call:
-    """One publish that waits for its commit, or another `query`; `deadline` is in the event loop's time."""
-
-    rows: Sequence[NewMessage]
-    done: asyncio.Future[Any]
-    deadline: float
-    query: Query[Any] | None = None
 
 
 class Inserts:
@@ -194,18 +180,7 @@ class Inserts:
         # Whoever was just answered gets the chance to publish again, in the same statement as the others.
         await asyncio.sleep(0)
         while self._calls:
-            rows = size = taken = 0
-            for call in self._calls:
-                rows += len(call.rows)
-                size += sum(len(row.payload) for row in call.rows)
-                if taken and (rows > MOST_ROWS or size > MOST_BYTES or call.query is not None):
-                    break
-                taken += 1
-                if call.query is not None:
-                    break
-            group = [call for call in self._calls[:taken] if not call.done.done()]
-            del self._calls[:taken]
-            if group:
+            if group := take_group(self._calls):
                 return group
         return []
 
@@ -237,7 +212,7 @@ class Inserts:
                 if self._engine.pool is not pool:
                     await connection.invalidate()  # the engine was disposed of: nobody would ever close it
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish
-            _fail(group, error)
+            fail(group, error)
             return []
         finally:
             self._idle = self._parked = None
@@ -256,11 +231,11 @@ class Inserts:
         except BaseException as error:
             abort(driver)
             await connection.invalidate()
-            _fail(group, self._unknown(error), error)
+            fail(group, self._unknown(error), error)
             if not isinstance(error, Exception):
                 raise
             return True
-        _answer(group, result)
+        answer(group, result)
         return True
 
     def _unknown(self, error: BaseException) -> UnknownOutcomeError:
@@ -278,31 +253,12 @@ class Inserts:
         try:
             result = await self._transactions.run(self._query(group), self._place)
         except TransientStoreError as error:
-            _fail(group, error)
+            fail(group, error)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish
             if len(group) == 1:
-                _fail(group, error)
+                fail(group, error)
                 return
             for call in group:  # one of them is refused: not the others
                 await self._in_transaction([call])
         else:
-            _answer(group, result)
-
-
-def _answer(group: list[Call], result: Any) -> None:
-    start = 0
-    for call in group:
-        end = start + len(call.rows)
-        if not call.done.done():
-            call.done.set_result(result if call.query is not None else result[start:end])
-        start = end
-
-
-def _fail(group: list[Call], error: Exception, cause: BaseException | None = None) -> None:
-    for n, call in enumerate(group):
-        if call.done.done():
-            continue
-        # One object raised in several tasks would collect all their tracebacks.
-        own = error if n == 0 or not isinstance(error, StoreError) else type(error)(str(error))
-        own.__cause__ = cause or error.__cause__
-        call.done.set_exception(own)
+            answer(group, result)

@@ -22,7 +22,6 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import SetupError, StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.worker import Worker
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -236,16 +235,16 @@ async def test_a_bug_around_a_handler_is_survived_by_its_worker(rig: Rig) -> Non
     """The message comes back; nothing is lost."""
     await rig.put(3)
     consumer = rig.consumer(max_fetch_interval=0.05)
-    original, failures = Worker._deliver, []
+    original, failures = Inflight.finish, []
 
-    async def failing_once(worker: Worker, rows: list[ClaimedMessage], **options: Any) -> None:
+    def failing_once(inflight: Inflight, settlement: Settlement) -> None:
         if not failures:
-            failures.append(rows)
+            failures.append(settlement)
             raise KeyError("bug")
-        await original(worker, rows)
+        original(inflight, settlement)
 
     with (
-        patch.object(Worker, "_deliver", failing_once),
+        patch.object(Inflight, "finish", failing_once),
         patch("faststream_sqlbroker.flow.worker.PAUSE_AFTER_BUG", 0.3),
     ):
         await consumer.start()

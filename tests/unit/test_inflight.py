@@ -172,7 +172,7 @@ async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:
     inflight.add(row(n) for n in range(4))
     inflight.wants_room = True
     for _ in range(3):
-        await ours._take()
+        await ours._next()
     assert asked == [2]
     assert not inflight.wants_room
 
