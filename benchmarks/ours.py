@@ -34,7 +34,13 @@ def engine_of(url: str, **options: Any) -> AsyncEngine:
 
 def subscriber_of(broker: SqlBroker, seen: list[int], *, archive: bool, shape: str) -> Any:
     """A subscriber whose handler only notes what it was given."""
-    options: Any = {"fetch_batch_size": BATCH, "retain_in_archive_on_ack": archive, "batch": shape == "batch"}
+    options: Any = {
+        "fetch_batch_size": BATCH,
+        "flush_batch_size": BATCH,
+        "max_not_processed_factor": 2,
+        "retain_in_archive_on_ack": archive,
+        "batch": shape == "batch",
+    }
     subscriber = broker.subscriber(QUEUE, **options)
     note = seen.append
 

@@ -73,12 +73,16 @@ class Worker:
         """Work until the sentinel None is taken from the buffer."""
         done = 0
         while (first := await self._next()) is not None:
+            if self._settings.batch:
+                # A batch may keep the event loop for long: the next claim and the last flush are sent before.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
             rows = self._batch_from(first) if self._settings.batch else [first]
             ready = [row for row in rows if self._may_start(row)]
             try:
                 if ready:
                     await self._deliver(ready)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again, or logged
                 self._raise_or_log(ready, error)
             done += 1
             if done % YIELD_EVERY == 0:
@@ -114,7 +118,7 @@ class Worker:
                         inflight.finish(acked(row, rules, ended_after=monotonic() - row.claimed_monotonic))
                     else:
                         inflight.finish_all(self._settlements([row], chain))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again, or logged
                 self._raise_or_log([row], error)
             done += 1
             if done % YIELD_EVERY == 0:
