@@ -12,6 +12,18 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 
 
+def _by_methods(dialect: Any) -> None:
+    """Let claims and settles go by the methods that a defect has replaced, not by their single statements."""
+
+    def claiming(*arguments: Any, **options: Any) -> Any:
+        return lambda connection: dialect.claim(connection, *arguments, **options)
+
+    def settling(*arguments: Any, **options: Any) -> Any:
+        return lambda connection: dialect.settle_and_chain(connection, *arguments, **options)
+
+    dialect.claiming, dialect.settling = claiming, settling
+
+
 def no_fence(store: Any) -> None:
     """Outcomes are written whoever holds the lease."""
     dialect, original = store.dialect, store.dialect.settle
@@ -26,6 +38,7 @@ def no_fence(store: Any) -> None:
         return original(connection, settlements)
 
     dialect.settle = settle
+    _by_methods(dialect)
 
 
 def no_renewal(_store: Any) -> None:
@@ -60,6 +73,7 @@ def blind_repeat(store: Any) -> None:
         return result
 
     dialect.settle_and_chain, store.settle = settle_and_chain, noting
+    _by_methods(dialect)
 
 
 def forgotten_outcomes(_store: Any) -> None:
@@ -107,6 +121,7 @@ def claims_without_locks(store: Any) -> None:
         return claimed
 
     dialect.claim = claim
+    _by_methods(dialect)
 
 
 def lost_claims(_store: Any) -> None:
