@@ -12,16 +12,11 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 
 
-def _by_methods(dialect: Any) -> None:
-    """Let claims and settles go by the methods that a defect has replaced, not by their single statements."""
-
-    def claiming(*arguments: Any, **options: Any) -> Any:
-        return lambda connection: dialect.claim(connection, *arguments, **options)
-
-    def settling(*arguments: Any, **options: Any) -> Any:
-        return lambda connection: dialect.settle_and_chain(connection, *arguments, **options)
-
-    dialect.claiming, dialect.settling = claiming, settling
+def _settle_by_method(dialect: Any) -> None:
+    """Let settles go by the method that a defect has replaced, not by their single statement."""
+    dialect.settling = lambda *arguments, **options: (
+        lambda connection: dialect.settle_and_chain(connection, *arguments, **options)
+    )
 
 
 def no_fence(store: Any) -> None:
@@ -38,7 +33,7 @@ def no_fence(store: Any) -> None:
         return original(connection, settlements)
 
     dialect.settle = settle
-    _by_methods(dialect)
+    _settle_by_method(dialect)
 
 
 def no_renewal(_store: Any) -> None:
@@ -73,7 +68,7 @@ def blind_repeat(store: Any) -> None:
         return result
 
     dialect.settle_and_chain, store.settle = settle_and_chain, noting
-    _by_methods(dialect)
+    _settle_by_method(dialect)
 
 
 def forgotten_outcomes(_store: Any) -> None:
@@ -121,7 +116,9 @@ def claims_without_locks(store: Any) -> None:
         return claimed
 
     dialect.claim = claim
-    _by_methods(dialect)
+    dialect.claiming = lambda *arguments, **options: (
+        lambda connection: claim(connection, *arguments, **options)
+    )
 
 
 def lost_claims(_store: Any) -> None:
