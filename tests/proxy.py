@@ -17,6 +17,8 @@ class Session:
     """What one PostgreSQL client has prepared, and whether it is in a transaction."""
 
     def __init__(self) -> None:
+        self.round_trips = 0
+        """Messages after which a client waits for the answer."""
         self._texts: dict[bytes, bytes] = {}
         self._sent = b""
         self._idle = False
@@ -30,6 +32,7 @@ class Session:
                 break
             kind, content, self._sent = self._sent[:1], self._sent[5:end], self._sent[end:]
             first, _, rest = content.partition(b"\0")
+            self.round_trips += kind in {b"S", b"Q"}
             if kind == b"P":
                 self._texts[first] = rest.partition(b"\0")[0]
             elif kind == b"B":
@@ -52,6 +55,7 @@ class Proxy:
     def __init__(self, host: str, port: int, *, postgresql: bool = True) -> None:
         self._target, self._postgresql = (host, port), postgresql
         self._writers: set[asyncio.StreamWriter] = set()
+        self._sessions: list[Session] = []
         self._server: asyncio.Server | None = None
         self.port = 0
         self.swallow_answer_to: re.Pattern[bytes] | None = None
@@ -62,6 +66,11 @@ class Proxy:
         self.died = 0
         self._flowing = asyncio.Event()
         self._flowing.set()
+
+    @property
+    def round_trips(self) -> int:
+        """Of all PostgreSQL clients so far."""
+        return sum(session.round_trips for session in self._sessions)
 
     async def start(self) -> None:
         """Listen, on the same port as before."""
@@ -94,6 +103,7 @@ class Proxy:
         pair = {writer, server_writer}
         self._writers |= pair
         cut, session = asyncio.Event(), Session()
+        self._sessions.append(session)
         try:
             await asyncio.gather(
                 self._pass_out(reader, server_writer, cut, session),

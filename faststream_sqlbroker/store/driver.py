@@ -6,6 +6,7 @@ listeners or echo, never where prepared statements are turned off (behind PgBoun
 unprepared statement may reach different sessions), never under another default isolation than READ COMMITTED.
 """
 
+import asyncio
 import logging
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from faststream_sqlbroker.dialects.query import Query
 T = TypeVar("T")
 
 _LOGGER = logging.getLogger("sqlalchemy.engine.Engine")
+_TURN = "sqlbroker_turn"
 _CHECKED = "sqlbroker_read_committed"
 _EVENTS = (
     "before_cursor_execute",
@@ -34,13 +36,13 @@ _GONE = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05"})
 class DriverShortcut:
     """Sends `Query`s on asyncpg's connection where that is as good."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, *, allowed: bool = True) -> None:
         """Notice how `engine` connects from now on; no connection is made."""
         self._sync_engine = engine.sync_engine
         self._texts: dict[TextClause, tuple[str, list[str]]] = {}
         self.possible = False
         """Whether connections are made in a way that allows it."""
-        if engine.dialect.name == "postgresql" and engine.dialect.driver == "asyncpg":
+        if allowed and engine.dialect.name == "postgresql" and engine.dialect.driver == "asyncpg":
             event.listen(self._sync_engine, "do_connect", self._connecting)
 
     def _connecting(self, _dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
@@ -84,8 +86,11 @@ class DriverShortcut:
     async def fetch_in(self, connection: AsyncConnection, query: Query[T]) -> T:
         """`fetch` in the caller's transaction; as SQLAlchemy does, one that is cut off ends the connection."""
         sync: Any = connection.sync_connection
+        # SQLAlchemy lets statements of several tasks wait for each other, asyncpg refuses them.
+        turn = sync.info.setdefault(_TURN, asyncio.Lock())
         try:
-            return await self.fetch(sync.connection.driver_connection, query)
+            async with turn:
+                return await self.fetch(sync.connection.driver_connection, query)
         except SQLAlchemyError:
             raise
         except BaseException as error:

@@ -76,7 +76,7 @@ class Store:
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
-        self._shortcut = DriverShortcut(engine)
+        self._shortcut = DriverShortcut(engine, allowed=not pgbouncer)
         self._transactions = Transactions(
             self._engine, self.dialect, self._errors, statement_timeout, self._shortcut
         )

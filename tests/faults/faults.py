@@ -202,7 +202,7 @@ async def other_settings(cell: Cell, _proxy: Proxy | None) -> None:
     """Other batches, a longer lease, a shorter search for expired ones."""
     options = {
         "fetch_batch_size": 3, "flush_batch_size": 100, "flush_interval": 0.2, "max_workers": 1,
-        "release_stuck_timeout": 4 * cell.lease, "release_stuck_interval": 0.05,
+        "release_stuck_timeout": 4 * cell.lease, "release_stuck_interval": 0.05, "slow": cell.lease,
     }  # fmt: skip
     async with _worker_like(cell, **options):
         await cell.publish(10)

@@ -132,7 +132,8 @@ def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     engine = create_async_engine(url, **({} if url.startswith("sqlite") else sizes))
     timeout = given.pop("statement_timeout", 3.0)
     broker = SqlBroker(engine, logger=logger, statement_timeout=timeout, graceful_timeout=15.0)
-    lease, one_writer = given["release_stuck_timeout"], url.startswith("sqlite")
+    # Handlers end within the graceful timeout, however long the lease.
+    lease, one_writer = given.pop("slow", given["release_stuck_timeout"]), url.startswith("sqlite")
     handlers = Handlers(recorder, seed, lease, one_writer=one_writer)
     used: dict[str, Any] = {
         "max_workers": 3, "fetch_batch_size": 20, "flush_batch_size": 10, "flush_interval": 0.02,

@@ -106,6 +106,7 @@ def leased(crowded: Engine) -> Iterator[tuple[Connection, dict[str, list[Any]]]]
 
 SETTLED: dict[str, dict[str, Any]] = {
     "archive": {"reasons": None},
+    "archive_acked": {"ends": 0.5},
     "delete": {},
     "update": {"delays": 1.5, "queues": None, "payloads": None},
     "renew": {"lease": 60.0},

@@ -1,0 +1,125 @@
+"""What a message costs in statements, round trips and rows written: exact, so that nothing creeps in unseen."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.store import Store
+from tests.contract.conftest import Bench, done
+from tests.helpers import eventually
+from tests.proxy import Proxy, proxied
+
+SIZE = 100
+
+
+class Steps:
+    """Publish, claim and settle `SIZE` messages."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench, self._claimed = bench, list[Any]()
+
+    async def publish(self) -> None:
+        await self._bench.store.insert([NewMessage("q", b"1")])
+
+    async def publish_batch(self) -> None:
+        await self._bench.put(SIZE - 1)
+
+    async def look(self) -> None:
+        self._pairs = await self._bench.store.ready_pairs(["q"])
+
+    async def claim(self) -> None:
+        from uuid import uuid4
+
+        self._claimed = await self._bench.store.claim(self._pairs, SIZE, 60.0, uuid4())
+        assert len(self._claimed) == SIZE
+
+    async def settle(self) -> None:
+        result = await self._bench.store.settle([done(row) for row in self._claimed])
+        assert len(result.settled) == SIZE
+
+
+NAMES = "publish", "publish_batch", "look", "claim", "settle"
+
+
+async def counted(bench: Bench, count: Callable[[], int]) -> dict[str, int]:
+    """What each step adds to `count`, when statements are prepared and connections made."""
+    steps, costs = Steps(bench), {}
+    for _ in range(2):
+        for name in NAMES:
+            step: Callable[[], Awaitable[None]] = getattr(steps, name)
+            before = count()
+            await step()
+            costs[name] = count() - before
+            await asyncio.sleep(0.06)  # the next one makes its own way
+    return costs
+
+
+@pytest.fixture
+async def far(bench: Bench) -> AsyncIterator[tuple[Proxy, Bench]]:
+    """The same tables behind a proxy that counts."""
+    async with proxied(bench.store.engine.url) as (proxy, url):
+        engine = create_async_engine(url, pool_size=1, max_overflow=0)
+        yield proxy, Bench(Store(engine, bench.store.tables))
+        await engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_batch_takes_one_round_trip_a_step(far: tuple[Proxy, Bench]) -> None:
+    proxy, bench = far
+    assert await counted(bench, lambda: proxy.round_trips) == dict.fromkeys(NAMES, 1)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_publish_in_the_callers_transaction_takes_one_round_trip(far: tuple[Proxy, Bench]) -> None:
+    proxy, bench = far
+    for _ in range(2):
+        async with bench.store.engine.begin() as connection:
+            await bench.store.insert_in(connection, [NewMessage("q", b"0")])
+            await bench.store.insert_in(connection, [NewMessage("q", b"0")])
+            before = proxy.round_trips
+            for n in range(10):
+                await bench.store.insert_in(connection, [NewMessage("q", b"%d" % n)])
+            cost = proxy.round_trips - before
+    assert cost == 10
+
+
+STATEMENTS = {
+    "mariadb": {"publish": 2, "publish_batch": 9, "look": 3, "claim": 3, "settle": 4},
+    "sqlite": {"publish": 4, "publish_batch": 11, "look": 3, "claim": 4, "settle": 6},
+}
+"""Of SQLAlchemy's cursors: SET TRANSACTION, BEGIN IMMEDIATE and SQLite's PRAGMAs included, COMMIT not."""
+
+
+@pytest.mark.parametrize("database", ["mariadb", "sqlite"], indirect=True)
+async def test_a_batch_takes_few_statements_a_step(bench: Bench, database: str) -> None:
+    seen: list[str] = []
+
+    @event.listens_for(bench.store.engine.sync_engine, "before_cursor_execute")
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    assert await counted(bench, lambda: len(seen)) == STATEMENTS[database]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_each_message_is_written_four_times(bench: Bench) -> None:
+    """Inserted, claimed, deleted; inserted into the archive."""
+    steps = Steps(bench)
+    for name in NAMES:
+        await getattr(steps, name)()
+
+    async def writes() -> bool:
+        sql = (
+            "SELECT relname, n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_user_tables "
+            "WHERE relname IN ('message', 'message_archive')"
+        )
+        async with bench.store.engine.connect() as connection:
+            found = {name: tuple(counts) for name, *counts in await connection.execute(text(sql))}
+        return found == {"message": (SIZE, SIZE, SIZE), "message_archive": (SIZE, 0, 0)}
+
+    await eventually(writes, timeout=30)
