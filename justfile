@@ -72,6 +72,10 @@ migrations: setup
 # Everything CI runs
 check: test-coverage lint types
 
-# Throughput of the whole path on each database, as ratios of one run
+# What we reach of FastStream's dispatch and of the raw driver; writes benchmarks/results (--rounds 5 --messages 60000)
 bench *args: setup
-    @{{ servers }} -- {{ python }} -m benchmarks "$@"
+    @{{ servers }} -- {{ python }} -m benchmarks own "$@"
+
+# The same beside other brokers, which it installs into environments of their own
+bench-peers *args: setup
+    @{{ servers }} -- {{ python }} -m benchmarks peers "$@"

@@ -4,6 +4,7 @@ Every scenario works on an empty database of its own, checks what was done after
 """
 
 import asyncio
+import multiprocessing
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
@@ -14,13 +15,15 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from benchmarks.filling import fill
-from benchmarks.measure import answer, body, clock, compact
+from benchmarks.measure import answer, body, clock, compact, percentile
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
 from faststream_sqlbroker.core.rows import ClaimedMessage
 
 BATCH = 1_000
 QUEUE = "bench"
 DRIVERS = {"postgresql": "asyncpg", "mariadb": "asyncmy", "sqlite": "aiosqlite"}
+WARM = 10
+"""Messages before the first that counts."""
 DEADLINE = 300.0
 """Seconds for one scenario."""
 
@@ -187,6 +190,68 @@ def publish_bulk(url: str, count: int) -> dict[str, Any]:
     return asyncio.run(_publish(url, count, way))
 
 
+async def _listen(url: str, count: int, arrived: Any) -> None:
+    engine = engine_of(url)
+    broker, done, seen = SqlBroker(engine, logger=None), asyncio.Event(), 0
+
+    @broker.subscriber(QUEUE)
+    async def handle(message: dict) -> None:
+        nonlocal seen
+        arrived[message["order"]] = time.monotonic()
+        seen += 1
+        if seen == count:
+            done.set()
+
+    await broker.start()
+    async with asyncio.timeout(DEADLINE):
+        await done.wait()
+    await broker.stop()
+    await engine.dispose()
+
+
+def _listener(url: str, count: int, arrived: Any) -> None:
+    asyncio.run(_listen(url, count, arrived))
+
+
+async def _send(url: str, count: int, pause: float, start: Callable[[], Any], arrived: Any) -> list[float]:
+    engine = engine_of(url)
+    broker, sent = SqlBroker(engine, logger=None), list[float]()
+    await broker.create_tables()
+    await broker.connect()
+    process = start()
+    for n in range(WARM + count):
+        await broker.publish(body(n), queue=QUEUE)
+        sent.append(time.monotonic())
+        if n == WARM - 1:
+            async with asyncio.timeout(DEADLINE):
+                while not all(arrived[:WARM]):
+                    await asyncio.sleep(0.05)
+        await asyncio.sleep(pause)
+    await asyncio.to_thread(process.join, DEADLINE)
+    await broker.stop()
+    await engine.dispose()
+    return sent
+
+
+def latency(url: str, count: int = 50, pause: float = 0.1) -> dict[str, Any]:
+    """From the return of publish() to the handler in another process, `pause` seconds apart; defaults."""
+    context = multiprocessing.get_context("spawn")
+    arrived = context.Array("d", WARM + count, lock=False)
+    process = context.Process(target=_listener, args=(url, WARM + count, arrived), daemon=True)
+
+    def start() -> Any:
+        process.start()
+        return process
+
+    started = time.monotonic()
+    sent = asyncio.run(_send(url, count, pause, start, arrived))
+    if process.exitcode != 0 or not all(arrived):
+        raise RuntimeError(f"the consumer ended with {process.exitcode}")
+    took = [at - of for at, of in zip(arrived[WARM:], sent[WARM:], strict=True)]
+    shares = {name: percentile(took, share) for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
+    return {"count": count, "seconds": time.monotonic() - started, "cpu": 0.0, **shares}
+
+
 async def check_rows(engine: AsyncEngine, *, live: int, archived: int) -> None:
     """Refuse a result of which the tables tell something else."""
     async with engine.connect() as connection:
@@ -201,11 +266,6 @@ def _check(count: int, seen: list[int]) -> None:
         raise RuntimeError(f"{len(seen)} handled, {len(set(seen))} different ones, of {count}")
 
 
-def now() -> float:
-    """Seconds, the same in all processes of the machine."""
-    return time.monotonic()
-
-
 if __name__ == "__main__":
     answer({
         "dispatch": dispatch,
@@ -214,4 +274,5 @@ if __name__ == "__main__":
         "publish_concurrent": publish_concurrent,
         "publish_in_transaction": publish_in_transaction,
         "publish_bulk": publish_bulk,
+        "latency": latency,
     })  # fmt: skip
