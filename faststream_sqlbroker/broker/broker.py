@@ -226,6 +226,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         """Drain the subscribers; start works again afterwards. The caller's engine is left alone."""
         await super().stop(exc_type, exc_val, exc_tb)
         await self._wakeups.stop()
+        await self._store.close()
         if self._owns_engine:
             await self.engine.dispose()
         if self._listen_engine is not None:

@@ -261,7 +261,7 @@ def load_headers(value: Any) -> dict[str, Any]:
     """
     if value is None:
         return {}
-    if value.__class__ is str:
+    if value.__class__ is str and len(value) <= LONGEST_KEPT:
         return dict(known) if (known := _plain_headers(value)) is not None else _parse_headers(value)
     return _parse_headers(value)
 
@@ -269,8 +269,6 @@ def load_headers(value: Any) -> dict[str, Any]:
 @lru_cache(maxsize=128)
 def _plain_headers(value: str) -> dict[str, Any] | None:
     """Headers without nested values: messages often share their text, and a copy is enough of them."""
-    if len(value) > LONGEST_KEPT:
-        return None
     loaded = _parse_headers(value)
     nested = any(isinstance(item, dict | list) for item in loaded.values())
     return None if nested else loaded

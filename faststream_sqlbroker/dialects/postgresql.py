@@ -45,6 +45,7 @@ def _array(name: str, item: Any) -> Any:
 
 _DUE = itemgetter(10, 0)
 """Due time (as bytes that sort like it) and id among `CLAIMED_COLUMNS`."""
+_NEGATIVE = 0x80
 _BINDS = _array("queues", String), _array("ids", BigInteger), _array("tokens", Uuid)
 
 
@@ -117,8 +118,10 @@ class PostgresqlDialect(Dialect):
             kept = MESSAGE_COLUMNS.format(key=self.names["key"])
             self.add_statement("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
             self.add_statement(
-                "archive_acked", sql.ARCHIVE_ACKED, ids, tokens, _array("ends", Float(53)), columns=kept
-            )
+                "archive_acked", sql.ARCHIVE_ACKED, ids, tokens, _array("ends", Float(53)), columns=kept,
+                # Not all of them: a column of the user's may have the name of ours.
+                of_message=", ".join(f"m.{column}" for column in kept.split(", ")),
+            )  # fmt: skip
         self.add_statement("delete", sql.DELETE, ids, tokens)
         moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary)
         self.add_statement("update", sql.UPDATE, *ended, *moved)
@@ -177,7 +180,7 @@ class PostgresqlDialect(Dialect):
         }
 
         def read(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
-            claimed = self.claimed(sorted(rows, key=_DUE), token)
+            claimed = self.claimed(_in_order(rows), token)
             if len(pairs) > 1:
                 rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
                 claimed.sort(key=lambda m: rank[m.queue, m.priority])
@@ -260,3 +263,12 @@ class PostgresqlDialect(Dialect):
     def notifying(self, channel: str, queues: Sequence[str]) -> Query[None]:
         """One wake-up for each queue on `channel`."""
         return Query(self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None)
+
+
+def _in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    """By due time and id; as bytes, times before 2000 come after all others."""
+    ordered = sorted(rows, key=_DUE)
+    if ordered and ordered[-1][10][0] >= _NEGATIVE:
+        first = next(n for n, row in enumerate(ordered) if row[10][0] >= _NEGATIVE)
+        ordered = ordered[first:] + ordered[:first]
+    return ordered

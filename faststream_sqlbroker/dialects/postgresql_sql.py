@@ -156,7 +156,7 @@ ARCHIVE_ACKED = """
 WITH d AS (
   DELETE FROM {message} m USING unnest(:ids, :tokens, :ends) AS u(id, token, ended)
   WHERE m.id = u.id AND m.lease_token = u.token
-  RETURNING m.*, m.acquired_at + u.ended * interval '1 second' AS ended_at
+  RETURNING {of_message}, m.acquired_at + u.ended * interval '1 second' AS ended_at
 ), a AS (
   INSERT INTO {archive} ({columns}, archived_at)
   SELECT d.id, d.queue, d.priority, d.{key}, d.dedup_id, d.headers, d.payload, 'COMPLETED',

@@ -73,11 +73,7 @@ class Worker:
         """Work until the sentinel None is taken from the buffer."""
         done = 0
         while (first := await self._next()) is not None:
-            if self._settings.batch:
-                # A batch may keep the event loop for long: the next claim and the last flush are sent before.
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-            rows = self._batch_from(first) if self._settings.batch else [first]
+            rows = await self._batch_from(first) if self._settings.batch else [first]
             ready = [row for row in rows if self._may_start(row)]
             try:
                 if ready:
@@ -149,8 +145,7 @@ class Worker:
         """A worker must not die, unless it is told to."""
         if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit) or _cancelled():
             raise error
-        if not isinstance(error, asyncio.CancelledError):
-            self._failed(rows, error)
+        self._failed(rows, error)
 
     def _may_start(self, row: ClaimedMessage) -> bool:
         """Settle what must not run; whether the handler may start."""
@@ -172,6 +167,8 @@ class Worker:
     def _failed(self, rows: list[ClaimedMessage], error: BaseException) -> None:
         """Something around the handler has failed: give back what has no outcome, for later."""
         unsettled = [row for row in rows if self._inflight.has_no_outcome(row)]
+        if isinstance(error, asyncio.CancelledError) and not unsettled:
+            return  # the handler's own, and its failure
         for row in unsettled:
             later = settle(row, Abandon(), self._rules, ended_after=0.0, attempted=False)
             later.delay = PAUSE_AFTER_BUG
@@ -184,7 +181,7 @@ class Worker:
             message_id=rows[0].id,
         )
 
-    def _batch_from(self, first: ClaimedMessage) -> list[ClaimedMessage]:
+    async def _batch_from(self, first: ClaimedMessage) -> list[ClaimedMessage]:
         """`first` and what else waits, up to a batch."""
         rows, waiting = [first], self._inflight.waiting
         while len(rows) < self._settings.fetch_batch_size and not waiting.empty():
@@ -193,6 +190,15 @@ class Worker:
                 waiting.put_nowait(None)
                 break
             rows.append(row)
+        if waiting.qsize() <= self._low_water:
+            self._make_room()
+        try:
+            # A batch may keep the event loop for long: the next claim and the last flush are sent before.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        except BaseException:
+            self._inflight.give_back(rows)
+            raise
         return rows
 
     def _make_room(self) -> None:

@@ -50,7 +50,7 @@ def make_row(
     if not isinstance(payload, bytes):
         msg = f"the codec must give bytes, it gave {type(payload).__name__}"
         raise PublishError(msg)
-    if not (options or headers or correlation_id or reply_to):
+    if not (options or correlation_id or reply_to) and (headers is None or headers == {}):
         return NewMessage(str(queue), payload, _content_type(content_type) if content_type else None)
     own = {CONTENT_TYPE: content_type, CORRELATION_ID: correlation_id, REPLY_TO: reply_to}
     delay, at = options.get("delay"), options.get("next_attempt_at")

@@ -74,7 +74,7 @@ async def cancelled_once(work: "Coroutine[Any, Any, T]") -> T:
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError as error:
-            if cancelled is None:
+            if cancelled is None and not task.cancelling():
                 task.cancel()
             cancelled = error
     if cancelled is not None:

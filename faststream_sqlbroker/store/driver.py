@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker.dialects.query import Query
+from faststream_sqlbroker.exceptions import UnknownOutcomeError
 
 T = TypeVar("T")
 
@@ -22,15 +23,15 @@ _LOGGER = logging.getLogger("sqlalchemy.engine.Engine")
 _TURN = "sqlbroker_turn"
 _CHECKED = "sqlbroker_read_committed"
 _EVENTS = (
-    "before_cursor_execute",
-    "after_cursor_execute",
-    "before_execute",
-    "after_execute",
-    "begin",
-    "commit",
-)
+    "before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute", "begin", "commit",
+    "handle_error", "do_execute", "do_execute_no_params", "do_executemany",
+)  # fmt: skip
 _GONE = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05"})
 """The server ends the session."""
+
+
+class BusyError(Exception):
+    """Another task uses the connection."""
 
 
 class DriverShortcut:
@@ -56,9 +57,8 @@ class DriverShortcut:
             return None
         if engine.echo or _LOGGER.isEnabledFor(logging.INFO):
             return None
-        if any(
-            getattr(target, name) for target in (connection.dispatch, engine.dispatch) for name in _EVENTS
-        ):
+        targets: Any = connection.dispatch, engine.dispatch, engine.dialect.dispatch
+        if any(getattr(target, name, None) for target in targets for name in _EVENTS):
             return None
         driver = connection.connection.driver_connection
         return None if driver is None or driver.is_closed() else driver
@@ -84,20 +84,27 @@ class DriverShortcut:
         return driver is not None and driver.is_in_transaction()
 
     async def fetch_in(self, connection: AsyncConnection, query: Query[T]) -> T:
-        """`fetch` in the caller's transaction; as SQLAlchemy does, one that is cut off ends the connection."""
+        """`fetch` in the caller's transaction; as SQLAlchemy does, one that is cut off ends the connection.
+
+        Raises:
+            BusyError: another task uses the connection; nothing was sent.
+        """
         sync: Any = connection.sync_connection
+        driver = sync.connection.driver_connection
         # SQLAlchemy lets statements of several tasks wait for each other, asyncpg refuses them.
         turn = sync.info.setdefault(_TURN, asyncio.Lock())
-        try:
-            async with turn:
-                return await self.fetch(sync.connection.driver_connection, query)
-        except SQLAlchemyError:
-            raise
-        except BaseException as error:
-            await connection.invalidate()
-            if not isinstance(error, Exception):
+        async with turn:
+            try:
+                return await self.fetch(driver, query)
+            except SQLAlchemyError:
                 raise
-            raise DBAPIError(None, None, error, connection_invalidated=True) from error
+            except BaseException as error:
+                if type(error).__name__ == "InterfaceError" and not driver.is_closed():
+                    raise BusyError from error
+                await connection.invalidate()
+                if not isinstance(error, Exception):
+                    raise
+                raise DBAPIError(None, None, error, connection_invalidated=True) from error
 
     async def fetch(self, driver: Any, query: Query[T], *, timeout: float | None = None) -> T:
         """Run `query` within `timeout` seconds.
@@ -117,4 +124,8 @@ class DriverShortcut:
             if (code := getattr(error, "sqlstate", None)) and code not in _GONE and code[:2] != "08":
                 raise DBAPIError(None, None, error) from error
             raise
-        return query.read(rows)
+        try:
+            return query.read(rows)
+        except Exception as error:
+            msg = f"the answer cannot be read: {error!r}"
+            raise UnknownOutcomeError(msg) from error

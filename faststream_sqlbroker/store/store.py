@@ -82,11 +82,9 @@ class Store:
         )
         self._places = asyncio.Semaphore(self.max_connections)
         self.starts = Starts(self._transactions, self.dialect, self._places)
-        self._publish_place = asyncio.Semaphore(1)
         self._inserts = Inserts(
-            self._engine, self.dialect, self._errors, self._transactions, self._shortcut,
-            self._publish_place, statement_timeout,
-        )  # fmt: skip
+            self._engine, self.dialect, self._errors, self._transactions, self._shortcut, statement_timeout
+        )
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(
             engine,
@@ -261,11 +259,11 @@ class Store:
 
     async def notify(self, channel: str, queues: Sequence[str]) -> None:
         """Send a wake-up for `queues` to other processes (PostgreSQL)."""
-        work = self.dialect.notifying(channel, queues)  # type: ignore[attr-defined]
-        if self._shortcut.possible:
-            await self._inserts.run(work)
-        else:
-            await self._transactions.run(work, self._publish_place)
+        await self._inserts.run(self.dialect.notifying(channel, queues))  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        """Give back what is kept between publishes; everything works again afterwards."""
+        await self._inserts.close()
 
     @property
     def can_listen(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker.dialects import Dialect
@@ -39,9 +39,16 @@ class Transactions:
         self._shortcut = shortcut
 
     async def run(
-        self, work: Callable[[Connection], T], places: asyncio.Semaphore, *, write: bool = True
+        self,
+        work: Callable[[Connection], T],
+        places: asyncio.Semaphore,
+        *,
+        write: bool = True,
+        deadline: float | None = None,
     ) -> T:
         """Run `work` and commit; what the database rolled back for a passing reason is repeated.
+
+        `deadline`, in the event loop's time, is `timeout` seconds from now if it is not given.
 
         A `Query` commits by itself where the driver's own connection can be used.
 
@@ -51,7 +58,8 @@ class Transactions:
             StoreError: the database refused the statement.
         """
         pause, stale = QUICK_PAUSE, False
-        deadline = asyncio.get_running_loop().time() + self._timeout
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + self._timeout
         for _ in range(QUICK_REPEATS):
             try:
                 return await self._attempt(work, places, deadline, write=write)
@@ -105,7 +113,7 @@ class Transactions:
                     await connection.run_sync(run)
                 else:
                     committing = write
-                    results.append(await self._sent(connection, driver, work))
+                    results.append(await self._sent(connection, driver, work, write=write))
         except TransientStoreError as error:
             if results:
                 # The COMMIT was answered; the connection died on its way back to the pool.
@@ -116,15 +124,17 @@ class Transactions:
             raise UnknownOutcomeError(msg) from error
         return results[0]
 
-    async def _sent(self, connection: AsyncConnection, driver: Any, query: Any) -> Any:
+    async def _sent(self, connection: AsyncConnection, driver: Any, query: Any, *, write: bool) -> Any:
         try:
             return await self._shortcut.fetch(driver, query)
         except SQLAlchemyError:
             raise
-        except BaseException:
+        except BaseException as error:
             # The server may still be at it, or gone.
             await connection.invalidate()
-            raise
+            if write or isinstance(error, TimeoutError) or not isinstance(error, Exception):
+                raise
+            raise DBAPIError(None, None, error, connection_invalidated=True) from error
 
     async def ping(self, timeout: float | None) -> bool:
         """Whether the database answers within `timeout` seconds (None: the transactions' own)."""

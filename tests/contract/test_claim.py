@@ -1,7 +1,7 @@
 """Claiming: order, limits, concurrency, the lease."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from uuid import uuid4
 
 import pytest
@@ -167,3 +167,14 @@ async def test_a_half_set_lease_is_refused_by_the_table(bench: Bench) -> None:
 def _other(bench: Bench) -> object:
     token = uuid4()
     return token if bench.store.dialect_name == "postgresql" else token.hex
+
+
+async def test_what_was_due_before_2000_comes_first(bench: Bench) -> None:
+    """PostgreSQL counts from there."""
+    years = (2020, 1990, 2001, 1970, 1999)
+    for year in years:
+        at = datetime(year, 5, 5, tzinfo=timezone.utc)
+        await bench.store.insert([NewMessage("q", b"%d" % year, next_attempt_at=at)])
+    claimed = await bench.claim(10)
+    assert [int(row.payload) for row in claimed] == sorted(years)
+    assert [row.next_attempt_at.year for row in claimed] == sorted(years)

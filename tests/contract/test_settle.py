@@ -26,7 +26,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
-from tests.contract.conftest import Bench
+from tests.contract.conftest import Bench, done
 
 RULES = SettleRules(retry_strategy=ConstantRetryStrategy(delay_seconds=30, max_attempts=3))
 BAD_TEXT = "NUL \x00 and a lone surrogate \ud800, " + "x" * 20_000
@@ -395,3 +395,14 @@ async def test_everything_works_on_an_engine_that_begins_immediately(engine: Asy
     assert len(result.settled) == 4
     assert await store.ready_pairs(["q"]) == []
     assert len(await bench.rows(archive=True)) == 4
+
+
+async def test_columns_of_the_users_may_have_any_name(bench: Bench) -> None:
+    """Also those that a statement gives to what it works out."""
+    for name in ("ended_at", "ended", "token", "ord", "c", "state_before"):
+        await bench.execute(f"ALTER TABLE message ADD COLUMN {name} INTEGER")
+    await bench.put(3)
+    rows = await bench.claim(3)
+    result = await bench.store.settle([done(rows[0]), done(rows[1], state=MessageState.RETRYABLE, delay=0.0)])
+    assert len(result.settled) == 2
+    assert [row["id"] for row in await bench.rows(archive=True)] == [rows[0].id]

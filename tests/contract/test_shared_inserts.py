@@ -7,11 +7,12 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.store.inserts import HOLD
+from faststream_sqlbroker.store.shared import HOLD
 from tests.contract.conftest import Bench
 from tests.helpers import eventually
 
@@ -126,7 +127,7 @@ class TestShortcut:
             await bench.claim()
         assert texts == ["INSERT", "WITH", "WITH"]
 
-    @pytest.mark.parametrize("name", ["before_cursor_execute", "commit"])
+    @pytest.mark.parametrize("name", ["before_cursor_execute", "commit", "do_execute"])
     async def test_listeners_of_the_engine_miss_nothing(self, bench: Bench, name: str) -> None:
         await bench.put(1)
         await asyncio.sleep(2 * HOLD)
@@ -196,3 +197,72 @@ class TestShortcut:
                 *(bench.store.insert_in(connection, [NewMessage("q", b"%d" % n)]) for n in range(1, 6))
             )
         assert len(await bench.rows()) == 6
+
+    async def test_a_publish_waits_for_a_statement_of_another_task(self, bench: Bench) -> None:
+        async with bench.store.engine.begin() as connection:
+            await bench.store.insert_in(connection, [NewMessage("q", b"0")])
+            await asyncio.gather(
+                connection.execute(text("SELECT pg_sleep(0.05)")),
+                bench.store.insert_in(connection, [NewMessage("q", b"1")]),
+            )
+        assert len(await bench.rows()) == 2
+
+
+async def test_a_publish_is_bounded_however_many_are_before_it(bench: Bench, database: str) -> None:
+    """Somebody keeps the table, or the database, for himself."""
+    if database == "sqlite":
+        lock, url = "BEGIN IMMEDIATE", bench.store.engine.url
+    elif database == "mariadb":
+        lock, url = "LOCK TABLES message READ", bench.store.engine.url
+    else:
+        lock, url = "LOCK TABLE message IN EXCLUSIVE MODE", bench.store.engine.url
+    engine = create_async_engine(url)
+    store = Store(engine, bench.store.tables, statement_timeout=1.0, pgbouncer=database == "pgbouncer")
+    async with bench.store.engine.connect() as holder:
+        await holder.execute(text(lock))
+        started = asyncio.get_running_loop().time()
+        calls = [store.insert([NewMessage("q", b"1")] * 900) for _ in range(4)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        took = asyncio.get_running_loop().time() - started
+        if database == "mariadb":
+            await holder.execute(text("UNLOCK TABLES"))
+        await holder.rollback()
+    assert all(isinstance(answer, TransientStoreError) for answer in answers), answers
+    assert took < 4.0, took
+    await store.close()
+    await engine.dispose()
+
+
+async def test_no_publisher_waits_for_ever_when_the_shared_task_is_cancelled(bench: Bench) -> None:
+    await bench.put(1, "warm")
+    for turns in range(12):
+        tasks = [asyncio.create_task(bench.store.insert([NewMessage("q", b"%d" % n)])) for n in range(3)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        shared = bench.store._inserts._shared
+        assert shared is not None
+        if shared._pump is not None:
+            shared._pump.cancel()
+        _, waiting = await asyncio.wait(tasks, timeout=10)
+        assert not waiting, turns
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert await bench.put(1)
+
+
+def test_another_event_loop_publishes_where_the_first_was_left_in_the_middle(
+    bench_url: tuple[Any, Any],
+) -> None:
+    url, tables = bench_url
+    engine = create_async_engine(url, poolclass=NullPool)
+    store = Store(engine, tables)
+    for _ in range(3):
+        loop = asyncio.new_event_loop()
+        for _ in range(2):
+            assert len(loop.run_until_complete(store.insert([NewMessage("q", b"1")]))) == 1
+        loop.close()  # without cancelling what still runs
+
+
+@pytest.fixture
+def bench_url(bench: Bench, database: str) -> tuple[Any, Any]:
+    """Where the tables are."""
+    return bench.store.engine.url, bench.store.tables
