@@ -8,9 +8,10 @@ unprepared statement may reach different sessions), never under another default 
 
 import asyncio
 import logging
+from time import monotonic
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, TextClause, event
+from sqlalchemy import Connection, Engine, TextClause, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -26,6 +27,8 @@ _EVENTS = (
     "before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute", "begin", "commit",
     "handle_error", "do_execute", "do_execute_no_params", "do_executemany",
 )  # fmt: skip
+LOOK_INTERVAL = 0.05
+"""Seconds for which listeners that are added meanwhile may miss something."""
 _GONE = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05"})
 """The server ends the session."""
 
@@ -43,6 +46,7 @@ class DriverShortcut:
         self._texts: dict[TextClause, tuple[str, list[str]]] = {}
         self.possible = False
         """Whether connections are made in a way that allows it."""
+        self._watched, self._look_again_at = False, 0.0
         if allowed and engine.dialect.name == "postgresql" and engine.dialect.driver == "asyncpg":
             event.listen(self._sync_engine, "do_connect", self._connecting)
 
@@ -55,10 +59,10 @@ class DriverShortcut:
         engine = connection.engine
         if not self.possible or engine.pool is not self._sync_engine.pool:
             return None
-        if engine.echo or _LOGGER.isEnabledFor(logging.INFO):
-            return None
-        targets: Any = connection.dispatch, engine.dispatch, engine.dialect.dispatch
-        if any(getattr(target, name, None) for target in targets for name in _EVENTS):
+        if monotonic() > self._look_again_at:
+            self._look_again_at = monotonic() + LOOK_INTERVAL
+            self._watched = _watched(engine)
+        if self._watched or connection.dispatch.before_cursor_execute or connection.dispatch.before_execute:
             return None
         driver = connection.connection.driver_connection
         return None if driver is None or driver.is_closed() else driver
@@ -129,3 +133,11 @@ class DriverShortcut:
         except Exception as error:
             msg = f"the answer cannot be read: {error!r}"
             raise UnknownOutcomeError(msg) from error
+
+
+def _watched(engine: Engine) -> bool:
+    """Whether somebody listens to the statements of `engine`, or reads them."""
+    if engine.echo or _LOGGER.isEnabledFor(logging.INFO):
+        return True
+    targets: Any = engine.dispatch, engine.dialect.dispatch
+    return any(getattr(target, name, None) for target in targets for name in _EVENTS)
