@@ -34,7 +34,7 @@ test-drivers *args: setup
 test-oldest *args: setup
     @sh tools/oldest.sh "$@"
 
-# The fault machine's full matrix: every promise under every fault; writes docs/reliability.md (half an hour)
+# The fault machine's full matrix: every promise under every fault; writes docs/reliability.md (45 minutes)
 test-faults *args: setup
     @{{ servers }} -- {{ python }} -m tools.reliability "$@"
 

@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from benchmarks.filling import fill
 from benchmarks.measure import answer, clock
-from benchmarks.ours import DEADLINE, QUEUE, check_rows, engine_of
+from benchmarks.ours import QUEUE, check_rows, consume_all, engine_of
 from faststream_sqlbroker import SqlBroker, SqlConnection
 
 WORKERS = 4
@@ -37,11 +37,7 @@ async def _consume(url: str, count: int, *, transactional: bool) -> dict[str, An
         await connection.execute(text("CREATE TABLE effects (n INTEGER)"))
     await fill(engine, count, QUEUE)
     with clock() as c:
-        await broker.start()
-        async with asyncio.timeout(DEADLINE):
-            while len(seen) < count:
-                await asyncio.sleep(0.02)
-        await broker.stop()
+        await consume_all(broker, seen, count)
     await check_rows(engine, live=0, archived=count)
     async with engine.connect() as connection:
         found = (await connection.execute(text("SELECT count(*) FROM effects"))).scalar_one()

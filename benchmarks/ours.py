@@ -114,11 +114,7 @@ async def _consume(url: str, count: int, shape: str, *, archive: bool) -> dict[s
     await broker.create_tables()
     await fill(engine, count, QUEUE)
     with clock() as c:
-        await broker.start()
-        async with asyncio.timeout(DEADLINE):
-            while len(seen) < count:
-                await asyncio.sleep(0.02)
-        await broker.stop()
+        await consume_all(broker, seen, count)
     _check(count, seen)
     await check_rows(engine, live=0, archived=count if archive else 0)
     await engine.dispose()
@@ -250,6 +246,15 @@ def latency(url: str, count: int = 50, pause: float = 0.1) -> dict[str, Any]:
     took = [at - of for at, of in zip(arrived[WARM:], sent[WARM:], strict=True)]
     shares = {name: percentile(took, share) for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
     return {"count": count, "seconds": time.monotonic() - started, "cpu": 0.0, **shares}
+
+
+async def consume_all(broker: SqlBroker, seen: list[int], count: int) -> None:
+    """Start, wait until `seen` has `count` messages, and stop, with every outcome written."""
+    await broker.start()
+    async with asyncio.timeout(DEADLINE):
+        while len(seen) < count:
+            await asyncio.sleep(0.02)
+    await broker.stop()
 
 
 async def check_rows(engine: AsyncEngine, *, live: int, archived: int) -> None:

@@ -59,6 +59,8 @@ class Dialect(ABC):
     """SQLAlchemy's name of the database."""
     isolation_level: str | None = None
     """Isolation level of the broker's own transactions; None leaves the engine's."""
+    cancel_once = False
+    """Whether the driver can hang when it is cancelled again while it ends a connection."""
     can_listen = False
     """Whether a wake-up can arrive from another process."""
     ordered: "OrderedClaims"

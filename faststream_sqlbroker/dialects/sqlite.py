@@ -138,6 +138,7 @@ class SqliteDialect(StepDialect):
     """All SQL for SQLite."""
 
     name = "sqlite"
+    cancel_once = True  # aiosqlite
     insert_row = _INSERT_ROW
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:

@@ -156,9 +156,8 @@ class Inflight:
             log: Told of lost leases.
         """
         chained: set[str] = set()
-        lost_ids = result.lost
         for settlement in batch:
-            lost = bool(lost_ids) and settlement.id in lost_ids
+            lost = settlement.id in result.lost
             if not lost and settlement.id not in result.settled:
                 continue
             if not self.still_ours(settlement):

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.store.caller import check_same_database
-from faststream_sqlbroker.store.driver import BusyError, DriverShortcut
-from faststream_sqlbroker.store.errors import ErrorClasses
+from faststream_sqlbroker.store.driver import BusyError
 from faststream_sqlbroker.store.shared import SharedStatements
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -27,18 +25,11 @@ Ids = list[int | None]
 class Inserts:
     """Writes new messages."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        dialect: Dialect,
-        errors: ErrorClasses,
-        transactions: Transactions,
-        shortcut: DriverShortcut,
-        timeout: float,
-    ) -> None:
-        """`timeout` in seconds bounds each call."""
-        self._engine, self._dialect, self._errors = engine, dialect, errors
-        self._transactions, self._shortcut, self._timeout = transactions, shortcut, timeout
+    def __init__(self, transactions: Transactions) -> None:
+        """Write by `transactions`, within their time."""
+        self._transactions, self._engine = transactions, transactions.engine
+        self._dialect, self._errors = transactions.dialect, transactions.errors
+        self._shortcut = transactions.shortcut
         self._shared: SharedStatements | None = None
 
     async def insert(self, rows: Sequence[NewMessage]) -> Ids:
@@ -65,9 +56,7 @@ class Inserts:
     def _of_this_loop(self) -> SharedStatements:
         # What another event loop has left behind can neither be used nor waited for.
         if self._shared is None or self._shared.loop is not asyncio.get_running_loop():
-            self._shared = SharedStatements(
-                self._engine, self._dialect, self._errors, self._transactions, self._shortcut, self._timeout
-            )
+            self._shared = SharedStatements(self._transactions)
         return self._shared
 
     async def insert_in(self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]) -> Ids:

@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.store.calls import Call, answer, fail, take_group
 from faststream_sqlbroker.store.checkout import abort, checkout
-from faststream_sqlbroker.store.driver import DriverShortcut
-from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.transaction import Transactions
 
 HOLD = 0.05
@@ -34,18 +31,11 @@ T = TypeVar("T")
 class SharedStatements:
     """One event loop's: `place` is its one connection for publishing."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        dialect: Dialect,
-        errors: ErrorClasses,
-        transactions: Transactions,
-        shortcut: DriverShortcut,
-        timeout: float,
-    ) -> None:
-        """`timeout` in seconds bounds each call."""
-        self._engine, self._dialect, self._errors = engine, dialect, errors
-        self._transactions, self._shortcut, self._timeout = transactions, shortcut, timeout
+    def __init__(self, transactions: Transactions) -> None:
+        """Write by `transactions`, each call within their time."""
+        self._transactions, self._engine = transactions, transactions.engine
+        self._dialect, self._errors = transactions.dialect, transactions.errors
+        self._shortcut, self._timeout = transactions.shortcut, transactions.timeout
         self.loop = asyncio.get_running_loop()
         self.place = asyncio.Semaphore(1)
         self._calls: list[Call] = []

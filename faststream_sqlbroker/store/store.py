@@ -82,9 +82,7 @@ class Store:
         )
         self._places = asyncio.Semaphore(self.max_connections)
         self.starts = Starts(self._transactions, self.dialect, self._places)
-        self._inserts = Inserts(
-            self._engine, self.dialect, self._errors, self._transactions, self._shortcut, statement_timeout
-        )
+        self._inserts = Inserts(self._transactions)
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(
             engine,

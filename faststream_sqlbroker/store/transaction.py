@@ -35,8 +35,8 @@ class Transactions:
         shortcut: DriverShortcut,
     ) -> None:
         """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats."""
-        self._engine, self._dialect, self._errors, self._timeout = engine, dialect, errors, timeout
-        self._shortcut = shortcut
+        self.engine, self.dialect, self.errors, self.timeout = engine, dialect, errors, timeout
+        self.shortcut = shortcut
 
     async def run(
         self,
@@ -59,7 +59,7 @@ class Transactions:
         """
         pause, stale = QUICK_PAUSE, False
         if deadline is None:
-            deadline = asyncio.get_running_loop().time() + self._timeout
+            deadline = asyncio.get_running_loop().time() + self.timeout
         for _ in range(QUICK_REPEATS):
             try:
                 return await self._attempt(work, places, deadline, write=write)
@@ -78,7 +78,7 @@ class Transactions:
         self, work: Callable[[Connection], T], places: asyncio.Semaphore, deadline: float, *, write: bool
     ) -> T:
         once = self._once(work, places, deadline, write=write)
-        return await (cancelled_once(once) if self._dialect.name == "sqlite" else once)
+        return await (cancelled_once(once) if self.dialect.cancel_once else once)
 
     async def _once(
         self, work: Callable[[Connection], T], places: asyncio.Semaphore, deadline: float, *, write: bool
@@ -89,7 +89,7 @@ class Transactions:
             nonlocal committing
             with connection.begin() as transaction:
                 if write:
-                    self._dialect.begin(connection)
+                    self.dialect.begin(connection)
                 result = work(connection)
                 committing = write
                 try:
@@ -103,12 +103,12 @@ class Transactions:
 
         try:
             async with (
-                self._errors.classed(),
+                self.errors.classed(),
                 asyncio.timeout_at(deadline),
                 places,
-                checkout(self._engine, self._errors, deadline - clock()) as connection,
+                checkout(self.engine, self.errors, deadline - clock()) as connection,
             ):
-                driver = await self._shortcut.alone(connection) if isinstance(work, Query) else None
+                driver = await self.shortcut.alone(connection) if isinstance(work, Query) else None
                 if driver is None:
                     await connection.run_sync(run)
                 else:
@@ -126,7 +126,7 @@ class Transactions:
 
     async def _sent(self, connection: AsyncConnection, driver: Any, query: Any, *, write: bool) -> Any:
         try:
-            return await self._shortcut.fetch(driver, query)
+            return await self.shortcut.fetch(driver, query)
         except SQLAlchemyError:
             raise
         except BaseException as error:
@@ -138,12 +138,12 @@ class Transactions:
 
     async def ping(self, timeout: float | None) -> bool:
         """Whether the database answers within `timeout` seconds (None: the transactions' own)."""
-        limit = self._timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else timeout
         try:
             async with (
-                self._errors.classed(),
+                self.errors.classed(),
                 asyncio.timeout(limit),
-                checkout(self._engine, self._errors, limit) as connection,
+                checkout(self.engine, self.errors, limit) as connection,
             ):
                 await connection.execute(select(1))
         except StoreError:
