@@ -86,18 +86,11 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             _publish_type=_publish_type,
             destination=queue,
             # Publishers and middlewares add to the headers; the caller's dict must stay as it is.
-            headers=dict(headers) if isinstance(headers, Mapping) else headers,
+            headers=dict(headers) if headers is not None and isinstance(headers, Mapping) else headers,
             correlation_id=correlation_id,
             reply_to=reply_to,
         )
-        self.options = _given(
-            priority=priority,
-            key=key,
-            dedup_id=dedup_id,
-            delay=delay,
-            next_attempt_at=next_attempt_at,
-            expires_in=expires_in,
-        )
+        self.options = _given(priority, key, dedup_id, delay, next_attempt_at, expires_in)
         self.connection = _one_transaction(connection, session, with_ack=with_ack)
         self.with_ack = with_ack
         self.stacked = False
@@ -169,14 +162,7 @@ class SqlBrokerResponse(Response):
             )
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.queue = queue
-        self.options = _given(
-            priority=priority,
-            key=key,
-            dedup_id=dedup_id,
-            delay=delay,
-            next_attempt_at=next_attempt_at,
-            expires_in=expires_in,
-        )
+        self.options = _given(priority, key, dedup_id, delay, next_attempt_at, expires_in)
 
     def as_publish_command(self) -> SqlBrokerPublishCommand:
         """A command of its own for each publisher that is to send it."""
@@ -197,11 +183,20 @@ class SqlBrokerResponse(Response):
 SqlBrokerPublishMessage = SqlBrokerResponse
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+_OPTIONS = "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in"
+_NONE = (None,) * len(_OPTIONS)
+
+
+def _given(*values: Any) -> dict[str, Any]:
+    """Those of `_OPTIONS` that are not None; most messages have none."""
+    if values == _NONE:
+        return {}
+    return {name: value for name, value in zip(_OPTIONS, values, strict=True) if value is not None}
 
 
 def _one_transaction(connection: Any, session: Any, *, with_ack: bool) -> Any:
+    if connection is None and session is None and with_ack is False:
+        return None
     if not isinstance(with_ack, bool):
         raise PublishError(f"with_ack must be True or False, got {with_ack!r}")
     if (connection is not None) + (session is not None) + with_ack > 1:

@@ -145,6 +145,26 @@ class Settlement:
         )
 
 
+class Acked(Settlement):
+    """A handler has acked it and there is nothing else to say, as for nearly all messages.
+
+    What is the same for all of them is the class's, so that only four fields are written for each.
+    """
+
+    __slots__ = ()
+
+    state = MessageState.COMPLETED
+    attempted, uncharge, with_next = True, False, False
+    delay = reason = error = queue = payload = fallback = None
+    chained = ()
+    plain_ack = leaves = True
+
+    def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002
+        """`ended_after` in seconds; `archive` tells whether it is kept."""
+        self.id, self.lease_token = id, lease_token
+        self.ended_after, self.archive = ended_after, archive
+
+
 @dataclass(slots=True)
 class ReadyPair:
     """One (queue, priority) with claimable rows; `due_in` is seconds until its first is due (≤ 0: now)."""
@@ -152,6 +172,16 @@ class ReadyPair:
     queue: str
     priority: int
     due_in: float
+    due: datetime | None = None
+    """When its first is due, where the database says so (PostgreSQL)."""
+    since: datetime | None = None
+    """Rows that were due before are left alone by a claim (PostgreSQL); None claims all."""
+
+
+class ReadyPairs(list[ReadyPair]):
+    """Pairs as they were found; `took` is how many seconds the database's server was busy, if it says so."""
+
+    took = 0.0
 
 
 @dataclass(frozen=True, slots=True)

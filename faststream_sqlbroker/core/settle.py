@@ -19,7 +19,7 @@ from faststream_sqlbroker.core.outcome import (
     Release,
 )
 from faststream_sqlbroker.core.retry import attempts_limit, next_delay
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, describe_exception
 
@@ -85,9 +85,7 @@ def settle(
 
 def acked(row: ClaimedMessage, rules: SettleRules, *, ended_after: float) -> Settlement:
     """`settle` of an Ack after an attempt, which nearly all of them are."""
-    return Settlement(
-        row.id, row.lease_token, MessageState.COMPLETED, rules.retain_on_ack, ended_after=ended_after
-    )
+    return Acked(row.id, row.lease_token, ended_after, rules.retain_on_ack)
 
 
 def _final(base: Settlement, state: MessageState, keep: bool) -> Settlement:

@@ -263,14 +263,18 @@ def load_headers(value: Any) -> dict[str, Any]:
     """
     if value is None:
         return {}
-    if value.__class__ is str and len(value) <= LONGEST_KEPT:
-        return dict(known) if (known := _plain_headers(value)) is not None else _parse_headers(value)
+    if value.__class__ is str and (known := plain_headers(value)) is not None:
+        return dict(known)
     return _parse_headers(value)
+
+
+def plain_headers(value: str) -> dict[str, Any] | None:
+    """Headers without nested values, of which a copy is enough: messages often share their text."""
+    return _plain_headers(value) if len(value) <= LONGEST_KEPT else None
 
 
 @lru_cache(maxsize=128)
 def _plain_headers(value: str) -> dict[str, Any] | None:
-    """Headers without nested values: messages often share their text, and a copy is enough of them."""
     loaded = _parse_headers(value)
     nested = any(isinstance(item, dict | list) for item in loaded.values())
     return None if nested else loaded

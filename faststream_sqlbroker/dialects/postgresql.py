@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from faststream_sqlbroker.core.rows import (
+    Acked,
     ClaimedMessage,
     NewMessage,
     ReadyPair,
@@ -29,9 +29,15 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.dialects import postgresql_sql as sql
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, OTHERS, Dialect, load_headers
+from faststream_sqlbroker.dialects.base import (
+    CLAIMED_COLUMNS,
+    MESSAGE_COLUMNS,
+    OTHERS,
+    Dialect,
+)
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.postgresql_binds import insert_query, lease_binds, settle_queries
+from faststream_sqlbroker.dialects.postgresql_reads import in_order, read_claimed, read_pairs, settled_of
 from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -43,9 +49,6 @@ def _array(name: str, item: Any) -> Any:
     return bindparam(name, type_=ARRAY(item))
 
 
-_DUE = itemgetter(10, 0)
-"""Due time (as bytes that sort like it) and id among `CLAIMED_COLUMNS`."""
-_NEGATIVE = 0x80
 _BINDS = _array("queues", String), _array("ids", BigInteger), _array("tokens", Uuid)
 
 
@@ -87,6 +90,9 @@ class PostgresqlDialect(Dialect):
         self.add_statement("insert_one", sql.INSERT_ONE, *one, *single)
         bodies = _array("payloads", LargeBinary), _array("headers", Text)
         self.add_statement("insert_alike", sql.INSERT_ALIKE, *one, *bodies, message_literal=literal)
+        self.add_statement(
+            "insert_bodies", sql.INSERT_BODIES, *one, bodies[0], single[1], message_literal=literal
+        )
         new = (
             _array("queues", String), *bodies, _array("priorities", SmallInteger), _array("keys", String),
             _array("dedup_ids", String), _array("delays", Float(53)),
@@ -103,7 +109,15 @@ class PostgresqlDialect(Dialect):
             columns = columns.replace(f"m.{name}", f"timestamptz_send(m.{name})")
         queues, ids, _ = _BINDS
         lease, token = bindparam("lease", type_=Float(53)), bindparam("token", type_=Uuid())
-        binds = queues, _array("priorities", SmallInteger), bindparam("limit", type_=Integer), lease, token
+        times = _array("since", DateTime(timezone=True))
+        binds = (
+            queues,
+            _array("priorities", SmallInteger),
+            times,
+            bindparam("limit", type_=Integer),
+            lease,
+            token,
+        )
         for name, which in (("claim", ""), ("claim_others", OTHERS.format(of="m."))):
             self.add_statement(name, sql.CLAIM, *binds, columns=columns, which=which)
         self.add_statement("claim_ids", sql.CLAIM_IDS, ids, queues, lease, token, columns=columns)
@@ -114,15 +128,16 @@ class PostgresqlDialect(Dialect):
             ids, tokens, _array("states", String), _array("attempts", Integer), _array("charges", Integer),
             _array("ends", Float(53)), _array("errors", Text),
         )  # fmt: skip
+        held = bindparam("ids", type_=Text), bindparam("places", type_=Text), tokens
         if self.has_archive:
             kept = MESSAGE_COLUMNS.format(key=self.names["key"])
             self.add_statement("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
             self.add_statement(
-                "archive_acked", sql.ARCHIVE_ACKED, ids, tokens, _array("ends", Float(53)), columns=kept,
+                "archive_acked", sql.ARCHIVE_ACKED, *held, bindparam("ends", type_=Text), columns=kept,
                 # Not all of them: a column of the user's may have the name of ours.
                 of_message=", ".join(f"m.{column}" for column in kept.split(", ")),
             )  # fmt: skip
-        self.add_statement("delete", sql.DELETE, ids, tokens)
+        self.add_statement("delete", sql.DELETE, *held)
         moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary)
         self.add_statement("update", sql.UPDATE, *ended, *moved)
 
@@ -150,9 +165,7 @@ class PostgresqlDialect(Dialect):
 
     def looking(self, queues: Sequence[str]) -> Query[list[ReadyPair]]:
         """One statement."""
-        return Query(
-            self.sql["ready_pairs"], {"queues": list(queues)}, lambda rows: [ReadyPair(*r) for r in rows]
-        )
+        return Query(self.sql["ready_pairs"], {"queues": list(queues)}, read_pairs)
 
     def claim(
         self,
@@ -174,13 +187,14 @@ class PostgresqlDialect(Dialect):
         binds = {
             "queues": [p.queue for p in pairs],
             "priorities": [p.priority for p in pairs],
+            "since": [p.since for p in pairs],
             "limit": limit,
             "lease": lease,
             "token": token,
         }
 
         def read(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
-            claimed = self.claimed(_in_order(rows), token)
+            claimed = self.claimed(in_order(rows), token)
             if len(pairs) > 1:
                 rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
                 claimed.sort(key=lambda m: rank[m.queue, m.priority])
@@ -190,13 +204,7 @@ class PostgresqlDialect(Dialect):
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """As everywhere; the statement gives what needs no decoding, or is decoded when somebody looks."""
-        return [
-            ClaimedMessage(
-                r[0], r[1], r[2], load_headers(r[3]), r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12],
-                r[13], r[14], token,
-            )
-            for r in rows
-        ]  # fmt: skip
+        return read_claimed(rows, token)
 
     def claim_ids(
         self, connection: Connection, ids: Sequence[int], queues: Sequence[str], lease: float, token: UUID
@@ -235,20 +243,15 @@ class PostgresqlDialect(Dialect):
         settled: set[int] = set()
         for query in settle_queries(self.sql, settlements, archive=self.has_archive):
             settled |= query(connection)
-        return SettleResult(settled, {s.id for s in settlements} - settled)
+        return settled_of(settlements, settled)
 
     def settling(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> Work[SettleResult]:
         """One statement if all end alike and nothing is chained."""
         queries = settle_queries(self.sql, settlements, archive=self.has_archive)
-        if len(queries) > 1 or skip_locked or any(s.chained for s in settlements):
+        if len(queries) > 1 or skip_locked or any(s.chained for s in settlements if s.__class__ is not Acked):
             return super().settling(settlements, skip_locked=skip_locked)
         [query] = queries
-
-        def read(rows: Iterable[Sequence[Any]]) -> SettleResult:
-            settled = query.read(rows)
-            return SettleResult(settled, {s.id for s in settlements} - settled)
-
-        return Query(query.clause, query.binds, read)
+        return Query(query.clause, query.binds, lambda rows: settled_of(settlements, query.read(rows)))
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
         """One statement; rows locked elsewhere are skipped."""
@@ -263,12 +266,3 @@ class PostgresqlDialect(Dialect):
     def notifying(self, channel: str, queues: Sequence[str]) -> Query[None]:
         """One wake-up for each queue on `channel`."""
         return Query(self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None)
-
-
-def _in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """By due time and id; as bytes, times before 2000 come after all others."""
-    ordered = sorted(rows, key=_DUE)
-    if ordered and ordered[-1][10][0] >= _NEGATIVE:
-        first = next(n for n, row in enumerate(ordered) if row[10][0] >= _NEGATIVE)
-        ordered = ordered[first:] + ordered[:first]
-    return ordered

@@ -1,7 +1,8 @@
 """Which of PostgreSQL's statements a batch takes, and its binds.
 
-asyncpg spends about 0.4 µs on each element of each array, so what is common to a batch is bound once, and what
-nearly every row has is left to a statement that says so.
+asyncpg spends about 0.4 µs on each element of each array, so what is common to a batch is bound once, what
+nearly every row has is left to a statement that says so, and numbers go as the text of an array, which it sends
+as it is (0.06 µs an element).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import TextClause
 
-from faststream_sqlbroker.core.rows import NewMessage, Settlement
+from faststream_sqlbroker.core.rows import Acked, NewMessage, Settlement
 from faststream_sqlbroker.dialects.query import Query
 
 Statements = Mapping[str, TextClause]
@@ -32,9 +33,12 @@ def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
     if len(rows) == 1:
         binds = {**common, "payload": first.payload, "headers": first.headers}
         return Query(sql["insert_one"], binds, _firsts)
-    if all(_alike(row, first) for row in rows):
-        binds = {**common, "payloads": [r.payload for r in rows], "headers": [r.headers for r in rows]}
-        return Query(sql["insert_alike"], binds, _firsts)
+    if all([_alike(row, first) for row in rows]):
+        payloads, headers = [r.payload for r in rows], [r.headers for r in rows]
+        if headers.count(headers[0]) == len(headers):
+            binds = {**common, "payloads": payloads, "headers": headers[0]}
+            return Query(sql["insert_bodies"], binds, _firsts)
+        return Query(sql["insert_alike"], {**common, "payloads": payloads, "headers": headers}, _firsts)
     return Query(sql["insert"], _insert_binds(rows), _firsts)
 
 
@@ -70,7 +74,9 @@ def settle_queries(
     acked, archived = list[Settlement](), list[Settlement]()
     deleted, updated = list[Settlement](), list[Settlement]()
     for s in settlements:
-        if not s.leaves:
+        if s.__class__ is Acked:
+            (acked if s.archive and archive else deleted).append(s)
+        elif not s.leaves:
             updated.append(s)
         elif not (s.archive and archive):
             deleted.append(s)
@@ -78,13 +84,14 @@ def settle_queries(
             (acked if s.plain_ack else archived).append(s)
     queries = []
     if acked:
-        binds = {**_leases(acked), "ends": [s.ended_after for s in acked]}
+        ends = repr([int(s.ended_after * 1_000_000) for s in acked])
+        binds = {**_held(acked), "ends": f"{{{ends[1:-1]}}}"}
         queries.append(Query(sql["archive_acked"], binds, _ids))
     if archived:
         binds = {**_ended(archived), "reasons": [s.reason for s in archived]}
         queries.append(Query(sql["archive"], binds, _ids))
     if deleted:
-        queries.append(Query(sql["delete"], _leases(deleted), _ids))
+        queries.append(Query(sql["delete"], _held(deleted), _ids))
     if updated:
         binds = {
             **_ended(updated),
@@ -99,6 +106,18 @@ def settle_queries(
 def lease_binds(leases: Sequence[tuple[int, UUID]]) -> dict[str, list[Any]]:
     """Ids and tokens, pair by pair."""
     return {"ids": [i for i, _ in leases], "tokens": [t for _, t in leases]}
+
+
+def _held(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    """Ids, and of each the place of its token among `tokens`: one claim's messages have the same."""
+    places, tokens, last = list[int](), list[UUID](), None
+    for s in settlements:
+        if s.lease_token is not last:
+            last = s.lease_token
+            tokens.append(last)
+        places.append(len(tokens))
+    ids = repr([s.id for s in settlements])
+    return {"ids": f"{{{ids[1:-1]}}}", "places": f"{{{repr(places)[1:-1]}}}", "tokens": tokens}
 
 
 def _leases(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:

@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 class Chain:
     """The messages that follow one delivery, if its outcome is ack or move."""
 
-    __slots__ = ("_refusal", "_store", "rows")
+    __slots__ = ("_ack_first", "_store", "ended", "rows")
 
     def __init__(self, store: "Store", *, ack_first: bool = False) -> None:
         """With `ack_first` the message is settled already, so nothing can join."""
-        self._store = store
-        self._refusal = _ACK_FIRST if ack_first else ""
+        self._store, self._ack_first = store, ack_first
+        self.ended = False
+        """Whether the handler has ended."""
         self.rows: Sequence[NewMessage] = ()
-
-    def close(self) -> None:
-        """The handler has ended."""
-        self._refusal = self._refusal or _ENDED
 
     def refusal(self, store: "Store") -> str:
         """Why what is published to `store` cannot join; empty if it can."""
-        return self._refusal if store is self._store else _ELSEWHERE
+        if store is not self._store:
+            return _ELSEWHERE
+        if self._ack_first:
+            return _ACK_FIRST
+        return _ENDED if self.ended else ""
 
 
 current: ContextVar[Chain | None] = ContextVar("sqlbroker_chain", default=None)

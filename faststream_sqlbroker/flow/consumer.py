@@ -69,7 +69,7 @@ class Consumer:
         )
         keeper = LeaseKeeper(self._store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease)
         releaser = StuckReleaser(
-            self._store, s.queues, log, interval=s.release_stuck_interval, released=self._hint
+            self._store, s.queues, log, interval=s.release_stuck_interval, released=self._released
         )
         self._first = None
         if self._ack_first:
@@ -79,6 +79,8 @@ class Consumer:
         self._fetch_loop = Loop("fetch", self._fetcher.tick, log)
         self._flush_loop = Loop("flush", self._flush_tick, log)
         self._lease_loop = Loop("lease", keeper.tick, log)
+        self._look_loop = Loop("look", self._fetcher.ready.look_beside, log)
+        self._fetcher.on_slow = self._look_loop.wake
         self._release_loop = Loop("release-stuck", releaser.tick, log)
         self._starts_loop = None
         if self._first is not None:
@@ -94,7 +96,7 @@ class Consumer:
 
     @property
     def _loops(self) -> tuple[Loop, ...]:
-        loops = self._fetch_loop, self._flush_loop, self._lease_loop, self._release_loop
+        loops = self._fetch_loop, self._flush_loop, self._lease_loop, self._release_loop, self._look_loop
         return loops if self._starts_loop is None else (*loops, self._starts_loop)
 
     @property
@@ -147,6 +149,11 @@ class Consumer:
     def _hint(self) -> None:
         self._fetcher.hint()
         self._fetch_loop.wake()
+
+    def _released(self) -> None:
+        self._fetcher.ready.look_soon()
+        self._look_loop.wake()
+        self._hint()
 
     async def _flush_tick(self) -> float | None:
         wait = await self._flusher.tick()

@@ -14,6 +14,7 @@ from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -22,16 +23,17 @@ FIRST_IDLE_WAIT = 0.01
 """Seconds to the first look after the queue ran dry; each following wait is half as long again."""
 RELEASE_PAUSE = 5.0
 """Seconds between two tries to give back a claim whose answer was lost."""
-LOOK_INTERVAL = 1.0
-"""Seconds for which known (queue, priority) pairs are trusted under load."""
+SLOW_IDLE_WAIT = 1.0
+"""Most seconds without a claim while looks, which would tell what is due next, are rare."""
 
 
 class Fetcher:
     """Fills the buffer of one subscriber.
 
     While rows come, the remembered (queue, priority) pairs are claimed from; when fewer came than asked
-    for, after a wake-up, and at least every second, the pairs are looked for again, which also tells when
-    the next row is due. Queues are visited in rotation.
+    for and at least every second, the pairs are looked for again, which also tells when the next row is due.
+    A wake-up is answered by a claim from all known pairs, one round trip earlier than by a look. Queues are
+    visited in rotation.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class Fetcher:
         """`settings` gives queues, batch size, intervals and the length of a lease."""
         self._store, self._inflight, self._settings = store, inflight, settings
         self._log, self._paused = log, paused
-        self._pairs: list[ReadyPair] = []
-        self._looked_at = float("-inf")
-        self._turn = 0
+        self.ready = Ready(store, settings.queues)
+        self._unlooked = False
+        self.on_slow: Callable[[], None] = lambda: None
+        """Called when looks are slow, and left to somebody else."""
+        self._hinted = False
         self._first_wait = min(max(settings.min_fetch_interval, FIRST_IDLE_WAIT), settings.max_fetch_interval)
         self._idle_wait = self._first_wait
         self._not_before = float("-inf")
@@ -53,8 +57,8 @@ class Fetcher:
         self._release_again_at = float("-inf")
 
     def hint(self) -> None:
-        """Something may have arrived: look before the next claim, and poll quickly again."""
-        self._look_again = True
+        """Something may have arrived: claim, look before the next claim, and poll quickly again."""
+        self._look_again = self._hinted = True
         self._idle_wait = self._first_wait
 
     def room(self) -> int:
@@ -89,10 +93,7 @@ class Fetcher:
         limit = self.room()
         if limit < self._worthwhile():
             return self._wait_for_room()
-        if self._look_again or now - self._looked_at >= LOOK_INTERVAL:
-            await self._look()
-        due = [p for p in self._rotated() if p.due_in <= 0]
-        rows, again = await self._claim(due, limit, suspects=turn is Turn.ANY) if due else ((), None)
+        rows, again = await self._claim_ready(limit, suspects=turn is Turn.ANY)
         kept = self._isolation.sort_out(rows, now)
         if len(kept) < len(rows):
             ours = {row.id for row in kept}
@@ -101,6 +102,25 @@ class Fetcher:
         self._add(kept)
         wait = self._next_wait(len(rows), limit, again, took=monotonic() - now)
         return 0.0 if self._isolation.waits(monotonic()) else wait
+
+    async def _claim_ready(
+        self, limit: int, *, suspects: bool
+    ) -> tuple[Sequence[ClaimedMessage], float | None]:
+        ready, hinted = self.ready, self._hinted and not self._unlooked and not self._settings.ordered
+        self._hinted = False
+        if ready.slow or hinted:
+            # Not twice without a look between: a pair that nobody knows yet may be of a higher priority.
+            self._unlooked = True
+            rows, again = await self._claim(ready.known(), limit, suspects=suspects)
+            if ready.slow or rows:
+                return rows, again
+        if self._look_again or ready.age >= LOOK_INTERVAL:
+            self._look_again = self._unlooked = False
+            await ready.look()
+            if ready.slow:
+                self.on_slow()
+        due = ready.due()
+        return await self._claim(due, limit, suspects=suspects) if due else ((), None)
 
     async def _claim(
         self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
@@ -113,7 +133,9 @@ class Fetcher:
                     due, limit, lease, token, self._cursors, suspects=suspects
                 )
                 return rows, again
-            return await self._store.claim(due, limit, lease, token, suspects=suspects), None
+            rows = await self._store.claim(due, limit, lease, token, suspects=suspects)
+        self.ready.claimed(rows)
+        return rows, None
 
     async def _claim_suspect(self, *, alone: bool) -> None:
         s, message_id = self._settings, self._isolation.next_suspect(monotonic())
@@ -175,19 +197,6 @@ class Fetcher:
         busy = self._inflight.waiting.qsize() > 0 and not self._settings.ordered
         return max(1, self._settings.fetch_batch_size // 2) if busy else 1
 
-    async def _look(self) -> None:
-        self._look_again = False
-        self._pairs = await self._store.ready_pairs(self._settings.queues)
-        self._looked_at = monotonic()
-
-    def _rotated(self) -> list[ReadyPair]:
-        queues = self._settings.queues
-        if len(queues) == 1:
-            return self._pairs
-        self._turn = (self._turn + 1) % len(queues)
-        rank = {q: (n - self._turn) % len(queues) for n, q in enumerate(queues)}
-        return sorted(self._pairs, key=lambda p: (rank[p.queue], -p.priority))
-
     def _next_wait(self, claimed: int, limit: int, again: float | None, *, took: float) -> float:
         s = self._settings
         if claimed >= limit or (claimed and again == 0):
@@ -202,6 +211,7 @@ class Fetcher:
             self._idle_wait = self._first_wait
         wait = self._idle_wait
         self._idle_wait = min(s.max_fetch_interval, self._idle_wait * 1.5)
-        age = monotonic() - self._looked_at
-        soon = [p.due_in - age for p in self._pairs if p.due_in > 0]
-        return float(min([wait, *(max(0.0, d) for d in soon), *([] if again is None else [again])]))
+        limits = [] if again is None else [again]
+        if self.ready.slow:
+            limits.append(SLOW_IDLE_WAIT)
+        return float(min([wait, *self.ready.next_due(), *limits]))

@@ -5,6 +5,7 @@ set aside (`refused`), so that one bad outcome never delays the others.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,10 +45,11 @@ class Flusher:
 
     def outcome_added(self) -> None:
         """Start the timer with the first outcome; flush a full batch at once."""
-        waiting = len(self._inflight.outcomes)
-        if waiting >= self._batch_size:
+        if len(self._inflight.outcomes) >= self._batch_size:
             self.hurry()
-        elif self._timer is None:
+            return
+        self._inflight.notify_at = self._batch_size
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval, self.hurry)
 
     def hurry(self) -> None:
@@ -55,21 +57,26 @@ class Flusher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._inflight.notify_at = 1
         if self._inflight.outcomes:
-            self._hurried = True
+            self._hurried, self._inflight.notify_at = True, sys.maxsize
             self.wake()
 
     async def tick(self) -> float | None:
         """Write one batch if it is time, and what was refused; None waits for `hurry`."""
         if self._hurried:
-            self._hurried = False
+            self._hurried, self._inflight.notify_at = False, 1
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             some = await self.flush_one()
-            if self._inflight.outcomes:
+            if self._inflight.outcomes and not some:
                 self._hurried = True
-                return 0.0 if some else LOCKED_PAUSE
+                return LOCKED_PAUSE
+            if self._inflight.outcomes:
+                self.outcome_added()
+            if self._hurried:
+                return 0.0
         return await self.refused.tick()
 
     async def flush_one(self) -> bool:

@@ -7,7 +7,7 @@ from time import monotonic
 from uuid import UUID
 
 from faststream_sqlbroker.core.outcome import Release
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
+from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.buffer import Buffer
 from faststream_sqlbroker.flow.chain import due_queues
@@ -50,6 +50,8 @@ class Inflight:
         self.doubtful: set[tuple[int, UUID]] = set()
         self.running = 0
         self.wants_room = False
+        self.notify_at = 1
+        """Outcomes of which `on_outcome` is to be told next: a call a message would say nothing new."""
         self.on_outcome: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
         self.hurry: Callable[[], None] = lambda: None
@@ -99,12 +101,14 @@ class Inflight:
     def finish(self, settlement: Settlement) -> None:
         """Queue a settlement for the flush."""
         self.outcomes.append(settlement)
-        self.on_outcome()
+        if len(self.outcomes) >= self.notify_at:
+            self.on_outcome()
 
     def finish_all(self, settlements: Iterable[Settlement]) -> None:
         """`finish` for what ended together."""
         self.outcomes += settlements
-        self.on_outcome()
+        if len(self.outcomes) >= self.notify_at:
+            self.on_outcome()
 
     def has_no_outcome(self, row: ClaimedMessage) -> bool:
         """Whether `row` is ours and nothing is queued for it, or being written."""
@@ -156,6 +160,8 @@ class Inflight:
             log: Told of lost leases.
         """
         chained: set[str] = set()
+        if len(result.settled) == len(batch) and not self.doubtful:
+            batch = self._written_acks(batch)
         for settlement in batch:
             lost = settlement.id in result.lost
             if not lost and settlement.id not in result.settled:
@@ -177,6 +183,23 @@ class Inflight:
             self.on_settled()
         if chained:
             self.on_chained(chained)
+
+    def _written_acks(self, batch: Sequence[Settlement]) -> list[Settlement]:
+        """Let go of the plain acks of `batch`, which were all written; the others."""
+        others, held = [], self.held
+        for settlement in batch:
+            row = held.pop(settlement.id, None)
+            if (
+                settlement.__class__ is Acked
+                and row is not None
+                and row.lease_token is settlement.lease_token
+            ):
+                continue
+            if row is not None:
+                held[row.id] = row
+            others.append(settlement)
+        self.settled_count += len(batch) - len(others)
+        return others
 
     def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
         """Rows held longer than a third of their lease; those being written right now, two thirds."""

@@ -111,3 +111,9 @@ class Loop:
                 await self._wake.wait()
         except TimeoutError:
             pass
+
+
+def cancelled() -> bool:
+    """Whether the running task itself is told to end."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

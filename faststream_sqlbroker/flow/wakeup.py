@@ -70,7 +70,8 @@ class Wakeups:
     def published(self, queues: Iterable[str]) -> None:
         """A publish into `queues` is committed."""
         names = frozenset(queues)
-        self._wake_local(names)
+        if self._hints:
+            self._wake_local(names)
         if self._store.dialect.can_listen and names:
             self._pending |= names
             if self._sender is None or self._sender.done():

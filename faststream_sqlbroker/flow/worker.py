@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.retry import attempts_limit
-from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, acked, settle
+from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
+from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, settle
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.chain import Chain, current
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Handle = Callable[[Any], Awaitable[Any]]
 PAUSE_AFTER_BUG = 10.0
 """Seconds until a message comes back after an error around its handler that is none of the database's."""
-YIELD_EVERY = 50
-"""Deliveries between two turns of the event loop: handlers that never suspend would starve it."""
+TURN = 0.003
+"""Seconds after which the event loop gets a turn: handlers that never suspend would starve it."""
 
 
 class Worker:
@@ -71,7 +71,7 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
-        done = 0
+        turn_ends = monotonic() + TURN
         while (first := await self._next()) is not None:
             rows = await self._batch_from(first) if self._settings.batch else [first]
             ready = [row for row in rows if self._may_start(row)]
@@ -80,9 +80,9 @@ class Worker:
                     await self._deliver(ready)
             except BaseException as error:  # noqa: BLE001 - raised again, or logged
                 self._raise_or_log(ready, error)
-            done += 1
-            if done % YIELD_EVERY == 0:
+            if monotonic() >= turn_ends:
                 await asyncio.sleep(0)
+                turn_ends = monotonic() + TURN
 
     async def run_plain(self) -> None:
         """`run` where the handler takes one message, after which its outcome is known, and nothing else.
@@ -90,10 +90,14 @@ class Worker:
         The same steps, without a call, a list or a coroutine that a message can do without.
         """
         inflight, handle, store = self._inflight, self._handle, self._store
-        waiting, rules, low_water = inflight.waiting.items, self._rules, self._low_water
-        done = 0
+        waiting, low_water, keep = inflight.waiting.items, self._low_water, self._rules.retain_on_ack
+        turn_ends = monotonic() + TURN
         while True:
-            row = waiting.popleft() if len(waiting) > low_water else await self._next()
+            row = (
+                waiting.popleft()
+                if waiting and (len(waiting) > low_water or not inflight.wants_room)
+                else await self._next()
+            )
             if row is None:
                 return
             if not self._may_start(row):
@@ -108,17 +112,18 @@ class Worker:
                     self._settle_cut_off([row], error)
                     raise
                 finally:
-                    chain.close()
+                    chain.ended = True
                     inflight.running -= 1
+                    now = monotonic()
                     if row.outcome.__class__ is Ack and not chain.rows and not row.lease_lost:
-                        inflight.finish(acked(row, rules, ended_after=monotonic() - row.claimed_monotonic))
+                        inflight.finish(Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep))
                     else:
                         inflight.finish_all(self._settlements([row], chain))
             except BaseException as error:  # noqa: BLE001 - raised again, or logged
                 self._raise_or_log([row], error)
-            done += 1
-            if done % YIELD_EVERY == 0:
+            if now >= turn_ends:
                 await asyncio.sleep(0)
+                turn_ends = monotonic() + TURN
 
     async def _next(self) -> ClaimedMessage | None:
         """The next row, or the sentinel; asks for more where few are left."""
@@ -135,7 +140,7 @@ class Worker:
     def _settle_cut_off(self, rows: list[ClaimedMessage], error: BaseException) -> None:
         # A cancellation that nobody sent us was raised by the handler, which awaited what somebody cancelled. After
         # anything else what the handler did is unknown, so the delivery is no attempt.
-        own = isinstance(error, asyncio.CancelledError) and not _cancelled()
+        own = isinstance(error, asyncio.CancelledError) and not cancelled()
         for row in rows:
             row.settle_as(Nack(error=error) if own else Abandon())
         if self._first is not None and not own:
@@ -143,7 +148,7 @@ class Worker:
 
     def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
         """A worker must not die, unless it is told to."""
-        if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit) or _cancelled():
+        if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit) or cancelled():
             raise error
         self._failed(rows, error)
 
@@ -151,7 +156,7 @@ class Worker:
         """Settle what must not run; whether the handler may start."""
         if (
             row.outcome is None
-            and row.attempts_count == 0
+            and not row.attempts_count
             and row.expires_at is None
             and row.deliveries_count <= self._most_deliveries
             and not row.lease_lost
@@ -259,7 +264,7 @@ class Worker:
             self._settle_cut_off(rows, error)
             raise
         finally:
-            chain.close()
+            chain.ended = True
             self._inflight.running -= 1
             if self._first is not None:
                 self._first.end(rows)
@@ -291,9 +296,3 @@ class Worker:
             )
             for row in rows:
                 row.settle_as(Nack(error=error))
-
-
-def _cancelled() -> bool:
-    """Whether the worker itself is told to end."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0

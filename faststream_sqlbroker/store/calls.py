@@ -30,7 +30,7 @@ def take_group(calls: list[Call]) -> list[Call]:
     rows = size = taken = 0
     for call in calls:
         rows += len(call.rows)
-        size += sum(len(row.payload) for row in call.rows)
+        size += sum([len(row.payload) for row in call.rows])
         if taken and (rows > MOST_ROWS or size > MOST_BYTES or call.query is not None):
             break
         taken += 1

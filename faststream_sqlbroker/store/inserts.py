@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Connection
@@ -32,12 +32,12 @@ class Inserts:
         self._shortcut = transactions.shortcut
         self._shared: SharedStatements | None = None
 
-    async def insert(self, rows: Sequence[NewMessage]) -> Ids:
+    def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
         """Insert `rows` in one transaction, which others may share."""
         if any(row.dedup_id is not None for row in rows):
             # Another's uncommitted dedup_id would make everybody wait.
-            return await self._transactions.run(self._dialect.inserting(rows), self._of_this_loop.place)
-        return await self._of_this_loop.insert(rows)
+            return self._transactions.run(self._dialect.inserting(rows), self._of_this_loop.place)
+        return self._of_this_loop.insert(rows)
 
     async def run(self, query: Query[None]) -> None:
         """Run `query` on the connection for publishing, in its turn."""

@@ -15,6 +15,7 @@ from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
+from faststream_sqlbroker.subscriber.calls import RunningCalls
 from faststream_sqlbroker.subscriber.checks import policy_fits
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
@@ -84,7 +85,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             await self.stop()  # a handler has asked for it
         if self.running:
             return
-        await super().start()
+        await self.prepare()
         if self.calls:
             outer: Any = self._outer_config
             self._consumer = Consumer(
@@ -99,6 +100,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._post_start()
         if self._consumer is not None:
             await self._consumer.start()
+
+    async def prepare(self) -> None:
+        """What FastStream does before a subscriber's first message."""
+        await super().start()
+        self.lock = RunningCalls()
 
     @property
     def _handlers(self) -> "list[Callable[..., Any]]":

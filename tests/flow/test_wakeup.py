@@ -38,7 +38,7 @@ async def _has_looked(rig: Rig) -> None:
     looked = time.monotonic()
     fetcher.hint()
     rig.consumers[0]._fetch_loop.wake()
-    await eventually(lambda: fetcher._looked_at > looked)
+    await eventually(lambda: time.monotonic() - fetcher.ready.age > looked)
 
 
 @pytest.mark.capability("wake-up within a process")

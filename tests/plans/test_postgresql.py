@@ -68,7 +68,7 @@ def test_claim(crowded: Engine, limit: int) -> None:
     """Updating 100 rows touches their pages and four indexes; reading them must add little."""
     with crowded.connect() as connection:
         binds = {"limit": limit, "lease": 60.0, "token": uuid4()}
-        plan = explain(connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], **binds)
+        plan = explain(connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds)
         check(plan, indexes={"message_ready"}, buffers=60 + 40 * limit)
         reading = next(n for n in nodes(plan) if n.get("Index Name") == "message_ready")
         assert reading["Actual Rows"] * reading["Actual Loops"] <= limit + 2
@@ -80,8 +80,29 @@ def test_claim_when_nothing_is_due(crowded: Engine) -> None:
         connection.execute(text("VACUUM message"))
     with crowded.connect() as connection:
         binds = {"limit": 100, "lease": 60.0, "token": uuid4()}
-        plan = explain(connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], **binds)
+        plan = explain(connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds)
         check(plan, indexes={"message_ready"}, buffers=60)
+
+
+def test_a_claim_that_begins_late_does_not_read_what_a_held_snapshot_keeps(crowded: Engine) -> None:
+    """Nobody can remove 5 000 dead rows that another session might still want to see."""
+    insert = "INSERT INTO message (queue, payload, next_attempt_at) SELECT 's', 'x', now() - {} FROM generate_series(1, {})"
+    with crowded.connect() as holder, crowded.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        connection.execute(text(insert.format("interval '1 minute'", 5000)))
+        snapshot = holder.execution_options(isolation_level="REPEATABLE READ")
+        snapshot.execute(text("SELECT count(*) FROM message"))
+        connection.execute(text("DELETE FROM message WHERE queue = 's'"))
+        connection.execute(text(insert.format("interval '1 second'", 10)))
+        begin = connection.execute(text("SELECT now() - interval '10 seconds'")).scalar_one()
+        buffers = {}
+        for name, since in (("all", None), ("late", begin)):
+            binds = {"limit": 5, "lease": 60.0, "token": uuid4()}
+            plan = explain(connection, "claim", queues=["s"], priorities=[0], since=[since], **binds)
+            [reading] = [n for n in nodes(plan) if n.get("Index Name") == "message_ready"]
+            assert reading["Actual Rows"] == 5
+            buffers[name] = reading["Shared Hit Blocks"] + reading["Shared Read Blocks"]
+    assert buffers["late"] * 10 < buffers["all"], buffers
 
 
 @pytest.fixture
@@ -106,7 +127,7 @@ def leased(crowded: Engine) -> Iterator[tuple[Connection, dict[str, list[Any]]]]
 
 SETTLED: dict[str, dict[str, Any]] = {
     "archive": {"reasons": None},
-    "archive_acked": {"ends": 0.5},
+    "archive_acked": {"ends": 500_000},
     "delete": {},
     "update": {"delays": 1.5, "queues": None, "payloads": None},
     "renew": {"lease": 60.0},
@@ -127,7 +148,7 @@ def test_what_settles_goes_by_the_primary_key(
             "attempts": [1] * LEASED, "charges": [0] * LEASED, "ends": [0.5] * LEASED,
             "errors": ["no"] * LEASED,
         }  # fmt: skip
-    plan = explain(connection, name, **pairs, **extra)
+    plan = explain(connection, name, **pairs, places=list(range(1, LEASED + 1)), **extra)
     check(plan, indexes={"message_pkey"}, buffers=60 * LEASED)
 
 

@@ -14,7 +14,7 @@ INTERNALS = {
     "broker/broker.py", "broker/config.py", "broker/logging.py", "broker/publishing.py",
     "broker/registrator.py", "broker/router.py",
     "publisher/config.py", "publisher/producer.py", "publisher/specification.py", "publisher/usecase.py",
-    "subscriber/config.py", "subscriber/factory.py", "subscriber/options.py",
+    "subscriber/calls.py", "subscriber/config.py", "subscriber/factory.py", "subscriber/options.py",
     "subscriber/specification.py", "subscriber/usecase.py",
 }  # fmt: skip
 """Everything a broker must subclass is internal in FastStream 0.7; nothing below the shell is here."""

@@ -1,7 +1,8 @@
 WITH d AS (
-  DELETE FROM message m USING unnest(:ids, :tokens, :ends) AS u(id, token, ended)
-  WHERE m.id = u.id AND m.lease_token = u.token
-  RETURNING m.id, m.queue, m.priority, m.key, m.dedup_id, m.headers, m.payload, m.state, m.attempts_count, m.deliveries_count, m.publish_count, m.origin_id, m.created_at, m.next_attempt_at, m.expires_at, m.first_attempt_at, m.last_attempt_at, m.acquired_at, m.last_error, m.acquired_at + u.ended * interval '1 second' AS ended_at
+  DELETE FROM message m
+  USING unnest((:ids)::bigint[], (:places)::int[], (:ends)::bigint[]) AS u(id, place, ended)
+  WHERE m.id = u.id AND m.lease_token = (:tokens)[u.place]
+  RETURNING m.id, m.queue, m.priority, m.key, m.dedup_id, m.headers, m.payload, m.state, m.attempts_count, m.deliveries_count, m.publish_count, m.origin_id, m.created_at, m.next_attempt_at, m.expires_at, m.first_attempt_at, m.last_attempt_at, m.acquired_at, m.last_error, m.acquired_at + u.ended * interval '1 microsecond' AS ended_at
 ), a AS (
   INSERT INTO message_archive (id, queue, priority, key, dedup_id, headers, payload, state, attempts_count, deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, last_error, archived_at)
   SELECT d.id, d.queue, d.priority, d.key, d.dedup_id, d.headers, d.payload, 'COMPLETED',

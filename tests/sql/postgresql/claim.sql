@@ -1,10 +1,10 @@
 WITH r AS MATERIALIZED (
   SELECT x.c
-  FROM unnest(:queues, :priorities) WITH ORDINALITY AS p(queue, priority, ord)
+  FROM unnest(:queues, :priorities, :since) WITH ORDINALITY AS p(queue, priority, since, ord)
   CROSS JOIN LATERAL (
     SELECT m.ctid AS c FROM message m
-    WHERE m.queue = p.queue AND m.priority = p.priority
-      AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+    WHERE m.queue = p.queue AND m.priority = p.priority AND m.state IN ('PENDING', 'RETRYABLE')
+      AND m.next_attempt_at BETWEEN coalesce(p.since, '-infinity') AND statement_timestamp()
     ORDER BY m.next_attempt_at, m.id LIMIT :limit FOR UPDATE SKIP LOCKED) x
   LIMIT :limit
 )

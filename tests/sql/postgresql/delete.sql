@@ -1,3 +1,3 @@
-DELETE FROM message m USING unnest(:ids, :tokens) AS u(id, token)
-WHERE m.id = u.id AND m.lease_token = u.token
+DELETE FROM message m USING unnest((:ids)::bigint[], (:places)::int[]) AS u(id, place)
+WHERE m.id = u.id AND m.lease_token = (:tokens)[u.place]
 RETURNING m.id

@@ -1,0 +1,123 @@
+"""Which (queue, priority) pairs to claim from, and from which due time on.
+
+A look finds every pair that has rows and its first due time. Where another session holds a snapshot for long
+(a backup, a report), PostgreSQL can remove no dead row, and a look crawls over all that were ever claimed:
+0.3 ms for a thousand of them, and so does each claim. While looks are slow, claims therefore begin where the last one
+ended, a little before, and looks go on beside them, for a twentieth of the time at most.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+LOOK_INTERVAL = 1.0
+"""Seconds for which known pairs are trusted under load."""
+SLOW_LOOK = 0.005
+SLOW_LOOK_PER_QUEUE = 0.00005
+"""Seconds of the server's time from which a look is slow."""
+SLOW_SHARE = 20
+"""A slow look is followed by this many times its length without one."""
+LATE_COMMITS = timedelta(seconds=1)
+"""Claims begin so much before the last claimed row: what is due earlier, and committed later, waits for a look."""
+MOST_PAIRS = 256
+"""Known pairs that are kept, and those of four priorities of each queue."""
+
+Pair = tuple[str, int]
+
+
+class Ready:
+    """What is known of the pairs of one subscriber's queues."""
+
+    def __init__(self, store: "Store", queues: Sequence[str]) -> None:
+        """Take every queue to have messages of priority 0."""
+        self._store, self._queues = store, queues
+        self._found: list[ReadyPair] = []
+        self._known: dict[Pair, None] = {(queue, 0): None for queue in queues}
+        self._begin: dict[Pair, datetime] = {}
+        self._looked_at = float("-inf")
+        self._took = 0.0
+        self._turn = 0
+        self.slow = False
+        """Whether looks are slow, so that claims do without."""
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last look."""
+        return monotonic() - self._looked_at
+
+    async def look(self) -> None:
+        """Look at all queues.
+
+        Raises:
+            StoreError: as `Store.ready_pairs`.
+        """
+        found = await self._store.ready_pairs(self._queues)
+        self._looked_at, self._found, self._took = monotonic(), found, getattr(found, "took", 0.0)
+        self.slow = self._took > SLOW_LOOK + SLOW_LOOK_PER_QUEUE * len(self._queues)
+        for pair in found:
+            self._remember((pair.queue, pair.priority))
+        if not self.slow:
+            self._begin.clear()
+        for pair in found:
+            begin = self._begin.get((pair.queue, pair.priority))
+            if begin is not None and pair.due is not None and pair.due < begin:
+                self._begin[pair.queue, pair.priority] = pair.due
+
+    async def look_beside(self) -> float | None:
+        """Look while claims do without, if it is time; seconds until the next one, None when nobody needs it.
+
+        Raises:
+            StoreError: as `look`.
+        """
+        if self.slow and self._until_look() <= 0:
+            await self.look()
+        return max(0.0, self._until_look()) if self.slow else None
+
+    def look_soon(self) -> None:
+        """Rows that were due long ago may be claimable again."""
+        self._took = 0.0
+
+    def _until_look(self) -> float:
+        return max(LOOK_INTERVAL, SLOW_SHARE * self._took) - self.age
+
+    def due(self) -> list[ReadyPair]:
+        """The pairs that had due rows when they were looked at, queues in turn."""
+        return [pair for pair in self._in_turn(self._found) if pair.due_in <= 0]
+
+    def known(self) -> list[ReadyPair]:
+        """All pairs that ever had rows, as far as is remembered, queues in turn."""
+        begin = self._begin.get
+        return self._in_turn([ReadyPair(*pair, 0.0, since=begin(pair)) for pair in self._known])
+
+    def next_due(self) -> list[float]:
+        """In how many seconds rows become due that were not yet when they were looked at."""
+        age = self.age
+        return [max(0.0, pair.due_in - age) for pair in self._found if pair.due_in > 0]
+
+    def claimed(self, rows: Sequence[ClaimedMessage]) -> None:
+        """`rows` were claimed, of each pair all that was due before the last of them."""
+        if not self.slow:
+            return
+        for pair, last in {(row.queue, row.priority): row for row in rows}.items():
+            self._begin[pair] = last.next_attempt_at - LATE_COMMITS
+
+    def _remember(self, pair: Pair) -> None:
+        self._known.pop(pair, None)
+        self._known[pair] = None
+        while len(self._known) > max(MOST_PAIRS, 4 * len(self._queues)):
+            forgotten = next(iter(self._known))
+            del self._known[forgotten]
+            self._begin.pop(forgotten, None)
+
+    def _in_turn(self, pairs: list[ReadyPair]) -> list[ReadyPair]:
+        if len(self._queues) == 1:
+            return pairs if len(pairs) < 2 else sorted(pairs, key=lambda p: -p.priority)  # noqa: PLR2004
+        self._turn = (self._turn + 1) % len(self._queues)
+        rank = {q: (n - self._turn) % len(self._queues) for n, q in enumerate(self._queues)}
+        return sorted(pairs, key=lambda p: (rank[p.queue], -p.priority))

@@ -1,0 +1,45 @@
+"""FastStream's MultiLock by a counter: the same answers."""
+
+import asyncio
+import time
+
+import pytest
+from faststream._internal.endpoint.subscriber.utils import MultiLock
+
+from faststream_sqlbroker.subscriber.calls import RunningCalls
+
+
+@pytest.mark.parametrize("kind", [MultiLock, RunningCalls])
+async def test_it_counts(kind: type[MultiLock]) -> None:
+    lock = kind()
+    assert (lock.qsize, lock.empty) == (0, True)
+    with lock, lock:
+        lock.acquire()
+        assert (lock.qsize, lock.empty) == (3, False)
+        lock.release()
+    assert (lock.qsize, lock.empty) == (0, True)
+    lock.release()
+    assert lock.qsize == 0, "one too many is no error"
+
+
+@pytest.mark.parametrize("kind", [MultiLock, RunningCalls])
+async def test_it_waits_until_none_runs(kind: type[MultiLock]) -> None:
+    lock = kind()
+    await lock.wait_release(5)
+    lock.acquire()
+    waiting = asyncio.create_task(lock.wait_release(5))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    lock.release()
+    await asyncio.wait_for(waiting, 1)
+
+
+@pytest.mark.parametrize("kind", [MultiLock, RunningCalls])
+async def test_it_waits_for_so_long(kind: type[MultiLock]) -> None:
+    lock = kind()
+    lock.acquire()
+    started = time.monotonic()
+    await lock.wait_release(0.05)
+    assert time.monotonic() - started < 5
+    await lock.wait_release()
+    assert lock.qsize == 1

@@ -1,0 +1,117 @@
+"""Which pairs are claimed from: after a wake-up without a look, and while looks are slow."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from unittest.mock import patch
+
+from faststream_sqlbroker.core.rows import NewMessage, ReadyPair, ReadyPairs
+from faststream_sqlbroker.flow import ready as module
+from faststream_sqlbroker.flow.ready import Ready
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+SLEEPY = {"max_fetch_interval": 30.0, "release_stuck_interval": 30.0, "wakeup": "poll"}
+MINUTES = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+async def test_a_wake_up_is_answered_by_a_claim(rig: Rig) -> None:
+    """One round trip less until the handler starts: nobody looks for the pairs of a queue before."""
+    consumer = rig.consumer(**SLEEPY)
+    await consumer.start()
+    await eventually(lambda: consumer._fetcher.ready.age < 30)
+    await eventually(lambda: consumer._fetcher._idle_wait > 1)
+    with patch.object(rig.store, "ready_pairs", side_effect=AssertionError("looked")):
+        await rig.publisher.publish([NewMessage("q", b"1")])
+        await eventually(lambda: rig.handled)
+    await consumer.stop(1)
+
+
+async def test_a_wake_up_for_an_unknown_priority_is_answered_too(rig: Rig) -> None:
+    consumer = rig.consumer(**SLEEPY)
+    await consumer.start()
+    await eventually(lambda: consumer._fetcher._idle_wait > 1)
+    await rig.publisher.publish([NewMessage("q", b"1", priority=7)])
+    await eventually(lambda: rig.handled)
+    assert (("q", 7)) in consumer._fetcher.ready._known
+
+
+async def test_slow_looks_are_left_to_the_background(rig: Rig) -> None:
+    """Claims go on without; what only a look can find is found by one beside them, every second."""
+    looks = rig.store.ready_pairs
+
+    async def slowly(queues: Sequence[str]) -> ReadyPairs:
+        found = ReadyPairs(await looks(queues))
+        found.took = 0.02
+        return found
+
+    consumer = rig.consumer(max_fetch_interval=0.1, release_stuck_interval=30.0, wakeup="poll")
+    with patch.object(rig.store, "ready_pairs", slowly):
+        await consumer.start()
+        await eventually(lambda: consumer._fetcher.ready.slow)
+        await rig.put(5)
+        await eventually(lambda: len(rig.handled) == 5)
+        # Due long before what was claimed last, as after a commit that came late or a lost lease.
+        await rig.store.insert([NewMessage("q", b"late", next_attempt_at=MINUTES)])
+        await eventually(lambda: len(rig.handled) == 6, timeout=10)
+        await rig.store.insert([NewMessage("q", b"new", priority=3)])
+        await eventually(lambda: len(rig.handled) == 7, timeout=10)
+    await eventually(lambda: not consumer._fetcher.ready.slow, timeout=10)
+    await consumer.stop(1)
+
+
+def found(took: float, *pairs: ReadyPair) -> ReadyPairs:
+    result = ReadyPairs(pairs)
+    result.took = took
+    return result
+
+
+class Looks:
+    """A store whose looks find what they are told."""
+
+    def __init__(self, *results: ReadyPairs) -> None:
+        self.results = list(results)
+
+    async def ready_pairs(self, _queues: Sequence[str]) -> ReadyPairs:
+        return self.results.pop(0)
+
+
+async def test_claims_begin_a_little_before_the_last_row_while_looks_are_slow(rig: Rig) -> None:
+    await rig.put(1)
+    [message] = await rig.claim(1)
+    due = message.next_attempt_at
+    earlier = ReadyPair("q", 0, -60.0, due - timedelta(minutes=1))
+    ready = Ready(Looks(found(1.0), found(1.0, earlier), found(0.0)), ["q"])  # type: ignore[arg-type]
+    await ready.look()
+    assert [p.since for p in ready.known()] == [None], "nothing was claimed yet"
+    ready.claimed([message])
+    assert [p.since for p in ready.known()] == [due - module.LATE_COMMITS]
+    await ready.look()
+    assert [p.since for p in ready.known()] == [earlier.due], "a look has found an older one"
+    await ready.look()
+    assert not ready.slow
+    assert [p.since for p in ready.known()] == [None]
+    ready.claimed([message])
+    assert [p.since for p in ready.known()] == [None], "looks are not slow"
+
+
+async def test_slow_looks_take_a_twentieth_of_the_time() -> None:
+    looks = Looks(found(0.2), found(0.2))
+    ready = Ready(looks, ["q"])  # type: ignore[arg-type]
+    assert await ready.look_beside() is None, "nobody needs it"
+    await ready.look()
+    wait = await ready.look_beside()
+    assert wait is not None
+    assert 3.5 < wait <= 0.2 * module.SLOW_SHARE
+    assert len(looks.results) == 1
+    ready.look_soon()
+    with patch.object(module, "LOOK_INTERVAL", 0.0):
+        await ready.look_beside()
+    assert looks.results == []
+
+
+async def test_known_pairs_are_bounded() -> None:
+    many = [ReadyPair("q", n % 200, 0.0) for n in range(200)]
+    ready = Ready(Looks(found(0.0, *many), found(0.0, *many)), ["q"])  # type: ignore[arg-type]
+    with patch.object(module, "MOST_PAIRS", 10):
+        await ready.look()
+        assert len(ready.known()) == 10
