@@ -89,16 +89,14 @@ class PostgresqlDialect(Dialect):
         single = bindparam("payload", type_=LargeBinary), bindparam("headers", type_=Text)
         self.add_statement("insert_one", sql.INSERT_ONE, *one, *single)
         bodies = _array("payloads", LargeBinary), _array("headers", Text)
-        self.add_statement("insert_alike", sql.INSERT_ALIKE, *one, *bodies, message_literal=literal)
-        self.add_statement(
-            "insert_bodies", sql.INSERT_BODIES, *one, bodies[0], single[1], message_literal=literal
-        )
+        self.add_statement("insert_alike", sql.INSERT_ALIKE, *one, *bodies)
+        self.add_statement("insert_bodies", sql.INSERT_BODIES, *one, bodies[0], single[1])
         new = (
             _array("queues", String), *bodies, _array("priorities", SmallInteger), _array("keys", String),
             _array("dedup_ids", String), _array("delays", Float(53)),
             _array("times", DateTime(timezone=True)), _array("expiries", Float(53)),
         )  # fmt: skip
-        conflict = "ON CONFLICT (queue, dedup_id) DO NOTHING"
+        conflict = "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING"
         self.add_statement("insert", sql.INSERT, *new, message_literal=literal, conflict="")
         self.add_statement("insert_dedup", sql.INSERT, *new, message_literal=literal, conflict=conflict)
 

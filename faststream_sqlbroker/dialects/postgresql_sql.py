@@ -36,20 +36,16 @@ RETURNING id
 """
 )
 
+# Ids are drawn by the column's default, above the sort: the smallest is the first row's. Sorted by the client they
+# are in the order of the rows, whatever the order of RETURNING, as SQLAlchemy's insertmanyvalues relies on too.
 _MANY_ALIKE = (
     """
-WITH r AS MATERIALIZED (
-  SELECT nextval((SELECT pg_get_serial_sequence({message_literal}, 'id')::regclass)) AS id, u.*
-  FROM unnest(UNNESTED) WITH ORDINALITY AS u(NAMES, ord)
-), i AS (
-  INSERT INTO {message}
-    (id, queue, payload, headers, priority, {key}, created_at, next_attempt_at, expires_at)
-  SELECT r.id, :queue, r.payload, (HEADERS)::jsonb, :priority, :key, """
+INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, expires_at)
+SELECT :queue, u.payload, (HEADERS)::jsonb, :priority, :key, """
     + _TIMES
     + """
-  FROM r ORDER BY r.ord
-)
-SELECT r.id FROM r ORDER BY r.ord
+FROM unnest(UNNESTED) WITH ORDINALITY AS u(NAMES, ord) ORDER BY u.ord
+RETURNING id
 """
 )
 
@@ -61,7 +57,7 @@ def _many_alike(**words: str) -> str:
     return text
 
 
-INSERT_ALIKE = _many_alike(UNNESTED=":payloads, :headers", NAMES="payload, headers", HEADERS="r.headers")
+INSERT_ALIKE = _many_alike(UNNESTED=":payloads, :headers", NAMES="payload, headers", HEADERS="u.headers")
 INSERT_BODIES = _many_alike(UNNESTED=":payloads", NAMES="payload", HEADERS=":headers")
 """Only the bodies differ."""
 

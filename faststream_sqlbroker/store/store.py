@@ -109,9 +109,9 @@ class Store:
 
     # -- publishing ---------------------------------------------------------------------------------
 
-    def insert(self, rows: Sequence[NewMessage]) -> Awaitable[list[int | None]]:
+    async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows` in a transaction of the broker's own; ids in the order given, None where deduplicated."""
-        return self._inserts.insert(rows)
+        return await self._inserts.insert(rows)
 
     async def insert_in(
         self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]

@@ -38,7 +38,7 @@ CREATE TABLE message (
     CONSTRAINT message_times_check CHECK (created_at BETWEEN '1000-01-01' AND '9999-01-01' AND next_attempt_at BETWEEN '1000-01-01' AND '9999-01-01' AND expires_at BETWEEN '1000-01-01' AND '9999-01-01' AND first_attempt_at BETWEEN '1000-01-01' AND '9999-01-01' AND last_attempt_at BETWEEN '1000-01-01' AND '9999-01-01')
 );
 
-CREATE UNIQUE INDEX message_dedup ON message (queue, dedup_id);
+CREATE UNIQUE INDEX message_dedup ON message (queue, dedup_id) WHERE dedup_id IS NOT NULL;
 
 CREATE INDEX message_key ON message (queue, key, id) WHERE key IS NOT NULL;
 

@@ -34,7 +34,7 @@ CREATE TABLE message (
     CONSTRAINT message_token_check CHECK ((lease_token IS NULL) = (lease_expires_at IS NULL))
 );
 
-CREATE UNIQUE INDEX message_dedup ON message (queue, dedup_id);
+CREATE UNIQUE INDEX message_dedup ON message (queue, dedup_id) WHERE dedup_id IS NOT NULL;
 
 CREATE INDEX message_key ON message (queue, "key", id) WHERE key IS NOT NULL;
 

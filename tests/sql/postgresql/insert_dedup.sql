@@ -9,7 +9,7 @@ WITH r AS MATERIALIZED (
     coalesce(r.at, statement_timestamp() + coalesce(r.delay, 0) * interval '1 second'),
     statement_timestamp() + r.expires_in * interval '1 second'
   FROM r ORDER BY r.ord
-  ON CONFLICT (queue, dedup_id) DO NOTHING
+  ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING
   RETURNING id
 )
 SELECT i.id FROM r LEFT JOIN i ON i.id = r.id ORDER BY r.ord
