@@ -79,3 +79,20 @@ bench *args: setup
 # The same beside other brokers, which it installs into environments of their own
 bench-peers *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks peers "$@"
+
+# With more rows, queues, bytes and processes (--rounds 3; --large: tens of millions of rows, 15 GB)
+bench-scale *args: setup
+    @{{ servers }} --only postgresql -- {{ python }} -m benchmarks scale "$@"
+
+# 1,000 messages a second while another session holds a snapshot (--seconds 300)
+bench-rate *args: setup
+    @{{ servers }} --only postgresql -- {{ python }} -m benchmarks rate "$@"
+
+# Every target of the others, quickly (10 minutes); fails if one is missed
+bench-check *args: setup
+    @{{ servers }} -- {{ python }} -m benchmarks check "$@"
+
+# Draw and write benchmarks/results/README.md from what the others have measured
+bench-report *args: setup
+    @{{ python }} -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"
+    @{{ python }} -m benchmarks report "$@"

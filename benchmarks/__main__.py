@@ -1,84 +1,80 @@
-"""Measure, compare, and write benchmarks/results: python -m benchmarks [own | peers] [--rounds N] [--messages N].
+"""Measure, compare, and write benchmarks/results: python -m benchmarks [COMMAND] [--rounds N] [--messages N].
 
 Every figure is a ratio of runs taken in turn on one machine: the rates themselves say little elsewhere. Ends
-with 1 if a target is not reached.
+with 1 if a target is not reached. `report` measures nothing: it renders what the others have kept.
 """
 
 import argparse
 import sys
-from datetime import datetime, timezone
-from typing import Any
 
-from benchmarks import targets
-from benchmarks.harness import RESULTS, Result, interleaved, keep, machine
+from benchmarks import charts, report, scaling, targets
+from benchmarks.compare import Suite
+from benchmarks.harness import interleaved, keep, machine
 from benchmarks.peers.setup import environment
 
-TITLES = {"own": "Beside FastStream's dispatch and the raw driver", "peers": "Beside other brokers"}
+ROUNDS = {"own": 5, "peers": 5, "scale": 3, "rate": 1, "check": 3}
+"""Runs of each variant, if nothing else is said."""
 
 
-def measure(suites: list[targets.Suite], rounds: int) -> tuple[dict[str, Any], list[str], bool]:
-    """Everything measured, the rows of the report, and whether all targets are reached."""
-    kept: dict[str, Any] = {}
-    rows, all_reached = [], True
+def measure(suites: list[Suite], rounds: int) -> tuple[report.Content, bool]:
+    """Everything measured, and whether all targets are reached."""
+    content: report.Content = {"machine": machine(), "rows": [], "results": {}, "suites": {}}
+    all_reached = True
     for suite in suites:
         print(f"{suite.name}:", flush=True)
-        results = interleaved(suite.variants, rounds)
-        kept[suite.name] = results
+        results = interleaved(suite.variants, min(rounds, suite.most_rounds or rounds))
+        content["results"][suite.name] = results
+        content["suites"][suite.name] = {"shows": suite.shows, "axis": suite.axis}
         for comparison in suite.comparisons:
             row, reached = comparison.verdict(results)
-            rows.append(row)
+            content["rows"].append(row)
             all_reached = all_reached and reached
             print(f"  {row}", flush=True)
-    return kept, rows, all_reached
+    return content, all_reached
 
 
-def report(which: str, kept: dict[str, Any], rows: list[str]) -> str:
-    """The result as Markdown."""
-    about = machine()
-    lines = [
-        f"# {TITLES[which]}",
-        "",
-        f"{datetime.now(timezone.utc):%Y-%m-%d}, {about['cores']} cores, {about['cpu']}, Python {about['python']}, "
-        + ", ".join(f"{name} {value}" for name, value in about["packages"].items())
-        + ".",
-        "",
-        "| figure | wanted | median | spread | rounds |",
-        "|---|---|---:|---|---:|",
-        *rows,
-        "",
-        "| scenario | what | messages/s (median) | CPU of the process, µs a message |",
-        "|---|---|---:|---:|",
-    ]
-    for suite, results in kept.items():
-        for name, runs in results.items():
-            lines.append(f"| {suite} | {name} | {_median(runs, 'rate'):,.0f} | {_cpu(runs):.1f} |")
-    return "\n".join([*lines, ""])
+def _suites(arguments: argparse.Namespace) -> list[Suite]:
+    count = arguments.messages
+    match arguments.which:
+        case "own":
+            return targets.own(count)
+        case "peers":
+            return targets.peers(count, environment)
+        case "scale":
+            return scaling.scale(count, large=arguments.large)
+        case "rate":
+            return scaling.rate(arguments.seconds)
+        case _:
+            return targets.check(count, environment)
 
 
-def _median(runs: list[Result], figure: str) -> float:
-    ordered = sorted(run[figure] for run in runs)
-    return float(ordered[len(ordered) // 2])
-
-
-def _cpu(runs: list[Result]) -> float:
-    ordered = sorted(run["cpu"] / run["count"] * 1e6 for run in runs)
-    return float(ordered[len(ordered) // 2])
+def render() -> int:
+    """Draw and write everything that is kept."""
+    contents = report.kept()
+    if not contents:
+        print("Nothing is kept in benchmarks/results yet: measure first, for example `just bench`.")
+        return 1
+    print(report.write(contents, charts.render(contents)))
+    return 0
 
 
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="?", choices=TITLES, default="own")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each variant, taken in turn")
+    parser.add_argument("which", nargs="?", choices=[*report.TITLES, "report"], default="own")
+    parser.add_argument("--rounds", type=int, help=f"runs of each variant, taken in turn; default {ROUNDS}")
     parser.add_argument("--messages", type=int, default=60_000, help="messages of a consuming run")
+    parser.add_argument("--seconds", type=int, default=300, help="length of each run of `rate`")
+    parser.add_argument("--large", action="store_true", help="`scale` with tens of millions of rows, too")
     arguments = parser.parse_args()
-    count = arguments.messages
-    suites = targets.own(count) if arguments.which == "own" else targets.peers(count, environment)
-    kept, rows, reached = measure(suites, arguments.rounds)
-    keep(arguments.which, {"results": kept})
-    document = RESULTS / f"{arguments.which}.md"
-    document.write_text(report(arguments.which, kept, rows))
-    print(f"\n{document.read_text()}")
+    which = arguments.which
+    if which == "report":
+        return render()
+    content, reached = measure(_suites(arguments), arguments.rounds or ROUNDS[which])
+    file = keep(which, content)
+    text = report.document(which, content)
+    file.with_suffix(".md").write_text(text)
+    print(f"\n{text}")
     return int(not reached)
 
 

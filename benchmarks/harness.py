@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from tools.servers import VARIABLES
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 TIMEOUT = 900.0
-"""Seconds for one run."""
-TICKS = os.sysconf("SC_CLK_TCK")
+"""Seconds for one run, if nothing else is said."""
 Result = dict[str, Any]
 
 
@@ -37,6 +36,7 @@ class Variant:
     """The database it gets, empty; None for none."""
     program: tuple[str, ...] = (sys.executable, "-m", "benchmarks.ours")
     options: dict[str, Any] = field(default_factory=dict)
+    timeout: float = TIMEOUT
 
 
 @contextlib.contextmanager
@@ -61,18 +61,21 @@ def database(kind: str) -> Iterator[str]:
 
 
 def run(variant: Variant) -> Result:
-    """One measurement; `db_cpu` is the server's CPU seconds while it ran, filling included."""
+    """One measurement; adds messages a second (`rate`) and CPU seconds a message (`cpu_each`)."""
     with contextlib.ExitStack() as stack:
         options = dict(variant.options)
         if variant.kind is not None:
             options["url"] = stack.enter_context(database(variant.kind))
         command = [*variant.program, variant.scenario, json.dumps(options)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=variant.timeout, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"{variant.name} failed: {done.stderr[-2000:]}")
         result: Result = json.loads(done.stdout.strip().splitlines()[-1])
         if "seconds" in result and "count" in result:
             result["rate"] = result["count"] / result["seconds"]
+            result["cpu_each"] = result["cpu"] / result["count"]
         return result
 
 
@@ -91,26 +94,11 @@ def interleaved(
     return results
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """The quotient of two figures, round by round."""
-
-    median: float
-    low: float
-    high: float
-    rounds: int
-
-
-def ratio(above: Sequence[Result], below: Sequence[Result], figure: str = "rate") -> Ratio:
-    """`above` ÷ `below`, paired by round."""
-    values = [a[figure] / b[figure] for a, b in zip(above, below, strict=True)]
-    return Ratio(statistics.median(values), min(values), max(values), len(values))
-
-
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """What the figures are taken on, and when."""
     names = ("faststream", "sqlalchemy", "asyncpg", "asyncmy", "aiosqlite")
     return {
+        "taken": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
         "cpu": _cpu_model(),
         "python": platform.python_version(),
@@ -148,5 +136,5 @@ def keep(name: str, content: dict[str, Any]) -> Path:
     """Write benchmarks/results/`name`.json."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), **content}, indent=1) + "\n")
+    path.write_text(json.dumps(content, indent=1) + "\n")
     return path

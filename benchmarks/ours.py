@@ -6,9 +6,9 @@ Every scenario works on an empty database of its own, checks what was done after
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from sqlalchemy import make_url, text
@@ -28,6 +28,16 @@ DEADLINE = 300.0
 """Seconds for one scenario."""
 
 
+class Seen(Protocol):
+    """Notes the numbers of the messages that were handled; a list does."""
+
+    def append(self, n: int, /) -> None:
+        """One."""
+
+    def extend(self, numbers: Iterable[int], /) -> None:
+        """Several."""
+
+
 def engine_of(url: str, **options: Any) -> AsyncEngine:
     """An engine by the driver that the peers use, too."""
     made = make_url(url)
@@ -35,7 +45,7 @@ def engine_of(url: str, **options: Any) -> AsyncEngine:
     return create_async_engine(made.set(drivername=driver), **options)
 
 
-def subscriber_of(broker: SqlBroker, seen: list[int], *, archive: bool, shape: str) -> Any:
+def subscriber_of(broker: SqlBroker, seen: Seen, *, archive: bool, shape: str) -> Any:
     """A subscriber whose handler only notes what it was given."""
     options: Any = {
         "fetch_batch_size": BATCH,
@@ -67,7 +77,7 @@ async def _dispatch(count: int, shape: str) -> dict[str, Any]:
     subscriber_of(broker, seen, archive=True, shape=shape)
     [subscriber] = broker.subscribers
     await broker.connect()
-    subscriber._build_fastdepends_model()  # noqa: SLF001 - what its start does before the loops
+    await subscriber.prepare()
     subscriber.running = True
     now, token = datetime.now(timezone.utc), uuid4()
     headers = {"content-type": "application/json"}

@@ -1,11 +1,12 @@
-"""What is compared with what, and how much is wanted: every figure is a ratio of runs taken in turn."""
+"""What is compared with what, and how much is wanted: beside FastStream and the raw driver, and beside other brokers."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.harness import Result, Variant, ratio
+from benchmarks.compare import Comparison, Suite, alone, over
+from benchmarks.harness import Variant
+from benchmarks.scaling import claims, held_snapshot, two_processes
 
 PEERS = Path(__file__).parent / "peers"
 EFFECTS = (sys.executable, "-m", "benchmarks.effects")
@@ -13,140 +14,147 @@ RAW = (sys.executable, "-m", "benchmarks.raw")
 Python = Callable[[str], Path]
 """The interpreter of a peer's virtual environment, made if need be."""
 
+DISPATCH, BARE = "FastStream's dispatch", "raw claim + archive"
+OURS, UNARCHIVED, BATCH = "ours, archive", "ours, no archive", "ours, batch, archive"
+UNTYPED, ANNOTATED = "ours, untyped, archive", "ours, msg annotation, archive"
 
-@dataclass(frozen=True)
-class Comparison:
-    """`above` ÷ `below` by `figure`; `least` (or `most`) is what we want of the median."""
+TO_DISPATCH = Comparison(
+    "consume + archive, typed dict ÷ FastStream's own dispatch", over(OURS, DISPATCH), least=0.80
+)
+TO_RAW = Comparison("batch handler + archive ÷ raw claim + archive", over(BATCH, BARE), least=0.65)
+TO_SQLBROKER = Comparison(
+    "consume + archive ÷ faststream-sqlbroker 0.1.0a11", over(OURS, "sqlbroker"), least=4.5
+)
+TO_OUTBOX = Comparison("consume without archive ÷ faststream-outbox", over(UNARCHIVED, "outbox"), least=2.0)
+TO_PGQUEUER = Comparison("consume without archive ÷ pgqueuer", over(UNARCHIVED, "pgqueuer"), least=1.3)
 
-    name: str
-    above: str
-    below: str
-    least: float | None = None
-    most: float | None = None
-    figure: str = "rate"
-
-    def verdict(self, results: dict[str, list[Result]]) -> tuple[str, bool]:
-        """The row of the report, and whether the target is reached."""
-        found = ratio(results[self.above], results[self.below], self.figure)
-        reached = (self.least is None or found.median >= self.least) and (
-            self.most is None or found.median <= self.most
-        )
-        wanted = "" if self.most is None else f"≤ {self.most}"
-        wanted = wanted if self.least is None else f"≥ {self.least}"
-        spread = f"{found.low:.2f} to {found.high:.2f}"
-        mark = "" if reached else " **short**"
-        return f"| {self.name} | {wanted} | {found.median:.2f}{mark} | {spread} | {found.rounds} |", reached
+PUBLISHING = {
+    "publish_single": ("publish single ÷ raw asyncpg INSERT autocommit", 0.75, 12),
+    "publish_concurrent": ("publish, 20 concurrent ÷ raw group commit", 0.8, 3),
+    "publish_in_transaction": ("publish 1 000 in the caller's transaction ÷ raw", 0.7, 12),
+    "publish_bulk": ("publish_batch(1 000) ÷ raw unnest insert", 0.5, 1),
+}
+"""Of each way to publish: its name, what is wanted, and by how much fewer messages than when consuming."""
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Variants that are run in turn, and what is read from them."""
+def _ours(count: int) -> dict[str, Variant]:
+    """Everything that consumes without a peer, by name."""
+    few = count // 3
+    variants = [
+        Variant(DISPATCH, "dispatch", None, options={"count": count}),
+        Variant(OURS, "consume", options={"count": count}),
+        Variant(UNARCHIVED, "consume", options={"count": count, "archive": False}),
+        Variant(UNTYPED, "consume", options={"count": few, "shape": "untyped"}),
+        Variant(ANNOTATED, "consume", options={"count": few, "shape": "annotated"}),
+        Variant(BATCH, "consume", options={"count": count, "shape": "batch"}),
+        Variant(BARE, "consume", program=RAW, options={"count": count}),
+    ]
+    return {variant.name: variant for variant in variants}
 
-    name: str
-    variants: list[Variant]
-    comparisons: list[Comparison] = field(default_factory=list)
+
+def _peer(python: Python, name: str, scenario: str, kind: str = "postgresql", **options: object) -> Variant:
+    program = (str(python(name)), str(PEERS / f"peer_{name}.py"))
+    return Variant(name, scenario, kind, program, dict(options))
 
 
-def own(count: int) -> list[Suite]:
-    """Ours beside FastStream's own dispatch and the raw driver (PostgreSQL); `count` messages a consuming run."""
-    ways = {
-        "publish_single": ("publish single ÷ raw asyncpg INSERT autocommit", 0.75, count // 6),
-        "publish_concurrent": ("publish, 20 concurrent ÷ raw group commit", 0.8, count // 3),
-        "publish_in_transaction": ("publish 1 000 in the caller's transaction ÷ raw", 0.7, count // 6),
-        "publish_bulk": ("publish_batch(1 000) ÷ raw unnest insert", 0.5, count),
-    }
-    consuming = Suite(
-        "consume",
-        [
-            Variant("FastStream's dispatch", "dispatch", None, options={"count": count}),
-            Variant("typed, archive", "consume", options={"count": count}),
-            Variant("typed, no archive", "consume", options={"count": count, "archive": False}),
-            Variant("untyped, archive", "consume", options={"count": count, "shape": "untyped"}),
-            Variant("msg annotation, archive", "consume", options={"count": count, "shape": "annotated"}),
-            Variant("batch, archive", "consume", options={"count": count, "shape": "batch"}),
-            Variant("raw claim + archive", "consume", program=RAW, options={"count": count}),
-        ],
-        [
-            Comparison(
-                "consume + archive, typed dict ÷ FastStream's own dispatch",
-                "typed, archive", "FastStream's dispatch", 0.80,
-            ),
-            Comparison(
-                "batch handler + archive ÷ raw claim + archive", "batch, archive", "raw claim + archive", 0.65
-            ),
-        ],
-    )  # fmt: skip
-    suites = [consuming]
-    for scenario, (name, least, about) in ways.items():
-        size = about - about % 1_000
+def _publishing(count: int) -> list[Suite]:
+    suites = []
+    for scenario, (name, least, part) in PUBLISHING.items():
+        size = max(1_000, count // part // 1_000 * 1_000)
         variants = [
             Variant("ours", scenario, options={"count": size}),
             Variant("raw asyncpg", scenario, program=RAW, options={"count": size}),
         ]
-        suites.append(Suite(scenario, variants, [Comparison(name, "ours", "raw asyncpg", least)]))
+        suites.append(Suite(scenario, variants, [Comparison(name, over("ours", "raw asyncpg"), least)]))
+    return suites
+
+
+def _effects(count: int) -> list[Suite]:
+    suites = []
     for kind in ("postgresql", "mariadb", "sqlite"):
         variants = [
-            Variant(name, scenario, kind, EFFECTS, {"count": 2_000})
+            Variant(name, scenario, kind, EFFECTS, {"count": count})
             for name, scenario in (("own transaction", "own"), ("transactional=True", "joined"))
         ]
-        cost = Comparison(
-            f"{kind}: transactional=True ÷ a transaction of the handler's own", *_names(variants)
-        )
+        name = f"{kind}: transactional=True ÷ a transaction of the handler's own"
+        cost = Comparison(name, over("transactional=True", "own transaction"))
         suites.append(Suite(f"a handler that inserts a row, {kind}", variants, [cost]))
     return suites
 
 
-def _names(variants: list[Variant]) -> tuple[str, str]:
-    below, above = variants
-    return above.name, below.name
+def own(count: int) -> list[Suite]:
+    """Ours beside FastStream's own dispatch and the raw driver; `count` messages in the runs that are compared."""
+    variants = _ours(count)
+    variants[UNARCHIVED] = Variant(UNARCHIVED, "consume", options={"count": count // 3, "archive": False})
+    consuming = Suite("consume", list(variants.values()), [TO_DISPATCH, TO_RAW])
+    return [consuming, *_publishing(count), *_effects(500)]
+
+
+def _idle(python: Python, ours: int, pgqueuers: int) -> Suite:
+    return Suite(
+        "idle latency",
+        [
+            Variant("ours", "latency", options={"count": ours, "pause": 0.1}),
+            _peer(python, "pgqueuer", "latency", count=pgqueuers, pause=0.1),
+        ],
+        [
+            Comparison("idle latency, p50 ÷ pgqueuer's", over("ours", "pgqueuer", "p50"), most=1.5),
+            Comparison("idle latency, p99, seconds", alone("ours", "p99"), most=0.010, digits=4),
+        ],
+        shows=("p50", "p95", "p99"),
+    )
+
+
+def _other_databases(python: Python, count: int, few: int) -> list[Suite]:
+    """`count` messages of ours, `few` of the peer's, which takes three times as long for each."""
+    suites = []
+    for kind in ("mariadb", "sqlite"):
+        name = f"{kind}: consume + archive ÷ faststream-sqlbroker 0.1.0a11"
+        variants = [
+            Variant(OURS, "consume", kind, options={"count": count}),
+            _peer(python, "sqlbroker", "consume", kind, count=few),
+        ]
+        comparison = Comparison(name, over(OURS, "sqlbroker"), least=3.0)
+        suites.append(Suite(f"consume + archive on {kind}", variants, [comparison]))
+    return suites
+
+
+def _named(variants: dict[str, Variant], names: Sequence[str]) -> list[Variant]:
+    return [variants[name] for name in names]
 
 
 def peers(count: int, python: Python) -> list[Suite]:
     """Ours beside the peers, each in its own environment with its authors' settings."""
-
-    def peer(name: str, scenario: str, kind: str = "postgresql", **options: object) -> Variant:
-        program = (str(python(name)), str(PEERS / f"peer_{name}.py"))
-        return Variant(name, scenario, kind, program, dict(options))
-
-    few = count // 3
-    suites = [
-        Suite(
-            "consume + archive beside sqlbroker",
-            [Variant("ours", "consume", options={"count": count}), peer("sqlbroker", "consume", count=few)],
-            [Comparison("consume + archive ÷ faststream-sqlbroker 0.1.0a11", "ours", "sqlbroker", 4.5)],
-        ),
+    variants = _ours(count)
+    for name in ("sqlbroker", "outbox", "pgqueuer"):
+        variants[name] = _peer(python, name, "consume", count=count)
+    return [
+        Suite("consume + archive beside sqlbroker", _named(variants, (OURS, "sqlbroker")), [TO_SQLBROKER]),
         Suite(
             "consume without archive",
-            [
-                Variant("ours", "consume", options={"count": count, "archive": False}),
-                peer("outbox", "consume", count=few),
-                peer("pgqueuer", "consume", count=count),
-            ],
-            [
-                Comparison("consume without archive ÷ faststream-outbox", "ours", "outbox", 2.0),
-                Comparison("consume without archive ÷ pgqueuer", "ours", "pgqueuer", 1.3),
-            ],
+            _named(variants, (UNARCHIVED, "outbox", "pgqueuer")),
+            [TO_OUTBOX, TO_PGQUEUER],
         ),
-        Suite(
-            "idle latency",
-            [
-                Variant("ours", "latency", options={"count": 50, "pause": 0.1}),
-                peer("pgqueuer", "latency", count=50, pause=0.1),
-            ],
-            [
-                Comparison(
-                    "idle latency, p50 ÷ pgqueuer's", "ours", "pgqueuer", most=1.5, figure="p50"
-                )
-            ],
-        ),
-    ]  # fmt: skip
-    for kind in ("mariadb", "sqlite"):
-        name = f"{kind}: consume + archive ÷ faststream-sqlbroker 0.1.0a11"
-        variants = [
-            Variant("ours", "consume", kind, options={"count": few}),
-            peer("sqlbroker", "consume", kind, count=few // 2),
-        ]
-        suites += [
-            Suite(f"consume + archive on {kind}", variants, [Comparison(name, "ours", "sqlbroker", 3.0)])
-        ]
-    return suites
+        _idle(python, 200, 200),
+        *_other_databases(python, count, count),
+    ]
+
+
+def check(count: int, python: Python) -> list[Suite]:
+    """Every target, quickly: what is compared with several others runs once a round."""
+    variants = _ours(count)
+    for name in ("sqlbroker", "outbox", "pgqueuer"):
+        variants[name] = _peer(python, name, "consume", count=count)
+    order = (DISPATCH, OURS, "sqlbroker", "outbox", UNARCHIVED, "pgqueuer", BATCH, BARE)
+    consuming = Suite(
+        "consume", _named(variants, order), [TO_DISPATCH, TO_SQLBROKER, TO_OUTBOX, TO_PGQUEUER, TO_RAW]
+    )
+    return [
+        consuming,
+        two_processes(count),
+        *_publishing(count),
+        _idle(python, 120, 60),
+        *_other_databases(python, count, count // 3),
+        claims((1_000, 100_000)),
+        held_snapshot(60),
+    ]

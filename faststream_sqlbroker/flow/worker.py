@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Handle = Callable[[Any], Awaitable[Any]]
 PAUSE_AFTER_BUG = 10.0
 """Seconds until a message comes back after an error around its handler that is none of the database's."""
-TURN = 0.003
+TURN = 0.005
 """Seconds after which the event loop gets a turn: handlers that never suspend would starve it."""
 
 
