@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from benchmarks.filling import fill
+from benchmarks.filling import HEADERS, fill
 from benchmarks.measure import answer, body, clock, compact, percentile
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -80,13 +80,13 @@ async def _dispatch(count: int, shape: str) -> dict[str, Any]:
     await subscriber.prepare()
     subscriber.running = True
     now, token = datetime.now(timezone.utc), uuid4()
-    headers = {"content-type": "application/json"}
+    headers = HEADERS
     rows = [
         ClaimedMessage(
             n,
             QUEUE,
             compact(body(n)),
-            dict(headers),
+            headers,
             0,
             None,
             0,

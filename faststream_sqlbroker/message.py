@@ -21,6 +21,8 @@ from faststream_sqlbroker.exceptions import SetupError
 if TYPE_CHECKING:
     from faststream._internal.types import AsyncCallable
 
+_ACK = Ack()
+
 __all__ = ("SqlBrokerBatchMessage", "SqlBrokerMessage", "SqlBrokerMessageState")
 
 
@@ -64,7 +66,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
 
     async def ack(self) -> None:
         """Record that it is done: COMPLETED."""
-        self._settle(Ack())
+        self._settle(_ACK)
         await super().ack()
 
     async def nack(self, *, delay: Duration | None = None) -> None:
@@ -145,9 +147,8 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
     async def ack(self) -> None:
         """`SqlBrokerMessage.ack` for every message not settled yet."""
         if self._messages is None:
-            outcome = Ack()
             for row in self.raw_message:
-                row.settle_as(outcome)
+                row.settle_as(_ACK)
         else:
             for message in self._messages:
                 await message.ack()

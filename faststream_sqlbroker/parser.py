@@ -42,14 +42,15 @@ class SqlBrokerBatchParser(SqlBrokerParser):
     async def parse_batch(self, messages: Sequence[ClaimedMessage]) -> SqlBrokerBatchMessage:
         """Rows of one call as a message; its headers and ids are those of the first, unless said otherwise."""
         first, last = messages[0], messages[-1]
-        headers = first.headers
+        all_headers = [row.headers for row in messages]
+        headers = all_headers[0]
         return SqlBrokerBatchMessage(
             tuple(messages),
             [row.payload for row in messages],
             parse=_parse,
             decoder=self.decode_message,
             headers=headers,
-            batch_headers=[row.headers for row in messages],
+            batch_headers=all_headers,
             reply_to=_text(headers, REPLY_TO) or "",
             content_type=_text(headers, CONTENT_TYPE),
             correlation_id=_text(headers, CORRELATION_ID) or str(first.id),
@@ -62,9 +63,9 @@ class SqlBrokerBatchParser(SqlBrokerParser):
         if isinstance(msg, SqlBrokerBatchMessage) and not msg.opened:
             return [
                 _loads(row.payload)
-                if row.headers.get(CONTENT_TYPE) == JSON
-                else decode_body(cast("Any", _Encoded(row.payload, _text(row.headers, CONTENT_TYPE))))
-                for row in msg.raw_message
+                if headers.get(CONTENT_TYPE) == JSON
+                else decode_body(cast("Any", _Encoded(row.payload, _text(headers, CONTENT_TYPE))))
+                for row, headers in zip(msg.raw_message, msg.batch_headers, strict=True)
             ]
         return [decode_body(message) for message in msg.messages]  # type: ignore[attr-defined]
 

@@ -167,7 +167,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
     @override
     async def _connect(self) -> AsyncEngine:
         config: Any = self.config
-        config.producer.connect(config.fd_config._serializer, config.broker_codec)  # noqa: SLF001
+        serializer = config.fd_config._serializer  # noqa: SLF001
+        config.producer.connect(serializer, config.broker_codec, lambda: config.context)
         return self.engine
 
     @override

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
+from faststream_sqlbroker.core.headers import load_headers
 from faststream_sqlbroker.core.outcome import Outcome
 from faststream_sqlbroker.core.states import MessageState
 
@@ -51,7 +52,8 @@ class ClaimedMessage:
     id: int
     queue: str
     payload: bytes
-    headers: dict[str, Any]
+    stored_headers: Any
+    """As selected: a mapping, JSON, or what a foreign producer has stored."""
     priority: int
     key: str | None
     attempts_count: int
@@ -68,6 +70,15 @@ class ClaimedMessage:
     renewed_monotonic: float = 0.0
     outcome: Outcome | None = None
     lease_lost: bool = False
+    chained: Sequence[NewMessage] = ()
+    """What its handler has published with its ack."""
+    no_chain: str = ""
+    """Why nothing (more) can be published with its ack."""
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers by name, decoded each time: nearly always once, and then they go with the message."""
+        return load_headers(self.stored_headers)
 
     @property
     def created_at(self) -> datetime:

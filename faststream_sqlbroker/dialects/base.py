@@ -5,17 +5,15 @@ that the same code serves asyncio (through `AsyncConnection.run_sync`) and synch
 them begins or commits; `store` does.
 """
 
-import contextlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
+from faststream_sqlbroker.core.headers import load_text
 from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.rows import (
     SUSPECT_AFTER,
@@ -32,8 +30,6 @@ from faststream_sqlbroker.schema.tables import Tables
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.ordered import OrderedClaims
 
-LONGEST_KEPT = 256
-"""Characters of headers whose decoded form is kept for the next message with the same."""
 UNDECODABLE = "undecodable"
 """Reason of a message whose row holds what no message can have, such as a time that is none."""
 
@@ -226,7 +222,7 @@ class Dialect(ABC):
         at = self.time
         try:
             return ClaimedMessage(
-                r[0], r[1], load_payload(r[2]), load_headers(r[3]), r[4], load_text(r[5]), int(r[6]), int(r[7]),
+                r[0], r[1], load_payload(r[2]), r[3], r[4], load_text(r[5]), int(r[6]), int(r[7]),
                 int(r[8]), at(r[9]), at(r[10]), None if r[11] is None else at(r[11]),
                 None if r[12] is None else at(r[12]), None if r[13] is None else at(r[13]), at(r[14]), token,
             )  # fmt: skip
@@ -248,41 +244,3 @@ def load_payload(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     return bytes(value) if isinstance(value, bytearray | memoryview) else str(value).encode()
-
-
-def load_text(value: Any) -> str | None:
-    """A text as selected; bytes (SQLite, which stores any) with what is no UTF-8 replaced."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def load_headers(value: Any) -> dict[str, Any]:
-    """Headers as selected (JSON text, a decoded object or NULL); anything but an object is kept under "value".
-
-    A foreign producer may store anything; it must not keep the message from being handled. What Python
-    refuses to parse (no JSON, integers of more than 4300 digits, too deep) stays text.
-    """
-    if value is None:
-        return {}
-    if value.__class__ is str and (known := plain_headers(value)) is not None:
-        return dict(known)
-    return _parse_headers(value)
-
-
-def plain_headers(value: str) -> dict[str, Any] | None:
-    """Headers without nested values, of which a copy is enough: messages often share their text."""
-    return _plain_headers(value) if len(value) <= LONGEST_KEPT else None
-
-
-@lru_cache(maxsize=128)
-def _plain_headers(value: str) -> dict[str, Any] | None:
-    loaded = _parse_headers(value)
-    nested = any(isinstance(item, dict | list) for item in loaded.values())
-    return None if nested else loaded
-
-
-def _parse_headers(value: Any) -> dict[str, Any]:
-    loaded = load_text(value)
-    if isinstance(loaded, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            loaded = json.loads(loaded)
-    return loaded if isinstance(loaded, dict) else {"value": loaded}

@@ -199,7 +199,9 @@ class SqliteDialect(StepDialect):
 
     def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
         """One INSERT that does nothing on a duplicate."""
-        statement = self.insert_statement(1, "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING RETURNING id")
+        statement = self.insert_statement(
+            1, "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING RETURNING id"
+        )
         result: int | None = connection.execute(statement, self.insert_binds([row])).scalar_one_or_none()
         return result
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.flow.chain import due_queues, join
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
@@ -48,13 +48,13 @@ class Publisher:
             self._wakeups.published_in(transaction, due)
         return ids
 
-    def join(self, rows: Sequence[NewMessage], *, required: bool) -> bool:
-        """Leave `rows` to the transaction that settles the message being handled; whether it was possible.
+    def join(self, rows: Sequence[NewMessage], delivery: Sequence[ClaimedMessage], *, required: bool) -> bool:
+        """Leave `rows` to the transaction that settles `delivery`, which is being handled; whether it was possible.
 
         Raises:
             PublishError: it was not, and `required`.
         """
-        return join(self._store, rows, required=required)
+        return join(self._store, delivery, rows, required=required)
 
     def publish_sync(
         self, rows: Sequence[NewMessage], *, connection: "Connection | Session"

@@ -7,7 +7,6 @@ from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Outcome,
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, acked, settle
 from faststream_sqlbroker.exceptions import PublishError
-from faststream_sqlbroker.flow.chain import Chain
 from faststream_sqlbroker.flow.loop import Log
 
 
@@ -18,9 +17,10 @@ class Settlements:
         """`log` is told of messages without an outcome."""
         self._rules, self._log = rules, log
 
-    def __call__(self, rows: list[ClaimedMessage], chain: Chain) -> list[Settlement]:
+    def __call__(self, rows: list[ClaimedMessage]) -> list[Settlement]:
         """What the outcomes of one call of the handler mean; an acked call brings what is chained to it."""
-        if not chain.rows and all(type(row.outcome) is Ack for row in rows):
+        chained = rows[0].chained if rows else ()
+        if not chained and all(type(row.outcome) is Ack for row in rows):
             now = monotonic()
             return [
                 acked(row, self._rules, ended_after=now - row.claimed_monotonic)
@@ -39,8 +39,8 @@ class Settlements:
             attempted = not isinstance(row.outcome, Release | Abandon)
             if not row.lease_lost:
                 settlements.append(self.one(row, row.outcome, attempted=attempted))
-        if chain.rows and settlements and all(isinstance(row.outcome, Ack | Move) for row in rows):
-            settlements[0].chained = chain.rows
+        if chained and settlements and all(isinstance(row.outcome, Ack | Move) for row in rows):
+            settlements[0].chained = chained
             refused = PublishError("what the handler published with its ack was refused by the database")
             settlements[0].fallback = self.one(rows[0], Nack(error=refused), attempted=True)
             for settlement in settlements[:-1]:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
 from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, settle
 from faststream_sqlbroker.flow.ack_first import FirstAcks
-from faststream_sqlbroker.flow.chain import Chain, current
+from faststream_sqlbroker.flow.chain import ACK_FIRST, ENDED, working_for
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.settlements import Settlements
@@ -71,6 +70,7 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
+        working_for.set(self._store)
         turn_ends = monotonic() + TURN
         while (first := await self._next()) is not None:
             rows = await self._batch_from(first) if self._settings.batch else [first]
@@ -89,7 +89,8 @@ class Worker:
 
         The same steps, without a call, a list or a coroutine that a message can do without.
         """
-        inflight, handle, store = self._inflight, self._handle, self._store
+        working_for.set(self._store)
+        inflight, handle = self._inflight, self._handle
         waiting, low_water, keep = inflight.waiting.items, self._low_water, self._rules.retain_on_ack
         turn_ends = monotonic() + TURN
         while True:
@@ -102,8 +103,6 @@ class Worker:
                 return
             if not self._may_start(row):
                 continue
-            chain = Chain(store)
-            current.set(chain)
             inflight.running += 1
             try:
                 try:
@@ -112,13 +111,13 @@ class Worker:
                     self._settle_cut_off([row], error)
                     raise
                 finally:
-                    chain.ended = True
+                    row.no_chain = ENDED
                     inflight.running -= 1
                     now = monotonic()
-                    if row.outcome.__class__ is Ack and not chain.rows and not row.lease_lost:
+                    if row.outcome.__class__ is Ack and not row.chained and not row.lease_lost:
                         inflight.finish(Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep))
                     else:
-                        inflight.finish_all(self._settlements([row], chain))
+                        inflight.finish_all(self._settlements([row]))
             except BaseException as error:  # noqa: BLE001 - raised again, or logged
                 self._raise_or_log([row], error)
             if now >= turn_ends:
@@ -255,29 +254,30 @@ class Worker:
             rows = await self._first.remove(rows)
             if not rows:
                 return
-        chain = Chain(self._store, ack_first=self._first is not None)
-        current.set(chain)
+            for row in rows:
+                row.no_chain = ACK_FIRST
+        delivered = rows
         self._inflight.running += 1
         try:
-            rows = await self._run(rows, chain)
+            rows = await self._run(rows)
         except BaseException as error:
             self._settle_cut_off(rows, error)
             raise
         finally:
-            chain.ended = True
+            for row in delivered:
+                row.no_chain = ENDED
             self._inflight.running -= 1
             if self._first is not None:
                 self._first.end(rows)
             else:
-                self._inflight.finish_all(self._settlements(rows, chain))
+                self._inflight.finish_all(self._settlements(rows))
 
-    async def _run(self, rows: list[ClaimedMessage], chain: Chain) -> list[ClaimedMessage]:
+    async def _run(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
         """Run the handler; the rows whose outcome is not written yet."""
         if self._transactional is None:
             await self._run_handler(rows)
             return rows
-        settlements = partial(self._settlements, chain=chain)
-        return await self._transactional.deliver(rows, self._run_handler, settlements)
+        return await self._transactional.deliver(rows, self._run_handler, self._settlements)
 
     async def _run_handler(self, rows: list[ClaimedMessage]) -> None:
         raw = tuple(rows) if self._settings.batch else rows[0]

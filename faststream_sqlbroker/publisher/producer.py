@@ -1,5 +1,6 @@
 """FastStream's producer: encodes bodies and hands rows to `flow.publish`."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from faststream._internal.endpoint.utils import ParserComposition
@@ -7,7 +8,7 @@ from faststream._internal.parser import DefaultCodec
 from faststream._internal.producer import ProducerProto
 from typing_extensions import override
 
-from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.parser import SqlBrokerParser
@@ -16,6 +17,7 @@ from faststream_sqlbroker.response import SqlBrokerPublishCommand, SqlBrokerResp
 
 if TYPE_CHECKING:
     from fast_depends.library.serializer import SerializerProto
+    from faststream._internal.context import ContextRepo
     from faststream._internal.parser import CodecProto
     from faststream._internal.types import CustomCallable
     from sqlalchemy import Connection
@@ -39,17 +41,24 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         self._decoder = ParserComposition(decoder, default.decode_message)
         self.serializer: SerializerProto | None = None
         self.codec: CodecProto = DefaultCodec()
+        self._context: Callable[[], ContextRepo | None] = lambda: None
 
-    def connect(self, serializer: "SerializerProto | None", codec: "CodecProto | None") -> None:
-        """Use the application's serializer and codec."""
+    def connect(
+        self,
+        serializer: "SerializerProto | None",
+        codec: "CodecProto | None",
+        context: "Callable[[], ContextRepo] | None" = None,
+    ) -> None:
+        """Use the application's serializer, codec and context, which may change until a message is handled."""
         self.serializer = serializer
         self.codec = codec or DefaultCodec()
+        self._context = context or self._context
 
     @override
     async def publish(self, cmd: SqlBrokerPublishCommand) -> int | None:
         """Write one message; its id, or None where its dedup_id exists already or it waits for the ack."""
         row = await self._row(cmd, cmd.body)
-        if (cmd.with_ack or cmd.stacked) and self._publisher.join([row], required=cmd.with_ack):
+        if (cmd.with_ack or cmd.stacked) and self._join([row], required=cmd.with_ack):
             return None
         [message_id] = await self._publisher.publish([row], connection=cmd.connection)
         return message_id
@@ -58,7 +67,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def publish_batch(self, cmd: SqlBrokerPublishCommand) -> list[int | None]:
         """Write all bodies in one transaction; ids in their order."""
         rows = [await self._row(cmd, body) for body in cmd.batch_bodies]
-        if cmd.with_ack and self._publisher.join(rows, required=True):
+        if cmd.with_ack and self._join(rows, required=True):
             return [None] * len(rows)
         return await self._publisher.publish(rows, connection=cmd.connection)
 
@@ -89,6 +98,14 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         row = _make_row(cmd, cmd.body, payload, content_type)
         [message_id] = self._publisher.publish_sync([row], connection=connection)
         return message_id
+
+    def _join(self, rows: list[NewMessage], *, required: bool) -> bool:
+        context = self._context()
+        message = None if context is None else context.get_local("message")
+        raw = getattr(message, "raw_message", None)
+        delivery = raw if isinstance(raw, tuple) else (raw,)
+        ours = [row for row in delivery if isinstance(row, ClaimedMessage)]
+        return self._publisher.join(rows, ours, required=required)
 
     async def _row(self, cmd: SqlBrokerPublishCommand, body: Any) -> NewMessage:
         content = body.body if isinstance(body, SqlBrokerResponse) else body

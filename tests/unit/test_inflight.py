@@ -13,7 +13,6 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.chain import Chain
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
@@ -161,8 +160,7 @@ async def test_a_lost_message_neither_starts_nor_is_settled() -> None:
     ours = worker(inflight)
     assert not ours._may_start(message)
     message.settle_as(Ack())
-    nothing: Any = None
-    assert ours._settlements([message], Chain(nothing)) == []
+    assert ours._settlements([message]) == []
 
 
 async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:
