@@ -71,7 +71,7 @@ class Suite:
     name: str
     variants: list[Variant]
     comparisons: list[Comparison] = field(default_factory=list)
-    shows: tuple[str, ...] = ("rate", "cpu_each")
+    shows: tuple[str, ...] = ("rate", "cpu_each", "instructions_each")
     """Figures of each variant that the report tells (`report.FIGURES`); its chart draws the first ones of one unit."""
     axis: str | None = None
     """The figure on the x axis of its chart, which then has lines; None for bars."""

@@ -39,6 +39,7 @@ _MS, _US = ("ms", 1e3, 2), ("µs", 1e6, 1)
 FIGURES = {
     "rate": Figure("messages/s", "messages/s"),
     "cpu_each": Figure("CPU of the process, µs a message", *_US),
+    "instructions_each": Figure("instructions a message", "instructions"),
     "db_cpu_each": Figure("CPU of the server, µs a message", *_US),
     "p50": Figure("latency p50, ms", *_MS),
     "p95": Figure("latency p95, ms", *_MS),
