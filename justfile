@@ -88,6 +88,10 @@ bench-scale *args: setup
 bench-rate *args: setup
     @{{ servers }} --only postgresql -- {{ python }} -m benchmarks rate "$@"
 
+# What transactional=True costs beside handlers with a transaction of their own
+bench-effects *args: setup
+    @{{ servers }} -- {{ python }} -m benchmarks effects "$@"
+
 # Every target of the others, quickly (10 minutes); fails if one is missed
 bench-check *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks check "$@"

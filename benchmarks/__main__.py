@@ -12,7 +12,7 @@ from benchmarks.compare import Suite
 from benchmarks.harness import interleaved, keep, machine
 from benchmarks.peers.setup import environment
 
-ROUNDS = {"own": 5, "peers": 5, "scale": 3, "rate": 1, "check": 3}
+ROUNDS = {"own": 5, "peers": 5, "scale": 3, "rate": 1, "effects": 5, "check": 3}
 """Runs of each variant, if nothing else is said."""
 
 
@@ -42,6 +42,8 @@ def _suites(arguments: argparse.Namespace) -> list[Suite]:
             return targets.peers(count, environment)
         case "scale":
             return scaling.scale(count, large=arguments.large)
+        case "effects":
+            return targets.effects(2_000)
         case "rate":
             return scaling.rate(arguments.seconds)
         case _:

@@ -13,9 +13,10 @@ TITLES = {
     "peers": "Beside other brokers",
     "scale": "With more rows, queues, bytes and processes",
     "rate": "At a fixed rate",
+    "effects": "A handler that inserts a row",
     "check": "All targets, quickly",
 }
-KEPT = ("own", "peers", "scale", "rate")
+KEPT = ("own", "peers", "scale", "rate", "effects")
 """What the report is made of; `check` repeats parts of it in short."""
 Content = dict[str, Any]
 """A file of benchmarks/results: machine, rows, results and suites."""

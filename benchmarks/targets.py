@@ -53,7 +53,8 @@ def _ours(count: int) -> dict[str, Variant]:
 
 
 def _peer(python: Python, name: str, scenario: str, kind: str = "postgresql", **options: object) -> Variant:
-    program = (str(python(name)), str(PEERS / f"peer_{name}.py"))
+    # -E: an environment of its own knows nothing of ours, nor of PYTHONPATH.
+    program = (str(python(name)), "-E", str(PEERS / f"peer_{name}.py"))
     return Variant(name, scenario, kind, program, dict(options))
 
 
@@ -69,7 +70,8 @@ def _publishing(count: int) -> list[Suite]:
     return suites
 
 
-def _effects(count: int) -> list[Suite]:
+def effects(count: int) -> list[Suite]:
+    """A handler that inserts a row, in a transaction of its own and in its message's; `count` messages."""
     suites = []
     for kind in ("postgresql", "mariadb", "sqlite"):
         variants = [
@@ -87,7 +89,7 @@ def own(count: int) -> list[Suite]:
     variants = _ours(count)
     variants[UNARCHIVED] = Variant(UNARCHIVED, "consume", options={"count": count // 3, "archive": False})
     consuming = Suite("consume", list(variants.values()), [TO_DISPATCH, TO_RAW])
-    return [consuming, *_publishing(count), *_effects(500)]
+    return [consuming, *_publishing(count)]
 
 
 def _idle(python: Python, ours: int, pgqueuers: int) -> Suite:
@@ -135,8 +137,8 @@ def peers(count: int, python: Python) -> list[Suite]:
             _named(variants, (UNARCHIVED, "outbox", "pgqueuer")),
             [TO_OUTBOX, TO_PGQUEUER],
         ),
-        _idle(python, 200, 200),
-        *_other_databases(python, count, count),
+        _idle(python, 100, 100),
+        *_other_databases(python, count // 2, count // 2),
     ]
 
 

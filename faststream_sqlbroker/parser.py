@@ -1,5 +1,6 @@
 """A claimed row as FastStream's message. Foreign producers may store any JSON in the headers."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,6 +19,8 @@ CONTENT_TYPE = "content-type"
 CORRELATION_ID = "correlation_id"
 REPLY_TO = "reply_to"
 JSON = "application/json"
+AT_ONCE = 250
+"""Bodies of a batch that are decoded between two turns of the event loop, which has the next claim to send."""
 
 _raw_decode = json.JSONDecoder().raw_decode
 
@@ -61,12 +64,20 @@ class SqlBrokerBatchParser(SqlBrokerParser):
     async def decode_batch(self, msg: StreamMessage[Any]) -> list["DecodedMessage"]:
         """The bodies, each as its content type says."""
         if isinstance(msg, SqlBrokerBatchMessage) and not msg.opened:
-            return [
-                _loads(row.payload)
-                if headers.get(CONTENT_TYPE) == JSON
-                else decode_body(cast("Any", _Encoded(row.payload, _text(headers, CONTENT_TYPE))))
-                for row, headers in zip(msg.raw_message, msg.batch_headers, strict=True)
-            ]
+            headers = msg.batch_headers
+            if len(headers) != len(msg.raw_message):  # somebody else's
+                headers = [row.headers for row in msg.raw_message]
+            rows, bodies = list(zip(msg.raw_message, headers, strict=True)), []
+            for start in range(0, len(rows), AT_ONCE):
+                if start:
+                    await asyncio.sleep(0)
+                bodies += [
+                    _loads(row.payload)
+                    if of.get(CONTENT_TYPE) == JSON
+                    else decode_body(cast("Any", _Encoded(row.payload, _text(of, CONTENT_TYPE))))
+                    for row, of in rows[start : start + AT_ONCE]
+                ]
+            return bodies
         return [decode_body(message) for message in msg.messages]  # type: ignore[attr-defined]
 
 
@@ -78,7 +89,7 @@ def _json_loads(body: bytes) -> Any:
     try:
         text = body.decode()
         value, end = _raw_decode(text)
-    except ValueError:
+    except (AttributeError, ValueError):  # somebody may have made it text, which json.loads takes
         return json.loads(body)
     return value if end == len(text) else json.loads(body)
 

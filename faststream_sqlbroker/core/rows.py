@@ -190,9 +190,10 @@ class ReadyPair:
 
 
 class ReadyPairs(list[ReadyPair]):
-    """Pairs as they were found; `took` is how many seconds the database's server was busy, if it says so."""
+    """Pairs as they were found `at` the database's time; `took` is how many seconds its server was busy (PostgreSQL)."""
 
     took = 0.0
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

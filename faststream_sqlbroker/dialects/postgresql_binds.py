@@ -6,6 +6,7 @@ as it is (0.06 µs an element).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from sqlalchemy import TextClause
 
 from faststream_sqlbroker.core.rows import Acked, NewMessage, Settlement
 from faststream_sqlbroker.dialects.query import Query
+from faststream_sqlbroker.exceptions import StoreError
 
 Statements = Mapping[str, TextClause]
 
@@ -41,8 +43,9 @@ def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
     payloads, headers = [r.payload for r in rows], [r.headers for r in rows]
     if headers.count(headers[0]) == len(headers):
         binds = {**common, "payloads": payloads, "headers": headers[0]}
-        return Query(sql["insert_bodies"], binds, _sorted_ids)
-    return Query(sql["insert_alike"], {**common, "payloads": payloads, "headers": headers}, _sorted_ids)
+        return Query(sql["insert_bodies"], binds, partial(_sorted_ids, len(rows)))
+    binds = {**common, "payloads": payloads, "headers": headers}
+    return Query(sql["insert_alike"], binds, partial(_sorted_ids, len(rows)))
 
 
 def _insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
@@ -136,8 +139,14 @@ def _firsts(rows: Iterable[Sequence[Any]]) -> list[Any]:
     return [row[0] for row in rows]
 
 
-def _sorted_ids(rows: Iterable[Sequence[Any]]) -> list[Any]:
-    return sorted([row[0] for row in rows])
+def _sorted_ids(count: int, rows: Iterable[Sequence[Any]]) -> list[Any]:
+    ids = sorted([row[0] for row in rows])
+    if len(ids) != count:
+        msg = (
+            f"{count} messages were inserted, but {len(ids)} ids came back: is there a trigger on the table?"
+        )
+        raise StoreError(msg)
+    return ids
 
 
 def _ids(rows: Iterable[Sequence[Any]]) -> set[int]:

@@ -25,8 +25,8 @@ def read_claimed(rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMess
 def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:
     """Pairs, and how long the server took to find them."""
     pairs = ReadyPairs()
-    for queue, priority, due_in, due, took in rows:
-        pairs.took = max(pairs.took, took)
+    for queue, priority, due_in, due, took, at in rows:
+        pairs.took, pairs.at = max(pairs.took, took), at
         if queue is not None:
             pairs.append(ReadyPair(queue, priority, due_in, due))
     return pairs

@@ -82,7 +82,7 @@ WITH RECURSIVE p(queue, ord, priority) AS (
   FROM p WHERE p.priority IS NOT NULL
 )
 SELECT f.queue, f.priority, extract(epoch FROM f.due - statement_timestamp())::float8, f.due,
-  extract(epoch FROM clock_timestamp() - statement_timestamp())::float8
+  extract(epoch FROM clock_timestamp() - statement_timestamp())::float8, statement_timestamp()
 FROM (SELECT 1) AS at_least_one_row LEFT JOIN f ON true
 ORDER BY f.ord, f.priority DESC
 """

@@ -4,6 +4,7 @@ It waits on the first row of the delivery. Publishers find that row by the messa
 tasks that the handler starts join too, until the handler has ended.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -14,27 +15,45 @@ from faststream_sqlbroker.exceptions import PublishError
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
-working_for: ContextVar["Store | None"] = ContextVar("sqlbroker_working_for", default=None)
-"""The store whose messages are handled here; set once for each worker, not for each message."""
+
+class Post:
+    """Where one worker works: its store, its task, and the delivery it handles now."""
+
+    __slots__ = ("delivery", "store", "task")
+
+    def __init__(self, store: "Store") -> None:
+        """Nothing is handled yet; made in the worker's own task."""
+        self.store, self.task = store, asyncio.current_task()
+        self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
+
+
+post: ContextVar[Post | None] = ContextVar("sqlbroker_post", default=None)
+"""Set once for each worker, not for each message; the tasks that a handler starts inherit it."""
 
 
 def join(
-    store: "Store", delivery: Sequence[ClaimedMessage], rows: Sequence[NewMessage], *, required: bool
+    store: "Store", told: Sequence[ClaimedMessage], rows: Sequence[NewMessage], *, required: bool
 ) -> bool:
-    """Add `rows` to `delivery`, which is being handled (empty if none is); whether that was possible.
+    """Add `rows` to the delivery that is being handled; whether that was possible.
+
+    `told` is the delivery of FastStream's message, empty where it has none yet (parsers, filters, `on_receive`):
+    there the worker's own task knows.
 
     Raises:
         PublishError: it was not, and `required`.
     """
-    owner = working_for.get()
-    if owner is not None and owner is not store:
+    here, first = post.get(), told[0] if told else None
+    if here is not None and first is None and asyncio.current_task() is here.task:
+        own = here.delivery
+        first = own if isinstance(own, ClaimedMessage) else next(iter(own), None)
+    if here is not None and here.store is not store:
         refusal = _ELSEWHERE
-    elif owner is None or not delivery:
+    elif here is None or first is None:
         refusal = _NONE
     else:
-        refusal = delivery[0].no_chain
-    if not refusal:
-        delivery[0].chained = [*delivery[0].chained, *rows]
+        refusal = first.no_chain
+    if first is not None and not refusal:
+        first.chained = [*first.chained, *rows]
         return True
     if required:
         raise PublishError(refusal)

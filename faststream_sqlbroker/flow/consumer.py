@@ -171,7 +171,9 @@ class Consumer:
     async def _end_claims(self, graceful_timeout: float | None) -> None:
         # The running claim is waited for, so that its rows are known and can be given back.
         limit = None if graceful_timeout is None else max(graceful_timeout, CANCEL_GRACE)
-        await asyncio.gather(self._fetch_loop.stop(limit), self._release_loop.stop(limit))
+        # A look only reads: nothing is lost if it is cut off, and it may be slow.
+        loops = self._fetch_loop.stop(limit), self._release_loop.stop(limit), self._look_loop.stop(0)
+        await asyncio.gather(*loops)
         self._end_input()
 
     def _end_input(self) -> None:

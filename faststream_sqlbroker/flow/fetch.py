@@ -85,6 +85,7 @@ class Fetcher:
         turn = self._isolation.turn(alone=alone, now=now)
         if turn is Turn.DRAIN:
             self._inflight.give_back_waiting()
+            self.ready.begin_anew()
         if turn in (Turn.DRAIN, Turn.NONE):
             return self._wait_for_room()
         if turn is Turn.SUSPECT:
@@ -116,9 +117,11 @@ class Fetcher:
                 return rows, again
         if self._look_again or ready.age >= LOOK_INTERVAL:
             self._look_again = self._unlooked = False
-            await ready.look()
-            if ready.slow:
-                self.on_slow()
+            try:
+                await ready.look()
+            finally:
+                if ready.slow:
+                    self.on_slow()
         due = ready.due()
         return await self._claim(due, limit, suspects=suspects) if due else ((), None)
 
@@ -134,7 +137,7 @@ class Fetcher:
                 )
                 return rows, again
             rows = await self._store.claim(due, limit, lease, token, suspects=suspects)
-        self.ready.claimed(rows)
+        self.ready.claimed(due, rows)
         return rows, None
 
     async def _claim_suspect(self, *, alone: bool) -> None:

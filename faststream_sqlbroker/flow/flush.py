@@ -73,8 +73,9 @@ class Flusher:
             if self._inflight.outcomes and not some:
                 self._hurried = True
                 return LOCKED_PAUSE
+            idle = not self._inflight.running and self._inflight.waiting.empty()
             if self._inflight.outcomes:
-                self.outcome_added()
+                (self.hurry if idle else self.outcome_added)()
             if self._hurried:
                 return 0.0
         return await self.refused.tick()

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
+from faststream_sqlbroker.exceptions import TransientStoreError
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -22,7 +23,8 @@ SLOW_LOOK = 0.005
 SLOW_LOOK_PER_QUEUE = 0.00005
 """Seconds of the server's time from which a look is slow."""
 SLOW_SHARE = 20
-"""A slow look is followed by this many times its length without one."""
+"""A slow look is followed by this many times its length without one, but for no longer than:"""
+LONGEST_PAUSE = 10.0
 LATE_COMMITS = timedelta(seconds=1)
 """Claims begin so much before the last claimed row: what is due earlier, and committed later, waits for a look."""
 MOST_PAIRS = 256
@@ -57,17 +59,30 @@ class Ready:
         Raises:
             StoreError: as `Store.ready_pairs`.
         """
-        found = await self._store.ready_pairs(self._queues)
+        asked = monotonic()
+        try:
+            found = await self._store.ready_pairs(self._queues)
+        except TransientStoreError:
+            # Perhaps because it is slow. Claims go on without; the next look decides.
+            self._looked_at, self._took, self.slow = monotonic(), monotonic() - asked, True
+            raise
         self._looked_at, self._found, self._took = monotonic(), found, getattr(found, "took", 0.0)
         self.slow = self._took > SLOW_LOOK + SLOW_LOOK_PER_QUEUE * len(self._queues)
         for pair in found:
             self._remember((pair.queue, pair.priority))
-        if not self.slow:
+        if self.slow:
+            self._begin_after(found, getattr(found, "at", None))
+        else:
             self._begin.clear()
-        for pair in found:
-            begin = self._begin.get((pair.queue, pair.priority))
-            if begin is not None and pair.due is not None and pair.due < begin:
-                self._begin[pair.queue, pair.priority] = pair.due
+
+    def _begin_after(self, found: Sequence[ReadyPair], at: datetime | None) -> None:
+        """Let claims begin where the look at `found` (the database's time) has found the first row."""
+        if at is None:
+            return
+        first = {(pair.queue, pair.priority): pair.due for pair in found}
+        for pair in self._known:
+            begin = min(first.get(pair) or at, at - LATE_COMMITS)
+            self._begin[pair] = min(begin, self._begin.get(pair, begin))
 
     async def look_beside(self) -> float | None:
         """Look while claims do without, if it is time; seconds until the next one, None when nobody needs it.
@@ -84,7 +99,7 @@ class Ready:
         self._took = 0.0
 
     def _until_look(self) -> float:
-        return max(LOOK_INTERVAL, SLOW_SHARE * self._took) - self.age
+        return min(max(LOOK_INTERVAL, SLOW_SHARE * self._took), LONGEST_PAUSE) - self.age
 
     def due(self) -> list[ReadyPair]:
         """The pairs that had due rows when they were looked at, queues in turn."""
@@ -98,19 +113,29 @@ class Ready:
     def next_due(self) -> list[float]:
         """In how many seconds rows become due that were not yet when they were looked at."""
         age = self.age
-        return [max(0.0, pair.due_in - age) for pair in self._found if pair.due_in > 0]
+        waits = [pair.due_in - age for pair in self._found if pair.due_in > 0]
+        # While looks are rare, what has become due since was there for the last claim.
+        return [wait for wait in waits if wait > 0] if self.slow else [max(0.0, wait) for wait in waits]
 
-    def claimed(self, rows: Sequence[ClaimedMessage]) -> None:
-        """`rows` were claimed, of each pair all that was due before the last of them."""
+    def claimed(self, pairs: Sequence[ReadyPair], rows: Sequence[ClaimedMessage]) -> None:
+        """`rows` were claimed from `pairs`, of each all that was due before the last of them."""
         if not self.slow:
             return
-        for pair, last in {(row.queue, row.priority): row for row in rows}.items():
-            self._begin[pair] = last.next_attempt_at - LATE_COMMITS
+        last = {(row.queue, row.priority): row for row in rows}
+        for asked in pairs:
+            pair = asked.queue, asked.priority
+            # A look that has ended meanwhile may have found an earlier row.
+            if pair in last and self._begin.get(pair) == asked.since:
+                self._begin[pair] = last[pair].next_attempt_at - LATE_COMMITS
+
+    def begin_anew(self) -> None:
+        """Rows with old due times were given back: let the next claim look at all."""
+        self._begin.clear()
 
     def _remember(self, pair: Pair) -> None:
         self._known.pop(pair, None)
         self._known[pair] = None
-        while len(self._known) > max(MOST_PAIRS, 4 * len(self._queues)):
+        while len(self._known) > max(MOST_PAIRS, 4 * len(self._queues), len(self._found)):
             forgotten = next(iter(self._known))
             del self._known[forgotten]
             self._begin.pop(forgotten, None)

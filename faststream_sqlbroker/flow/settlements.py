@@ -42,7 +42,8 @@ class Settlements:
         if chained and settlements and all(isinstance(row.outcome, Ack | Move) for row in rows):
             settlements[0].chained = chained
             refused = PublishError("what the handler published with its ack was refused by the database")
-            settlements[0].fallback = self.one(rows[0], Nack(error=refused), attempted=True)
+            first = next(row for row in rows if not row.lease_lost)
+            settlements[0].fallback = self.one(first, Nack(error=refused), attempted=True)
             for settlement in settlements[:-1]:
                 settlement.with_next = True
         return settlements

@@ -3,17 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Outcome, Reject, Release
-from faststream_sqlbroker.core.retry import attempts_limit
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Reject, Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
-from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules, settle
+from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.ack_first import FirstAcks
-from faststream_sqlbroker.flow.chain import ACK_FIRST, ENDED, working_for
+from faststream_sqlbroker.flow.chain import ACK_FIRST, ENDED, Post, post
 from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.limits import refusal, refusal_text
 from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
@@ -30,6 +29,8 @@ TURN = 0.005
 
 class Worker:
     """Takes rows from the buffer and runs the handler on them, one at a time (a batch counts as one)."""
+
+    _post: Post
 
     def __init__(
         self,
@@ -70,7 +71,8 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
-        working_for.set(self._store)
+        self._post = Post(self._store)
+        post.set(self._post)
         turn_ends = monotonic() + TURN
         while (first := await self._next()) is not None:
             rows = await self._batch_from(first) if self._settings.batch else [first]
@@ -89,7 +91,8 @@ class Worker:
 
         The same steps, without a call, a list or a coroutine that a message can do without.
         """
-        working_for.set(self._store)
+        self._post = here = Post(self._store)
+        post.set(here)
         inflight, handle = self._inflight, self._handle
         waiting, low_water, keep = inflight.waiting.items, self._low_water, self._rules.retain_on_ack
         turn_ends = monotonic() + TURN
@@ -103,6 +106,7 @@ class Worker:
                 return
             if not self._may_start(row):
                 continue
+            here.delivery = row
             inflight.running += 1
             try:
                 try:
@@ -213,41 +217,14 @@ class Worker:
     def _settle_or_start(self, row: ClaimedMessage) -> bool:
         if row.lease_lost:
             return False
-        outcome = self._refusal(row)
+        outcome = Release() if self._stopping() else refusal(row, self._rules, self._most_deliveries)
         if outcome is None:
             return True
         if isinstance(outcome, Reject):
-            self._log_refusal(row, outcome)
+            self._log(logging.ERROR, refusal_text(row, outcome), message_id=row.id)
         if not row.lease_lost:
             self._inflight.finish(self._settlements.one(row, outcome, attempted=False))
         return False
-
-    def _log_refusal(self, row: ClaimedMessage, outcome: Reject) -> None:
-        if outcome.error is not None:
-            text = f"message {row.id} of queue {row.queue!r} cannot be read and is rejected: {outcome.error}"
-        else:
-            text = (
-                f"Message delivery limit was exceeded for message {row.id} of queue {row.queue!r} "
-                f"({outcome.reason}: {row.deliveries_count} deliveries, {row.attempts_count} attempts)"
-            )
-        self._log(logging.ERROR, text, message_id=row.id)
-
-    def _refusal(self, row: ClaimedMessage) -> Outcome | None:
-        if self._stopping():
-            return Release()
-        if row.outcome is not None:
-            return row.outcome  # it could not be read
-        if row.deliveries_count > self._most_deliveries:
-            return Reject(MAX_DELIVERIES)
-        attempts = attempts_limit(self._rules.retry_strategy)
-        if attempts is not None and row.attempts_count >= attempts:
-            return Reject(MAX_ATTEMPTS)
-        if row.expires_at is not None:
-            # The database's clock: its time of the claim plus what has passed here since.
-            now = row.acquired_at + timedelta(seconds=monotonic() - row.claimed_monotonic)
-            if row.expires_at <= now:
-                return Discard(EXPIRED)
-        return None
 
     async def _deliver(self, rows: list[ClaimedMessage]) -> None:
         if self._first is not None:
@@ -256,7 +233,6 @@ class Worker:
                 return
             for row in rows:
                 row.no_chain = ACK_FIRST
-        delivered = rows
         self._inflight.running += 1
         try:
             rows = await self._run(rows)
@@ -264,8 +240,6 @@ class Worker:
             self._settle_cut_off(rows, error)
             raise
         finally:
-            for row in delivered:
-                row.no_chain = ENDED
             self._inflight.running -= 1
             if self._first is not None:
                 self._first.end(rows)
@@ -280,6 +254,15 @@ class Worker:
         return await self._transactional.deliver(rows, self._run_handler, self._settlements)
 
     async def _run_handler(self, rows: list[ClaimedMessage]) -> None:
+        self._post.delivery = rows
+        try:
+            await self._call_handler(rows)
+        finally:
+            # Before anything is committed: what comes later would be dropped in silence.
+            for row in rows:
+                row.no_chain = ENDED
+
+    async def _call_handler(self, rows: list[ClaimedMessage]) -> None:
         raw = tuple(rows) if self._settings.batch else rows[0]
         timeout = self._settings.handler_timeout
         if timeout is None:

@@ -103,7 +103,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         context = self._context()
         message = None if context is None else context.get_local("message")
         raw = getattr(message, "raw_message", None)
-        delivery = raw if isinstance(raw, tuple) else (raw,)
+        delivery = raw if isinstance(raw, tuple | list) else (raw,)
         ours = [row for row in delivery if isinstance(row, ClaimedMessage)]
         return self._publisher.join(rows, ours, required=required)
 

@@ -44,6 +44,7 @@ class RunningCalls(MultiLock):
         self._running = max(0, self._running - 1)
         if self._ended is not None and not self._running:
             self._ended.set()
+            self._ended = None
 
     @property
     @override
@@ -62,7 +63,7 @@ class RunningCalls(MultiLock):
         """Wait until none runs, for `timeout` seconds at most; without a timeout not at all, as FastStream's."""
         if not timeout or not self._running:
             return
-        self._ended = asyncio.Event()
+        ended = self._ended = self._ended or asyncio.Event()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self._ended.wait()
+                await ended.wait()

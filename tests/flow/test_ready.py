@@ -1,10 +1,15 @@
 """Which pairs are claimed from: after a wake-up without a look, and while looks are slow."""
 
+import asyncio
+import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from unittest.mock import patch
 
+import pytest
+
 from faststream_sqlbroker.core.rows import NewMessage, ReadyPair, ReadyPairs
+from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import ready as module
 from faststream_sqlbroker.flow.ready import Ready
 from tests.flow.conftest import Rig
@@ -40,9 +45,10 @@ async def test_slow_looks_are_left_to_the_background(rig: Rig) -> None:
     looks = rig.store.ready_pairs
 
     async def slowly(queues: Sequence[str]) -> ReadyPairs:
-        found = ReadyPairs(await looks(queues))
-        found.took = 0.02
-        return found
+        found = await looks(queues)
+        result = ReadyPairs(found)
+        result.took, result.at = 0.02, getattr(found, "at", None)
+        return result
 
     consumer = rig.consumer(max_fetch_interval=0.1, release_stuck_interval=30.0, wakeup="poll")
     with patch.object(rig.store, "ready_pairs", slowly):
@@ -59,9 +65,9 @@ async def test_slow_looks_are_left_to_the_background(rig: Rig) -> None:
     await consumer.stop(1)
 
 
-def found(took: float, *pairs: ReadyPair) -> ReadyPairs:
+def found(took: float, *pairs: ReadyPair, at: datetime | None = None) -> ReadyPairs:
     result = ReadyPairs(pairs)
-    result.took = took
+    result.took, result.at = took, at
     return result
 
 
@@ -80,18 +86,91 @@ async def test_claims_begin_a_little_before_the_last_row_while_looks_are_slow(ri
     [message] = await rig.claim(1)
     due = message.next_attempt_at
     earlier = ReadyPair("q", 0, -60.0, due - timedelta(minutes=1))
-    ready = Ready(Looks(found(1.0), found(1.0, earlier), found(0.0)), ["q"])  # type: ignore[arg-type]
+    ready = Ready(Looks(found(1.0), found(1.0, earlier, at=due), found(0.0)), ["q"])  # type: ignore[arg-type]
     await ready.look()
     assert [p.since for p in ready.known()] == [None], "nothing was claimed yet"
-    ready.claimed([message])
+    ready.claimed(ready.known(), [message])
     assert [p.since for p in ready.known()] == [due - module.LATE_COMMITS]
     await ready.look()
     assert [p.since for p in ready.known()] == [earlier.due], "a look has found an older one"
     await ready.look()
     assert not ready.slow
     assert [p.since for p in ready.known()] == [None]
-    ready.claimed([message])
+    ready.claimed(ready.known(), [message])
     assert [p.since for p in ready.known()] == [None], "looks are not slow"
+
+
+async def test_a_look_that_finds_an_earlier_row_is_not_undone_by_the_claim_under_way(rig: Rig) -> None:
+    await rig.put(1)
+    [message] = await rig.claim(1)
+    due = message.next_attempt_at
+    earlier = ReadyPair("q", 0, -3600.0, due - timedelta(hours=1))
+    ready = Ready(Looks(found(1.0, at=due), found(1.0, earlier, at=due)), ["q"])  # type: ignore[arg-type]
+    await ready.look()
+    asked = ready.known()
+    await ready.look()
+    ready.claimed(asked, [message])
+    [pair] = ready.known()
+    assert pair.since == earlier.due
+    ready.claimed([pair], [message])
+    assert [p.since for p in ready.known()] == [due - module.LATE_COMMITS]
+
+
+async def test_what_a_slow_look_does_not_find_is_not_crawled_over_again() -> None:
+    """A process that starts under a held snapshot: its claims begin where the look has found the first row."""
+    at = MINUTES
+    ready = Ready(Looks(found(1.0, ReadyPair("b", 0, -9.0, at - timedelta(seconds=9)), at=at)), ["a", "b"])  # type: ignore[arg-type]
+    await ready.look()
+    begins = {pair.queue: pair.since for pair in ready.known()}
+    assert begins == {"a": at - module.LATE_COMMITS, "b": at - timedelta(seconds=9)}
+    ready.begin_anew()
+    assert {pair.since for pair in ready.known()} == {None}
+
+
+async def test_what_has_become_due_does_not_hurry_claims_without_looks() -> None:
+    later = ReadyPair("q", 0, 0.02)
+    ready = Ready(Looks(found(1.0, later), found(0.0, later)), ["q"])  # type: ignore[arg-type]
+    await ready.look()
+    assert ready.next_due() != []
+    await asyncio.sleep(0.03)
+    assert ready.next_due() == [], "the last claim has seen it"
+    await ready.look()
+    await asyncio.sleep(0.03)
+    assert ready.next_due() == [0.0], "the next look finds it"
+
+
+async def test_a_look_without_an_answer_leaves_claims_without_looks() -> None:
+    class Hanging:
+        async def ready_pairs(self, _queues: Sequence[str]) -> ReadyPairs:
+            raise TransientStoreError("no answer within 30 seconds")
+
+    ready = Ready(Hanging(), ["q"])  # type: ignore[arg-type]
+    with pytest.raises(TransientStoreError):
+        await ready.look()
+    assert ready.slow
+
+
+async def test_a_stop_does_not_wait_for_a_look(rig: Rig) -> None:
+    """Outcomes are written, whatever a look beside the claims is waiting for."""
+    hanging, looks = asyncio.Event(), rig.store.ready_pairs
+
+    async def slowly(queues: Sequence[str]) -> ReadyPairs:
+        if rig.handled:
+            hanging.set()
+            await asyncio.sleep(60)
+        result = ReadyPairs(await looks(queues))
+        result.took = 0.02
+        return result
+
+    await rig.put(3)
+    consumer = rig.consumer(max_fetch_interval=0.1, flush_interval=30.0, wakeup="poll")
+    with patch.object(rig.store, "ready_pairs", slowly):
+        await consumer.start()
+        await eventually(hanging.is_set, timeout=10)
+        started = time.monotonic()
+        await consumer.stop(1)
+        assert time.monotonic() - started < 5
+    assert len(await rig.rows(archive=True)) == 3
 
 
 async def test_slow_looks_take_a_twentieth_of_the_time() -> None:
@@ -111,7 +190,11 @@ async def test_slow_looks_take_a_twentieth_of_the_time() -> None:
 
 async def test_known_pairs_are_bounded() -> None:
     many = [ReadyPair("q", n % 200, 0.0) for n in range(200)]
-    ready = Ready(Looks(found(0.0, *many), found(0.0, *many)), ["q"])  # type: ignore[arg-type]
+    few = ReadyPair("q", 7, 0.0)
+    ready = Ready(Looks(found(0.0, *many), found(0.0, few)), ["q"])  # type: ignore[arg-type]
     with patch.object(module, "MOST_PAIRS", 10):
         await ready.look()
+        assert len(ready.known()) == 200, "what has rows is never forgotten"
+        await ready.look()
         assert len(ready.known()) == 10
+        assert few.priority in {pair.priority for pair in ready.known()}

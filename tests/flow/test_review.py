@@ -72,6 +72,22 @@ async def test_a_timer_that_found_nothing_is_started_again(rig: Rig) -> None:
     await asyncio.wait_for(woken.wait(), 5)
 
 
+async def test_what_is_left_of_a_hurried_flush_does_not_wait_for_the_interval(rig: Rig) -> None:
+    await rig.put(5)
+    rows = await rig.claim(5)
+    inflight = Inflight()
+    flusher = Flusher(rig.store, inflight, rig.log, batch_size=3, interval=60.0)
+    inflight.on_outcome = flusher.outcome_added
+    inflight.add(rows)
+    while not inflight.waiting.empty():
+        inflight.waiting.get_nowait()
+    inflight.finish_all(settle(row, Ack(), SettleRules(), ended_after=0.0) for row in rows)
+    while await flusher.tick() == 0:
+        pass
+    assert inflight.outcomes == []
+    assert len(await rig.rows(archive=True)) == 5
+
+
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> None:
     async with proxied(rig.store.engine.url) as (proxy, url):

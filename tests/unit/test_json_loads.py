@@ -35,3 +35,8 @@ def test_what_is_json_and_what_is_nearly(
 @given(st.binary())
 def test_what_is_anything(body: bytes) -> None:
     assert repr(answer(_json_loads, body)) == repr(answer(json.loads, body))
+
+
+def test_what_somebody_has_made_text() -> None:
+    """A middleware that decrypts, for example; json.loads takes it."""
+    assert _json_loads('{"a": 1}') == {"a": 1}  # type: ignore[arg-type]
