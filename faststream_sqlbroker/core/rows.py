@@ -31,14 +31,14 @@ class NewMessage:
 
 
 Moment = datetime | bytes
-"""A time: aware, or as PostgreSQL sends it, which is decoded when somebody looks (`moment`)."""
+"""A time as it was selected: aware, without a zone (UTC), or PostgreSQL's bytes; `moment` decodes it for who looks."""
 
 
 def moment(value: Moment) -> datetime:
     """An aware datetime (UTC); bytes are microseconds since 2000, big-endian (PostgreSQL's timestamptz_send)."""
     if isinstance(value, bytes):
         return _EPOCH + timedelta(microseconds=int.from_bytes(value, signed=True))
-    return value
+    return value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ of the order would sort the whole queue.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.dialects.base import load_payload
 from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
 from faststream_sqlbroker.dialects.steps import StepDialect, utc
@@ -234,6 +235,18 @@ class MysqlDialect(StepDialect):
     ) -> list[ClaimedMessage]:
         """Lock and read."""
         return self.claimed(connection.execute(self.sql[statement], binds), token)
+
+    def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
+        """As everywhere; times of first deliveries, which are dates as nearly always, wait for who looks."""
+        return [
+            ClaimedMessage(
+                r[0], r[1], load_payload(r[2]), r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], None, None, None,
+                r[14], token,
+            )
+            if r[9].__class__ is datetime and r[10].__class__ is datetime and r[11] is r[12] is r[13] is None
+            else self._claimed_row(r, token)
+            for r in rows
+        ]  # fmt: skip
 
     def take(self, connection: Connection, found: list[ClaimedMessage], lease: float, token: UUID) -> None:
         """Lease by id."""
