@@ -20,6 +20,7 @@ from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     NewMessage,
     ReadyPair,
+    ReadyPairs,
     Settlement,
     SettleResult,
 )
@@ -108,7 +109,7 @@ class Dialect(ABC):
         """Insert `rows`; their ids in the order given, None where dedup_id exists already."""
 
     @abstractmethod
-    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> list[ReadyPair]:
+    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> ReadyPairs:
         """The (queue, priority) pairs with claimable rows, queues in the order given, priority falling."""
 
     @abstractmethod
@@ -163,7 +164,7 @@ class Dialect(ABC):
         """`insert` as work for a transaction of its own."""
         return lambda connection: self.insert(connection, rows)
 
-    def looking(self, queues: Sequence[str]) -> Work[list[ReadyPair]]:
+    def looking(self, queues: Sequence[str]) -> Work[ReadyPairs]:
         """`ready_pairs` as work for a transaction of its own."""
         return lambda connection: self.ready_pairs(connection, queues)
 

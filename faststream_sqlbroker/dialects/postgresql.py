@@ -25,6 +25,7 @@ from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     NewMessage,
     ReadyPair,
+    ReadyPairs,
     Settlement,
     SettleResult,
 )
@@ -157,11 +158,11 @@ class PostgresqlDialect(Dialect):
         """Ids are drawn in the statement, so that they are known row by row."""
         return insert_query(self.sql, rows)
 
-    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> list[ReadyPair]:
+    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> ReadyPairs:
         """A loose index scan: one step a pair, whatever the number of rows."""
         return self.looking(queues)(connection)
 
-    def looking(self, queues: Sequence[str]) -> Query[list[ReadyPair]]:
+    def looking(self, queues: Sequence[str]) -> Query[ReadyPairs]:
         """One statement."""
         return Query(self.sql["ready_pairs"], {"queues": list(queues)}, read_pairs)
 

@@ -18,6 +18,7 @@ from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     NewMessage,
     ReadyPair,
+    ReadyPairs,
     Settlement,
     SettleResult,
 )
@@ -142,9 +143,9 @@ class StepDialect(Dialect):
             start = end
         return ids
 
-    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> list[ReadyPair]:
+    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> ReadyPairs:
         """Walk down the priorities of each queue by the index's own extremes."""
-        pairs = []
+        pairs = ReadyPairs()
         for queue in queues:
             below = 32767
             while True:

@@ -3,7 +3,7 @@
 A look finds every pair that has rows and its first due time. Where another session holds a snapshot for long
 (a backup, a report), PostgreSQL can remove no dead row, and a look crawls over all that were ever claimed:
 0.3 ms for a thousand of them, and so does each claim. While looks are slow, claims therefore begin where the last one
-ended, a little before, and looks go on beside them, for a twentieth of the time at most.
+ended, a little before, and looks go on beside them: for a twentieth of the time, but every ten seconds at least.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Ready:
     def __init__(self, store: "Store", queues: Sequence[str]) -> None:
         """Take every queue to have messages of priority 0."""
         self._store, self._queues = store, queues
-        self._found: list[ReadyPair] = []
+        self._found = ReadyPairs()
         self._known: dict[Pair, None] = {(queue, 0): None for queue in queues}
         self._begin: dict[Pair, datetime] = {}
         self._looked_at = float("-inf")
@@ -66,18 +66,18 @@ class Ready:
             # Perhaps because it is slow. Claims go on without; the next look decides.
             self._looked_at, self._took, self.slow = monotonic(), monotonic() - asked, True
             raise
-        self._looked_at, self._found, self._took = monotonic(), found, getattr(found, "took", 0.0)
+        self._looked_at, self._found, self._took = monotonic(), found, found.took
         self.slow = self._took > SLOW_LOOK + SLOW_LOOK_PER_QUEUE * len(self._queues)
         for pair in found:
             self._remember((pair.queue, pair.priority))
         if self.slow:
-            self._begin_after(found, getattr(found, "at", None))
+            self._begin_after(found)
         else:
             self._begin.clear()
 
-    def _begin_after(self, found: Sequence[ReadyPair], at: datetime | None) -> None:
-        """Let claims begin where the look at `found` (the database's time) has found the first row."""
-        if at is None:
+    def _begin_after(self, found: ReadyPairs) -> None:
+        """Let claims begin where the look has found the first row."""
+        if (at := found.at) is None:
             return
         first = {(pair.queue, pair.priority): pair.due for pair in found}
         for pair in self._known:

@@ -14,6 +14,7 @@ from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     NewMessage,
     ReadyPair,
+    ReadyPairs,
     Settlement,
     SettleResult,
 )
@@ -134,7 +135,7 @@ class Store:
 
     # -- consuming ----------------------------------------------------------------------------------
 
-    async def ready_pairs(self, queues: Sequence[str]) -> list[ReadyPair]:
+    async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
         """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
         return await self._transactions.run(self.dialect.looking(queues), self._places, write=False)
 
