@@ -15,6 +15,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from faststream_sqlbroker.core.headers import load_text
 from faststream_sqlbroker.core.outcome import Reject
+from faststream_sqlbroker.core.policies.marks import KEPT
 from faststream_sqlbroker.core.rows import (
     SUSPECT_AFTER,
     ClaimedMessage,
@@ -71,6 +72,7 @@ class Dialect(ABC):
             "message": preparer.format_table(tables.message),
             "archive": preparer.format_table(tables.archive) if tables.archive is not None else "",
             "key": preparer.quote("key"),
+            "kept_marks": str(KEPT),
             "ready_index": preparer.quote(f"{tables.message.name}_ready"),
             "leased_index": preparer.quote(f"{tables.message.name}_leased"),
             "key_index": preparer.quote(f"{tables.message.name}_key"),

@@ -78,6 +78,7 @@ SET state = COALESCE(u.state,
   last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
     WHEN u.attempts > 0 THEN acquired_at + u.ended ELSE last_attempt_at END,
   last_error = COALESCE(u.error, last_error),
+  policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & {kept_marks} ELSE 0 END,
   queue = COALESCE(u.queue, {message}.queue),
   dedup_id = CASE WHEN u.queue IS NULL THEN dedup_id END
 FROM """

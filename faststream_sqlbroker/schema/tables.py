@@ -178,6 +178,8 @@ def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool) -> 
         *_shared(LIVE_STATES, name),
         Column("lease_token", TokenType),
         Column("lease_expires_at", UtcTimestamp),
+        # What policies have done with it, as bits (`core.policies.marks`).
+        Column("policy_marks", SmallInteger, nullable=False, server_default=text("0")),
         *([Column("claimable", SmallInteger, Computed(claimable, persisted=False))] if mysql else []),
         CheckConstraint("priority BETWEEN -100 AND 100", name=f"{name}_priority_check"),
         CheckConstraint("attempts_count >= 0 AND deliveries_count >= 0", name=f"{name}_counts_check"),
@@ -226,7 +228,7 @@ def _archive(name: str, schema: str | None, metadata: MetaData) -> Table:
 
 def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData) -> Table:
     """One row for what a policy knows of (scope, key): `scope` names the policy and its queue."""
-    return Table(
+    table = Table(
         config.policy_state_table_name,
         metadata,
         Column("scope", name_type(300), primary_key=True),
@@ -235,9 +237,13 @@ def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData) -> Table:
         Column("lease_token", TokenType),
         Column("lease_expires_at", UtcTimestamp),
         Column("info", HeadersType),
+        Column("expires_at", UtcTimestamp),
         schema=config.schema,
         **_options(),
     )
+    # What nobody has removed by then may be removed by anybody.
+    Index(f"{config.policy_state_table_name}_expiry", table.c.expires_at, **_where("expires_at IS NOT NULL"))
+    return table
 
 
 def _where(condition: str) -> dict[str, Any]:

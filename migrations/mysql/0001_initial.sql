@@ -27,6 +27,7 @@ CREATE TABLE message (
     last_error LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
     lease_token CHAR(32),
     lease_expires_at DATETIME(6),
+    policy_marks SMALLINT NOT NULL DEFAULT 0,
     claimable SMALLINT GENERATED ALWAYS AS (CASE WHEN state IN ('PENDING', 'RETRYABLE') THEN 1 END) VIRTUAL,
     PRIMARY KEY (id),
     CONSTRAINT message_state_check CHECK (state IN ('PENDING', 'PROCESSING', 'RETRYABLE')),
@@ -81,8 +82,11 @@ CREATE TABLE message_policy_state (
     lease_token CHAR(32),
     lease_expires_at DATETIME(6),
     info JSON,
+    expires_at DATETIME(6),
     PRIMARY KEY (scope, `key`)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE INDEX message_policy_state_expiry ON message_policy_state (expires_at);
 
 INSERT INTO message_schema_version (version_num) VALUES ('0001');
 

@@ -29,6 +29,7 @@ CREATE TABLE message (
     last_error TEXT,
     lease_token UUID,
     lease_expires_at TIMESTAMP WITH TIME ZONE,
+    policy_marks SMALLINT DEFAULT 0 NOT NULL,
     PRIMARY KEY (id),
     CONSTRAINT message_state_check CHECK (state IN ('PENDING', 'PROCESSING', 'RETRYABLE')),
     CONSTRAINT message_priority_check CHECK (priority BETWEEN -100 AND 100),
@@ -83,8 +84,11 @@ CREATE TABLE message_policy_state (
     lease_token UUID,
     lease_expires_at TIMESTAMP WITH TIME ZONE,
     info JSONB,
+    expires_at TIMESTAMP WITH TIME ZONE,
     PRIMARY KEY (scope, key)
 );
+
+CREATE INDEX message_policy_state_expiry ON message_policy_state (expires_at) WHERE expires_at IS NOT NULL;
 
 ALTER TABLE message SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 

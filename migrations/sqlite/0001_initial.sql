@@ -27,6 +27,7 @@ CREATE TABLE message (
     last_error TEXT,
     lease_token CHAR(32),
     lease_expires_at BIGINT,
+    policy_marks SMALLINT DEFAULT 0 NOT NULL,
     CONSTRAINT message_state_check CHECK (state IN ('PENDING', 'PROCESSING', 'RETRYABLE')),
     CONSTRAINT message_priority_check CHECK (priority BETWEEN -100 AND 100),
     CONSTRAINT message_counts_check CHECK (attempts_count >= 0 AND deliveries_count >= 0),
@@ -79,8 +80,11 @@ CREATE TABLE message_policy_state (
     lease_token CHAR(32),
     lease_expires_at BIGINT,
     info JSON,
+    expires_at BIGINT,
     PRIMARY KEY (scope, "key")
 );
+
+CREATE INDEX message_policy_state_expiry ON message_policy_state (expires_at) WHERE expires_at IS NOT NULL;
 
 INSERT INTO message_schema_version (version_num) VALUES ('0001') RETURNING version_num;
 

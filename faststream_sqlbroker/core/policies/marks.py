@@ -1,0 +1,14 @@
+"""What policies have done with a message, as bits of its column `policy_marks`.
+
+They go when the message moves to another queue. Rows that were never looked at by a policy have none.
+"""
+
+DELAYED = 1
+"""Its due time has been shifted by Delay, once."""
+BURST = 2
+"""It has taken part in a burst of Debounce, and has not been superseded so far."""
+SLOT = 4
+"""Its due time is the slot that a Throttle per key gave it; every attempt needs a new one."""
+
+KEPT = 0x7FFF & ~SLOT
+"""The marks that outlive a delivery."""
