@@ -33,6 +33,7 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
+from faststream_sqlbroker.instructions import Move, NotReadyYet, Postpone, RetryPossible
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
     SqlBrokerPublishMessage,
@@ -48,9 +49,13 @@ __all__ = (
     "ExponentialBackoffWithJitterRetryStrategy",
     "LinearRetryStrategy",
     "MissingExtraError",
+    "Move",
     "NoRetryStrategy",
+    "NotReadyYet",
     "NotSupportedError",
+    "Postpone",
     "PublishError",
+    "RetryPossible",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
     "SchemaError",

@@ -7,7 +7,7 @@ from time import monotonic
 from uuid import UUID
 
 from faststream_sqlbroker.core.outcome import Release
-from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement, SettleResult
+from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Holder, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.buffer import Buffer
 from faststream_sqlbroker.flow.chain import due_queues
@@ -15,6 +15,12 @@ from faststream_sqlbroker.flow.loop import Log
 
 MOST_REFUSED = 1_000
 """Refused outcomes that are kept before claims stop: each is a message that nobody else can have."""
+
+
+def _filled(settlement: Settlement) -> set[str]:
+    """Queues in which something is due at once since `settlement` is written."""
+    moved = set() if settlement.queue is None or settlement.delay else {settlement.queue}
+    return moved | due_queues(settlement.chained)
 
 
 def release(row: ClaimedMessage) -> Settlement:
@@ -57,6 +63,8 @@ class Inflight:
         self.hurry: Callable[[], None] = lambda: None
         self.on_settled: Callable[[], None] = lambda: None
         self.on_chained: Callable[[set[str]], None] = lambda _queues: None
+        self.holder: Holder | None = None
+        """Given to each row for what its handler may ask."""
         self.claimed_count = 0
         self.settled_count = 0
         self.lease_lost_count = 0
@@ -76,9 +84,10 @@ class Inflight:
 
     def add(self, rows: Iterable[ClaimedMessage]) -> list[ClaimedMessage]:
         """Take in freshly claimed rows; the older deliveries of the same messages, whose leases were lost."""
-        now, lost, rows = monotonic(), [], list(rows)
+        now, lost, rows, holder = monotonic(), [], list(rows), self.holder
         for row in rows:
             row.claimed_monotonic = row.renewed_monotonic = now
+            row.holder = holder
             older = self.held.get(row.id)
             if older is not None:
                 # Its lease ran out and the row came back to us: the older outcome is void.
@@ -177,8 +186,8 @@ class Inflight:
             self.settled_count += 1
             if self.doubtful:
                 self.doubtful.discard((settlement.id, settlement.lease_token))
-            if settlement.chained:
-                chained |= due_queues(settlement.chained)
+            if settlement.chained or settlement.queue is not None:
+                chained |= _filled(settlement)
         if result.settled:
             self.on_settled()
         if chained:
@@ -202,13 +211,17 @@ class Inflight:
         return others
 
     def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
-        """Rows held longer than a third of their lease; those being written right now, two thirds."""
+        """Rows held longer than a third of their lease; those being written right now, two thirds.
+
+        Not those whose handlers have asked for more than `lease`, which would be shortened.
+        """
         now = monotonic()
         old = now - lease / 3
         return [
             row
             for row in self.held.values()
             if row.renewed_monotonic <= old
+            and row.held_until <= now + lease
             and (row.id not in self.flushing or row.renewed_monotonic <= now - lease * 2 / 3)
-            and (max_lease is None or now - row.claimed_monotonic < max_lease)
+            and (max_lease is None or now - row.claimed_monotonic < max_lease or now < row.held_until)
         ]

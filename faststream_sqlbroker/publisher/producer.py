@@ -9,7 +9,7 @@ from faststream._internal.producer import ProducerProto
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.exceptions import NotSupportedError, PublishError, SetupError
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.parser import SqlBrokerParser
 from faststream_sqlbroker.publisher.rows import make_row
@@ -98,6 +98,21 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         row = _make_row(cmd, cmd.body, payload, content_type)
         [message_id] = self._publisher.publish_sync([row], connection=connection)
         return message_id
+
+    async def encode(self, body: Any) -> tuple[bytes, str | None]:
+        """`body` as `publish` encodes it, and its content type.
+
+        Raises:
+            PublishError: the codec gave no bytes, or `body` brings options of its own.
+        """
+        if isinstance(body, SqlBrokerResponse):
+            msg = "a body that a message is moved with has no options of its own: give the body itself"
+            raise PublishError(msg)
+        payload, content_type = await self.codec.encode(body, self.serializer)
+        if not isinstance(payload, bytes):
+            msg = f"the codec must give bytes, it gave {type(payload).__name__}"
+            raise PublishError(msg)
+        return payload, content_type
 
     def _join(self, rows: list[NewMessage], *, required: bool) -> bool:
         context = self._context()

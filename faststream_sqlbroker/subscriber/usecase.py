@@ -1,5 +1,6 @@
 """A subscriber: FastStream's pipeline between the loops of `flow`."""
 
+import logging
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -11,9 +12,11 @@ from faststream._internal.endpoint.subscriber import SubscriberUsecase
 from faststream.exceptions import StopConsume
 from typing_extensions import override
 
+from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.transactional import current
+from faststream_sqlbroker.instructions import Instruction, follow_raised
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.calls import RunningCalls
 from faststream_sqlbroker.subscriber.checks import policy_fits
@@ -52,6 +55,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return tuple(f"{self._outer_config.prefix}{queue}" for queue in self.config.settings.queues)
 
     @property
+    def dead_letter_queue(self) -> str | None:
+        """Where dead letters go, with the routers' prefix."""
+        queue = self.config.settings.dead_letter_queue
+        return None if queue is None else f"{self._outer_config.prefix}{queue}"
+
+    @property
     @override
     def _broker_middlewares(self) -> "Sequence[BrokerMiddleware[Any]]":
         middlewares = super()._broker_middlewares
@@ -78,7 +87,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
         Raises:
             SetupError: the routers' prefix makes a queue's name impossible, handler_timeout is given for a
-                synchronous handler, or the broker's ack_policy does not fit transactional or ordered.
+                synchronous handler, or the broker's ack_policy does not fit transactional, ordered or dead_letter_queue.
             NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
         if self._consumer is not None and self._consumer.stopping:
@@ -96,6 +105,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 log=self._log_of_loops,
                 ack_first=self.ack_policy is AckPolicy.ACK_FIRST,
                 cancellable=not self._synchronous_handlers(),
+                encode=outer.producer.encode,
             )
         self._post_start()
         if self._consumer is not None:
@@ -135,7 +145,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             return settings
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were given at the decorator
-            return replace(settings, queues=self.queues)
+            return replace(settings, queues=self.queues, dead_letter_queue=self.dead_letter_queue)
 
     @override
     async def stop(self) -> None:
@@ -164,9 +174,20 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             self._request_stop()
             if app := self._outer_config.context.get("app"):
                 app.exit()
+        except Instruction as said:
+            # Without FastStream's acknowledgement (MANUAL) nobody has followed it; ACK_FIRST has no use for it.
+            await self._follow(msg, said)
         except Exception:  # noqa: BLE001, S110 - CriticalLogMiddleware has logged it
             pass
         return None
+
+    async def _follow(self, msg: Any, said: Instruction) -> None:
+        rows: Sequence[ClaimedMessage] = msg if isinstance(msg, tuple) else (msg,)
+        try:
+            await follow_raised(rows, said.extra_options["instead"])
+        except Exception as error:  # noqa: BLE001 - as FastStream's acknowledgement does
+            text = f"{type(said).__name__} of message {rows[0].id} cannot be followed: {error}"
+            self._log_of_loops(logging.ERROR, text, message_id=rows[0].id)
 
     def _request_stop(self) -> None:
         # Awaiting the stop here would wait for the very handler that asks for it.
