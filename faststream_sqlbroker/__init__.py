@@ -10,6 +10,15 @@ from faststream_sqlbroker.annotations import (
 )
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker.core.policies import (
+    BlockingWait,
+    Concurrency,
+    Debounce,
+    Delay,
+    Once,
+    Throttle,
+    Window,
+)
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -42,14 +51,19 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import include_tables
 
 __all__ = (
+    "BlockingWait",
+    "Concurrency",
     "ConstantRetryStrategy",
     "ConstantWithJitterRetryStrategy",
+    "Debounce",
+    "Delay",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
     "LinearRetryStrategy",
     "MissingExtraError",
     "NoRetryStrategy",
     "NotSupportedError",
+    "Once",
     "PublishError",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
@@ -71,8 +85,10 @@ __all__ = (
     "SqlSession",
     "StoreError",
     "TestApp",
+    "Throttle",
     "TransientStoreError",
     "UnknownOutcome",
     "UnknownOutcomeError",
+    "Window",
     "include_tables",
 )
