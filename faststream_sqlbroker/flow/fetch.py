@@ -54,6 +54,7 @@ class Fetcher:
         self._look_again = True
         self._isolation = Isolation()
         self._cursors, self._memory, self._gated = Cursors(), Memory(), False
+        self._more = False
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
 
@@ -159,7 +160,7 @@ class Fetcher:
                 s.retain_in_archive_on_reject, suspects, only,
             )  # fmt: skip
             claim, self._memory = await self._store.policies.claim(wanted, self._memory)
-        self._gated = claim.gated
+        self._gated, self._more = claim.gated, claim.more
         return claim.rows, claim.again
 
     async def _claim_suspect(self, *, alone: bool) -> None:
@@ -227,7 +228,7 @@ class Fetcher:
 
     def _next_wait(self, claimed: int, limit: int, again: float | None, *, took: float) -> float:
         s = self._settings
-        if claimed >= limit or (claimed and again == 0):
+        if claimed >= limit or self._more or (claimed and again == 0):
             self._idle_wait = self._first_wait
             self._not_before = monotonic() + s.min_fetch_interval
             return float(s.min_fetch_interval)
