@@ -53,10 +53,12 @@ SET state = 'PROCESSING', acquired_at = :now, lease_token = :token,
 WHERE id IN :ids
 """
 
+# Text without a character set of its own would be in the database's default, and lose what that cannot hold.
 _ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
     id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
-    ended BIGINT PATH '$[4]', reason VARCHAR(255) PATH '$[5]', error LONGTEXT PATH '$[6]',
-    delay BIGINT PATH '$[7]', queue VARCHAR(255) PATH '$[8]')) u"""
+    ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
+    error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
+    delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u"""
 
 _ARCHIVE = (
     """
