@@ -19,10 +19,13 @@ from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
-from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
+from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.exceptions import SchemaError
+from faststream_sqlbroker.flow.locks import Locks
 from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.take import Taker
+from faststream_sqlbroker.flow.unheeded import Unheeded
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from faststream.specification.schema.extra import Tag, TagDict
 
 
-class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
+class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
     """A message broker that lives in a relational database."""
 
     def __init__(
@@ -128,6 +131,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
             listen_engine=self._listen_engine,
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
+        self._unheeded = Unheeded()
+        self._locks = Locks(self._store, self._unheeded, self._log_of_loops)
+        self._taker = Taker(self._store, self._wakeups, self._unheeded, self._log_of_loops)
         producer = SqlBrokerProducer(Publisher(self._store, self._wakeups), parser=parser, decoder=decoder)
         super().__init__(
             config=SqlBrokerConfig(
@@ -226,6 +232,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
     ) -> None:
         """Drain the subscribers; start works again afterwards. The caller's engine is left alone."""
         await super().stop(exc_type, exc_val, exc_tb)
+        await self._unheeded.close()
         await self._wakeups.stop()
         await self._store.close()
         if self._owns_engine:
