@@ -38,7 +38,7 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
-from faststream_sqlbroker.flow.locks import Lock
+from faststream_sqlbroker.flow.held_lock import Lock
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
     SqlBrokerPublishMessage,

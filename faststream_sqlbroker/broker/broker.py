@@ -22,10 +22,7 @@ from faststream_sqlbroker.broker.logging import make_queue_logger_state
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.exceptions import SchemaError
-from faststream_sqlbroker.flow.locks import Locks
 from faststream_sqlbroker.flow.publish import Publisher
-from faststream_sqlbroker.flow.take import Taker
-from faststream_sqlbroker.flow.unheeded import Unheeded
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -122,7 +119,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
         self._listen_engine = make_listen_engine(listen_url)
         self._validate_schema = validate_schema_on_start
-        self._store = Store(
+        self._store = store = Store(
             self.engine,
             build_tables(schema or SqlBrokerSchemaConfig()),
             statement_timeout=statement_timeout,
@@ -131,15 +128,12 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             listen_engine=self._listen_engine,
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
-        self._unheeded = Unheeded()
-        self._locks = Locks(self._store, self._unheeded, self._log_of_loops)
-        self._taker = Taker(self._store, self._wakeups, self._unheeded, self._log_of_loops)
-        producer = SqlBrokerProducer(Publisher(self._store, self._wakeups), parser=parser, decoder=decoder)
+        self._serve_application(self._store, self._wakeups, self._log_of_loops)
         super().__init__(
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
-                producer=producer,
+                producer=SqlBrokerProducer(Publisher(store, self._wakeups), parser=parser, decoder=decoder),
                 broker_middlewares=middlewares,
                 broker_parser=parser,
                 broker_decoder=decoder,

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.core.lengths import lease_seconds
 from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Outcome, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -14,7 +15,6 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.dialects.takes import Replaced
 from faststream_sqlbroker.exceptions import LeaseLostError, SetupError, SqlBrokerError
-from faststream_sqlbroker.flow.locks import lease_seconds
 from faststream_sqlbroker.flow.take import Taker
 from faststream_sqlbroker.parser import CONTENT_TYPE
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer

@@ -6,11 +6,16 @@ from typing import Any, Literal
 from faststream_sqlbroker.broker.locking import SqlBrokerLocking
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.lengths import lease_seconds, wait_seconds
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
-from faststream_sqlbroker.flow.locks import lease_seconds, wait_seconds
+from faststream_sqlbroker.flow.locks import Locks
+from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.take import Taker, Wanted
+from faststream_sqlbroker.flow.unheeded import Unheeded
+from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber import checks
 
 POP_LEASE = 60.0
@@ -31,6 +36,13 @@ class SqlBrokerReserving(SqlBrokerLocking):
     """
 
     _taker: Taker
+    _unheeded: Unheeded
+
+    def _serve_application(self, store: Store, wakeups: Wakeups, log: Log) -> None:
+        """Set up what serves the application's own calls."""
+        self._unheeded = Unheeded()
+        self._locks = Locks(store, self._unheeded, log)
+        self._taker = Taker(store, wakeups, self._unheeded, log)
 
     async def pop(
         self,
