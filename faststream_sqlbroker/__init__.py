@@ -9,7 +9,9 @@ from faststream_sqlbroker.annotations import (
     SqlSession,
 )
 from faststream_sqlbroker.broker.broker import SqlBroker
+from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker.core.locks import HeldLock
 from faststream_sqlbroker.core.policies import (
     BlockingWait,
     Concurrency,
@@ -32,6 +34,9 @@ from faststream_sqlbroker.core.retry import (
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
 from faststream_sqlbroker.exceptions import (
+    LeaseLostError,
+    LockLostError,
+    LockNotAcquiredError,
     MissingExtraError,
     NotSupportedError,
     PublishError,
@@ -42,6 +47,7 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
+from faststream_sqlbroker.flow.held_lock import Lock
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
     SqlBrokerPublishMessage,
@@ -59,12 +65,19 @@ __all__ = (
     "Delay",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
+    "HeldLock",
+    "LeaseLostError",
     "LinearRetryStrategy",
+    "Lock",
+    "LockLostError",
+    "LockNotAcquiredError",
     "MissingExtraError",
     "NoRetryStrategy",
     "NotSupportedError",
     "Once",
     "PublishError",
+    "ReceivedMessage",
+    "Reservation",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
     "SchemaError",

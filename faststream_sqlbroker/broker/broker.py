@@ -19,8 +19,8 @@ from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
-from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
+from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from faststream.specification.schema.extra import Tag, TagDict
 
 
-class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
+class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
     """A message broker that lives in a relational database."""
 
     def __init__(
@@ -119,7 +119,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
         self._listen_engine = make_listen_engine(listen_url)
         self._validate_schema = validate_schema_on_start
-        self._store = Store(
+        self._store = store = Store(
             self.engine,
             build_tables(schema or SqlBrokerSchemaConfig()),
             statement_timeout=statement_timeout,
@@ -128,12 +128,12 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
             listen_engine=self._listen_engine,
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
-        producer = SqlBrokerProducer(Publisher(self._store, self._wakeups), parser=parser, decoder=decoder)
+        self._serve_application(self._store, self._wakeups, self._log_of_loops)
         super().__init__(
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
-                producer=producer,
+                producer=SqlBrokerProducer(Publisher(store, self._wakeups), parser=parser, decoder=decoder),
                 broker_middlewares=middlewares,
                 broker_parser=parser,
                 broker_decoder=decoder,
@@ -226,6 +226,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
     ) -> None:
         """Drain the subscribers; start works again afterwards. The caller's engine is left alone."""
         await super().stop(exc_type, exc_val, exc_tb)
+        await self._unheeded.close()
         await self._wakeups.stop()
         await self._store.close()
         if self._owns_engine:
