@@ -39,7 +39,7 @@ def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> s
         return locked
     # A row that is there already, made meanwhile, stays as it is.
     same = {"scope": ORDERED}
-    _upsert(connection, table, [{**same, "key": queue} for queue in missing], replaced=("scope",))
+    upsert(connection, table, [{**same, "key": queue} for queue in missing], replaced=("scope",))
     return locked | lock(missing)
 
 
@@ -64,10 +64,10 @@ def note_started(
     ]
     # A mark may be there from before an operator brought the message back.
     values = {"created_at": clock(), "lease_expires_at": later(bindparam("lease"))}
-    _upsert(connection, table, binds, replaced=(*values, "lease_token", "info"), **values)
+    upsert(connection, table, binds, replaced=(*values, "lease_token", "info"), **values)
 
 
-def _upsert(
+def upsert(
     connection: Connection, table: Table, binds: Sequence[Any], *, replaced: Sequence[str], **values: Any
 ) -> None:
     """Insert rows of `binds` and `values`; of those that are there, write `replaced` anew."""

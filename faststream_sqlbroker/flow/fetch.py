@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects.ordered import Cursors
@@ -14,6 +14,7 @@ from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
 
 if TYPE_CHECKING:
@@ -36,13 +37,12 @@ class Fetcher:
     visited in rotation.
     """
 
-    def __init__(
-        self, store: "Store", inflight: Inflight, settings: Any, log: Log, paused: Callable[[], bool]
-    ) -> None:
-        """`settings` gives queues, batch size, intervals and the length of a lease."""
+    def __init__(self, store: "Store", inflight: Inflight, settings: Any, log: Log, member: Member) -> None:
+        """`settings` gives batch size, intervals and the length of a lease; `member` the queues and tokens."""
         self._store, self._inflight, self._settings = store, inflight, settings
-        self._log, self._paused = log, paused
+        self._log, self._member = log, member
         self.ready = Ready(store, settings.queues)
+        self.ready.restrict(member.open)
         self._unlooked = False
         self.on_slow: Callable[[], None] = lambda: None
         """Called when looks are slow, and left to somebody else."""
@@ -60,6 +60,11 @@ class Fetcher:
         """Something may have arrived: claim, look before the next claim, and poll quickly again."""
         self._look_again = self._hinted = True
         self._idle_wait = self._first_wait
+
+    def reopened(self) -> None:
+        """Other queues are open than before: what waits of those that are not goes back."""
+        self.ready.restrict(self._member.open)
+        self._inflight.keep_waiting(self._member.open)
 
     def room(self) -> int:
         """Rows that may be claimed now; 0 while the flush is behind."""
@@ -79,7 +84,7 @@ class Fetcher:
         if (early := self._not_before - monotonic()) > 0:
             return early
         await self._try_release_unanswered()
-        if self._paused():
+        if self._member.stopping or not self._member.open:
             return self._wait_for_room()
         alone, now = self._inflight.empty, monotonic()
         turn = self._isolation.turn(alone=alone, now=now)
@@ -144,7 +149,7 @@ class Fetcher:
         s, message_id = self._settings, self._isolation.next_suspect(monotonic())
         with self._noting_the_unanswered() as token:
             lease = s.release_stuck_timeout
-            rows = await self._store.claim_one(message_id, s.queues, lease, token, ordered=s.ordered)
+            rows = await self._store.claim_one(message_id, self._member.open, lease, token, ordered=s.ordered)
         if rows:
             self._isolation.started(alone=alone, now=monotonic())
             self._add(rows)
@@ -158,11 +163,13 @@ class Fetcher:
                 "it came back to us, and the older outcome will not be written",
                 message_id=row.id,
             )
+        if len(self._member.open) < len(self._settings.queues):
+            self._inflight.keep_waiting(self._member.open)  # a queue may have been paused meanwhile
 
     @contextmanager
     def _noting_the_unanswered(self) -> Iterator[UUID]:
         """A new token; kept if it is not known whether the claim with it was committed."""
-        token = uuid4()
+        token = self._member.token()
         try:
             yield token
         except (UnknownOutcomeError, CancelledError):

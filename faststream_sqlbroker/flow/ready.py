@@ -60,17 +60,20 @@ class Ready:
             StoreError: as `Store.ready_pairs`.
         """
         asked = monotonic()
+        queues = self._queues
         try:
-            found = await self._store.ready_pairs(self._queues)
+            found = await self._store.ready_pairs(queues)
         except TransientStoreError:
             # Perhaps because it is slow. Claims go on without; the next look decides.
             self._looked_at, self._took, self.slow = monotonic(), monotonic() - asked, True
             raise
         self._looked_at, self._found, self._took = monotonic(), found, found.took
+        if queues is not self._queues:
+            self._leave_out_others()
         self.slow = self._took > SLOW_LOOK + SLOW_LOOK_PER_QUEUE * len(self._queues)
-        for pair in found:
+        for pair in self._found:
             self._remember((pair.queue, pair.priority))
-        if self.slow:
+        if self.slow and queues is self._queues:
             self._begin_after(found)
         else:
             self._begin.clear()
@@ -127,6 +130,19 @@ class Ready:
             # A look that has ended meanwhile may have found an earlier row.
             if pair in last and self._begin.get(pair) == asked.since:
                 self._begin[pair] = last[pair].next_attempt_at - LATE_COMMITS
+
+    def restrict(self, queues: Sequence[str]) -> None:
+        """Only these of the subscriber's queues are claimed from now."""
+        known = {queue for queue, _ in self._known}
+        self._queues = queues
+        self._known |= {(queue, 0): None for queue in queues if queue not in known}
+        self._leave_out_others()
+
+    def _leave_out_others(self) -> None:
+        wanted = set(self._queues)
+        self._found[:] = [pair for pair in self._found if pair.queue in wanted]
+        self._known = {pair: None for pair in self._known if pair[0] in wanted}
+        self._begin = {pair: begin for pair, begin in self._begin.items() if pair[0] in wanted}
 
     def begin_anew(self) -> None:
         """Rows with old due times were given back: let the next claim look at all."""
