@@ -10,6 +10,8 @@ from faststream_sqlbroker.annotations import (
 )
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker.core.explanation import Explanation, Reason
+from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -44,13 +46,17 @@ from faststream_sqlbroker.schema.tables import include_tables
 __all__ = (
     "ConstantRetryStrategy",
     "ConstantWithJitterRetryStrategy",
+    "Explanation",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
     "LinearRetryStrategy",
+    "LiveSubscriber",
     "MissingExtraError",
     "NoRetryStrategy",
     "NotSupportedError",
+    "PausedQueue",
     "PublishError",
+    "Reason",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
     "SchemaError",

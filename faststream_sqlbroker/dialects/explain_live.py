@@ -121,9 +121,9 @@ class LiveMessage:
             return []
         if r.state == "PENDING":
             return [Reason("delayed", f"it is not due before {self._at(at)}", until=at)]
-        words = (
-            f"the next attempt is due at {self._at(at)}, after {r.attempts_count}{error_text(r.last_error)}"
-        )
+        words = f"the next attempt is due at {self._at(at)}, after {r.attempts_count}"
+        words += " attempt" if r.attempts_count == 1 else " attempts"
+        words += error_text(r.last_error)
         return [Reason("retrying", words, until=at)]
 
     def _nobody(self) -> list[Reason]:
