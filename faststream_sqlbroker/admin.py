@@ -20,6 +20,7 @@ __all__ = ("Admin", "Explanation", "LiveSubscriber", "PausedQueue", "Reason", "U
 
 LONGEST_PAUSE = 100 * 365 * 86_400.0
 """Seconds: every database has the moment it ends."""
+LARGEST_ID = 2**63 - 1
 LONGEST_TEXT = 1_000
 """Bytes of a reason, and of the name of who pauses."""
 
@@ -115,10 +116,11 @@ class Admin:
         What it says holds for that moment. docs/operating.md lists the codes.
 
         Raises:
-            SetupError: `message_id` is no int.
+            SetupError: `message_id` is no int of 64 bits.
         """
-        if not isinstance(message_id, int) or isinstance(message_id, bool):
-            msg = f"message_id must be an int, as publish returns it, got {short(message_id)}"
+        fits = isinstance(message_id, int) and not isinstance(message_id, bool)
+        if not fits or not -LARGEST_ID <= message_id <= LARGEST_ID:
+            msg = f"message_id must be an int of 64 bits, as publish returns it, got {short(message_id)}"
             raise SetupError(msg)
         return (await self._store.fleet.explain(message_id)).at_place(self._pipelines)
 

@@ -61,12 +61,13 @@ class Presence:
         """`member` has ended; never fails, and takes about two seconds at most."""
         self._members.pop(member.name, None)
         loop = self._loop
-        if not self._members and loop is not None:
-            self._loop = None
-            await loop.stop(LEAVE_TIMEOUT)
         try:
-            async with asyncio.timeout(LEAVE_TIMEOUT), self._lock:
-                await self._store.fleet.leave([member.name])
+            async with asyncio.timeout(LEAVE_TIMEOUT):
+                if not self._members and loop is not None:
+                    self._loop = None
+                    await loop.stop(LEAVE_TIMEOUT)
+                async with self._lock:
+                    await self._store.fleet.leave([member.name])
         except (StoreError, TimeoutError) as error:
             text = f"the end of the subscriber {member.name} is not written, it is known when its lease ends: {error}"
             self._log(logging.INFO, text)

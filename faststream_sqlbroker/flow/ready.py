@@ -45,6 +45,7 @@ class Ready:
         self._looked_at = float("-inf")
         self._took = 0.0
         self._turn = 0
+        self._restricted = 0
         self.slow = False
         """Whether looks are slow, so that claims do without."""
 
@@ -60,20 +61,21 @@ class Ready:
             StoreError: as `Store.ready_pairs`.
         """
         asked = monotonic()
-        queues = self._queues
+        restricted = self._restricted
         try:
-            found = await self._store.ready_pairs(queues)
+            found = await self._store.ready_pairs(self._queues)
         except TransientStoreError:
             # Perhaps because it is slow. Claims go on without; the next look decides.
             self._looked_at, self._took, self.slow = monotonic(), monotonic() - asked, True
             raise
         self._looked_at, self._found, self._took = monotonic(), found, found.took
-        if queues is not self._queues:
+        same = restricted == self._restricted
+        if not same:
             self._leave_out_others()
         self.slow = self._took > SLOW_LOOK + SLOW_LOOK_PER_QUEUE * len(self._queues)
         for pair in self._found:
             self._remember((pair.queue, pair.priority))
-        if self.slow and queues is self._queues:
+        if self.slow and same:
             self._begin_after(found)
         else:
             self._begin.clear()
@@ -134,7 +136,7 @@ class Ready:
     def restrict(self, queues: Sequence[str]) -> None:
         """Only these of the subscriber's queues are claimed from now."""
         known = {queue for queue, _ in self._known}
-        self._queues = queues
+        self._queues, self._restricted = queues, self._restricted + 1
         self._known |= {(queue, 0): None for queue in queues if queue not in known}
         self._leave_out_others()
 
@@ -157,7 +159,7 @@ class Ready:
             self._begin.pop(forgotten, None)
 
     def _in_turn(self, pairs: list[ReadyPair]) -> list[ReadyPair]:
-        if len(self._queues) == 1:
+        if len(self._queues) <= 1:
             return pairs if len(pairs) < 2 else sorted(pairs, key=lambda p: -p.priority)  # noqa: PLR2004
         self._turn = (self._turn + 1) % len(self._queues)
         rank = {q: (n - self._turn) % len(self._queues) for n, q in enumerate(self._queues)}

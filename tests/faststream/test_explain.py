@@ -123,7 +123,7 @@ async def test_nothing_is_known_of_a_message_that_there_is_not(other: SqlBroker)
     assert str(explanation).startswith("message 1000000000:\n- not_found: no message with this id is live")
 
 
-@pytest.mark.parametrize("wrong", ["1", 1.0, True, None])
+@pytest.mark.parametrize("wrong", ["1", 1.0, True, None, 2**63])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_an_id_that_is_none_is_refused(other: SqlBroker, wrong: Any) -> None:
     with pytest.raises(SetupError, match="message_id must be an int"):
