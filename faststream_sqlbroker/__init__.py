@@ -11,6 +11,7 @@ from faststream_sqlbroker.annotations import (
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker.core.explanation import Explanation, Reason
 from faststream_sqlbroker.core.locks import HeldLock
 from faststream_sqlbroker.core.policies import (
     BlockingWait,
@@ -21,6 +22,7 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
+from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -63,11 +65,13 @@ __all__ = (
     "ConstantWithJitterRetryStrategy",
     "Debounce",
     "Delay",
+    "Explanation",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
     "HeldLock",
     "LeaseLostError",
     "LinearRetryStrategy",
+    "LiveSubscriber",
     "Lock",
     "LockLostError",
     "LockNotAcquiredError",
@@ -75,7 +79,9 @@ __all__ = (
     "NoRetryStrategy",
     "NotSupportedError",
     "Once",
+    "PausedQueue",
     "PublishError",
+    "Reason",
     "ReceivedMessage",
     "Reservation",
     "RetryStrategyProto",

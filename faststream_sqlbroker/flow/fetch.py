@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects.ordered import Cursors
@@ -15,6 +15,7 @@ from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
 
 if TYPE_CHECKING:
@@ -37,13 +38,12 @@ class Fetcher:
     visited in rotation.
     """
 
-    def __init__(
-        self, store: "Store", inflight: Inflight, settings: Any, log: Log, paused: Callable[[], bool]
-    ) -> None:
-        """`settings` gives queues, batch size, intervals and the length of a lease."""
+    def __init__(self, store: "Store", inflight: Inflight, settings: Any, log: Log, member: Member) -> None:
+        """`settings` gives batch size, intervals and the length of a lease; `member` the queues and tokens."""
         self._store, self._inflight, self._settings = store, inflight, settings
-        self._log, self._paused = log, paused
+        self._log, self._member = log, member
         self.ready = Ready(store, settings.queues)
+        self.ready.restrict(member.open)
         self._unlooked = False
         self.on_slow: Callable[[], None] = lambda: None
         """Called when looks are slow, and left to somebody else."""
@@ -68,6 +68,11 @@ class Fetcher:
         """Whether no more is claimed than workers are free."""
         return bool(self._settings.ordered or self._settings.policies)
 
+    def reopened(self) -> None:
+        """Other queues are open than before: what waits of those that are not goes back."""
+        self.ready.restrict(self._member.open)
+        self._inflight.keep_waiting(self._member.open)
+
     def room(self) -> int:
         """Rows that may be claimed now; 0 while the flush is behind."""
         s, held = self._settings, self._inflight
@@ -86,7 +91,7 @@ class Fetcher:
         if (early := self._not_before - monotonic()) > 0:
             return early
         await self._try_release_unanswered()
-        if self._paused():
+        if self._member.stopping or not self._member.open:
             return self._wait_for_room()
         alone, now = self._inflight.empty, monotonic()
         turn = self._isolation.turn(alone=alone, now=now)
@@ -169,8 +174,8 @@ class Fetcher:
             rows, _ = await self._claim_scheduled(1, only=message_id)
         else:
             with self._noting_the_unanswered() as token:
-                lease = s.release_stuck_timeout
-                rows = await self._store.claim_one(message_id, s.queues, lease, token, ordered=s.ordered)
+                lease, queues = s.release_stuck_timeout, self._member.open
+                rows = await self._store.claim_one(message_id, queues, lease, token, ordered=s.ordered)
         if rows:
             self._isolation.started(alone=alone, now=monotonic())
             self._add(rows)
@@ -184,11 +189,13 @@ class Fetcher:
                 "it came back to us, and the older outcome will not be written",
                 message_id=row.id,
             )
+        if len(self._member.open) < len(self._settings.queues):
+            self._inflight.keep_waiting(self._member.open)  # a queue may have been paused meanwhile
 
     @contextmanager
     def _noting_the_unanswered(self) -> Iterator[UUID]:
         """A new token; kept if it is not known whether the claim with it was committed."""
-        token = uuid4()
+        token = self._member.token()
         try:
             yield token
         except (UnknownOutcomeError, CancelledError):

@@ -27,6 +27,7 @@ from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.driver import DriverShortcut
 from faststream_sqlbroker.store.errors import ErrorClasses
+from faststream_sqlbroker.store.fleet import Fleet
 from faststream_sqlbroker.store.handler import HandlerTransaction, open_transaction
 from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
@@ -89,6 +90,7 @@ class Store:
         self.policies = PolicyStore(self._transactions, self.dialect, self._places)
         self.locks = Locks(self._transactions, tables, self._places)
         self.takes = Takes(self._transactions, self.dialect, self._places)
+        self.fleet = Fleet(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(
