@@ -34,7 +34,7 @@ class PolicyClaims:
 
     def __init__(self, dialect: "Dialect", words: Words) -> None:
         """Prepare the statements."""
-        self._dialect, self._rows = dialect, PolicyRows(dialect, words)
+        self._dialect, self.rows = dialect, PolicyRows(dialect, words)
 
     def claim(self, connection: Connection, wanted: Wanted, memory: Memory) -> "Claim":
         """Lease what the policies let start; a row's `slot` says when. `memory` is changed."""
@@ -52,7 +52,7 @@ class PolicyClaims:
         for queue in wanted.queues:
             ready = [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
             if queue in locked and ready and len(rows) < wanted.limit:
-                one = _QueueClaim(self._dialect, self._rows, connection, wanted, memory, queue, ready)
+                one = _QueueClaim(self._dialect, self.rows, connection, wanted, memory, queue, ready)
                 rows += one.run(wanted.limit - len(rows))
                 waits += one.waits
                 gated, more = gated and one.gated, more or one.more

@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.explanation import Reason, WaitingMessage
 from faststream_sqlbroker.core.presence import LiveSubscriber
+from faststream_sqlbroker.dialects import policy_explain
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
 Explain = Callable[[Connection, "Dialect", WaitingMessage, Sequence[LiveSubscriber]], list[Reason]]
 """Gets the snapshot's connection, its dialect, the message and the live subscribers of its queue; only reads."""
 
-EXPLAINERS: list[Explain] = []
+EXPLAINERS: list[Explain] = [
+    policy_explain.window,
+    policy_explain.burst,
+    policy_explain.slot,
+    policy_explain.concurrency,
+    policy_explain.once,
+]
 """In the order in which their reasons are listed."""
 
 

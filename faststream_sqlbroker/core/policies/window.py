@@ -11,6 +11,7 @@ from faststream_sqlbroker.exceptions import SetupError
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIME = re.compile(r"([01]?[0-9]|2[0-4]):([0-5][0-9])")
+_WRITTEN = re.compile(r"Window\((\d\d:\d\d)-(\d\d:\d\d) ([^,)]+)(?:, days=([a-z,]+))?\)")
 _MIDNIGHT = time(0, 0)
 _SEARCHED = 400
 """Days that are searched for the next opening; every day of the week comes, also past a gap of summer time."""
@@ -66,6 +67,17 @@ class Window:
     def __str__(self) -> str:
         days = "" if len(self.days) == len(DAYS) else f", days={','.join(DAYS[d] for d in sorted(self.days))}"
         return f"Window({self.start:%H:%M}-{self.end:%H:%M} {self.tz}{days})"
+
+    @classmethod
+    def read(cls, text: str) -> "Window | None":
+        """The window that `str` has written as `text`; None for any other text."""
+        match = _WRITTEN.fullmatch(text)
+        if match is None:
+            return None
+        start, end, zone, days = match.groups()
+        return cls(
+            start, "24:00" if end == "00:00" else end, tz=zone, days=None if days is None else days.split(",")
+        )
 
     def span(self, now: int) -> tuple[int, int]:
         """The span that is open at `now`, or the next one: when it opens and closes (closing excluded).
