@@ -12,6 +12,15 @@ from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
 from faststream_sqlbroker.core.locks import HeldLock
+from faststream_sqlbroker.core.policies import (
+    BlockingWait,
+    Concurrency,
+    Debounce,
+    Delay,
+    Once,
+    Throttle,
+    Window,
+)
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -48,8 +57,12 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import include_tables
 
 __all__ = (
+    "BlockingWait",
+    "Concurrency",
     "ConstantRetryStrategy",
     "ConstantWithJitterRetryStrategy",
+    "Debounce",
+    "Delay",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
     "HeldLock",
@@ -61,6 +74,7 @@ __all__ = (
     "MissingExtraError",
     "NoRetryStrategy",
     "NotSupportedError",
+    "Once",
     "PublishError",
     "ReceivedMessage",
     "Reservation",
@@ -84,8 +98,10 @@ __all__ = (
     "SqlSession",
     "StoreError",
     "TestApp",
+    "Throttle",
     "TransientStoreError",
     "UnknownOutcome",
     "UnknownOutcomeError",
+    "Window",
     "include_tables",
 )

@@ -31,6 +31,7 @@ from faststream_sqlbroker.store.handler import HandlerTransaction, open_transact
 from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.locks import Locks
+from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.starts import Starts
 from faststream_sqlbroker.store.takes import Takes
 from faststream_sqlbroker.store.transaction import Transactions
@@ -87,6 +88,7 @@ class Store:
         self.starts = Starts(self._transactions, self.dialect, self._places)
         self.locks = Locks(self._transactions, tables, self._places)
         self.takes = Takes(self._transactions, self.dialect, self._places)
+        self.policies = PolicyStore(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(
