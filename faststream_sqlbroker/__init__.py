@@ -9,7 +9,20 @@ from faststream_sqlbroker.annotations import (
     SqlSession,
 )
 from faststream_sqlbroker.broker.broker import SqlBroker
+from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker.core.explanation import Explanation, Reason
+from faststream_sqlbroker.core.locks import HeldLock
+from faststream_sqlbroker.core.policies import (
+    BlockingWait,
+    Concurrency,
+    Debounce,
+    Delay,
+    Once,
+    Throttle,
+    Window,
+)
+from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -23,6 +36,9 @@ from faststream_sqlbroker.core.retry import (
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
 from faststream_sqlbroker.exceptions import (
+    LeaseLostError,
+    LockLostError,
+    LockNotAcquiredError,
     MissingExtraError,
     NotSupportedError,
     PublishError,
@@ -33,6 +49,7 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
+from faststream_sqlbroker.flow.held_lock import Lock
 from faststream_sqlbroker.instructions import Move, NotReadyYet, Postpone, RetryPossible
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
@@ -43,18 +60,34 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import include_tables
 
 __all__ = (
+    "BlockingWait",
+    "Concurrency",
     "ConstantRetryStrategy",
     "ConstantWithJitterRetryStrategy",
+    "Debounce",
+    "Delay",
+    "Explanation",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
+    "HeldLock",
+    "LeaseLostError",
     "LinearRetryStrategy",
+    "LiveSubscriber",
+    "Lock",
+    "LockLostError",
+    "LockNotAcquiredError",
     "MissingExtraError",
     "Move",
     "NoRetryStrategy",
     "NotReadyYet",
     "NotSupportedError",
+    "Once",
+    "PausedQueue",
     "Postpone",
     "PublishError",
+    "Reason",
+    "ReceivedMessage",
+    "Reservation",
     "RetryPossible",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
@@ -76,8 +109,10 @@ __all__ = (
     "SqlSession",
     "StoreError",
     "TestApp",
+    "Throttle",
     "TransientStoreError",
     "UnknownOutcome",
     "UnknownOutcomeError",
+    "Window",
     "include_tables",
 )

@@ -112,7 +112,10 @@ class Move(AckMessage, Instruction):
 
 
 class RetryPossible(NackMessage, Instruction):
-    """The message may be tried again: a nack, under every policy that can."""
+    """The message may be tried again: a nack, under every policy that can.
+
+    With `Once` the key is given back; any other error ends its message there.
+    """
 
     def __init__(self, *, delay: Duration | None = None) -> None:
         """`raise RetryPossible() from error` tells the retry strategy and `last_error` of the error.
@@ -124,7 +127,7 @@ class RetryPossible(NackMessage, Instruction):
             SetupError: `delay` is negative or no length of time.
         """
         self.delay = None if delay is None else seconds_or_zero("delay", delay)
-        super().__init__(instead=outcomes.Nack(self.delay))
+        super().__init__(instead=outcomes.Nack(self.delay, retry_possible=True))
 
     def __str__(self) -> str:
         return "Message may be tried again"

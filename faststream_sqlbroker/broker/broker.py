@@ -19,9 +19,11 @@ from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
-from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
+from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
+from faststream_sqlbroker.core.duration import Duration
 from faststream_sqlbroker.exceptions import SchemaError
+from faststream_sqlbroker.flow.presence import INTERVAL, Presence
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from faststream.specification.schema.extra import Tag, TagDict
 
 
-class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
+class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
     """A message broker that lives in a relational database."""
 
     def __init__(
@@ -57,6 +59,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         pgbouncer: bool = False,
         listen_url: URL | str | None = None,
         graceful_timeout: float | None = 15.0,
+        presence_interval: Duration = INTERVAL,
         ack_policy: "AckPolicy" = EMPTY,
         decoder: "CustomCallable | None" = None,
         parser: "CustomCallable | None" = None,
@@ -92,6 +95,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
                 LISTEN only through `listen_url`.
             listen_url: Where to LISTEN, past a PgBouncer: a URL straight to the same database, by asyncpg.
             graceful_timeout: Seconds that `stop` gives running handlers; None waits for them.
+            presence_interval: Time between two signs of life of this process's subscribers in the database, 100 ms
+                or more; within it they hear of queues that are paused. A process that has not been heard of for
+                four intervals no longer counts as alive.
             ack_policy: Default of all subscribers.
             decoder: Default decoder of bodies.
             parser: Default parser of rows.
@@ -114,12 +120,13 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
             id_generator: Makes correlation ids where FastStream wants one.
 
         Raises:
-            SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite.
+            SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite;
+                or presence_interval is less than 100 ms.
         """
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
         self._listen_engine = make_listen_engine(listen_url)
         self._validate_schema = validate_schema_on_start
-        self._store = Store(
+        self._store = store = Store(
             self.engine,
             build_tables(schema or SqlBrokerSchemaConfig()),
             statement_timeout=statement_timeout,
@@ -128,12 +135,15 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
             listen_engine=self._listen_engine,
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
-        producer = SqlBrokerProducer(Publisher(self._store, self._wakeups), parser=parser, decoder=decoder)
+        self._serve_application(self._store, self._wakeups, self._log_of_loops)
+        self._presence = Presence(self._store, self._log_of_loops, presence_interval)
+        self._wakeups.on_pauses = self._presence.look
         super().__init__(
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
-                producer=producer,
+                presence=self._presence,
+                producer=SqlBrokerProducer(Publisher(store, self._wakeups), parser=parser, decoder=decoder),
                 broker_middlewares=middlewares,
                 broker_parser=parser,
                 broker_decoder=decoder,
@@ -147,20 +157,21 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
                 extra_context={"broker": self},
             ),
             specification=BrokerSpec(
-                url=_urls(specification_url, self.engine),
-                protocol=protocol or self._store.dialect_name,
-                protocol_version=protocol_version,
-                description=description,
-                tags=tags,
-                security=security,
+                url=_urls(specification_url, self.engine), protocol=protocol or self._store.dialect_name,
+                protocol_version=protocol_version, description=description, tags=tags, security=security,
             ),
             routers=routers,
-        )
+        )  # fmt: skip
 
     @property
     def admin(self) -> Admin:
         """What operators ask and tell; works before `start`, too."""
-        return Admin(self._store)
+        return Admin(
+            self._store,
+            channel=self._wakeups.channel,
+            heard=self._presence.heard,
+            pipelines=getattr(self, "pipelines", ()),
+        )
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -226,6 +237,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
     ) -> None:
         """Drain the subscribers; start works again afterwards. The caller's engine is left alone."""
         await super().stop(exc_type, exc_val, exc_tb)
+        await self._unheeded.close()
         await self._wakeups.stop()
         await self._store.close()
         if self._owns_engine:

@@ -78,6 +78,8 @@ class ClaimedMessage:
     """Who claimed it."""
     held_until: float = 0.0
     """Until when its handler has asked to hold it (this process's monotonic seconds)."""
+    slot: tuple[float, float] | None = None
+    """From when and until when its handler may start, in seconds from the claim; None: at any time."""
 
     @property
     def headers(self) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.dialects.base import load_payload
 from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
+from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
+from faststream_sqlbroker.dialects.policy_sql import MYSQL
 from faststream_sqlbroker.dialects.steps import StepDialect, utc
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
@@ -53,10 +55,12 @@ SET state = 'PROCESSING', acquired_at = :now, lease_token = :token,
 WHERE id IN :ids
 """
 
+# Text without a character set of its own would be in the database's default, and lose what that cannot hold.
 _ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
     id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
-    ended BIGINT PATH '$[4]', reason VARCHAR(255) PATH '$[5]', error LONGTEXT PATH '$[6]',
-    delay BIGINT PATH '$[7]', queue VARCHAR(255) PATH '$[8]')) u"""
+    ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
+    error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
+    delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u"""
 
 _ARCHIVE = (
     """
@@ -111,7 +115,7 @@ _PLAIN = {
     "STRAIGHT_JOIN {message} m ON m.id = u.id",
     "payload": "UPDATE {message} SET payload = :payload WHERE id = :id",
     "headers": "UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (\n"
-    "    id BIGINT PATH '$[0]', headers LONGTEXT PATH '$[1]')) u\n"
+    "    id BIGINT PATH '$[0]', headers LONGTEXT CHARACTER SET utf8mb4 PATH '$[1]')) u\n"
     "STRAIGHT_JOIN {message} m ON m.id = u.id SET m.headers = u.headers",
     "stuck": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
     "WHERE queue = :queue AND lease_expires_at < UTC_TIMESTAMP(6)\n"
@@ -168,6 +172,7 @@ class MysqlDialect(StepDialect):
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
         self.prepare_claims(_CLAIM, columns, _HINT, _PRIMARY)
         self.prepare_ordered(_ORDERED, "FORCE INDEX ({})", KEYS_WALKED)
+        self.scheduled = PolicyClaims(self, MYSQL)
 
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes."""

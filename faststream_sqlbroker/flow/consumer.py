@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.policies import Concurrency
 from faststream_sqlbroker.core.rows import Holder
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
@@ -14,6 +15,8 @@ from faststream_sqlbroker.flow.flush import LOCKED_PAUSE, Flusher
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Log, Loop, backoff
+from faststream_sqlbroker.flow.member import Member
+from faststream_sqlbroker.flow.presence import Presence
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.flow.worker import Handle, Worker
@@ -45,16 +48,19 @@ class Consumer:
         ack_first: bool = False,
         cancellable: bool = True,
         encode: Callable[[Any], Awaitable[tuple[bytes, str | None]]] | None = None,
+        presence: Presence | None = None,
+        paused: bool = False,
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
         `encode` makes the bodies that handlers move their messages with.
-
+        `presence` tells the fleet of it, and which queues are paused; `paused` starts it without claiming.
         `cancellable` is false for handlers that run in a thread: cancelling would only stop waiting for it.
         """
         self._store, self._wakeups, self._settings = store, wakeups, settings
         self._handle, self._log, self._ack_first = handle, log, ack_first
-        self._cancellable, self._encode = cancellable, encode
+        self._cancellable, self._encode, self._presence = cancellable, encode, presence
+        self.member = Member(settings, paused=paused, on_change=self._reopened)
         self._rules = SettleRules(
             retry_strategy=settings.retry_strategy,
             retain_on_ack=settings.retain_in_archive_on_ack,
@@ -69,7 +75,7 @@ class Consumer:
 
     def _build(self) -> None:
         s, log, held = self._settings, self._log, self.inflight
-        self._fetcher = Fetcher(self._store, held, s, log, lambda: self._stopping)
+        self._fetcher = Fetcher(self._store, held, s, log, self.member)
         self._flusher = Flusher(
             self._store, held, log, batch_size=s.flush_batch_size, interval=s.flush_interval
         )
@@ -98,8 +104,8 @@ class Consumer:
         held.hurry = self._flusher.hurry
         held.on_chained = self._wakeups.published
         held.holder = Holder(keeper.extend, self._encode, self._ack_first)
-        if s.ordered:
-            held.on_settled = self._hint  # the next of its key
+        if s.ordered or any(isinstance(policy, Concurrency) for policy in s.policies):
+            held.on_settled = self._hint  # the next of its key, or of all
 
     @property
     def _loops(self) -> tuple[Loop, ...]:
@@ -122,6 +128,7 @@ class Consumer:
         if not self._stopping:
             return
         self.inflight = Inflight()
+        self.member.begin(known=self._presence is None)
         self._build()
         self._stopping, self._stop_task = False, None
         s = self._settings
@@ -135,10 +142,19 @@ class Consumer:
         for loop in self._loops:
             loop.start()
         self._wakeups.register(s.queues, self._hint, listen=s.wakeup != "poll")
+        if self._presence is not None:
+            self._presence.join(self.member)
+
+    def pause(self, paused: bool) -> None:
+        """Claim no more and give back what has not started; False ends that."""
+        self.member.pause(paused)
+        if self._presence is not None:
+            self._presence.look()
 
     def request_stop(self, graceful_timeout: float | None = None) -> "asyncio.Task[None]":
         """Begin the stop in the background, as the task returned; safe inside a handler."""
         self._stopping = True
+        self.member.end()
         if self._stop_task is None:
             self._stop_task = asyncio.create_task(self._stop(graceful_timeout))
         return self._stop_task
@@ -162,6 +178,14 @@ class Consumer:
         self._look_loop.wake()
         self._hint()
 
+    def _reopened(self) -> None:
+        self._fetcher.reopened()
+        self._released()
+
+    async def _leave(self) -> None:
+        if self._presence is not None:
+            await self._presence.leave(self.member)
+
     async def _flush_tick(self) -> float | None:
         wait = await self._flusher.tick()
         if self.inflight.wants_room:
@@ -173,7 +197,7 @@ class Consumer:
         self._wakeups.unregister(self._hint)
         self._end_input()
         await asyncio.gather(self._end_claims(graceful_timeout), self._end_workers(graceful_timeout))
-        await self._end_writes()
+        await asyncio.gather(self._end_writes(), self._leave())
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
         # The running claim is waited for, so that its rows are known and can be given back.

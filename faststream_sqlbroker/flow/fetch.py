@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects.ordered import Cursors
+from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
 
 if TYPE_CHECKING:
@@ -36,13 +38,12 @@ class Fetcher:
     visited in rotation.
     """
 
-    def __init__(
-        self, store: "Store", inflight: Inflight, settings: Any, log: Log, paused: Callable[[], bool]
-    ) -> None:
-        """`settings` gives queues, batch size, intervals and the length of a lease."""
+    def __init__(self, store: "Store", inflight: Inflight, settings: Any, log: Log, member: Member) -> None:
+        """`settings` gives batch size, intervals and the length of a lease; `member` the queues and tokens."""
         self._store, self._inflight, self._settings = store, inflight, settings
-        self._log, self._paused = log, paused
+        self._log, self._member = log, member
         self.ready = Ready(store, settings.queues)
+        self.ready.restrict(member.open)
         self._unlooked = False
         self.on_slow: Callable[[], None] = lambda: None
         """Called when looks are slow, and left to somebody else."""
@@ -52,7 +53,8 @@ class Fetcher:
         self._not_before = float("-inf")
         self._look_again = True
         self._isolation = Isolation()
-        self._cursors = Cursors()
+        self._cursors, self._memory, self._gated = Cursors(), Memory(), False
+        self._more = False
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
 
@@ -61,14 +63,24 @@ class Fetcher:
         self._look_again = self._hinted = True
         self._idle_wait = self._first_wait
 
+    @property
+    def _one_by_one(self) -> bool:
+        """Whether no more is claimed than workers are free."""
+        return bool(self._settings.ordered or self._settings.policies)
+
+    def reopened(self) -> None:
+        """Other queues are open than before: what waits of those that are not goes back."""
+        self.ready.restrict(self._member.open)
+        self._inflight.keep_waiting(self._member.open)
+
     def room(self) -> int:
         """Rows that may be claimed now; 0 while the flush is behind."""
         s, held = self._settings, self._inflight
         unwritten = len(held.outcomes) + len(held.flushing)
         if unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size) or len(held.refused) >= MOST_REFUSED:
             return 0
-        if s.ordered:
-            # What waits for a worker here keeps its key from everybody.
+        if self._one_by_one:
+            # What waits for a worker here keeps its key, or its slot, from everybody.
             free = (s.max_workers - held.running) * (s.fetch_batch_size if s.batch else 1)
             return int(min(s.fetch_batch_size, free - held.waiting.qsize()))
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
@@ -79,7 +91,7 @@ class Fetcher:
         if (early := self._not_before - monotonic()) > 0:
             return early
         await self._try_release_unanswered()
-        if self._paused():
+        if self._member.stopping or not self._member.open:
             return self._wait_for_room()
         alone, now = self._inflight.empty, monotonic()
         turn = self._isolation.turn(alone=alone, now=now)
@@ -109,6 +121,8 @@ class Fetcher:
     ) -> tuple[Sequence[ClaimedMessage], float | None]:
         ready, hinted = self.ready, self._hinted and not self._unlooked and not self._settings.ordered
         self._hinted = False
+        if self._settings.policies:
+            return await self._claim_scheduled(limit, suspects=suspects)
         if ready.slow or hinted:
             # Not twice without a look between: a pair that nobody knows yet may be of a higher priority.
             self._unlooked = True
@@ -140,11 +154,28 @@ class Fetcher:
         self.ready.claimed(due, rows)
         return rows, None
 
+    async def _claim_scheduled(
+        self, limit: int, *, suspects: bool = True, only: int | None = None
+    ) -> tuple[Sequence[ClaimedMessage], float | None]:
+        """As `_claim`, under the subscriber's policies."""
+        s = self._settings
+        with self._noting_the_unanswered() as token:
+            wanted = Wanted(
+                self.ready.queues_in_turn(), limit, s.release_stuck_timeout, token, s.policies, s.ordered,
+                s.retain_in_archive_on_reject, suspects, only,
+            )  # fmt: skip
+            claim, self._memory = await self._store.policies.claim(wanted, self._memory)
+        self._gated, self._more = claim.gated, claim.more
+        return claim.rows, claim.again
+
     async def _claim_suspect(self, *, alone: bool) -> None:
         s, message_id = self._settings, self._isolation.next_suspect(monotonic())
-        with self._noting_the_unanswered() as token:
-            lease = s.release_stuck_timeout
-            rows = await self._store.claim_one(message_id, s.queues, lease, token, ordered=s.ordered)
+        if s.policies:
+            rows, _ = await self._claim_scheduled(1, only=message_id)
+        else:
+            with self._noting_the_unanswered() as token:
+                lease, queues = s.release_stuck_timeout, self._member.open
+                rows = await self._store.claim_one(message_id, queues, lease, token, ordered=s.ordered)
         if rows:
             self._isolation.started(alone=alone, now=monotonic())
             self._add(rows)
@@ -158,11 +189,13 @@ class Fetcher:
                 "it came back to us, and the older outcome will not be written",
                 message_id=row.id,
             )
+        if len(self._member.open) < len(self._settings.queues):
+            self._inflight.keep_waiting(self._member.open)  # a queue may have been paused meanwhile
 
     @contextmanager
     def _noting_the_unanswered(self) -> Iterator[UUID]:
         """A new token; kept if it is not known whether the claim with it was committed."""
-        token = uuid4()
+        token = self._member.token()
         try:
             yield token
         except (UnknownOutcomeError, CancelledError):
@@ -197,18 +230,20 @@ class Fetcher:
 
     def _worthwhile(self) -> int:
         # A claim of one row for each finished one would cost a statement a message.
-        busy = self._inflight.waiting.qsize() > 0 and not self._settings.ordered
+        busy = self._inflight.waiting.qsize() > 0 and not self._one_by_one
         return max(1, self._settings.fetch_batch_size // 2) if busy else 1
 
     def _next_wait(self, claimed: int, limit: int, again: float | None, *, took: float) -> float:
         s = self._settings
-        if claimed >= limit or (claimed and again == 0):
+        if claimed >= limit or self._more or (claimed and again == 0):
             self._idle_wait = self._first_wait
             self._not_before = monotonic() + s.min_fetch_interval
             return float(s.min_fetch_interval)
         if again == 0:
             # More to look at, or somebody else's turn: soon, but for a quarter of the time at most.
             return float(max(s.min_fetch_interval, 3 * took))
+        if self._gated and again is not None:
+            return float(min(again, s.max_fetch_interval))
         self._look_again = True
         if claimed:
             self._idle_wait = self._first_wait

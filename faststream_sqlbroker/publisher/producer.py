@@ -17,6 +17,7 @@ from faststream_sqlbroker.response import SqlBrokerPublishCommand, SqlBrokerResp
 
 if TYPE_CHECKING:
     from fast_depends.library.serializer import SerializerProto
+    from faststream import StreamMessage
     from faststream._internal.context import ContextRepo
     from faststream._internal.parser import CodecProto
     from faststream._internal.types import CustomCallable
@@ -106,13 +107,19 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             PublishError: the codec gave no bytes, or `body` brings options of its own.
         """
         if isinstance(body, SqlBrokerResponse):
-            msg = "a body that a message is moved with has no options of its own: give the body itself"
+            msg = "the new body of a message has no options of its own: give the body itself"
             raise PublishError(msg)
         payload, content_type = await self.codec.encode(body, self.serializer)
         if not isinstance(payload, bytes):
             msg = f"the codec must give bytes, it gave {type(payload).__name__}"
             raise PublishError(msg)
         return payload, content_type
+
+    async def decode(self, row: ClaimedMessage) -> Any:
+        """The body of `row`, by the broker's parser and its codec or decoder, as subscribers decode it."""
+        message: StreamMessage[Any] = await self._parser(row)
+        message.set_decoder(self._decoder if type(self.codec) is DefaultCodec else self.codec.decode)
+        return await message.decode()
 
     def _join(self, rows: list[NewMessage], *, required: bool) -> bool:
         context = self._context()

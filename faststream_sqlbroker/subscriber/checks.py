@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from faststream import AckPolicy
 
 from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.policies import check_ack_first, check_ordered
 from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
@@ -153,6 +154,10 @@ def policy_fits(settings: "SubscriberSettings", policy: AckPolicy) -> None:
             "ordered=True keeps the next message of a key back until the one before has ended; AckPolicy.ACK_FIRST "
             "removes a message before it starts, so that nobody could tell: use another policy"
         )
+    if policy is AckPolicy.ACK_FIRST:
+        check_ack_first(settings.policies)
+    if settings.ordered:
+        check_ordered(settings.policies)
 
 
 def warn_of_surprises(settings: "SubscriberSettings") -> None:

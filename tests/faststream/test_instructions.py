@@ -17,6 +17,7 @@ from faststream_sqlbroker import (
     ConstantRetryStrategy,
     Move,
     NotReadyYet,
+    Once,
     Postpone,
     PublishError,
     RetryPossible,
@@ -460,6 +461,33 @@ async def test_retry_possible_is_a_nack_under_every_policy(
     assert "ConnectionError: away" in row["last_error"]
     assert row["next_attempt_at"] - row["last_attempt_at"] > HOUR * 0.99
     assert silent(heard)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [RetryPossible(delay=0), NotReadyYet(0, "1h"), Postpone(0), None],
+    ids=lambda value: type(value).__name__,
+)
+async def test_once_gives_its_key_back_to_who_has_done_nothing(
+    broker: SqlBroker, look: Look, said: Any
+) -> None:
+    """Z4."""
+    calls = 0
+
+    async def act(message: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise said or ValueError("boom")
+
+    @broker.subscriber("q", **QUICK, policies=[Once("1h")])
+    async def handle(body: Any, message: SqlBrokerMessage) -> None:
+        await act(message)
+
+    await broker.start()
+    await broker.publish("x", "q", key="k")
+    [row] = await look.archived()
+    assert (row["state"], calls) == (("COMPLETED", 3) if said else ("FAILED", 1))
 
 
 # -- leases -----------------------------------------------------------------------------------------------
