@@ -9,6 +9,7 @@ from faststream_sqlbroker.annotations import (
     SqlSession,
 )
 from faststream_sqlbroker.broker.broker import SqlBroker
+from faststream_sqlbroker.broker.pipelines import Pipeline, Step
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
@@ -20,8 +21,10 @@ from faststream_sqlbroker.core.retry import (
     RetryStrategyProto,
     RetryStrategyTemplate,
 )
+from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
+from faststream_sqlbroker.core.tiers import Hops, next_hop, plan_hops
 from faststream_sqlbroker.exceptions import (
     MissingExtraError,
     NotSupportedError,
@@ -42,14 +45,17 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import include_tables
 
 __all__ = (
+    "DESTINATION",
     "ConstantRetryStrategy",
     "ConstantWithJitterRetryStrategy",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
+    "Hops",
     "LinearRetryStrategy",
     "MissingExtraError",
     "NoRetryStrategy",
     "NotSupportedError",
+    "Pipeline",
     "PublishError",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
@@ -69,10 +75,13 @@ __all__ = (
     "SqlBrokerSchemaConfig",
     "SqlConnection",
     "SqlSession",
+    "Step",
     "StoreError",
     "TestApp",
     "TransientStoreError",
     "UnknownOutcome",
     "UnknownOutcomeError",
     "include_tables",
+    "next_hop",
+    "plan_hops",
 )

@@ -15,6 +15,7 @@ from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
+from faststream_sqlbroker.flow.shares import Shares
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -53,6 +54,7 @@ class Fetcher:
         self._look_again = True
         self._isolation = Isolation()
         self._cursors = Cursors()
+        self._shares = Shares(settings.queues, settings.weights) if settings.weights else None
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
 
@@ -129,6 +131,16 @@ class Fetcher:
         self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
     ) -> tuple[Sequence[ClaimedMessage], float | None]:
         """The rows, and in how many seconds to look again, if the claim knows."""
+        if self._shares is None:
+            return await self._claim_in_order(due, limit, suspects=suspects)
+        due = self._shares.order(due)
+        rows, again = await self._claim_in_order(due, limit, suspects=suspects)
+        self._shares.claimed(due, rows, limit)
+        return rows, again
+
+    async def _claim_in_order(
+        self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
+    ) -> tuple[Sequence[ClaimedMessage], float | None]:
         lease = self._settings.release_stuck_timeout
         with self._noting_the_unanswered() as token:
             if self._settings.ordered:

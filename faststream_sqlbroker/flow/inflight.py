@@ -10,7 +10,7 @@ from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.buffer import Buffer
-from faststream_sqlbroker.flow.chain import due_queues
+from faststream_sqlbroker.flow.chain import reached_queues
 from faststream_sqlbroker.flow.loop import Log
 
 MOST_REFUSED = 1_000
@@ -177,8 +177,8 @@ class Inflight:
             self.settled_count += 1
             if self.doubtful:
                 self.doubtful.discard((settlement.id, settlement.lease_token))
-            if settlement.chained:
-                chained |= due_queues(settlement.chained)
+            if settlement.chained or settlement.queue is not None:
+                chained |= reached_queues(settlement)
         if result.settled:
             self.on_settled()
         if chained:
