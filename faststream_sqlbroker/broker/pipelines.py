@@ -1,5 +1,6 @@
 """Pipelines: several subscribers without a handler that are one service."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.routing import Destination, find_loop
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.subscriber.options import SubscriberOptions
+from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +117,18 @@ def check_pipeline(
         )
     if not isinstance(forward_to, Destination) and (problem := name_problem(forward_to)) is not None:
         raise SetupError(f"forward_to cannot be {short(forward_to)}: {problem}")
+
+
+def check_steps(steps: Sequence[Step], targets: Sequence[str | Destination]) -> None:
+    """Refuse options that cannot work, before the first subscriber is made.
+
+    Raises:
+        SetupError: as `make_settings`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are given when the subscriber is made
+        for step, target in zip(steps, targets, strict=True):
+            make_settings(step.queue, {**step.options, "forward_to": target})
 
 
 def endless_way(subscribers: "Iterable[QueueSubscriber]") -> str | None:

@@ -8,13 +8,14 @@ from faststream._internal.broker.registrator import Registrator
 from faststream._internal.constants import EMPTY
 from typing_extensions import Unpack, override
 
-from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline
+from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_steps
 from faststream_sqlbroker.core.routing import Destination, Place
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.publisher.config import QueuePublisherConfig, QueuePublisherSpecificationConfig
 from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
+from faststream_sqlbroker.subscriber.checks import no_handler
 from faststream_sqlbroker.subscriber.factory import create_subscriber
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
@@ -102,6 +103,7 @@ class SqlBrokerRegistrator(Registrator[Any, Any]):
         """
         check_pipeline(name, steps, forward_to, [pipeline.name for pipeline in self._pipelines])
         hops = (*(step.queue for step in steps), forward_to)
+        check_steps(steps, hops[1:])
         endpoint = {"description": description, "include_in_schema": include_in_schema}
         subscribers = [
             self._subscribe(
@@ -130,6 +132,8 @@ class SqlBrokerRegistrator(Registrator[Any, Any]):
             name: value for name, value in options.items() if name in EndpointOptions.__annotations__
         }
         own: Any = {name: value for name, value in options.items() if name not in endpoint}
+        if own.get("forward_to") is not None:
+            no_handler([name for name in _OF_HANDLERS if endpoint.get(name)])
         subscriber = create_subscriber(
             make_settings(names, own),
             outer_config=self.config,
@@ -196,6 +200,9 @@ class SqlBrokerRegistrator(Registrator[Any, Any]):
         )
         super().publisher(publisher, persistent=persistent)
         return publisher
+
+
+_OF_HANDLERS = "dependencies", "parser", "decoder", "codec", "no_reply"
 
 
 def _names(queues: str | Sequence[str] | Mapping[str, int], more: tuple[str, ...]) -> Any:

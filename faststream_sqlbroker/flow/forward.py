@@ -14,6 +14,9 @@ from faststream_sqlbroker.core.routing import NO_DESTINATION, Destination, desti
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.flow.loop import Log
 
+CLOCK_STEP = 0.001
+"""Seconds that a database's clock may be behind itself: SQLite's has milliseconds."""
+
 
 class Forward:
     """A consumer's `handle`, for batches, that decides where each message goes."""
@@ -47,6 +50,7 @@ class Forward:
 
 
 def _until(due: datetime, row: ClaimedMessage) -> float:
-    """Seconds, by the database's clock: its time of the claim, plus what has passed here since at the most."""
+    """Seconds, by the database's clock: its time of the claim, plus what has passed here since; never too few."""
     passed = monotonic() - row.claimed_monotonic
-    return max(0.0, (due - row.acquired_at).total_seconds() - passed)
+    left = (due - row.acquired_at).total_seconds() - passed
+    return left + CLOCK_STEP if left > -CLOCK_STEP else 0.0

@@ -206,12 +206,16 @@ def forward_fits(settings: "SubscriberSettings") -> None:
         "handler_timeout": settings.handler_timeout is not None,
         "ack_policy": settings.ack_policy is not AckPolicy.NACK_ON_ERROR,
     }
-    for name, given in unfit.items():
-        if given:
-            raise SetupError(
-                f"{name} is for handlers, and forward_to moves messages without one, in the transaction that "
-                "settles them: leave it out"
-            )
+    no_handler([name for name, given in unfit.items() if given])
+
+
+def no_handler(options: Sequence[str]) -> None:
+    """Refuse `options`, which are given beside forward_to."""
+    if options:
+        raise SetupError(
+            f"{options[0]} is for handlers, and forward_to moves messages without one, in the transaction that "
+            "settles them: leave it out"
+        )
 
 
 def warn_of_surprises(settings: "SubscriberSettings") -> None:

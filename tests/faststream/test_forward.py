@@ -230,6 +230,8 @@ def test_a_handler_is_refused() -> None:
         ({"forward_to": "b", "handler_timeout": 5}, r"handler_timeout is for handlers"),
         ({"forward_to": "b", "forward_headers": True}, r"forward_headers is for handlers"),
         ({"forward_to": "b", "ack_policy": AckPolicy.ACK_FIRST}, r"ack_policy is for handlers"),
+        ({"forward_to": "b", "decoder": print}, r"decoder is for handlers"),
+        ({"forward_to": "b", "no_reply": True}, r"no_reply is for handlers"),
         ({"forward_to": DESTINATION, "retain_in_archive_on_reject": False}, r"would be lost: leave it out"),
     ],
 )

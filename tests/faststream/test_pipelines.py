@@ -118,7 +118,8 @@ def test_a_service_in_documents(version: str) -> None:
         ("P", [Step("a"), Step("b")], "a", "forward_to='a' is a step of the pipeline 'P' itself"),
         ("P", [Step("a")], "", "forward_to cannot be ''"),
         ("P", [Step("a")], None, "forward_to cannot be None"),
-        ("P", [Step("a", max_workers=0)], "b", "max_workers must be"),
+        ("P", [Step("a"), Step("b", max_workers=0)], "c", "max_workers must be"),
+        ("P", [Step("a"), Step("b", transactional=True)], "c", "transactional is for handlers"),
         ("Taken", [Step("a")], "b", "there is a pipeline 'Taken' already"),
     ],
 )
@@ -127,6 +128,8 @@ def test_what_is_no_pipeline_is_refused(name: Any, steps: Any, forward_to: Any, 
     broker.pipeline("Taken", Step("t"), forward_to="u")
     with pytest.raises(SetupError, match=problem):
         broker.pipeline(name, *steps, forward_to=forward_to)
+    assert [pipeline.name for pipeline in broker.pipelines] == ["Taken"]
+    assert len(broker.subscribers) == 1, "nothing is left of it"
 
 
 @pytest.mark.parametrize(
