@@ -10,11 +10,17 @@ from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.buffer import Buffer
-from faststream_sqlbroker.flow.chain import reached_queues
+from faststream_sqlbroker.flow.chain import due_queues
 from faststream_sqlbroker.flow.loop import Log
 
 MOST_REFUSED = 1_000
 """Refused outcomes that are kept before claims stop: each is a message that nobody else can have."""
+
+
+def _filled(settlement: Settlement) -> set[str]:
+    """Queues in which something is due at once since `settlement` is written."""
+    moved = set() if settlement.queue is None or settlement.delay else {settlement.queue}
+    return moved | due_queues(settlement.chained)
 
 
 def release(row: ClaimedMessage) -> Settlement:
@@ -178,7 +184,7 @@ class Inflight:
             if self.doubtful:
                 self.doubtful.discard((settlement.id, settlement.lease_token))
             if settlement.chained or settlement.queue is not None:
-                chained |= reached_queues(settlement)
+                chained |= _filled(settlement)
         if result.settled:
             self.on_settled()
         if chained:
