@@ -11,6 +11,15 @@ from faststream_sqlbroker.annotations import (
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker.core.policies import (
+    BlockingWait,
+    Concurrency,
+    Debounce,
+    Delay,
+    Once,
+    Throttle,
+    Window,
+)
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -46,8 +55,12 @@ from faststream_sqlbroker.schema.tables import include_tables
 
 __all__ = (
     "DESTINATION",
+    "BlockingWait",
+    "Concurrency",
     "ConstantRetryStrategy",
     "ConstantWithJitterRetryStrategy",
+    "Debounce",
+    "Delay",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
     "Hops",
@@ -55,6 +68,7 @@ __all__ = (
     "MissingExtraError",
     "NoRetryStrategy",
     "NotSupportedError",
+    "Once",
     "Pipeline",
     "PublishError",
     "RetryStrategyProto",
@@ -78,9 +92,11 @@ __all__ = (
     "Step",
     "StoreError",
     "TestApp",
+    "Throttle",
     "TransientStoreError",
     "UnknownOutcome",
     "UnknownOutcomeError",
+    "Window",
     "include_tables",
     "next_hop",
     "plan_hops",

@@ -14,6 +14,8 @@ class Nack:
 
     delay: float | None = None
     error: BaseException | None = None
+    retry_possible: bool = False
+    """Whether the handler says that nothing of it has been done (policy Once)."""
 
 
 @dataclass(frozen=True, slots=True)

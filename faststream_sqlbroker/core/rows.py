@@ -74,6 +74,8 @@ class ClaimedMessage:
     """What its handler has published with its ack."""
     no_chain: str = ""
     """Why nothing (more) can be published with its ack."""
+    slot: tuple[float, float] | None = None
+    """From when and until when its handler may start, in seconds from the claim; None: at any time."""
 
     @property
     def headers(self) -> dict[str, Any]:

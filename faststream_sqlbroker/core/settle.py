@@ -24,6 +24,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, describe_exception
 
 NO_OUTCOME = "no_outcome"
+UNKNOWN_OUTCOME = "unknown_outcome"
 MAX_ATTEMPTS = "max_attempts"
 MAX_DELIVERIES = "max_deliveries"
 EXPIRED = "expired"

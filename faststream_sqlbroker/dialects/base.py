@@ -31,6 +31,7 @@ from faststream_sqlbroker.schema.tables import Tables
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.ordered import OrderedClaims
+    from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 
 UNDECODABLE = "undecodable"
 """Reason of a message whose row holds what no message can have, such as a time that is none."""
@@ -63,6 +64,8 @@ class Dialect(ABC):
     """Whether a wake-up can arrive from another process."""
     ordered: "OrderedClaims"
     """Claims that keep the order of each key."""
+    scheduled: "PolicyClaims"
+    """Claims under scheduling policies."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`, quoted for `sqlalchemy_dialect`."""
@@ -75,6 +78,7 @@ class Dialect(ABC):
             "kept_marks": str(KEPT),
             "ready_index": preparer.quote(f"{tables.message.name}_ready"),
             "leased_index": preparer.quote(f"{tables.message.name}_leased"),
+            "policy_state": preparer.format_table(tables.policy_state),
             "key_index": preparer.quote(f"{tables.message.name}_key"),
         }
         self.sql: dict[str, TextClause] = {}

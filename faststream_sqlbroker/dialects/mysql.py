@@ -18,6 +18,8 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.dialects.base import load_payload
 from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
+from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
+from faststream_sqlbroker.dialects.policy_sql import MYSQL
 from faststream_sqlbroker.dialects.steps import StepDialect, utc
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
@@ -55,8 +57,9 @@ WHERE id IN :ids
 
 _ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
     id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
-    ended BIGINT PATH '$[4]', reason VARCHAR(255) PATH '$[5]', error LONGTEXT PATH '$[6]',
-    delay BIGINT PATH '$[7]', queue VARCHAR(255) PATH '$[8]')) u"""
+    ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
+    error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
+    delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u"""
 
 _ARCHIVE = (
     """
@@ -167,6 +170,7 @@ class MysqlDialect(StepDialect):
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
         self.prepare_claims(_CLAIM, columns, _HINT, _PRIMARY)
         self.prepare_ordered(_ORDERED, "FORCE INDEX ({})", KEYS_WALKED)
+        self.scheduled = PolicyClaims(self, MYSQL)
 
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes."""

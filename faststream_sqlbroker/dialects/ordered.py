@@ -7,11 +7,12 @@ reads afterwards (READ COMMITTED) is what the one before it has left. A claim th
 wait, and comes back. SQLite has one writer anyway.
 
 Looking for heads is bounded, however many messages wait behind a key that cannot go on: first the oldest due
-messages, a window of them; only where a window was full and gave too few, the keys themselves, and the messages
-without a key, a page of each from where the last claim stopped.
+messages, a window of them; only where it was full and gave too few, the keys themselves, and the messages without a
+key, a page of each from where the last claim stopped.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -36,7 +37,7 @@ Key = str | bytes
 
 @dataclass
 class Cursors:
-    """Where the last claims stopped, queue by queue (keys) and pair by pair (due time and id)."""
+    """Where the last claims stopped, by queue (keys) and pair (due time and id)."""
 
     keys: dict[str, str] = field(default_factory=dict)
     rows: dict[tuple[str, int], tuple[Any, int]] = field(default_factory=dict)
@@ -69,18 +70,20 @@ class OrderedClaims:
             bindparam("id", type_=BigInteger),
         )
         after = (bindparam("due", type_=due), one)
+        mask = bindparam("mask", type_=SmallInteger)
 
         def add(name: str, text: str, *binds: Any, which: str = "") -> None:
             dialect.add_statement(f"ordered_{name}", text, *binds, which=which, **words)
 
         for end, which in (("", ""), ("_others", OTHERS.format(of="m."))):
-            add(f"window{end}", sql.WINDOW, *pair, which=which)
-            add(f"free{end}", sql.FREE, *pair, *after, which=which)
-            add(f"heads{end}", sql.HEADS, ids, which=which)
+            add(f"window{end}", sql.WINDOW, *pair, mask, which=which)
+            add(f"free{end}", sql.FREE, *pair, *after, mask, which=which)
+            add(f"heads{end}", sql.HEADS, ids, mask, which=which)
         add("busy", sql.BUSY, queue)
         add("one", sql.ONE, one)
         add("soon", sql.SOON, ids)
         add("keys", keys, queue, size, bindparam("start", type_=String))
+        add("keys_ready", sql.of_ready(keys), queue, size, bindparam("start", type_=String), mask)
 
     def claim(
         self,
@@ -108,7 +111,7 @@ class OrderedClaims:
         rows: list[ClaimedMessage] = []
         taken: set[int] = set()
         while True:
-            heads = _Heads(connection, self._dialect.sql, limit - len(rows), end, taken)
+            heads = Heads(connection, self._dialect.sql, limit - len(rows), end=end, taken=taken)
             more = heads.look(ours, cursors)
             if not heads.ids:
                 break
@@ -135,31 +138,52 @@ class OrderedClaims:
         queue, key, expired = row
         if queue not in self._dialect.lock_order(connection, [queue]):
             return []
-        heads = _Heads(connection, self._dialect.sql, 1, "", set())
+        heads = Heads(connection, self._dialect.sql, 1)
         if key is not None and not expired and not heads.is_head(queue, message_id, key):
             return []
         return self._dialect.claim_ids(connection, [message_id], [queue], lease, token)
 
 
-class _Heads:
-    """The messages that one claim is about to lease."""
+class Heads:
+    """The messages that one claim is about to lease: `ids`."""
 
     def __init__(
-        self, connection: Connection, statements: Any, limit: int, end: str, taken: set[int]
+        self,
+        connection: Connection,
+        statements: Any,
+        limit: int,
+        *,
+        end: str = "",
+        taken: Collection[int] = (),
+        mask: int = 0,
+        per_key: int | None = None,
     ) -> None:
+        """Look for up to `limit` messages, under the queues' locks.
+
+        Args:
+            connection: The claim's.
+            statements: The dialect's.
+            limit: How many.
+            end: "_others" leaves suspects alone.
+            taken: Not these.
+            mask: Only such as have these marks of policies.
+            per_key: So many leases of a key at a time, in no order; None: the first of each key, one at a time.
+        """
         self._connection, self._sql, self._limit, self._end = connection, statements, limit, end
+        self._mask, self._per_key = mask, per_key
         self._size = max(WINDOW, 2 * limit)
-        self._busy: dict[str, set[Key]] = {}
+        self._busy: dict[str, Counter[Key]] = {}
         self._taken, self._waiting = set(taken), set[int]()
         self._heads = 0
         self.ids: list[int] = []
 
     @property
     def full(self) -> bool:
+        """Whether there are as many as were wanted."""
         return self._heads >= self._limit
 
     def look(self, pairs: Sequence[ReadyPair], cursors: Cursors) -> bool:
-        """Look for heads of `pairs`; whether there may be more that was not looked at."""
+        """Look for heads of `pairs`; whether more may be there."""
         crowded = [p for p in pairs if not self.full and self._look_at_window(p, cursors)]
         more = False
         for queue in dict.fromkeys(p.queue for p in crowded):
@@ -179,22 +203,27 @@ class _Heads:
 
     def is_head(self, queue: str, message_id: int, key: Key) -> bool:
         """Whether nothing of its key comes before this message, or is being handled."""
-        start = _text(key)
-        if start is None:
+        if (start := _text(key)) is None:
             return True
         found = self._execute("ordered_keys", queue=queue, start=start, size=1).all()
         first = all(head is None or head >= message_id for k, head in found if k == key)
-        return first and key not in self._busy_keys(queue)
+        return first and not self._busy_keys(queue)[key]
+
+    def may_start(self, queue: str, message_id: int, key: Key) -> bool:
+        """Whether this message could be one of `ids`."""
+        if self._per_key is None:
+            return self.is_head(queue, message_id, key)
+        return self._busy_keys(queue)[key] < self._per_key
 
     def _look_at_window(self, pair: ReadyPair, cursors: Cursors) -> bool:
         """The heads among the oldest due messages of `pair`; whether there may be more behind them."""
         binds = {"queue": pair.queue, "priority": pair.priority, "size": self._size}
-        rows = self._execute(f"ordered_window{self._end}", **binds).all()
+        rows = self._execute(f"ordered_window{self._end}", **binds, mask=self._mask).all()
         for message_id, key, expired, _due, head in rows:
             if expired:
                 if message_id not in self._taken:
                     self.ids.append(message_id)  # it will be discarded, whatever runs
-            elif head is None or head >= message_id:
+            elif self._per_key is not None or head is None or head >= message_id:
                 self._take(pair.queue, message_id, key)
             else:
                 self._waiting.add(head)
@@ -206,13 +235,13 @@ class _Heads:
     def _look_at_keys(self, queue: str, cursors: Cursors) -> bool:
         """The due heads of the next keys; whether there are keys behind them."""
         binds = {"queue": queue, "start": cursors.keys.get(queue, ""), "size": self._size}
-        keys = self._execute("ordered_keys", **binds).all()
+        keys = self._next_keys(binds)
         texts = [text for key, _ in keys if (text := _text(key)) is not None]
         more = len(keys) == self._size and bool(texts)
         cursors.keys[queue] = texts[-1] if more else ""
         if ids := sorted(head for _, head in keys if head is not None):
             self._waiting |= set(ids)
-            for message_id, key in self._execute(f"ordered_heads{self._end}", ids=ids).all():
+            for message_id, key in self._heads_of(ids):
                 self._take(queue, message_id, key)
         return more
 
@@ -221,7 +250,7 @@ class _Heads:
         at = pair.queue, pair.priority
         due, last_id = cursors.rows[at]
         binds = {"queue": pair.queue, "priority": pair.priority, "due": due, "id": last_id, "size": FREE_PAGE}
-        rows = self._execute(f"ordered_free{self._end}", **binds).all()
+        rows = self._execute(f"ordered_free{self._end}", **binds, mask=self._mask).all()
         for message_id, _due, free in rows:
             if free:
                 self._take(pair.queue, message_id, None)
@@ -236,17 +265,26 @@ class _Heads:
             return
         if key is not None:
             busy = self._busy_keys(queue)
-            if key in busy:
+            if busy[key] >= (self._per_key or 1):
                 return
-            busy.add(key)
+            busy[key] += 1
         self._heads += 1
         self._taken.add(message_id)
         self.ids.append(message_id)
 
-    def _busy_keys(self, queue: str) -> set[Key]:
+    def _busy_keys(self, queue: str) -> Counter[Key]:
+        """How many leases each key has."""
         if queue not in self._busy:
-            self._busy[queue] = set(self._execute("ordered_busy", queue=queue).scalars())
+            self._busy[queue] = Counter(self._execute("ordered_busy", queue=queue).scalars())
         return self._busy[queue]
+
+    def _next_keys(self, binds: dict[str, Any]) -> Any:
+        if self._per_key is None:
+            return self._execute("ordered_keys", **binds).all()
+        return self._execute("ordered_keys_ready", **binds, mask=self._mask).all()
+
+    def _heads_of(self, ids: Sequence[int]) -> Any:
+        return self._execute(f"ordered_heads{self._end}", ids=ids, mask=self._mask).all()
 
     def _execute(self, name: str, **binds: Any) -> Any:
         return self._connection.execute(self._sql[name], binds)

@@ -12,8 +12,14 @@ _HEAD = (
 """The first live message of a key; not whether there is an earlier one: for a first message MariaDB would read
 its whole key to say no."""
 
+FIRST_READY = """(SELECT m.id FROM {message} m {key_hint}
+  WHERE m.queue = :queue AND m.{key} = k.k AND {claimable} AND m.next_attempt_at <= {now}
+    AND (m.policy_marks & :mask) = :mask ORDER BY m.id LIMIT 1) AS head"""
+"""The first message of a key that can be claimed, whatever comes before it."""
+
 _DUE = """FROM {message} m {ready_hint}
-  WHERE m.queue = :queue AND m.priority = :priority AND {claimable} AND m.next_attempt_at <= {now}"""
+  WHERE m.queue = :queue AND m.priority = :priority AND {claimable} AND m.next_attempt_at <= {now}
+    AND (m.policy_marks & :mask) = :mask"""
 
 WINDOW = (
     """
@@ -85,7 +91,8 @@ ORDER BY k.k
 
 HEADS = """
 SELECT m.id, {open}m.{key}{close} FROM {message} m {id_hint}
-WHERE m.id {of_ids} AND {claimable} AND m.next_attempt_at <= {now}{which}
+WHERE m.id {of_ids} AND {claimable} AND m.next_attempt_at <= {now}
+  AND (m.policy_marks & :mask) = :mask{which}
 ORDER BY m.priority DESC, m.next_attempt_at, m.id
 """
 
@@ -98,3 +105,8 @@ ONE = """
 SELECT m.queue, {open}m.{key}{close}, CASE WHEN m.expires_at <= {now} THEN 1 ELSE 0 END
 FROM {message} m WHERE m.id = :id
 """
+
+
+def of_ready(keys: str) -> str:
+    """KEYS or KEYS_WALKED with the first message of each key that can be claimed, in place of the first that lives."""
+    return keys.replace(_HEAD, FIRST_READY)

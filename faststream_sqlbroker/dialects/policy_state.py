@@ -1,19 +1,21 @@
 """The small table of what outlives a message's row, by (scope, key); the same on every database."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete, or_, select, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, UnknownOutcome
-from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 ORDERED = "ordered"
 ACK_FIRST = "ack_first:"
 """The scope is this and the queue; the key is the message's id."""
+ONCE = "once:"
+"""The scope is this and the queue; the key is the message's, its id is in `info`."""
 
 Started = tuple[str, int]
 """Queue and id of a message whose handler has been started."""
@@ -39,7 +41,7 @@ def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> s
         return locked
     # A row that is there already, made meanwhile, stays as it is.
     same = {"scope": ORDERED}
-    _upsert(connection, table, [{**same, "key": queue} for queue in missing], replaced=("scope",))
+    upsert(connection, table, [{**same, "key": queue} for queue in missing], replaced=("scope",))
     return locked | lock(missing)
 
 
@@ -64,10 +66,10 @@ def note_started(
     ]
     # A mark may be there from before an operator brought the message back.
     values = {"created_at": clock(), "lease_expires_at": later(bindparam("lease"))}
-    _upsert(connection, table, binds, replaced=(*values, "lease_token", "info"), **values)
+    upsert(connection, table, binds, replaced=(*values, "lease_token", "info"), **values)
 
 
-def _upsert(
+def upsert(
     connection: Connection, table: Table, binds: Sequence[Any], *, replaced: Sequence[str], **values: Any
 ) -> None:
     """Insert rows of `binds` and `values`; of those that are there, write `replaced` anew."""
@@ -100,31 +102,53 @@ def note_ended(connection: Connection, table: Table, started: Sequence[Started],
 
 
 def unknown(connection: Connection, table: Table, queue: str | None, limit: int) -> list[UnknownOutcome]:
-    """Up to `limit` starts whose holder has not been heard of for its lease, the oldest first."""
-    scope = table.c.scope
-    of = scope.startswith(ACK_FIRST, autoescape=True) if queue is None else scope == ACK_FIRST + queue
-    statement = select(scope, table.c.key, table.c.info, table.c.created_at)
-    statement = statement.where(of, table.c.lease_expires_at < clock())
+    """Up to `limit` starts whose holder has not been heard of for its lease, or that came back; the oldest first."""
+    columns = table.c.scope, table.c.key, table.c.info, table.c.created_at
+    statement = select(*columns).where(_overdue(table, queue))
     rows = connection.execute(statement.order_by(table.c.created_at, table.c.key).limit(limit))
-    found = [
-        UnknownOutcome(
-            int(r.key), r.scope.removeprefix(ACK_FIRST), r.info["key"], r.created_at, r.info["worker"]
-        )
-        for r in rows
-    ]
+    found = [_unknown(*row) for row in rows]
     return sorted(found, key=lambda outcome: (outcome.started_at, outcome.message_id))
 
 
+def _overdue(table: Table, queue: str | None = None) -> ColumnElement[bool]:
+    scope = table.c.scope
+    these = [
+        scope.startswith(prefix, autoescape=True) if queue is None else scope == prefix + queue
+        for prefix in (ACK_FIRST, ONCE)
+    ]
+    return and_(or_(*these), table.c.lease_expires_at <= clock())
+
+
+def _unknown(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOutcome:
+    if scope.startswith(ONCE):
+        return UnknownOutcome(info["message"], scope.removeprefix(ONCE), key, started_at, info["worker"])
+    return UnknownOutcome(int(key), scope.removeprefix(ACK_FIRST), info["key"], started_at, info["worker"])
+
+
 def forget_unknown(connection: Connection, table: Table, ids: Sequence[int]) -> int:
-    """Take `ids` off the list of `unknown`; how many were on it."""
-    overdue = table.c.scope.startswith(ACK_FIRST, autoescape=True), table.c.lease_expires_at < clock()
-    found: list[dict[str, str]] = []
-    for part in chunks(ids):
-        rows = select(table.c.scope, table.c.key).where(table.c.key.in_([str(i) for i in part]), *overdue)
-        found += [{"of_scope": row.scope, "of_key": row.key} for row in connection.execute(rows)]
-    if found:
-        connection.execute(delete(table).where(_one(table), table.c.lease_expires_at < clock()), found)
+    """Take `ids` off the list of `unknown`; how many were on it. A key that is handled once stays claimed."""
+    columns = table.c.scope, table.c.key, table.c.info, table.c.created_at
+    rows = connection.execute(select(*columns).where(_overdue(table))).all()
+    wanted = set(ids)
+    found = [row for row in rows if _unknown(*row).message_id in wanted]
+    one = and_(_one(table), table.c.lease_expires_at <= clock())
+    removed = [{"of_scope": r.scope, "of_key": r.key} for r in found if r.scope.startswith(ACK_FIRST)]
+    if removed:
+        connection.execute(delete(table).where(one), removed)
+    unmarked = [{"of_scope": r.scope, "of_key": r.key} for r in found if r.scope.startswith(ONCE)]
+    if unmarked:
+        connection.execute(update(table).where(one).values(lease_expires_at=None), unmarked)
     return len(found)
+
+
+def forget_expired(connection: Connection, table: Table, limit: int) -> int:
+    """Remove up to `limit` rows that may be forgotten by now; how many."""
+    over = table.c.expires_at <= clock()
+    rows = connection.execute(select(table.c.scope, table.c.key).where(over).limit(limit)).all()
+    if rows:
+        binds = [{"of_scope": row.scope, "of_key": row.key} for row in rows]
+        connection.execute(delete(table).where(_one(table), over), binds)
+    return len(rows)
 
 
 def _one(table: Table) -> ColumnElement[bool]:

@@ -37,6 +37,8 @@ from faststream_sqlbroker.dialects.base import (
     Dialect,
 )
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
+from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
+from faststream_sqlbroker.dialects.policy_sql import POSTGRESQL
 from faststream_sqlbroker.dialects.postgresql_binds import insert_query, lease_binds, settle_queries
 from faststream_sqlbroker.dialects.postgresql_reads import in_order, read_claimed, read_pairs, settled_of
 from faststream_sqlbroker.dialects.query import Query, Work
@@ -77,6 +79,7 @@ class PostgresqlDialect(Dialect):
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
         self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
+        self.scheduled = PolicyClaims(self, POSTGRESQL)
         add("idle_limit", "SELECT set_config('idle_in_transaction_session_timeout', :limit, true)")
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
 

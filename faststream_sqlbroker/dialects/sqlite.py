@@ -12,6 +12,8 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
+from faststream_sqlbroker.dialects.policy_sql import sqlite_words
 from faststream_sqlbroker.dialects.steps import StepDialect
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
@@ -154,6 +156,7 @@ class SqliteDialect(StepDialect):
         columns = ", ".join(as_bytes.get(name, name) for name in self.claimed_columns.split(", "))
         self.prepare_claims(_CLAIM, columns, "INDEXED BY {ready_index}")
         self.prepare_ordered(_ORDERED, "INDEXED BY {}")
+        self.scheduled = PolicyClaims(self, sqlite_words(NOW))
 
     def setup(self, connection: Connection) -> None:
         """Turn on WAL (kept by the file), which lets readers go on while one writes."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.policies import Concurrency
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
@@ -91,8 +92,8 @@ class Consumer:
         held.on_room = self._fetch_loop.wake
         held.hurry = self._flusher.hurry
         held.on_chained = self._wakeups.published
-        if s.ordered:
-            held.on_settled = self._hint  # the next of its key
+        if s.ordered or any(isinstance(policy, Concurrency) for policy in s.policies):
+            held.on_settled = self._hint  # the next of its key, or of all
 
     @property
     def _loops(self) -> tuple[Loop, ...]:

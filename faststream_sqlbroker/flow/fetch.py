@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects.ordered import Cursors
+from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
@@ -53,7 +54,7 @@ class Fetcher:
         self._not_before = float("-inf")
         self._look_again = True
         self._isolation = Isolation()
-        self._cursors = Cursors()
+        self._cursors, self._memory, self._gated = Cursors(), Memory(), False
         self._shares = Shares(settings.queues, settings.weights) if settings.weights else None
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
@@ -63,14 +64,19 @@ class Fetcher:
         self._look_again = self._hinted = True
         self._idle_wait = self._first_wait
 
+    @property
+    def _one_by_one(self) -> bool:
+        """Whether no more is claimed than workers are free."""
+        return bool(self._settings.ordered or self._settings.policies)
+
     def room(self) -> int:
         """Rows that may be claimed now; 0 while the flush is behind."""
         s, held = self._settings, self._inflight
         unwritten = len(held.outcomes) + len(held.flushing)
         if unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size) or len(held.refused) >= MOST_REFUSED:
             return 0
-        if s.ordered:
-            # What waits for a worker here keeps its key from everybody.
+        if self._one_by_one:
+            # What waits for a worker here keeps its key, or its slot, from everybody.
             free = (s.max_workers - held.running) * (s.fetch_batch_size if s.batch else 1)
             return int(min(s.fetch_batch_size, free - held.waiting.qsize()))
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
@@ -111,6 +117,8 @@ class Fetcher:
     ) -> tuple[Sequence[ClaimedMessage], float | None]:
         ready, hinted = self.ready, self._hinted and not self._unlooked and not self._settings.ordered
         self._hinted = False
+        if self._settings.policies:
+            return await self._claim_scheduled(limit, suspects=suspects)
         if ready.slow or hinted:
             # Not twice without a look between: a pair that nobody knows yet may be of a higher priority.
             self._unlooked = True
@@ -133,9 +141,9 @@ class Fetcher:
         """The rows, and in how many seconds to look again, if the claim knows."""
         if self._shares is None:
             return await self._claim_in_order(due, limit, suspects=suspects)
-        due = self._shares.order(due)
+        due = self._shares.order_pairs(due)
         rows, again = await self._claim_in_order(due, limit, suspects=suspects)
-        self._shares.claimed(due, rows, limit)
+        self._shares.claimed([pair.queue for pair in due], rows, more=len(rows) >= limit or again == 0)
         return rows, again
 
     async def _claim_in_order(
@@ -152,11 +160,32 @@ class Fetcher:
         self.ready.claimed(due, rows)
         return rows, None
 
+    async def _claim_scheduled(
+        self, limit: int, *, suspects: bool = True, only: int | None = None
+    ) -> tuple[Sequence[ClaimedMessage], float | None]:
+        """As `_claim`, under the subscriber's policies."""
+        s, queues = self._settings, self.ready.queues_in_turn()
+        if self._shares is not None:
+            queues = self._shares.order(queues)
+        with self._noting_the_unanswered() as token:
+            wanted = Wanted(
+                queues, limit, s.release_stuck_timeout, token, s.policies, s.ordered,
+                s.retain_in_archive_on_reject, suspects, only,
+            )  # fmt: skip
+            claim, self._memory = await self._store.policies.claim(wanted, self._memory)
+        self._gated = claim.gated
+        if self._shares is not None and only is None:
+            self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
+        return claim.rows, claim.again
+
     async def _claim_suspect(self, *, alone: bool) -> None:
         s, message_id = self._settings, self._isolation.next_suspect(monotonic())
-        with self._noting_the_unanswered() as token:
-            lease = s.release_stuck_timeout
-            rows = await self._store.claim_one(message_id, s.queues, lease, token, ordered=s.ordered)
+        if s.policies:
+            rows, _ = await self._claim_scheduled(1, only=message_id)
+        else:
+            with self._noting_the_unanswered() as token:
+                lease = s.release_stuck_timeout
+                rows = await self._store.claim_one(message_id, s.queues, lease, token, ordered=s.ordered)
         if rows:
             self._isolation.started(alone=alone, now=monotonic())
             self._add(rows)
@@ -209,7 +238,7 @@ class Fetcher:
 
     def _worthwhile(self) -> int:
         # A claim of one row for each finished one would cost a statement a message.
-        busy = self._inflight.waiting.qsize() > 0 and not self._settings.ordered
+        busy = self._inflight.waiting.qsize() > 0 and not self._one_by_one
         return max(1, self._settings.fetch_batch_size // 2) if busy else 1
 
     def _next_wait(self, claimed: int, limit: int, again: float | None, *, took: float) -> float:
@@ -221,6 +250,8 @@ class Fetcher:
         if again == 0:
             # More to look at, or somebody else's turn: soon, but for a quarter of the time at most.
             return float(max(s.min_fetch_interval, 3 * took))
+        if self._gated and again is not None:
+            return float(min(again, s.max_fetch_interval))
         self._look_again = True
         if claimed:
             self._idle_wait = self._first_wait

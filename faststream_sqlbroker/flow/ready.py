@@ -110,6 +110,11 @@ class Ready:
         begin = self._begin.get
         return self._in_turn([ReadyPair(*pair, 0.0, since=begin(pair)) for pair in self._known])
 
+    def queues_in_turn(self) -> list[str]:
+        """The queues, each time beginning with another."""
+        self._turn = (self._turn + 1) % len(self._queues)
+        return [*self._queues[self._turn :], *self._queues[: self._turn]]
+
     def next_due(self) -> list[float]:
         """In how many seconds rows become due that were not yet when they were looked at."""
         age = self.age

@@ -34,6 +34,8 @@ class StuckReleaser:
     async def tick(self) -> float:
         """Release one batch; at once again after a full one."""
         count = await self._store.release_stuck(self._queues, BATCH)
+        if await self._store.policies.forget_expired(BATCH) == BATCH:
+            return 0.0
         if count:
             self._log(logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}")
             self._released()

@@ -6,7 +6,7 @@ weights, to within one claim of each; a queue whose turn it is and that has noth
 up: a queue that comes back begins where the others are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 
@@ -19,18 +19,25 @@ class Shares:
         self._weights = dict(zip(queues, weights, strict=True))
         self._paid = dict.fromkeys(queues, 0.0)
 
-    def order(self, pairs: Sequence[ReadyPair]) -> list[ReadyPair]:
-        """`pairs` for the next claim; those of one queue stay as they are."""
-        asked = {pair.queue for pair in pairs}
-        if asked:
-            self._catch_up([queue for queue in self._paid if queue not in asked], asked)
-        return sorted(pairs, key=lambda pair: (self._paid[pair.queue], -self._weights[pair.queue]))
+    def order(self, asked: Iterable[str]) -> list[str]:
+        """The queues `asked` from next, in their order."""
+        queues = list(dict.fromkeys(asked))
+        if queues:
+            self._catch_up([queue for queue in self._paid if queue not in queues], queues)
+        return sorted(queues, key=lambda queue: (self._paid[queue], -self._weights[queue]))
 
-    def claimed(self, pairs: Sequence[ReadyPair], rows: Sequence[ClaimedMessage], limit: int) -> None:
-        """`rows` were claimed, at most `limit`, from `pairs`, in their order."""
-        queues = list(dict.fromkeys(pair.queue for pair in pairs))
-        if len(rows) < limit:
-            # Every queue was asked and has nothing more: whoever is first next time, nobody waits for it.
+    def order_pairs(self, pairs: Sequence[ReadyPair]) -> list[ReadyPair]:
+        """`pairs` for the next claim; those of one queue stay as they are."""
+        rank = {queue: n for n, queue in enumerate(self.order(pair.queue for pair in pairs))}
+        return sorted(pairs, key=lambda pair: rank[pair.queue])
+
+    def claimed(self, asked: Iterable[str], rows: Sequence[ClaimedMessage], *, more: bool) -> None:
+        """`rows` were claimed from the queues `asked`, in their order; `more` says that there may be others left."""
+        queues = list(dict.fromkeys(asked))
+        if not queues:
+            return
+        if not more:
+            # Every queue was asked and has nothing else: whoever is first next time, nobody waits for it.
             self._paid = dict.fromkeys(self._paid, 0.0)
             return
         last = 0
@@ -39,7 +46,7 @@ class Shares:
             last = max(last, queues.index(row.queue))
         self._catch_up(queues[:last], queues[last:])
 
-    def _catch_up(self, empty: Sequence[str], others: "Sequence[str] | set[str]") -> None:
+    def _catch_up(self, empty: Sequence[str], others: Sequence[str]) -> None:
         """Let the `empty` queues have no turns left that the `others` do not have; keep numbers small."""
         least = min(self._paid[queue] for queue in others)
         for queue in empty:

@@ -14,6 +14,7 @@ from faststream_sqlbroker.flow.chain import ACK_FIRST, ENDED, Post, post
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.limits import refusal, refusal_text
 from faststream_sqlbroker.flow.loop import Log, cancelled
+from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
@@ -61,7 +62,13 @@ class Worker:
             settings.transactional,
             settings.handler_timeout is not None,
             first is not None,
+            settings.policies,
         )
+        self._policies: PolicyStarts | None = None
+        if settings.policies:
+            self._policies = PolicyStarts(
+                store, inflight, self._settlements, settings.policies, log, stopping
+            )
         if not any(special):
             self.run = self.run_plain  # type: ignore[method-assign]
         limit = settings.max_deliveries
@@ -76,6 +83,8 @@ class Worker:
         turn_ends = monotonic() + TURN
         while (first := await self._next()) is not None:
             rows = await self._batch_from(first) if self._settings.batch else [first]
+            if self._policies is not None:
+                await self._policies.wait_for_slot(rows)
             ready = [row for row in rows if self._may_start(row)]
             try:
                 if ready:
@@ -161,6 +170,7 @@ class Worker:
             row.outcome is None
             and not row.attempts_count
             and row.expires_at is None
+            and row.slot is None
             and row.deliveries_count <= self._most_deliveries
             and not row.lease_lost
             and not self._stopping()
@@ -218,6 +228,8 @@ class Worker:
         if row.lease_lost:
             return False
         outcome = Release() if self._stopping() else refusal(row, self._rules, self._most_deliveries)
+        if outcome is None and missed_slot(row, batch=self._settings.batch):
+            outcome = Release()
         if outcome is None:
             return True
         if isinstance(outcome, Reject):
@@ -233,9 +245,15 @@ class Worker:
                 return
             for row in rows:
                 row.no_chain = ACK_FIRST
+        if self._policies is not None:
+            rows = await self._policies.claim_keys(rows)
+            if not rows:
+                return
         self._inflight.running += 1
         try:
             rows = await self._run(rows)
+            if self._policies is not None:
+                await self._policies.ended(rows)
         except BaseException as error:
             self._settle_cut_off(rows, error)
             raise

@@ -24,7 +24,7 @@ class Starts:
         """Share the store's `places`."""
         self._transactions, self._dialect, self._places = transactions, dialect, places
         self._table = dialect.tables.policy_state
-        self._worker = f"{socket.gethostname()}:{os.getpid()}"
+        self._worker = worker_name()
 
     async def remove_first(
         self, settlements: Sequence[Settlement], rows: Sequence[ClaimedMessage], holder: UUID, lease: float
@@ -61,3 +61,8 @@ class Starts:
         return await self._transactions.run(
             lambda c: policy_state.forget_unknown(c, self._table, ids), self._places
         )
+
+
+def worker_name() -> str:
+    """Host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -30,6 +30,7 @@ from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.handler import HandlerTransaction, open_transaction
 from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
+from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.starts import Starts
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -83,6 +84,7 @@ class Store:
         )
         self._places = asyncio.Semaphore(self.max_connections)
         self.starts = Starts(self._transactions, self.dialect, self._places)
+        self.policies = PolicyStore(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(

@@ -10,6 +10,7 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker.core.duration import Duration, parse_duration
 from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.policies import check_ack_first, check_ordered
 from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.text import short
@@ -180,6 +181,10 @@ def policy_fits(settings: "SubscriberSettings", policy: AckPolicy) -> None:
             "ordered=True keeps the next message of a key back until the one before has ended; AckPolicy.ACK_FIRST "
             "removes a message before it starts, so that nobody could tell: use another policy"
         )
+    if policy is AckPolicy.ACK_FIRST:
+        check_ack_first(settings.policies)
+    if settings.ordered:
+        check_ordered(settings.policies)
 
 
 def forward_fits(settings: "SubscriberSettings") -> None:

@@ -13,6 +13,7 @@ from faststream import AckPolicy
 from faststream._internal.constants import EMPTY
 
 from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.policies import Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.exceptions import SetupError
@@ -63,6 +64,8 @@ class SubscriberOptions(TypedDict, total=False):
     """Headers that answers take over from their message: names, True for all; default False, none."""
     transactional: bool
     """Whether the handler works in the transaction that acks its message; default False."""
+    policies: Sequence[Policy]
+    """Delay, Debounce, Throttle, Window, Once, Concurrency, BlockingWait, in the order in which they apply."""
     ordered: bool
     """Whether messages of one key are handled one at a time, in the order of their ids; default False."""
     forward_to: str | Destination | None
@@ -102,6 +105,7 @@ class SubscriberSettings:
     batch: bool = False
     forward_headers: bool | Sequence[str] = False
     transactional: bool = False
+    policies: Sequence[Policy] = ()
     ordered: bool = False
     forward_to: str | Destination | None = None
     weights: tuple[int, ...] | None = None
@@ -117,6 +121,7 @@ class SubscriberSettings:
             checks.flag(name, getattr(self, name))
         self._set("forward_headers", checks.header_names(self.forward_headers))
         checks.one_of("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
+        self._set("policies", checked_policies(self.policies))
         checks.ack_policy(self.ack_policy)
         checks.retry_strategy(self.retry_strategy)
         self._take_times()

@@ -182,10 +182,10 @@ def one_key(crowded: Engine) -> Engine:
 
 
 ORDERED: dict[str, dict[str, Any]] = {
-    "ordered_window": {"queue": "o", "priority": 0, "size": SIZE},
-    "ordered_window_others": {"queue": "o", "priority": 0, "size": SIZE},
+    "ordered_window": {"queue": "o", "priority": 0, "size": SIZE, "mask": 0},
+    "ordered_window_others": {"queue": "o", "priority": 0, "size": SIZE, "mask": 0},
     "ordered_keys": {"queue": "o", "start": "", "size": SIZE},
-    "ordered_free": {"queue": "o", "priority": 0, "size": 1000, "due": "2000-01-01", "id": 0},
+    "ordered_free": {"queue": "o", "priority": 0, "size": 1000, "due": "2000-01-01", "id": 0, "mask": 0},
     "ordered_busy": {"queue": "o"},
 }
 

@@ -31,13 +31,14 @@ class Source:
     def claim(self, limit: int, known: Any = None) -> list[str]:
         """The queues of the messages of one claim."""
         queues = [q for q in self.waiting if self.waiting[q] > 0] if known is None else known
-        pairs = self.shares.order([ReadyPair(q, 0, 0.0) for q in queues])
+        pairs = self.shares.order_pairs([ReadyPair(q, p, 0.0) for q in queues for p in (1, 0)])
+        assert [p.priority for p in pairs] == [1, 0] * len(queues)
         got: list[str] = []
-        for pair in pairs:
+        for pair in pairs[::2]:
             count = min(limit - len(got), self.waiting[pair.queue])
             self.waiting[pair.queue] -= count
             got += [pair.queue] * count
-        self.shares.claimed(pairs, [row(q) for q in got], limit)
+        self.shares.claimed([p.queue for p in pairs], [row(q) for q in got], more=len(got) == limit)
         self.claimed.update(got)
         return got
 

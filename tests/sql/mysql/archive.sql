@@ -8,6 +8,7 @@ SELECT m.id, m.queue, m.priority, m.`key`, m.dedup_id, m.headers, m.payload, u.s
   m.acquired_at, COALESCE(u.error, m.last_error), UTC_TIMESTAMP(6), u.reason
 FROM JSON_TABLE(:rows, '$[*]' COLUMNS (
     id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
-    ended BIGINT PATH '$[4]', reason VARCHAR(255) PATH '$[5]', error LONGTEXT PATH '$[6]',
-    delay BIGINT PATH '$[7]', queue VARCHAR(255) PATH '$[8]')) u
+    ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
+    error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
+    delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u
 STRAIGHT_JOIN message m ON m.id = u.id

@@ -1,7 +1,8 @@
 WITH w AS (
   SELECT m.id, m.key AS k, m.next_attempt_at AS due
   FROM message m 
-  WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp() AND (m.next_attempt_at, m.id) > (:due, :id)
+  WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+    AND (m.policy_marks & :mask) = :mask AND (m.next_attempt_at, m.id) > (:due, :id)
     AND m.deliveries_count - m.attempts_count < 2
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 )

@@ -1,0 +1,107 @@
+"""Which policies go together, and in which order."""
+
+from collections.abc import Iterable, Sequence
+
+from faststream_sqlbroker.core.policies.blocking_wait import BlockingWait
+from faststream_sqlbroker.core.policies.concurrency import Concurrency
+from faststream_sqlbroker.core.policies.debounce import Debounce
+from faststream_sqlbroker.core.policies.delay import Delay
+from faststream_sqlbroker.core.policies.once import Once
+from faststream_sqlbroker.core.policies.throttle import Throttle
+from faststream_sqlbroker.core.policies.window import Window
+from faststream_sqlbroker.exceptions import SetupError
+
+Policy = Delay | Debounce | Throttle | Window | Once | Concurrency | BlockingWait
+
+KINDS: tuple[type, ...] = (Delay, Debounce, Throttle, Window, Once, Concurrency, BlockingWait)
+_SPENDING = Throttle, Concurrency, Once
+
+
+def checked_policies(policies: object) -> tuple[Policy, ...]:
+    """`policies` as a tuple.
+
+    Raises:
+        SetupError: something that is no policy, or policies that contradict each other.
+    """
+    names = ", ".join(kind.__name__ for kind in KINDS)
+    if isinstance(policies, (*KINDS, str, bytes)) or not isinstance(policies, Iterable):
+        raise SetupError(f"policies must be a list of {names}, got {policies!r}: put brackets round it")
+    given = tuple(policies)
+    for policy in given:
+        if isinstance(policy, type) and policy in KINDS:
+            raise SetupError(f"policies must hold policies, got the class {policy.__name__}: call it")
+        if not isinstance(policy, KINDS):
+            raise SetupError(f"policies must hold {names}, got {policy!r}")
+    _check_repeated(given)
+    _check_order(given)
+    return given
+
+
+def _check_repeated(policies: Sequence[Policy]) -> None:
+    for kind in (Delay, Debounce, Window, Once, BlockingWait):
+        _at_most_one(f"a {kind.__name__}", [p for p in policies if isinstance(p, kind)])
+    own_slots = [p for p in policies if isinstance(p, Throttle) and not p.gates]
+    _at_most_one("a Throttle per key, or one that backs off, drops or dead-letters,", own_slots)
+    for per_key in (False, True):
+        same = [p for p in policies if isinstance(p, Concurrency) and p.per_key is per_key]
+        _at_most_one("a Concurrency of the same kind", same)
+
+
+def _at_most_one(what: str, policies: Sequence[Policy]) -> None:
+    if len(policies) > 1:
+        both = " and ".join(str(policy) for policy in policies)
+        raise SetupError(f"{what} can be given once, got {both}: keep the one that you mean")
+
+
+def _check_order(policies: Sequence[Policy]) -> None:
+    for n, policy in enumerate(policies):
+        earlier = [p for p in policies[:n] if isinstance(p, _SPENDING)]
+        if isinstance(policy, Debounce | Delay) and earlier:
+            raise SetupError(
+                f"{policy} comes after {earlier[0]}, which would be spent on messages that wait or go afterwards: put "
+                f"{policy} first"
+            )
+    debounce = next((p for p in policies if isinstance(p, Debounce)), None)
+    per_key = next((p for p in policies if isinstance(p, Concurrency) and p.per_key), None)
+    if debounce is not None and per_key is not None:
+        raise SetupError(
+            f"{debounce} delivers the messages of a key one after the other, so {per_key} says nothing more, or "
+            "something else: leave it out"
+        )
+
+
+def check_ordered(policies: Sequence[Policy]) -> None:
+    """Refuse what contradicts ordered=True.
+
+    Raises:
+        SetupError: a policy that picks other messages of a key than the first.
+    """
+    for policy in policies:
+        if isinstance(policy, Debounce):
+            raise SetupError(
+                f"ordered=True delivers every message of a key, first the oldest; {policy} delivers one of a burst: "
+                "leave one of both out"
+            )
+        if isinstance(policy, Concurrency) and policy.per_key:
+            raise SetupError(
+                f"ordered=True leases one message of a key at a time; {policy} says otherwise: leave one of both out"
+            )
+        if isinstance(policy, Throttle) and policy.when_exceeded in {"drop", "dead_letter"} and policy.key:
+            raise SetupError(
+                f"ordered=True keeps every message of a key; {policy} takes some out of the order: use "
+                'when_exceeded="wait"'
+            )
+
+
+def check_ack_first(policies: Sequence[Policy]) -> None:
+    """Refuse what AckPolicy.ACK_FIRST makes impossible.
+
+    Raises:
+        SetupError: a policy that must see a message until its handler has ended.
+    """
+    for policy in policies:
+        if isinstance(policy, Concurrency | Once | BlockingWait):
+            raise SetupError(
+                f"AckPolicy.ACK_FIRST removes a message before its handler starts, so that nobody could see any more "
+                f"what {policy} needs to know: use another policy"
+            )

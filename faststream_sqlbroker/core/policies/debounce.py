@@ -1,0 +1,205 @@
+"""Debounce: of a burst of messages of one key, only the newest (or the first) is delivered.
+
+Times are whole microseconds of the database's clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, flag, microseconds, one_of, seconds
+from faststream_sqlbroker.exceptions import SetupError
+
+
+@dataclass(frozen=True, init=False)
+class Debounce:
+    """Of each burst of a key one message is delivered; the others are DISCARDED as superseded.
+
+    A burst starts with the first message of its key that takes part (from its due time, or its arrival if that is
+    later), and ends when no other has come for `window`, or `max_wait` after its start. Then its newest message, the
+    one with the greatest id, is delivered. `edge="leading"` delivers the first at once and discards what comes within
+    `window` of it. A delivered message has left its burst: its retries are neither debounced nor superseded. The next
+    burst of its key is delivered after it has settled.
+    """
+
+    window: int
+    """Microseconds."""
+    edge: str
+    max_wait: int | None
+    """Microseconds."""
+    without_key: str
+
+    def __init__(
+        self,
+        window: Duration,
+        *,
+        edge: Literal["trailing", "leading"] = "trailing",
+        max_wait: Duration | None = None,
+        key: bool = True,
+        without_key: Literal["deliver", "dead_letter"] = "deliver",
+    ) -> None:
+        """Say what a burst is.
+
+        Args:
+            window: The quiet time that ends a burst (leading: how long a burst lasts).
+            edge: Which message of a burst is delivered: the newest at its end, or the first at once.
+            max_wait: Most time from a burst's start to its end, so that an unbroken stream is delivered too.
+            key: Bursts are of one key; False is refused.
+            without_key: What becomes of a message that was published without a key: it passes, or it is FAILED.
+
+        Raises:
+            SetupError: a length that is not longer than 0, max_wait shorter than the window or with
+                edge="leading", or key=False.
+        """
+        flag("Debounce's key", key)
+        if not key:
+            raise SetupError(
+                "Debounce needs keys: it delivers one message of each burst of a key, and key=False would leave one "
+                "message of the whole queue; leave key out and give every message its key (publish(..., key=...)), "
+                "the same one for all if that is what you want"
+            )
+        one_of("Debounce's edge", edge, ("trailing", "leading"))
+        one_of("Debounce's without_key", without_key, WITHOUT_KEY)
+        length = microseconds("Debounce's window", window)
+        most = None if max_wait is None else microseconds("Debounce's max_wait", max_wait)
+        if most is not None and edge == "leading":
+            raise SetupError(
+                'max_wait bounds how long a burst can put off its newest message; edge="leading" delivers the first '
+                "at once, so leave max_wait out"
+            )
+        if most is not None and most < length:
+            raise SetupError(
+                f"Debounce's max_wait ({seconds(most)}) ends every burst before its window ({seconds(length)}) can: "
+                "raise max_wait to the window or more, or shorten the window"
+            )
+        for name, value in (
+            ("window", length),
+            ("edge", edge),
+            ("max_wait", most),
+            ("without_key", without_key),
+        ):
+            object.__setattr__(self, name, value)
+
+    def __str__(self) -> str:
+        most = "" if self.max_wait is None else f", max_wait={seconds(self.max_wait)}"
+        edge = "" if self.edge == "trailing" else f", edge={self.edge}"
+        return f"Debounce({seconds(self.window)}{edge}{most})"
+
+    def end(self, start: int, last: int) -> int:
+        """When a burst that began at `start` ends if nothing comes after `last`."""
+        if self.edge == "leading":
+            return start + self.window
+        return last + self.window if self.max_wait is None else min(last + self.window, start + self.max_wait)
+
+
+@dataclass(slots=True)
+class Bursts:
+    """What is known of one key; stored as JSON."""
+
+    start: int | None = None
+    """When its open burst began; None: none is open."""
+    last: int = 0
+    """When the latest message of the open burst came."""
+    newest: int | None = None
+    """The message of the open burst that is delivered if nothing newer comes."""
+    first: int | None = None
+    """The message of the open burst that was to be delivered at once (leading edge)."""
+    ended: list[int] = field(default_factory=list)
+    """Messages whose turn is to come, in this order: of bursts that have ended, or begun (leading edge)."""
+    current: int | None = None
+    """The message that was delivered last; while it lives, the next waits."""
+
+    @classmethod
+    def load(cls, info: Any) -> "Bursts":
+        """Of what `dump` gave; anything else counts as nothing known."""
+        if not isinstance(info, dict):
+            return cls()
+        known = {name: info[name] for name in cls.__slots__ if name in info}
+        return cls(**known)
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values, without what is not set."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if value is not None and value != []}
+
+    def known(self) -> list[int]:
+        """The messages that are waiting or being handled, as far as is known."""
+        return [i for i in (self.current, *self.ended, self.newest) if i is not None]
+
+    def next(self, live: set[int]) -> int | None:
+        """The message whose turn it is, if any, among those that are still `live`."""
+        return next((message for message in self.known() if message in live), None)
+
+    def delivered(self, message: int) -> None:
+        """`message` has been claimed: it has left its burst."""
+        if message == self.newest:
+            self.start = self.newest = None
+        if message in self.ended:
+            self.ended = self.ended[self.ended.index(message) + 1 :]
+        self.current = message
+
+
+@dataclass(slots=True)
+class Taken:
+    """What became of messages that have arrived."""
+
+    due: dict[int, int] = field(default_factory=dict)
+    """When those are due that stay."""
+    superseded: dict[int, int] = field(default_factory=dict)
+    """Which message took the place of those that go."""
+
+
+def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) -> Taken:
+    """Let messages of one key take part; `bursts` is changed.
+
+    Args:
+        policy: What a burst is.
+        bursts: What is known of the key.
+        arrivals: (time, id) of each, in this order.
+    """
+    taken, gone = Taken(), list[int]()
+    for at, message in arrivals:
+        if bursts.start is not None and at > policy.end(bursts.start, bursts.last):
+            _replace(taken, gone, bursts)
+            _end(bursts)
+        if bursts.start is None:
+            _begin(policy, bursts, taken, at, message)
+            continue
+        bursts.last = max(bursts.last, at)
+        if bursts.newest is None:
+            gone.append(message)
+            continue
+        gone.append(min(bursts.newest, message))
+        bursts.newest = max(bursts.newest, message)
+        taken.due[bursts.newest] = policy.end(bursts.start, bursts.last)
+    _replace(taken, gone, bursts)
+    return taken
+
+
+def _begin(policy: Debounce, bursts: Bursts, taken: Taken, at: int, message: int) -> None:
+    bursts.start = bursts.last = at
+    if policy.edge == "leading":
+        bursts.first = message
+        bursts.ended.append(message)
+        taken.due[message] = at
+    else:
+        bursts.newest = message
+        taken.due[message] = policy.end(at, at)
+
+
+def _replace(taken: Taken, gone: list[int], bursts: Bursts) -> None:
+    """Those that go make way for the one message of the burst that is delivered, as far as is known by now."""
+    stays = bursts.newest if bursts.newest is not None else bursts.first
+    for message in gone:
+        taken.due.pop(message, None)
+        if stays is not None:
+            taken.superseded[message] = stays
+    gone.clear()
+
+
+def _end(bursts: Bursts) -> None:
+    """The open burst has ended; its message waits for its turn."""
+    if bursts.newest is not None:
+        bursts.ended.append(bursts.newest)
+    bursts.start = bursts.newest = bursts.first = None

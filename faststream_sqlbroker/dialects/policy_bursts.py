@@ -1,0 +1,70 @@
+"""Which messages of bursts that have ended are delivered: of each key one at a time, in the order of its bursts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.dialects.policy_intake import FORGET_BURSTS, burst_scope
+from faststream_sqlbroker.dialects.policy_rows import PolicyRows
+
+SHORTEST_PAUSE = MICROSECONDS // 20
+LONGEST_PAUSE = 2 * MICROSECONDS
+"""A message that waits for the one before it is looked at again after as long as that one has been running, within
+these limits: so it waits at most twice as long as it must, and many do not crowd the front."""
+
+
+class BurstHeads:
+    """The choice of one claim of one queue. Times are microseconds since 1970."""
+
+    def __init__(self, rows: PolicyRows, connection: Connection, queue: str, now: int) -> None:
+        """Under the queue's lock, after all that is due has taken part."""
+        self._rows, self._connection, self._queue, self._now = rows, connection, queue, now
+        self._known: dict[str, Bursts] = {}
+        self.later: list[int] = []
+        """When messages that wait for another are looked at again."""
+
+    def choose(self, due: Sequence[tuple[int, str | None, int]], limit: int) -> list[int]:
+        """Up to `limit` of the messages (id, key, due time) whose turn it is; the others are put off a little."""
+        keys = {key for _, key, _ in due if key is not None}
+        stored = self._rows.states(self._connection, burst_scope(self._queue), keys)
+        self._known = {key: Bursts.load(stored.get(key)) for key in keys}
+        ids = {message for bursts in self._known.values() for message in bursts.known()}
+        live = self._rows.live(self._connection, self._queue, ids)
+        chosen: list[int] = []
+        taken: set[str] = set()
+        waiting: dict[int, int | None] = {}
+        for message, key, _ in due:
+            turn = None if key is None else self._known[key].next(set(live))
+            if key in taken or (turn is not None and turn != message):
+                waiting[message] = self._now + self._pause(live.get(turn or 0))
+            elif len(chosen) < limit:
+                chosen.append(message)
+                if key is not None:
+                    taken.add(key)
+        self._rows.shift(self._connection, self._queue, waiting, 0)
+        self.later = [at for at in waiting.values() if at is not None]
+        return chosen
+
+    def delivered(self, rows: Sequence[ClaimedMessage]) -> None:
+        """`rows` have been leased: they have left their bursts."""
+        states: dict[str, tuple[Any, int]] = {}
+        for row in rows:
+            if row.key is not None and row.key in self._known:
+                self._known[row.key].delivered(row.id)
+                states[row.key] = self._known[row.key].dump(), self._now + FORGET_BURSTS
+        self._rows.keep(self._connection, burst_scope(self._queue), states)
+
+    def _pause(self, before: tuple[str, int, int | None] | None) -> int:
+        """How long to put off what waits for the message `before`."""
+        if before is None:
+            return SHORTEST_PAUSE
+        state, due, acquired = before
+        pause = due - self._now if acquired is None else self._now - acquired
+        if state != "PROCESSING":
+            # It cannot settle before it has been claimed.
+            return max(SHORTEST_PAUSE, pause)
+        return min(max(SHORTEST_PAUSE, pause), LONGEST_PAUSE)

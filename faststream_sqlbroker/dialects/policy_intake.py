@@ -1,0 +1,200 @@
+"""What policies do with messages that have become due, before any is claimed: shift, supersede, drop.
+
+Each message is looked at once by each policy, which leaves a mark on it; so a look begins where the last one of this
+process has ended, a little before. All of it runs under the queue's lock, in lists.
+"""
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.policies import Debounce, Delay, Throttle
+from faststream_sqlbroker.core.policies.debounce import Bursts, take
+from faststream_sqlbroker.core.policies.marks import BURST, DELAYED, SLOT
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.throttle import THROTTLED, dump_slots, load_slots
+from faststream_sqlbroker.core.rows import ReadyPair
+from faststream_sqlbroker.core.settle import EXPIRED
+from faststream_sqlbroker.dialects.policy_rows import SCAN, Arrival, PolicyRows
+
+LATE_COMMITS = 2 * MICROSECONDS
+"""A look begins so much before the end of the last one: what is committed later waits for a whole look."""
+WHOLE_LOOK = 5.0
+"""Seconds between two looks at everything that is due; more if they are slow."""
+SLOW_SHARE = 20
+"""A whole look is followed by so many times its length without one."""
+FORGET_BURSTS = 86_400 * MICROSECONDS
+"""How long a key is remembered after its last burst: its message may be tried again for so long."""
+
+Place = tuple[str, int, int]
+"""Queue, priority, mark."""
+
+
+@dataclass
+class Looks:
+    """Where the looks of one process have ended; empty, they begin at the beginning."""
+
+    ended_at: dict[Place, int] = field(default_factory=dict)
+    whole_after: dict[Place, float] = field(default_factory=dict)
+
+    def copy(self) -> "Looks":
+        """One to change while it is not known whether the claim will be committed."""
+        return Looks(dict(self.ended_at), dict(self.whole_after))
+
+
+@dataclass
+class Intake:
+    """The policies' work on one queue in one claim. Times are microseconds since 1970."""
+
+    rows: PolicyRows
+    connection: Connection
+    queue: str
+    pairs: list[ReadyPair]
+    now: int
+    looks: Looks
+    keep: bool
+    """Whether what is discarded is archived."""
+    opened: int = 0
+    """Nothing takes part before: when the window before this policy has opened."""
+    before: int = 0
+    """The marks of the policies before."""
+    later: list[int] = field(default_factory=list)
+    """When shifted messages are due."""
+    dead: list[int] = field(default_factory=list)
+    """Messages to claim as dead letters."""
+
+    def delay(self, policy: Delay) -> bool:
+        """Shift what is due for the first time; whether all of it was looked at."""
+        arrivals, whole = self._arrivals(DELAYED)
+        due = {a.id: None if a.delivered else max(a.due, self.opened) + policy.length for a in arrivals}
+        self._shift(due, DELAYED)
+        self.before |= DELAYED
+        return whole
+
+    def burst(self, policy: Debounce) -> bool:
+        """Let new messages take part in the bursts of their keys; whether all of them have."""
+        arrivals, whole = self._arrivals(BURST)
+        due: dict[int, int | None] = {}
+        reasons: dict[int, str] = {}
+        by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for a in arrivals:
+            if a.delivered or a.key is None:
+                due[a.id] = None
+            elif a.expired:
+                reasons[a.id] = EXPIRED
+            else:
+                by_key[a.key].append((max(a.due, a.created, self.opened), a.id))
+        scope = burst_scope(self.queue)
+        known = self.rows.states(self.connection, scope, by_key)
+        states: dict[str, tuple[Any, int]] = {}
+        for key, messages in by_key.items():
+            bursts = Bursts.load(known.get(key))
+            taken = take(policy, bursts, sorted(messages))
+            due |= taken.due
+            reasons |= {message: f"superseded by {by}" for message, by in taken.superseded.items()}
+            end = self.now if bursts.start is None else policy.end(bursts.start, bursts.last)
+            states[key] = bursts.dump(), max(end, self.now) + FORGET_BURSTS
+        self.rows.keep(self.connection, scope, states)
+        self.rows.discard(self.connection, self.queue, reasons, keep=self.keep)
+        self._shift(due, BURST)
+        self.before |= BURST
+        return whole
+
+    def slots(self, policy: Throttle, limit: int) -> bool:
+        """Give messages slots of their own, or what becomes of those without; whether all were looked at.
+
+        At most `limit` are granted now, as no more could start; those above them wait for the next claim.
+        """
+        arrivals, whole = self._arrivals(SLOT, late=self.now - policy.max_lag)
+        self.before |= SLOT
+        scope = slot_scope(self.queue)
+        keys = {self._slot_key(policy, a) for a in arrivals} - {None}
+        known = self.rows.states(self.connection, scope, [key for key in keys if key is not None])
+        logs = {key: load_slots(known.get(key)) for key in keys if key is not None}
+        due: dict[int, int | None] = {}
+        put_off: dict[int, int | None] = {}
+        dropped: dict[int, str] = {}
+        for a in arrivals:
+            key = self._slot_key(policy, a)
+            slot = self.now if key is None else policy.next_slot(logs[key], self.now)
+            waits = policy.when_exceeded == "wait" or a.delivered
+            if slot <= self.now and not waits and len(due) >= limit:
+                whole = False
+            elif slot <= self.now or waits:
+                due[a.id] = slot
+                if key is not None:
+                    logs[key].append(slot)
+            elif policy.when_exceeded == "backoff":
+                # Spread, so that those put off together do not come back together.
+                put_off[a.id] = self.now + round(policy.per * random.uniform(1, 2))  # noqa: S311 - no secret
+            elif policy.when_exceeded == "drop":
+                dropped[a.id] = THROTTLED
+            else:
+                self.dead.append(a.id)
+        kept = {
+            key: (dump_slots(policy, log), log[-1] + policy.per + MICROSECONDS)
+            for key, log in logs.items()
+            if log
+        }
+        self.rows.keep(self.connection, scope, kept)
+        self.rows.discard(self.connection, self.queue, dropped, keep=self.keep)
+        self._shift(put_off, 0)
+        self._shift(due, SLOT)
+        return whole
+
+    @staticmethod
+    def _slot_key(policy: Throttle, arrival: Arrival) -> str | None:
+        return arrival.key if policy.key else ""
+
+    def _shift(self, due: dict[int, int | None], mark: int) -> None:
+        self.rows.shift(self.connection, self.queue, due, mark)
+        self.later += [at for at in due.values() if at is not None and at > self.now]
+
+    def _arrivals(self, own: int, *, late: int = 0) -> tuple[list[Arrival], bool]:
+        """What has not got the mark `own`, and whether that is all; if not, all that was due before some time."""
+        found: list[Arrival] = []
+        horizon: int | None = None
+        for pair in self.pairs:
+            place = self.queue, pair.priority, own
+            asked = monotonic()
+            # Slots are few among what is due, and those that were missed lie behind.
+            whole = (
+                own == SLOT
+                or place not in self.looks.ended_at
+                or asked >= self.looks.whole_after.get(place, 0.0)
+            )
+            since = 0 if whole else max(0, self.looks.ended_at[place] - LATE_COMMITS)
+            rows = self.rows.arrivals(
+                self.connection,
+                self.queue,
+                pair.priority,
+                before=self.before,
+                own=own,
+                since=since,
+                late=late,
+            )
+            if len(rows) == SCAN:
+                horizon = rows[-1].due if horizon is None else min(horizon, rows[-1].due)
+            self.looks.ended_at[place] = rows[-1].due if len(rows) == SCAN else self.now
+            if whole:
+                took = monotonic() - asked
+                self.looks.whole_after[place] = asked + max(WHOLE_LOOK, SLOW_SHARE * took)
+            found += rows
+        if horizon is None:
+            return found, True
+        # What is due later may come after something of another priority that was not read yet.
+        return [a for a in found if a.due <= horizon], False
+
+
+def burst_scope(queue: str) -> str:
+    """Where the bursts of a queue's keys are stored."""
+    return f"debounce:{queue}"
+
+
+def slot_scope(queue: str, number: int | None = None) -> str:
+    """Where the slots of a queue's keys are stored, or of the queue itself, by the number of its policy."""
+    return f"slots:{queue}" if number is None else f"throttle{number}:{queue}"

@@ -1,0 +1,171 @@
+"""What claims under policies read and write, in lists: messages that arrive, their due times, states by key."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, Text, bindparam
+
+from faststream_sqlbroker.dialects import policy_sql
+from faststream_sqlbroker.dialects.base import OTHERS
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.base import Dialect
+
+SCAN = 5_000
+"""Messages that one statement looks at, shifts or discards."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A due message that a policy has not seen yet. Times are microseconds since 1970."""
+
+    id: int
+    key: str | None
+    due: int
+    created: int
+    expired: bool
+    delivered: bool
+    """Whether it was delivered before."""
+
+
+class PolicyRows:
+    """The statements of one dialect, called with lists of any length."""
+
+    def __init__(self, dialect: "Dialect", words: policy_sql.Words) -> None:
+        """Prepare the statements."""
+        self._dialect = dialect
+        texts = policy_sql.statements(words, archive=dialect.has_archive)
+        binds = {
+            "queue": String, "scope": String, "rows": Text, "priority": SmallInteger, "before": Integer,
+            "own": Integer, "mark": Integer, "since": BigInteger, "late": BigInteger, "size": Integer,
+            "only": BigInteger,
+        }  # fmt: skip
+        for name, text in texts.items():
+            used = [bindparam(b, type_=kind()) for b, kind in binds.items() if f":{b}" in text]
+            dialect.add_statement(name, text, *used, others=OTHERS.format(of="m."))
+
+    def _run(self, connection: Connection, name: str, **binds: Any) -> Any:
+        return connection.execute(self._dialect.sql[name], binds)
+
+    def now(self, connection: Connection) -> int:
+        """The database's clock."""
+        return int(self._run(connection, "policy_now").scalar_one())
+
+    def arrivals(
+        self,
+        connection: Connection,
+        queue: str,
+        priority: int,
+        *,
+        before: int,
+        own: int,
+        since: int,
+        late: int,
+    ) -> list[Arrival]:
+        """Up to `SCAN` due messages that have the marks `before` and not `own`, by due time and id.
+
+        Args:
+            connection: Under the queue's lock.
+            queue: Its name.
+            priority: Only of this one.
+            before: Marks of the policies before.
+            own: The mark that is missing, or was given for a time before `late`.
+            since: Messages that were due before are left out.
+            late: See `own`.
+        """
+        rows = self._run(
+            connection, "policy_arrivals", queue=queue, priority=priority, before=before, own=own, since=since,
+            late=late, size=SCAN,
+        )  # fmt: skip
+        return [Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows]
+
+    def shift(self, connection: Connection, queue: str, due: Mapping[int, int | None], mark: int) -> None:
+        """Give messages `mark`, and another due time unless it is None."""
+        if due:
+            rows = json.dumps([{"id": message, "due": at} for message, at in due.items()])
+            self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark)
+
+    def discard(self, connection: Connection, queue: str, reasons: Mapping[int, str], *, keep: bool) -> None:
+        """End messages that nobody holds as DISCARDED, archived if `keep`."""
+        if not reasons:
+            return
+        rows = json.dumps([{"id": message, "reason": why} for message, why in sorted(reasons.items())])
+        archived = keep and self._dialect.has_archive
+        if archived and "policy_discard" in self._dialect.sql:
+            self._run(connection, "policy_discard", rows=rows, queue=queue)
+            return
+        if archived:
+            # Only what is locked now is copied, and exactly that deleted.
+            held = set(self._run(connection, "policy_lock", rows=rows, queue=queue).scalars())
+            reasons = {message: why for message, why in reasons.items() if message in held}
+            rows = json.dumps([{"id": message, "reason": why} for message, why in sorted(reasons.items())])
+            self._run(connection, "policy_archive", rows=rows, queue=queue)
+        self._run(connection, "policy_drop", rows=rows, queue=queue)
+
+    def states(self, connection: Connection, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+        """What is stored under `scope` for each of `keys`."""
+        wanted = sorted(set(keys))
+        if not wanted:
+            return {}
+        rows = self._run(
+            connection, "policy_states", scope=scope, rows=json.dumps([{"k": key} for key in wanted])
+        ).all()
+        found = {as_key(key): None if info is None else json.loads(info) for key, info in rows}
+        return {key: info for key, info in found.items() if key is not None}
+
+    def keep(self, connection: Connection, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
+        """Store what is known of each key, and when it may be forgotten."""
+        if states:
+            rows = json.dumps(
+                [
+                    {"k": key, "info": json.dumps(info), "expires": expires}
+                    for key, (info, expires) in sorted(states.items())
+                ]
+            )
+            self._run(connection, "policy_keep", scope=scope, rows=rows)
+
+    def running(self, connection: Connection, queue: str, most: int) -> int:
+        """Leases of the queue, counted up to `most`."""
+        return int(self._run(connection, "policy_running", queue=queue, size=most).scalar_one())
+
+    def live(
+        self, connection: Connection, queue: str, ids: Iterable[int]
+    ) -> dict[int, tuple[str, int, int | None]]:
+        """State, due time and time of the claim of those of `ids` that are in the queue."""
+        wanted = sorted(set(ids))
+        if not wanted:
+            return {}
+        rows = self._run(
+            connection, "policy_live", queue=queue, rows=json.dumps([{"id": message} for message in wanted])
+        )
+        return {r[0]: (r[1], int(r[2]), None if r[3] is None else int(r[3])) for r in rows}
+
+    def due(
+        self,
+        connection: Connection,
+        queue: str,
+        priority: int,
+        *,
+        before: int,
+        size: int,
+        which: str,
+        only: int | None,
+    ) -> list[tuple[int, str | None, int]]:
+        """Up to `size` due messages that have the marks `before`: id, key, due time."""
+        binds: dict[str, Any] = {"queue": queue, "priority": priority, "before": before, "size": size}
+        if only is not None:
+            which, binds["only"] = "_one", only
+        rows = self._run(connection, f"policy_due{which}", **binds)
+        return [(r[0], as_key(r[1]), int(r[2])) for r in rows]
+
+
+def as_key(value: Any) -> str | None:
+    """A key as text; None for bytes (SQLite) that are no text, which no broker has written."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,197 @@
+"""Statements of claims under scheduling policies; tests/sql shows them filled.
+
+Times are whole microseconds since 1970 (UTC) on the way in and out, so that what policies decide is the same on every
+database. Lists of any length are one JSON bind, so the text never changes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from faststream_sqlbroker.dialects.base import MESSAGE_COLUMNS
+
+Columns = Mapping[str, str]
+"""Names of a JSON row's members, and "int", "key" or "text"."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """One database's own."""
+
+    now: str
+    claimable: str
+    """Whether `m` can be claimed."""
+    us: Callable[[str], str]
+    """A time as microseconds."""
+    at: Callable[[str], str]
+    """Microseconds as a time."""
+    rows: Callable[[Columns], str]
+    """The bind `rows` as a table `u`."""
+    join: str
+    """Joins `u`, which is read first, with what follows."""
+    update: str
+    """Changes rows of the message table `m` that `rows` names: {rows}, {set}, {where}."""
+    upsert: str
+    """What follows an INSERT … SELECT into the policy state."""
+    as_text: Callable[[str], str] = lambda name: name
+    key_hint: str = ""
+    ready_hint: str = ""
+    leased_hint: str = ""
+    id_hint: str = ""
+    open: str = ""
+    close: str = ""
+    lock: str = " FOR UPDATE"
+
+
+def _postgresql_rows(columns: Columns) -> str:
+    types = {"int": "bigint", "key": "text", "text": "text"}
+    listed = ", ".join(f"{name} {types[kind]}" for name, kind in columns.items())
+    return f"json_to_recordset((:rows)::json) AS u({listed})"
+
+
+def _mysql_rows(columns: Columns) -> str:
+    # Else they have the character set of the database, which may not hold what is in them.
+    utf8 = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+    types = {"int": "BIGINT", "key": f"VARCHAR(255) {utf8}", "text": f"LONGTEXT {utf8}"}
+    listed = ", ".join(f"{name} {types[kind]} PATH '$.{name}'" for name, kind in columns.items())
+    return f"JSON_TABLE(:rows, '$[*]' COLUMNS ({listed})) u"
+
+
+def _sqlite_rows(columns: Columns) -> str:
+    listed = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name in columns)
+    return f"(SELECT {listed} FROM json_each(:rows)) u"
+
+
+POSTGRESQL = Words(
+    now="statement_timestamp()",
+    claimable="m.state IN ('PENDING', 'RETRYABLE')",
+    us=lambda x: f"(extract(epoch FROM {x}) * 1000000)::bigint",
+    at=lambda x: f"(timestamptz 'epoch' + {x} * interval '1 microsecond')",
+    rows=_postgresql_rows,
+    join="JOIN",
+    update="UPDATE {message} m SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
+    upsert="ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, expires_at = excluded.expires_at",
+    as_text=lambda name: f"{name}::text",
+)
+MYSQL = Words(
+    now="UTC_TIMESTAMP(6)",
+    claimable="m.claimable = 1",
+    us=lambda x: f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {x})",
+    at=lambda x: f"(TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL {x} MICROSECOND)",
+    rows=_mysql_rows,
+    join="STRAIGHT_JOIN",
+    update="UPDATE {rows} STRAIGHT_JOIN {message} m ON m.id = u.id SET {set} WHERE {where}",
+    upsert="ON DUPLICATE KEY UPDATE info = VALUES(info), expires_at = VALUES(expires_at)",
+    ready_hint="FORCE INDEX ({ready_index})",
+    leased_hint="FORCE INDEX ({leased_index})",
+    id_hint="FORCE INDEX (PRIMARY)",
+)
+
+
+def sqlite_words(now: str) -> Words:
+    """SQLite's; `now` is its clock."""
+    return Words(
+        now=now,
+        claimable="m.state IN ('PENDING', 'RETRYABLE')",
+        us=lambda x: x,
+        at=lambda x: x,
+        rows=_sqlite_rows,
+        join="CROSS JOIN",
+        update="UPDATE {message} AS m SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
+        upsert="WHERE true ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, expires_at = excluded.expires_at",
+        ready_hint="INDEXED BY {ready_index}",
+        leased_hint="INDEXED BY {leased_index}",
+        open="CAST(",
+        close=" AS BLOB)",
+        lock="",
+    )
+
+
+def statements(w: Words, *, archive: bool) -> dict[str, str]:
+    """The texts by name, with the names of tables still to fill in."""
+    due = (
+        f"FROM {{message}} m {w.ready_hint}\n"
+        f"WHERE m.queue = :queue AND m.priority = :priority AND {w.claimable} AND m.next_attempt_at <= {w.now}"
+    )
+    marked = "(m.policy_marks & :before) = :before"
+    ids, states = w.rows({"id": "int"}), w.rows({"k": "key"})
+    keyed = w.rows({"k": "key", "info": "text", "expires": "int"})
+    found = f"{w.update}".replace("{where}", f"m.queue = :queue AND {w.claimable}")
+    shifted = f"next_attempt_at = COALESCE({w.at('u.due')}, {{m}}next_attempt_at), policy_marks = {{m}}policy_marks | :mark"
+    texts = {
+        "policy_now": f"SELECT {w.us(w.now)}",
+        "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}, {w.us('m.created_at')},\n"
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count\n"
+        f"{due}\n  AND m.next_attempt_at >= {w.at(':since')} AND {marked}\n"
+        f"  AND ((m.policy_marks & :own) = 0 OR m.next_attempt_at < {w.at(':late')})\n"
+        "ORDER BY m.next_attempt_at, m.id LIMIT :size",
+        "policy_shift": found.replace("{rows}", w.rows({"id": "int", "due": "int"})).replace(
+            "{set}", _assignments(w, shifted)
+        ),
+        "policy_states": f"SELECT {w.open}p.{{key}}{w.close}, {w.as_text('p.info')}\n"
+        f"FROM {states} {w.join} {{policy_state}} p ON p.scope = :scope AND p.{{key}} = u.k",
+        "policy_keep": "INSERT INTO {policy_state} (scope, {key}, info, expires_at)\n"
+        f"SELECT :scope, u.k, {_json(w)}, {w.at('u.expires')} FROM {keyed}\n{w.upsert}",
+        "policy_running": f"SELECT count(*) FROM (SELECT 1 FROM {{message}} m {w.leased_hint}\n"
+        "  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL LIMIT :size) r",
+        "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, {w.us('m.acquired_at')}\n"
+        f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
+    }
+    for name, which in (("", ""), ("_others", "{others}"), ("_one", "\n  AND m.id = :only")):
+        texts[f"policy_due{name}"] = (
+            f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}\n{due}\n  AND {marked}{which}\n"
+            "ORDER BY m.next_attempt_at, m.id LIMIT :size"
+        )
+    texts |= _discards(w, archive=archive)
+    return texts
+
+
+def _assignments(w: Words, text: str) -> str:
+    """MySQL has the message table in a join, where columns need its name; the others refuse it on the left."""
+    if w.join == "STRAIGHT_JOIN":
+        return (
+            text.replace("{m}", "m.")
+            .replace("next_attempt_at = ", "m.next_attempt_at = ", 1)
+            .replace(", policy_marks = ", ", m.policy_marks = ")
+        )
+    return text.replace("{m}", "m.")
+
+
+def _json(w: Words) -> str:
+    return "u.info::jsonb" if w is POSTGRESQL else "u.info"
+
+
+def _discards(w: Words, *, archive: bool) -> dict[str, str]:
+    rows = w.rows({"id": "int", "reason": "text"})
+    of_message = ", ".join(
+        "'DISCARDED'" if column == "state" else f"m.{column}" for column in MESSAGE_COLUMNS.split(", ")
+    )
+    insert = f"INSERT INTO {{archive}} ({MESSAGE_COLUMNS}, archived_at, reason)\n"
+    these = f"m.queue = :queue AND {w.claimable}"
+    if w is POSTGRESQL:
+        gone = (
+            f"DELETE FROM {{message}} m USING u WHERE m.id = u.id AND {these} RETURNING m.*, u.reason AS why"
+        )
+        kept = of_message.replace("m.", "d.")
+        text = f"WITH u AS MATERIALIZED (SELECT * FROM {rows}), d AS (\n  {gone}\n)"
+        if archive:
+            text += f", a AS (\n  {insert}  SELECT {kept}, {w.now}, d.why FROM d\n)"
+        return {
+            "policy_discard": f"{text}\nSELECT count(*) FROM d",
+            "policy_drop": _without_archive(rows, these),
+        }
+    held = f"FROM {rows} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE {these}"
+    if w is MYSQL:
+        delete = f"DELETE m {held}"
+    else:
+        delete = f"DELETE FROM {{message}} AS m WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
+    texts = {
+        "policy_lock": f"SELECT m.id {held} ORDER BY m.id{w.lock}",
+        "policy_drop": delete,
+    }
+    if archive:
+        texts["policy_archive"] = f"{insert}SELECT {of_message}, {w.now}, u.reason\n{held}"
+    return texts
+
+
+def _without_archive(rows: str, these: str) -> str:
+    return f"DELETE FROM {{message}} m USING {rows} WHERE m.id = u.id AND {these}"

@@ -1,0 +1,53 @@
+"""What a claim under policies is given, and what it gives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.dialects.ordered import Cursors
+from faststream_sqlbroker.dialects.policy_intake import Looks
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a subscriber wants to claim."""
+
+    queues: Sequence[str]
+    """In the order in which they are looked at."""
+    limit: int
+    lease: float
+    """Seconds."""
+    token: UUID
+    policies: Sequence[Policy]
+    ordered: bool = False
+    keep: bool = True
+    """Whether what is discarded is archived."""
+    suspects: bool = True
+    only: int | None = None
+    """Nothing but this message."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """What came of it."""
+
+    rows: list[ClaimedMessage]
+    again: float | None
+    """In how many seconds to look again: 0 if there is more to look at, or somebody else claims right now; None if that
+    is not known."""
+    gated: bool
+    """Whether nothing more can start before, whatever comes."""
+
+
+@dataclass
+class Memory:
+    """Where the claims of one process have stopped looking."""
+
+    looks: Looks = field(default_factory=Looks)
+    cursors: Cursors = field(default_factory=Cursors)
+
+    def copy(self) -> "Memory":
+        """One to change while it is not known whether the claim will be committed."""
+        return Memory(self.looks.copy(), self.cursors.copy())

@@ -1,0 +1,156 @@
+"""What policies ask of a worker: to wait for a slot, to claim a key before the start, to rest after a failure."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.outcome import Discard, Nack, Outcome, Postpone, Reject, Release
+from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.throttle import AHEAD
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.settle import UNKNOWN_OUTCOME
+from faststream_sqlbroker.dialects.once import Verdict
+from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.settlements import Settlements
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+Rows = list[ClaimedMessage]
+REST_STEP = 0.1
+"""Seconds after which a worker that rests looks whether it is to stop."""
+REPEATS = 5
+"""How often a claim of keys is repeated whose COMMIT was not answered."""
+SPENT = "failed_once"
+"""The reason of a message that may run once, and has failed."""
+
+
+def missed_slot(row: ClaimedMessage, *, batch: bool) -> bool:
+    """Whether it is too late for the slot of `row`, which is given up."""
+    if row.slot is None:
+        return False
+    # A batch starts with the last slot of its messages.
+    late = AHEAD / MICROSECONDS if batch else 0.0
+    return monotonic() > row.claimed_monotonic + row.slot[1] + late
+
+
+class PolicyStarts:
+    """What the policies of one subscriber do around each call of its handler."""
+
+    def __init__(
+        self,
+        store: "Store",
+        inflight: Inflight,
+        settlements: Settlements,
+        policies: Sequence[Policy],
+        log: Log,
+        stopping: Callable[[], bool],
+    ) -> None:
+        """`stopping` ends a rest."""
+        self._settlements = settlements
+        self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
+        self._once = next((policy for policy in policies if isinstance(policy, Once)), None)
+        self._rest = next((policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0)
+        self._failures = 0
+
+    async def wait_for_slot(self, rows: Rows) -> None:
+        """Wait until all of `rows` may start."""
+        now = monotonic()
+        wait = max(
+            (row.claimed_monotonic + row.slot[0] - now for row in rows if row.slot is not None), default=0.0
+        )
+        if wait <= 0:
+            return
+        try:
+            await asyncio.sleep(wait)
+        except BaseException:
+            self._inflight.give_back(rows)
+            raise
+
+    async def claim_keys(self, rows: Rows) -> Rows:
+        """Claim the keys of messages that may run once; those that may start. The others are settled."""
+        keyed = [row for row in rows if row.key is not None]
+        if self._once is None or not keyed:
+            return rows
+        try:
+            verdicts = await self._claimed(keyed, self._once.ttl / MICROSECONDS)
+        except StoreError as error:
+            await self._not_started(rows, error)
+            return []
+        self._failures = 0
+        for row in keyed:
+            verdict, other = verdicts[row.id]
+            if verdict is Verdict.LOST:
+                self._lost(row)
+            elif verdict is Verdict.DUPLICATE:
+                self._end(row, Discard(f"duplicate of {other}"))
+            elif verdict is Verdict.UNKNOWN:
+                self._end(row, Reject(UNKNOWN_OUTCOME))
+        going = {row.id for row in keyed if verdicts[row.id][0] is not Verdict.START}
+        return [row for row in rows if row.id not in going]
+
+    def _end(self, row: ClaimedMessage, outcome: Outcome) -> None:
+        row.settle_as(outcome)
+        self._inflight.finish(self._settlements.one(row, row.outcome, attempted=False))
+
+    async def _claimed(self, rows: Rows, ttl: float) -> dict[int, tuple[Verdict, int | None]]:
+        for failures in range(1, REPEATS):
+            try:
+                return await self._store.policies.claim_keys(rows, ttl)
+            except UnknownOutcomeError:
+                await asyncio.sleep(backoff(failures))
+        return await self._store.policies.claim_keys(rows, ttl)
+
+    async def _not_started(self, rows: Rows, error: StoreError) -> None:
+        """Nothing runs whose key is not known to be claimed."""
+        self._failures += 1
+        pause = backoff(self._failures)
+        self._log(
+            logging.WARNING,
+            f"the keys of messages {[row.id for row in rows]} cannot be claimed, so they do not run now; again in "
+            f"{pause:.1f} s: {error}",
+            message_id=rows[0].id,
+        )
+        await asyncio.sleep(pause)
+        for row in rows:
+            if isinstance(error, UnknownOutcomeError):
+                self._inflight.forget(row)  # whoever gets it next finds out
+            else:
+                self._end(row, Release())
+
+    def _lost(self, row: ClaimedMessage) -> None:
+        self._inflight.forget(row)
+        self._inflight.lease_lost_count += 1
+        text = f"lease lost: message {row.id} (delivery {row.deliveries_count}, phase claim of its key)"
+        self._log(logging.WARNING, f"{text}; it does not run here", message_id=row.id)
+
+    async def ended(self, rows: Rows) -> None:
+        """The handler of `rows` has ended: rest after a failure; give keys back where it may be tried again."""
+        if self._rest and any(isinstance(row.outcome, Nack) for row in rows):
+            until = monotonic() + self._rest
+            while (left := until - monotonic()) > 0 and not self._stopping():
+                await asyncio.sleep(min(left, REST_STEP))
+        if self._once is None:
+            return
+        again: Rows = []
+        for row in (row for row in rows if row.key is not None):
+            if isinstance(row.outcome, Postpone) or (
+                isinstance(row.outcome, Nack) and row.outcome.retry_possible
+            ):
+                again.append(row)
+            elif isinstance(row.outcome, Nack):
+                row.outcome = Reject(SPENT, row.outcome.error)
+        if again:
+            await self._give_back(again)
+
+    async def _give_back(self, rows: Rows) -> None:
+        try:
+            await self._store.policies.give_back_keys(rows)
+        except StoreError as error:
+            text = f"the keys of messages {[row.id for row in rows]} could not be given back, so they do not run again"
+            self._log(logging.ERROR, f"{text}: {error}", message_id=rows[0].id)

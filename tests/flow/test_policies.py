@@ -1,0 +1,276 @@
+"""Scheduling policies through a subscriber's loops, on every database."""
+
+import asyncio
+from itertools import pairwise
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from faststream_sqlbroker.core.outcome import Ack, Nack
+from faststream_sqlbroker.core.policies import (
+    BlockingWait,
+    Concurrency,
+    Debounce,
+    Delay,
+    Once,
+    Policy,
+    Throttle,
+    Window,
+)
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
+
+
+async def archived(rig: Rig, count: int) -> list[dict[str, Any]]:
+    """Wait until `count` messages are archived."""
+
+    async def done() -> list[dict[str, Any]]:
+        rows = await rig.rows(archive=True)
+        return rows if len(rows) == count else []
+
+    return await eventually(done, timeout=20)
+
+
+async def test_a_delay_holds_every_message_back_once(rig: Rig) -> None:
+    """P1, Z6."""
+    handled: list[tuple[int, float]] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        handled.append((row.id, monotonic()))
+        row.settle_as(Nack(delay=0.0) if len(handled) == 1 else Ack())
+
+    consumer = rig.consumer(handle, policies=[Delay("400ms")], **QUICK)
+    await consumer.start()
+    began = monotonic()
+    [message] = await rig.put()
+    await archived(rig, 1)
+    assert [i for i, _ in handled] == [message, message]
+    assert 0.4 <= handled[0][1] - began < 2
+    assert handled[1][1] - handled[0][1] < 0.3  # the retry is not delayed again
+
+
+async def test_the_newest_of_a_burst_is_delivered(rig: Rig) -> None:
+    """Z7, Z1: the others are superseded by it."""
+    consumer = rig.consumer(policies=[Debounce("300ms")], **QUICK)
+    await consumer.start()
+    ids = await rig.put(5, key="a")
+    others = await rig.put(2, key="b")
+    began = monotonic()
+    rows = {row["id"]: row for row in await archived(rig, 7)}
+    assert monotonic() - began >= 0.25
+    assert [row.id for row in rig.handled] == [ids[-1], others[-1]]
+    assert {rows[i]["state"] for i in ids[:-1]} == {"DISCARDED"}
+    assert rows[ids[0]]["reason"].startswith("superseded by ")
+
+
+async def test_max_wait_bounds_a_burst(rig: Rig) -> None:
+    """Z7: an unbroken stream is delivered too."""
+    consumer = rig.consumer(policies=[Debounce("300ms", max_wait="600ms")], **QUICK)
+    await consumer.start()
+    ids = []
+    for _ in range(12):
+        ids += await rig.put(1, key="a")
+        await asyncio.sleep(0.1)
+    await archived(rig, 12)
+    assert 2 <= len(rig.handled) <= 4
+    assert rig.handled[-1].id == ids[-1]
+
+
+async def test_the_first_of_a_burst_is_delivered_at_once(rig: Rig) -> None:
+    """Z7: leading edge."""
+    consumer = rig.consumer(policies=[Debounce("500ms", edge="leading")], **QUICK)
+    await consumer.start()
+    first = await rig.put(3, key="a")
+    rows = await archived(rig, 3)
+    assert [row.id for row in rig.handled] == [first[0]]
+    assert {row["reason"] for row in rows if row["id"] != first[0]} == {f"superseded by {first[0]}"}
+    await asyncio.sleep(0.6)
+    again = await rig.put(2, key="a")
+    await archived(rig, 5)
+    assert [row.id for row in rig.handled] == [first[0], again[0]]
+
+
+async def test_a_burst_waits_for_the_message_before(rig: Rig) -> None:
+    """A message that arrives while the key's is being handled is delivered after it, and is not superseded by it."""
+    go = asyncio.Event()
+    running: list[int] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        running.append(row.id)
+        if len(running) == 1:
+            await go.wait()
+        row.settle_as(Ack())
+
+    consumer = rig.consumer(handle, policies=[Debounce("100ms")], max_workers=4, **QUICK)
+    await consumer.start()
+    [first] = await rig.put(1, key="a")
+    await eventually(lambda: running == [first])
+    [second] = await rig.put(1, key="a")
+    [other] = await rig.put(1, key="b")
+    await eventually(lambda: other in running)
+    await asyncio.sleep(0.3)
+    assert running == [first, other]
+    go.set()
+    await archived(rig, 3)
+    assert running == [first, other, second]
+
+
+@pytest.mark.parametrize("burst", [1, 5])
+async def test_a_throttle_spaces_starts(rig: Rig, burst: int) -> None:
+    """Z10: at most so many in any period; none is lost."""
+    starts: list[float] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        starts.append(monotonic())
+        row.settle_as(Ack())
+
+    consumer = rig.consumer(
+        handle, policies=[Throttle(10, per="1s", burst=burst, max_lag=5)], max_workers=5, **QUICK
+    )
+    await rig.put(25)
+    await consumer.start()
+    await archived(rig, 25)
+    assert all(late - early >= 0.9 for early, late in zip(starts, starts[10:], strict=False))
+    assert starts[-1] - starts[0] < 4
+
+
+async def test_a_throttle_per_key_keeps_only_its_key_back(rig: Rig) -> None:
+    """Z10."""
+    starts: list[tuple[str | None, float]] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        starts.append((row.key, monotonic()))
+        row.settle_as(Ack())
+
+    policies = [Throttle(1, per="500ms", key=True, max_lag=5)]
+    consumer = rig.consumer(handle, policies=policies, max_workers=5, **QUICK)
+    await rig.put(3, key="a")
+    await rig.put(1, key="b")
+    await rig.put(2)
+    await consumer.start()
+    await archived(rig, 6)
+    times = [at for key, at in starts if key == "a"]
+    assert all(late - early >= 0.45 for early, late in pairwise(times))
+    assert {key for key, at in starts if at < times[0] + 0.4} == {"a", "b", None}
+
+
+@pytest.mark.parametrize(("exceeded", "state"), [("drop", "DISCARDED"), ("dead_letter", "FAILED")])
+async def test_what_exceeds_a_throttle_is_recorded(rig: Rig, exceeded: Any, state: str) -> None:
+    """Z10: dropped, never silently."""
+    policies = [Throttle(2, per="1h", burst=2, when_exceeded=exceeded)]
+    consumer = rig.consumer(policies=policies, max_workers=10, **QUICK)
+    await rig.put(10)
+    await consumer.start()
+    rows = await archived(rig, 10)
+    assert len(rig.handled) == 2
+    assert [(r["state"], r["reason"]) for r in rows if r["state"] != "COMPLETED"] == [
+        (state, "throttled")
+    ] * 8
+
+
+async def test_what_backs_off_comes_back(rig: Rig) -> None:
+    """Z10."""
+    policies = [Throttle(1, per="200ms", when_exceeded="backoff", max_lag=5)]
+    consumer = rig.consumer(policies=policies, **QUICK)
+    await rig.put(4)
+    await consumer.start()
+    await archived(rig, 4)
+
+
+@pytest.mark.parametrize("per_key", [False, True])
+async def test_a_concurrency_is_never_exceeded(rig: Rig, per_key: bool) -> None:
+    """Exact in leases."""
+    running, most = 0, 0
+
+    async def handle(row: ClaimedMessage) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        row.settle_as(Ack())
+
+    for _ in range(2):
+        await rig.consumer(handle, policies=[Concurrency(2, per_key=per_key)], max_workers=5, **QUICK).start()
+    await rig.put(20, key="a")
+    await archived(rig, 20)
+    assert most <= 2
+
+
+async def test_outside_its_window_nothing_is_claimed(rig: Rig) -> None:
+    """P6: messages wait unclaimed."""
+    now = await rig.store.now()
+    hour = now.hour
+    closed = Window(f"{(hour + 2) % 24:02}:00", f"{(hour + 3) % 24:02}:00")
+    consumer = rig.consumer(policies=[closed], **QUICK)
+    await rig.put(3)
+    await consumer.start()
+    await asyncio.sleep(0.5)
+    assert {row["state"] for row in await rig.rows()} == {"PENDING"}
+    await consumer.stop()
+    opened = Window(f"{(hour - 1) % 24:02}:00", f"{(hour + 2) % 24:02}:00")
+    await rig.consumer(policies=[opened], **QUICK).start()
+    await archived(rig, 3)
+
+
+async def test_a_key_is_handled_once(rig: Rig) -> None:
+    """Z4: a second message of the key is a duplicate."""
+    consumer = rig.consumer(policies=[Once("1h")], max_workers=4, **QUICK)
+    await rig.put(4, key="a")
+    await rig.put(2)
+    await consumer.start()
+    rows = await archived(rig, 6)
+    assert len([row for row in rig.handled if row.key == "a"]) == 1
+    assert len(rig.handled) == 3
+    first = next(row.id for row in rig.handled if row.key == "a")
+    assert {row["reason"] for row in rows} == {None, f"duplicate of {first}"}
+
+
+async def test_only_what_may_be_repeated_is_retried(rig: Rig) -> None:
+    """Z4: RetryPossible gives the key back, any other error ends it."""
+    tries: list[int] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        tries.append(row.id)
+        row.settle_as(Nack(delay=0.01, retry_possible=len(tries) == 1))
+
+    await rig.consumer(handle, policies=[Once("1h")], **QUICK).start()
+    await rig.put(1, key="a")
+    [row] = await archived(rig, 1)
+    assert len(tries) == 2
+    assert (row["state"], row["reason"]) == ("FAILED", "failed_once")
+
+
+async def test_a_worker_rests_after_a_failure(rig: Rig) -> None:
+    """Z3: back-pressure."""
+    starts: list[float] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        starts.append(monotonic())
+        row.settle_as(Nack() if len(starts) == 1 else Ack())
+
+    await rig.consumer(handle, policies=[BlockingWait("300ms")], **QUICK).start()
+    await rig.put(2)
+    await eventually(lambda: len(starts) >= 2)
+    assert starts[1] - starts[0] >= 0.3
+
+
+COMPOSED: list[list[Policy]] = [
+    [Debounce("200ms"), Throttle(20, per="1s")],
+    [Delay("100ms"), Debounce("200ms"), Throttle(20, per="1s"), Once("1h")],
+    [Throttle(50, per="1s", key=True), Concurrency(2)],
+]
+
+
+@pytest.mark.parametrize("policies", COMPOSED, ids=str)
+async def test_composed(rig: Rig, policies: list[Policy]) -> None:
+    """Z12."""
+    for _ in range(3):
+        await rig.store.insert([NewMessage("q", b"1", key=f"k{k}") for k in range(10)])
+    await rig.consumer(policies=policies, max_workers=5, **QUICK).start()
+    await archived(rig, 30)
+    assert {row.key for row in rig.handled} == {f"k{k}" for k in range(10)}

@@ -1,0 +1,2 @@
+SELECT count(*) FROM (SELECT 1 FROM message m FORCE INDEX (message_leased)
+  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL LIMIT :size) r

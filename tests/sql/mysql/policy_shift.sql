@@ -1,0 +1,1 @@
+UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (id BIGINT PATH '$.id', due BIGINT PATH '$.due')) u STRAIGHT_JOIN message m ON m.id = u.id SET m.next_attempt_at = COALESCE((TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL u.due MICROSECOND), m.next_attempt_at), m.policy_marks = m.policy_marks | :mark WHERE m.queue = :queue AND m.claimable = 1

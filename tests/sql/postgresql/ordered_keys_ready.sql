@@ -1,0 +1,12 @@
+WITH RECURSIVE k(k, n) AS (
+  SELECT (SELECT m.key FROM message m 
+    WHERE m.queue = :queue AND m.key >= :start ORDER BY m.queue, m.key LIMIT 1), 1
+  UNION ALL
+  SELECT (SELECT m.key FROM message m 
+    WHERE m.queue = :queue AND m.key > k.k ORDER BY m.queue, m.key LIMIT 1), k.n + 1
+  FROM k WHERE k.k IS NOT NULL AND k.n < :size
+)
+SELECT k.k, (SELECT m.id FROM message m 
+  WHERE m.queue = :queue AND m.key = k.k AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+    AND (m.policy_marks & :mask) = :mask ORDER BY m.id LIMIT 1) AS head
+FROM k WHERE k.k IS NOT NULL ORDER BY k.n

@@ -1,0 +1,1 @@
+UPDATE message m SET next_attempt_at = COALESCE((timestamptz 'epoch' + u.due * interval '1 microsecond'), m.next_attempt_at), policy_marks = m.policy_marks | :mark FROM json_to_recordset((:rows)::json) AS u(id bigint, due bigint) WHERE m.id = u.id AND m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE')

@@ -1,0 +1,1 @@
+UPDATE message AS m SET next_attempt_at = COALESCE(u.due, m.next_attempt_at), policy_marks = m.policy_marks | :mark FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.due') AS due FROM json_each(:rows)) u WHERE m.id = u.id AND m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE')

@@ -1,0 +1,2 @@
+SELECT CAST(p."key" AS BLOB), p.info
+FROM (SELECT json_extract(value, '$.k') AS k FROM json_each(:rows)) u CROSS JOIN message_policy_state p ON p.scope = :scope AND p."key" = u.k
