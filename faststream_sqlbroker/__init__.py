@@ -10,7 +10,10 @@ from faststream_sqlbroker.annotations import (
 )
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step
+from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker.core.explanation import Explanation, Reason
+from faststream_sqlbroker.core.locks import HeldLock
 from faststream_sqlbroker.core.policies import (
     BlockingWait,
     Concurrency,
@@ -20,6 +23,7 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
+from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -35,6 +39,9 @@ from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
 from faststream_sqlbroker.core.tiers import Hops, next_hop, plan_hops
 from faststream_sqlbroker.exceptions import (
+    LeaseLostError,
+    LockLostError,
+    LockNotAcquiredError,
     MissingExtraError,
     NotSupportedError,
     PublishError,
@@ -45,6 +52,7 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
+from faststream_sqlbroker.flow.held_lock import Lock
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
     SqlBrokerPublishMessage,
@@ -61,16 +69,27 @@ __all__ = (
     "ConstantWithJitterRetryStrategy",
     "Debounce",
     "Delay",
+    "Explanation",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
+    "HeldLock",
     "Hops",
+    "LeaseLostError",
     "LinearRetryStrategy",
+    "LiveSubscriber",
+    "Lock",
+    "LockLostError",
+    "LockNotAcquiredError",
     "MissingExtraError",
     "NoRetryStrategy",
     "NotSupportedError",
     "Once",
+    "PausedQueue",
     "Pipeline",
     "PublishError",
+    "Reason",
+    "ReceivedMessage",
+    "Reservation",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
     "SchemaError",

@@ -1,7 +1,7 @@
 """What one subscriber holds: claimed rows, their leases, and the outcomes not yet written."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from uuid import UUID
@@ -136,6 +136,16 @@ class Inflight:
             if row is not None and not row.lease_lost:
                 rows.append(row)
         self.give_back(rows)
+
+    def keep_waiting(self, queues: Container[str]) -> None:
+        """Give back what waits for a worker and is of none of `queues`."""
+        items = self.waiting.items
+        others = [row for row in items if row is not None and row.queue not in queues]
+        if others:
+            kept = [row for row in items if row is None or row.queue in queues]
+            items.clear()
+            items.extend(kept)
+            self.give_back([row for row in others if not row.lease_lost])
 
     def still_ours(self, settlement: Settlement) -> bool:
         """Whether no later delivery of the same row has come back to us meanwhile."""

@@ -46,6 +46,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         super().__init__(config, specification, calls)  # type: ignore[arg-type] # as for publishers
         self.config = config
         self._consumer: Consumer | None = None
+        self._is_paused = False
         names = config.settings.forward_headers
         self._forward = ForwardHeaders(None if names is True else names) if names else None
 
@@ -80,6 +81,29 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def consumer(self) -> Consumer | None:
         """The running loops and what they hold."""
         return self._consumer
+
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` was called, and `resume` was not since."""
+        return self._is_paused
+
+    def pause(self) -> None:
+        """Take no more messages here, until `resume`; other processes and subscribers go on.
+
+        Running handlers go on to their end; messages that wait for a worker are given back, uncharged. It holds
+        for this object: across `stop` and `start`, but not for the next process; for that see
+        `broker.admin.pause`. Without effect if it is paused already.
+        """
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Take messages again. A queue that `broker.admin.pause` has paused stays paused."""
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        self._is_paused = paused
+        if self._consumer is not None:
+            self._consumer.pause(paused)
 
     @override
     async def start(self) -> None:
@@ -118,6 +142,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             log=self._log_of_loops,
             ack_first=ack_first,
             cancellable=not self._synchronous_handlers(),
+            presence=outer.presence,
+            paused=self._is_paused,
         )
 
     async def prepare(self) -> None:

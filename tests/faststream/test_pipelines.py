@@ -143,3 +143,13 @@ def test_what_is_no_pipeline_is_refused(name: Any, steps: Any, forward_to: Any, 
 def test_what_is_no_step_is_refused(queue: Any, options: Any, problem: str) -> None:
     with pytest.raises(SetupError, match=problem):
         Step(queue, **options)
+
+
+async def test_an_explanation_names_the_step(broker: SqlBroker) -> None:
+    """Z12: one service, wherever a message of it waits."""
+    router = SqlBrokerRouter("p.")
+    router.pipeline("Email", Step("email"), Step("email.paced"), forward_to="email.send")
+    broker.include_router(router)
+    message_id = await broker.publish("x", "p.email.paced")
+    assert message_id is not None
+    assert (await broker.admin.explain(message_id)).pipeline == "step 2 of 2 of Email"
