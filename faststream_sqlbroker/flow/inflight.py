@@ -17,6 +17,12 @@ MOST_REFUSED = 1_000
 """Refused outcomes that are kept before claims stop: each is a message that nobody else can have."""
 
 
+def _filled(settlement: Settlement) -> set[str]:
+    """Queues in which something is due at once since `settlement` is written."""
+    moved = set() if settlement.queue is None or settlement.delay else {settlement.queue}
+    return moved | due_queues(settlement.chained)
+
+
 def release(row: ClaimedMessage) -> Settlement:
     """Hand a row back that was not started: as before the claim, uncharged."""
     return settle(row, Release(), SettleRules(), ended_after=0.0, attempted=False)
@@ -187,8 +193,8 @@ class Inflight:
             self.settled_count += 1
             if self.doubtful:
                 self.doubtful.discard((settlement.id, settlement.lease_token))
-            if settlement.chained:
-                chained |= due_queues(settlement.chained)
+            if settlement.chained or settlement.queue is not None:
+                chained |= _filled(settlement)
         if result.settled:
             self.on_settled()
         if chained:
