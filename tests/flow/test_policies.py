@@ -22,6 +22,10 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
+pytestmark = pytest.mark.capability(
+    "scheduling policies: delay, debounce, throttle, window, concurrency, once"
+)
+
 QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
 
 
