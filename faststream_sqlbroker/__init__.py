@@ -9,6 +9,7 @@ from faststream_sqlbroker.annotations import (
     SqlSession,
 )
 from faststream_sqlbroker.broker.broker import SqlBroker
+from faststream_sqlbroker.broker.pipelines import Pipeline, Step
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
 from faststream_sqlbroker.core.explanation import Explanation, Reason
@@ -33,8 +34,10 @@ from faststream_sqlbroker.core.retry import (
     RetryStrategyProto,
     RetryStrategyTemplate,
 )
+from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
+from faststream_sqlbroker.core.tiers import Hops, next_hop, plan_hops
 from faststream_sqlbroker.exceptions import (
     LeaseLostError,
     LockLostError,
@@ -60,6 +63,7 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import include_tables
 
 __all__ = (
+    "DESTINATION",
     "BlockingWait",
     "Concurrency",
     "ConstantRetryStrategy",
@@ -70,6 +74,7 @@ __all__ = (
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
     "HeldLock",
+    "Hops",
     "LeaseLostError",
     "LinearRetryStrategy",
     "LiveSubscriber",
@@ -83,6 +88,7 @@ __all__ = (
     "NotSupportedError",
     "Once",
     "PausedQueue",
+    "Pipeline",
     "Postpone",
     "PublishError",
     "Reason",
@@ -107,6 +113,7 @@ __all__ = (
     "SqlBrokerSchemaConfig",
     "SqlConnection",
     "SqlSession",
+    "Step",
     "StoreError",
     "TestApp",
     "Throttle",
@@ -115,4 +122,6 @@ __all__ = (
     "UnknownOutcomeError",
     "Window",
     "include_tables",
+    "next_hop",
+    "plan_hops",
 )

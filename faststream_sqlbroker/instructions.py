@@ -5,8 +5,9 @@ under every AckPolicy but ACK_FIRST, MANUAL included; in a batch handler for all
 A message that has an outcome already keeps it.
 """
 
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -187,6 +188,22 @@ async def follow_raised(rows: Sequence[ClaimedMessage], said: Said) -> None:
         for row in rows:
             row.settle_as(outcomes.Nack(error=error))
         raise
+
+
+async def follow_unacknowledged(raw: Any, said: Instruction, log: Callable[..., None]) -> None:
+    """`follow_raised` where FastStream's acknowledgement is not there to do it; as there, errors are only logged.
+
+    Args:
+        raw: A row, or a tuple of them.
+        said: What the handler has raised.
+        log: The subscriber's.
+    """
+    rows: Sequence[ClaimedMessage] = raw if isinstance(raw, tuple) else (raw,)
+    try:
+        await follow_raised(rows, said.extra_options["instead"])
+    except Exception as error:  # noqa: BLE001 - the message is nacked, or was acked before
+        text = f"{type(said).__name__} of message {rows[0].id} cannot be followed: {error}"
+        log(logging.ERROR, text, message_id=rows[0].id)
 
 
 async def _move(rows: Sequence[ClaimedMessage], place: Place) -> None:

@@ -17,6 +17,7 @@ from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
+from faststream_sqlbroker.flow.shares import Shares
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -55,6 +56,7 @@ class Fetcher:
         self._isolation = Isolation()
         self._cursors, self._memory, self._gated = Cursors(), Memory(), False
         self._more = False
+        self._shares = Shares(settings.queues, settings.weights) if settings.weights else None
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
 
@@ -143,6 +145,16 @@ class Fetcher:
         self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
     ) -> tuple[Sequence[ClaimedMessage], float | None]:
         """The rows, and in how many seconds to look again, if the claim knows."""
+        if self._shares is None:
+            return await self._claim_in_order(due, limit, suspects=suspects)
+        due = self._shares.order_pairs(due)
+        rows, again = await self._claim_in_order(due, limit, suspects=suspects)
+        self._shares.claimed([pair.queue for pair in due], rows, more=len(rows) >= limit or again == 0)
+        return rows, again
+
+    async def _claim_in_order(
+        self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
+    ) -> tuple[Sequence[ClaimedMessage], float | None]:
         lease = self._settings.release_stuck_timeout
         with self._noting_the_unanswered() as token:
             if self._settings.ordered:
@@ -158,14 +170,18 @@ class Fetcher:
         self, limit: int, *, suspects: bool = True, only: int | None = None
     ) -> tuple[Sequence[ClaimedMessage], float | None]:
         """As `_claim`, under the subscriber's policies."""
-        s = self._settings
+        s, queues = self._settings, self.ready.queues_in_turn()
+        if self._shares is not None:
+            queues = self._shares.order(queues)
         with self._noting_the_unanswered() as token:
             wanted = Wanted(
-                self.ready.queues_in_turn(), limit, s.release_stuck_timeout, token, s.policies, s.ordered,
+                queues, limit, s.release_stuck_timeout, token, s.policies, s.ordered,
                 s.retain_in_archive_on_reject, suspects, only,
             )  # fmt: skip
             claim, self._memory = await self._store.policies.claim(wanted, self._memory)
         self._gated, self._more = claim.gated, claim.more
+        if self._shares is not None and only is None:
+            self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
         return claim.rows, claim.again
 
     async def _claim_suspect(self, *, alone: bool) -> None:

@@ -1,6 +1,5 @@
 """A subscriber: FastStream's pipeline between the loops of `flow`."""
 
-import logging
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -12,11 +11,13 @@ from faststream._internal.endpoint.subscriber import SubscriberUsecase
 from faststream.exceptions import StopConsume
 from typing_extensions import override
 
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.forward import Forward
 from faststream_sqlbroker.flow.transactional import current
-from faststream_sqlbroker.instructions import Instruction, follow_raised
+from faststream_sqlbroker.flow.worker import Handle
+from faststream_sqlbroker.instructions import Instruction, follow_unacknowledged
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.calls import RunningCalls
 from faststream_sqlbroker.subscriber.checks import policy_fits
@@ -60,6 +61,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         """Where dead letters go, with the routers' prefix."""
         queue = self.config.settings.dead_letter_queue
         return None if queue is None else f"{self._outer_config.prefix}{queue}"
+
+    @property
+    def forward_to(self) -> str | Destination | None:
+        """Where messages are moved in place of a handler, with the routers' prefix."""
+        target = self.config.settings.forward_to
+        return f"{self._outer_config.prefix}{target}" if isinstance(target, str) else target
 
     @property
     @override
@@ -107,11 +114,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     async def start(self) -> None:
-        """Start the loops; a subscriber without a handler starts none.
+        """Start the loops; a subscriber without a handler and without forward_to starts none.
 
         Raises:
             SetupError: the routers' prefix makes a queue's name impossible, handler_timeout is given for a
-                synchronous handler, or the broker's ack_policy does not fit transactional, ordered or dead_letter_queue.
+                synchronous handler, the broker's ack_policy does not fit transactional, ordered or dead_letter_queue, or
+                forward_to=DESTINATION has no archive for messages without one.
             NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
         if self._consumer is not None and self._consumer.stopping:
@@ -119,23 +127,32 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         if self.running:
             return
         await self.prepare()
-        if self.calls:
-            outer: Any = self._outer_config
-            self._consumer = Consumer(
-                store=outer.store,
-                wakeups=outer.wakeups,
-                settings=self._settings(),
-                handle=self.consume,
-                log=self._log_of_loops,
-                ack_first=self.ack_policy is AckPolicy.ACK_FIRST,
-                cancellable=not self._synchronous_handlers(),
-                encode=outer.producer.encode,
-                presence=outer.presence,
-                paused=self._is_paused,
-            )
+        if self.calls or self.forward_to is not None:
+            self._consumer = self._make_consumer()
         self._post_start()
         if self._consumer is not None:
             await self._consumer.start()
+
+    def _make_consumer(self) -> Consumer:
+        outer: Any = self._outer_config
+        settings, ack_first = self._settings(), self.ack_policy is AckPolicy.ACK_FIRST
+        handle: Handle = self.consume
+        if settings.forward_to is not None:
+            # Batches are moved together; a default policy of the broker's is for handlers.
+            handle = Forward(settings.forward_to, settings.queues, self._log_of_loops)
+            settings, ack_first = _replace(settings, batch=True), False
+        return Consumer(
+            store=outer.store,
+            wakeups=outer.wakeups,
+            settings=settings,
+            handle=handle,
+            log=self._log_of_loops,
+            ack_first=ack_first,
+            cancellable=not self._synchronous_handlers(),
+            encode=outer.producer.encode,
+            presence=outer.presence,
+            paused=self._is_paused,
+        )
 
     async def prepare(self) -> None:
         """What FastStream does before a subscriber's first message."""
@@ -152,7 +169,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     def _settings(self) -> SubscriberSettings:
         settings = self.config.settings
-        policy_fits(settings, self.ack_policy)  # the default of a broker or router is known only now
+        if settings.forward_to is None:
+            policy_fits(settings, self.ack_policy)  # the default of a broker or router is known only now
         if settings.handler_timeout is not None and (names := self._synchronous_handlers()):
             msg = (
                 f"handler_timeout cannot end the synchronous handler {names[0]!r}, which runs in a thread: "
@@ -167,11 +185,13 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             )
             raise NotSupportedError(msg)
         check_transaction(self._handlers, store, transactional=settings.transactional)
+        if isinstance(settings.forward_to, Destination) and not store.dialect.has_archive:
+            raise SetupError(_NO_ARCHIVE)
         if not self._outer_config.prefix:
             return settings
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they were given at the decorator
-            return replace(settings, queues=self.queues, dead_letter_queue=self.dead_letter_queue)
+        return _replace(
+            settings, queues=self.queues, forward_to=self.forward_to, dead_letter_queue=self.dead_letter_queue
+        )
 
     @override
     async def stop(self) -> None:
@@ -202,18 +222,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 app.exit()
         except Instruction as said:
             # Without FastStream's acknowledgement (MANUAL) nobody has followed it; ACK_FIRST has no use for it.
-            await self._follow(msg, said)
+            await follow_unacknowledged(msg, said, self._log_of_loops)
         except Exception:  # noqa: BLE001, S110 - CriticalLogMiddleware has logged it
             pass
         return None
-
-    async def _follow(self, msg: Any, said: Instruction) -> None:
-        rows: Sequence[ClaimedMessage] = msg if isinstance(msg, tuple) else (msg,)
-        try:
-            await follow_raised(rows, said.extra_options["instead"])
-        except Exception as error:  # noqa: BLE001 - as FastStream's acknowledgement does
-            text = f"{type(said).__name__} of message {rows[0].id} cannot be followed: {error}"
-            self._log_of_loops(logging.ERROR, text, message_id=rows[0].id)
 
     def _request_stop(self) -> None:
         # Awaiting the stop here would wait for the very handler that asks for it.
@@ -264,6 +276,16 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
 
 
+def _replace(settings: SubscriberSettings, **changes: Any) -> SubscriberSettings:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they were given at the decorator
+        return replace(settings, **changes)
+
+
+_NO_ARCHIVE = (
+    "forward_to=DESTINATION keeps messages without a destination in the archive, and the schema has none: give "
+    "SqlBrokerSchemaConfig an archive table, or name a queue"
+)
 _NO_SINGLE = (
     "taking single messages is not supported: it would lease a message without a worker to keep its lease; "
     "use @broker.subscriber, with persistent=False for a temporary one"

@@ -1,0 +1,29 @@
+"""Slots of a Throttle: each is for one attempt."""
+
+from typing import Any
+from uuid import uuid4
+
+from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
+from tests.flow.conftest import Rig
+
+HOURLY: Any = {"per": "1h", "max_lag": "1h"}
+
+
+async def claim(rig: Rig, throttle: Throttle) -> Claim:
+    """As a process does that has just started."""
+    claimed, _ = await rig.store.policies.claim(Wanted(["q"], 10, 60.0, uuid4(), [throttle]), Memory())
+    return claimed
+
+
+async def test_a_lost_lease_has_spent_its_slot(rig: Rig) -> None:
+    """Z10: what a killed process has started needs another slot, also within max_lag of the first."""
+    throttle = Throttle(1, key=True, **HOURLY)
+    await rig.put(1, key="a")
+    assert len((await claim(rig, throttle)).rows) == 1
+    await rig.expire()
+    assert await rig.store.release_stuck(["q"], 10) == 1
+    again = await claim(rig, throttle)
+    assert again.rows == []
+    assert again.again is not None
+    assert again.again > 3500
