@@ -18,7 +18,7 @@ from docs.examples.emails.records import record_send
 from faststream_sqlbroker import Debounce, Pipeline, SqlBroker, SqlBrokerMessage, Step, Throttle
 
 QUEUE, THROTTLED, SENDING = "email", "email.throttle", "email.send"
-LEASE: dict[str, Any] = {"release_stuck_timeout": "3s", "release_stuck_interval": "500ms"}
+LEASE: dict[str, Any] = {"release_stuck_timeout": "5s", "release_stuck_interval": "500ms"}
 """What a killed process had in hand comes back after this, and is looked for so often."""
 
 
@@ -30,10 +30,10 @@ class Plan:
     publishing: float = 24.0
     """From the first e-mail to the beginning of the last burst."""
     hour: float = 4.0
-    minute: float = 1.0
-    undo: float = 1.5
+    minute: float = 2.0
+    undo: float = 3.0
     """So long a writer could take an e-mail back: it is published with this delay."""
-    rate: int = 50
+    rate: int = 100
     """Most e-mails in any minute."""
     together: int = 7
     """Of these, so many may go at the same moment."""
@@ -62,6 +62,7 @@ def email_service(broker: SqlBroker, engine: AsyncEngine, plan: Plan) -> Pipelin
             THROTTLED,
             policies=[Throttle(plan.rate, per=plan.minute, burst=plan.together)],
             max_workers=4,
+            fetch_batch_size=plan.together,  # a batch is moved when its last slot has come
             **LEASE,
         ),
         forward_to=SENDING,
