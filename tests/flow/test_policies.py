@@ -2,7 +2,7 @@
 
 import asyncio
 from itertools import pairwise
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.policies import (
     Window,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.dialects.policy_intake import Intake
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -96,6 +97,22 @@ async def test_the_first_of_a_burst_is_delivered_at_once(rig: Rig) -> None:
     again = await rig.put(2, key="a")
     await archived(rig, 5)
     assert [row.id for row in rig.handled] == [first[0], again[0]]
+
+
+async def test_a_slow_claim_ends_no_burst_without_what_arrived_meanwhile(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Z1, Z7: what arrives while a claim runs, and before a burst ends that ends while it runs, belongs to the burst."""
+    look = Intake.burst
+
+    monkeypatch.setattr(Intake, "burst", lambda *args: (look(*args), sleep(0.5))[0])
+    [old] = await rig.put(1, key="a")
+    [_] = await rig.put(1, key="b", delay=0.7)  # makes a claim begin
+    [new] = await rig.put(1, key="a", delay=0.9)
+    await rig.consumer(policies=[Debounce("1s", max_wait="1s")], **QUICK).start()
+    rows = {row["id"]: row for row in await archived(rig, 3)}
+    assert rows[old]["reason"] == f"superseded by {new}"
+    assert new in [row.id for row in rig.handled]
 
 
 async def test_a_burst_waits_for_the_message_before(rig: Rig) -> None:
