@@ -1,6 +1,7 @@
 """Scheduling policies through a subscriber's loops, on every database."""
 
 import asyncio
+from datetime import datetime, timedelta
 from itertools import pairwise
 from time import monotonic, sleep
 from typing import Any
@@ -140,14 +141,21 @@ async def test_a_burst_waits_for_the_message_before(rig: Rig) -> None:
     assert running == [first, other, second]
 
 
+def slot_of(row: ClaimedMessage) -> datetime:
+    """When its handler may start, by the database's clock."""
+    assert row.slot is not None
+    return row.acquired_at + timedelta(seconds=row.slot[0])
+
+
 @pytest.mark.parametrize("burst", [1, 5])
-async def test_a_throttle_spaces_starts(rig: Rig, burst: int) -> None:
-    """Z10: at most so many in any period; none is lost."""
-    starts: list[float] = []
+async def test_a_throttle_spaces_slots(rig: Rig, burst: int) -> None:
+    """Z10: at most so many in any period, no start before its slot; none is lost."""
+    early: list[float] = []
 
     async def handle(row: ClaimedMessage) -> None:
-        starts.append(monotonic())
-        row.settle_as(Ack())
+        assert row.slot is not None
+        early.append(row.claimed_monotonic + row.slot[0] - monotonic())
+        await rig.ack(row)
 
     consumer = rig.consumer(
         handle, policies=[Throttle(10, per="1s", burst=burst, max_lag=5)], max_workers=5, **QUICK
@@ -155,28 +163,26 @@ async def test_a_throttle_spaces_starts(rig: Rig, burst: int) -> None:
     await rig.put(25)
     await consumer.start()
     await archived(rig, 25)
-    assert all(late - early >= 0.9 for early, late in zip(starts, starts[10:], strict=False))
-    assert starts[-1] - starts[0] < 4
+    slots = sorted(slot_of(row) for row in rig.handled)
+    period = timedelta(seconds=1 if burst > 1 else 0.99)
+    assert all(last - first >= period for first, last in zip(slots, slots[10:], strict=False))
+    assert max(early) <= 0
 
 
 async def test_a_throttle_per_key_keeps_only_its_key_back(rig: Rig) -> None:
     """Z10."""
-    starts: list[tuple[str | None, float]] = []
-
-    async def handle(row: ClaimedMessage) -> None:
-        starts.append((row.key, monotonic()))
-        row.settle_as(Ack())
-
     policies = [Throttle(1, per="500ms", key=True, max_lag=5)]
-    consumer = rig.consumer(handle, policies=policies, max_workers=5, **QUICK)
+    consumer = rig.consumer(policies=policies, max_workers=5, **QUICK)
     await rig.put(3, key="a")
     await rig.put(1, key="b")
     await rig.put(2)
     await consumer.start()
     await archived(rig, 6)
-    times = [at for key, at in starts if key == "a"]
-    assert all(late - early >= 0.45 for early, late in pairwise(times))
-    assert {key for key, at in starts if at < times[0] + 0.4} == {"a", "b", None}
+    slots = sorted(slot_of(row) for row in rig.handled if row.key == "a")
+    assert all(late - early >= timedelta(milliseconds=499) for early, late in pairwise(slots))
+    others = [slot_of(row) for row in rig.handled if row.key != "a"]
+    assert len(others) == 3
+    assert max(others) < slots[0] + timedelta(milliseconds=400)
 
 
 @pytest.mark.parametrize(("exceeded", "state"), [("drop", "DISCARDED"), ("dead_letter", "FAILED")])
