@@ -37,6 +37,9 @@ class Live(NamedTuple):
     due: int
     acquired: int | None
     key: str | None
+    marks: int
+    lost: int
+    """Deliveries that ended without an attempt, while it is not leased."""
 
 
 class PolicyRows:
@@ -145,7 +148,10 @@ class PolicyRows:
         rows = self._run(
             connection, "policy_live", queue=queue, rows=json.dumps([{"id": message} for message in wanted])
         )
-        return {r[0]: Live(r[1], int(r[2]), None if r[3] is None else int(r[3]), as_key(r[4])) for r in rows}
+        return {
+            r[0]: Live(r[1], int(r[2]), None if r[3] is None else int(r[3]), as_key(r[4]), r[5], r[6])
+            for r in rows
+        }
 
     def due(
         self,

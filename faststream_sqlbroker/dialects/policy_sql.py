@@ -134,7 +134,7 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
         "policy_running": f"SELECT count(*) FROM (SELECT 1 FROM {{message}} m {w.leased_hint}\n"
         "  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL LIMIT :size) r",
         "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, {w.us('m.acquired_at')},\n"
-        f"  {w.open}m.{{key}}{w.close}\n"
+        f"  {w.open}m.{{key}}{w.close}, m.policy_marks, m.deliveries_count - m.attempts_count\n"
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
     }
     for name, which in (("", ""), ("_others", "{others}"), ("_one", "\n  AND m.id = :only")):

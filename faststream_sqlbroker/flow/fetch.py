@@ -180,6 +180,7 @@ class Fetcher:
             )  # fmt: skip
             claim, self._memory = await self._store.policies.claim(wanted, self._memory)
         self._gated, self._more = claim.gated, claim.more
+        self._isolation.note(claim.suspects, monotonic())
         if self._shares is not None and only is None:
             self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
         return claim.rows, claim.again
