@@ -54,6 +54,7 @@ from faststream_sqlbroker.exceptions import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.flow.held_lock import Lock
+from faststream_sqlbroker.instructions import Move, NotReadyYet, Postpone, RetryPossible
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
     SqlBrokerPublishMessage,
@@ -82,15 +83,19 @@ __all__ = (
     "LockLostError",
     "LockNotAcquiredError",
     "MissingExtraError",
+    "Move",
     "NoRetryStrategy",
+    "NotReadyYet",
     "NotSupportedError",
     "Once",
     "PausedQueue",
     "Pipeline",
+    "Postpone",
     "PublishError",
     "Reason",
     "ReceivedMessage",
     "Reservation",
+    "RetryPossible",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
     "Schedule",

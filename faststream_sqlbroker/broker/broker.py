@@ -24,7 +24,7 @@ from faststream_sqlbroker.broker.pipelines import ServiceTags
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.surprises import surprises
-from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.duration import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.flow.presence import INTERVAL, Presence
 from faststream_sqlbroker.flow.publish import Publisher
@@ -33,7 +33,7 @@ from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.subscriber.checks import positive_seconds, time_or_none
+from faststream_sqlbroker.subscriber.checks import time_or_none
 
 if TYPE_CHECKING:
     from fast_depends import Provider

@@ -163,8 +163,8 @@ class _QueueClaim:
         for pair in self._pairs:
             if len(due) < size:
                 due += self._rows.due(
-                    self._connection, self._queue, pair.priority, before=before, size=size - len(due), which=which,
-                    only=wanted.only,
+                    self._connection, self._queue, pair.priority, before=before, now=self._now, size=size - len(due),
+                    which=which, only=wanted.only,
                 )  # fmt: skip
         if self._bursts is None:
             return [message for message, _, _ in due]
@@ -186,7 +186,8 @@ class _QueueClaim:
             one = [
                 due for pair in self._pairs
                 for due in self._rows.due(
-                    self._connection, self._queue, pair.priority, before=self._intake.before, size=1, which="", only=only
+                    self._connection, self._queue, pair.priority, before=self._intake.before, now=self._now, size=1,
+                    which="", only=only,
                 )
             ]  # fmt: skip
             return [

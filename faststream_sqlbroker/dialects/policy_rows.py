@@ -154,12 +154,18 @@ class PolicyRows:
         priority: int,
         *,
         before: int,
+        now: int,
         size: int,
         which: str,
         only: int | None,
     ) -> list[tuple[int, str | None, int]]:
-        """Up to `size` due messages that have the marks `before`: id, key, due time."""
-        binds: dict[str, Any] = {"queue": queue, "priority": priority, "before": before, "size": size}
+        """Up to `size` messages due by `now`, when the claim began, that have the marks `before`: id, key, due time.
+
+        A burst that has ended since may lack what arrived after the policies looked, and before its end.
+        """
+        binds: dict[str, Any] = {
+            "queue": queue, "priority": priority, "before": before, "now": now, "size": size,
+        }  # fmt: skip
         if only is not None:
             which, binds["only"] = "_one", only
         rows = self._run(connection, f"policy_due{which}", **binds)

@@ -139,7 +139,8 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
     }
     for name, which in (("", ""), ("_others", "{others}"), ("_one", "\n  AND m.id = :only")):
         texts[f"policy_due{name}"] = (
-            f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}\n{due}\n  AND {marked}{which}\n"
+            f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}\n{due}\n"
+            f"  AND m.next_attempt_at <= {w.at(':now')} AND {marked}{which}\n"
             "ORDER BY m.next_attempt_at, m.id LIMIT :size"
         )
     texts |= _discards(w, archive=archive)
