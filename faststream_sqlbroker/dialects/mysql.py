@@ -142,7 +142,8 @@ _BY_IDS = {
     + " SET deliveries_count = deliveries_count - 1 WHERE id IN :ids",
     "release_stuck": "UPDATE {message} " + _PRIMARY + "\n"
     "SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,\n"
-    "  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL\n"
+    "  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,\n"
+    "  policy_marks = policy_marks & {kept_marks}\n"
     "WHERE id IN :ids",
 }
 

@@ -100,9 +100,11 @@ class _QueueClaim:
         if limit < 1:
             return []
         slots = self._slots(limit)
+        short = slots is not None and len(slots) < limit
         if slots is not None:
             limit = min(limit, len(slots))
         if limit < 1:
+            self._wait_for_slot([])
             return []
         dead = self._intake.dead[:limit]
         chosen = [*dead, *self._choose(limit - len(dead))]
@@ -116,7 +118,12 @@ class _QueueClaim:
         self._refuse(found, set(dead))
         if self._bursts is not None:
             self._bursts.delivered(found)
-        self._give_slots(found, slots)
+        used = self._give_slots(found, slots)
+        if slots is not None and short and used == len(slots):
+            self._wait_for_slot(slots)
+        elif used < len(found):
+            # What only goes has left its place to the next.
+            self.waits.append(0.0)
         return found
 
     def _ask_policies(self, limit: int) -> int:
@@ -227,10 +234,7 @@ class _QueueClaim:
         for number, _ in self._gates:
             scope = slot_scope(self._queue, number)
             self._logs.append(load_slots(self._rows.states(self._connection, scope, [""]).get("")))
-        slots = next_slots(self._throttles, self._logs, self._now, self._now + AHEAD, limit)
-        if len(slots) < limit:
-            self._wait_for_slot(slots)
-        return slots
+        return next_slots(self._throttles, self._logs, self._now, self._now + AHEAD, limit)
 
     @property
     def _throttles(self) -> list[Throttle]:
@@ -242,23 +246,24 @@ class _QueueClaim:
         # Half of the time ahead: the claim is done before the slot has come.
         self.waits.append(self._seconds_to(first_slot(self._throttles, logs, self._now) - AHEAD // 2))
 
-    def _give_slots(self, rows: list[ClaimedMessage], slots: list[int] | None) -> None:
-        """Tell each row when it may start, and note the slots that are taken."""
+    def _give_slots(self, rows: list[ClaimedMessage], slots: list[int] | None) -> int:
+        """Tell each row when it may start, and note the slots that are taken; how many rows start."""
         starting = [row for row in rows if row.outcome is None and not _expired(row)]
         lags = [policy.max_lag for policy in self._wanted.policies if isinstance(policy, Throttle)]
         if not lags or not starting:
-            return
+            return len(starting)
         for n, row in enumerate(starting):
             acquired = _microseconds(row.acquired_at)
             slot = _microseconds(row.next_attempt_at) if slots is None else slots[n]
             row.slot = (slot - acquired) / MICROSECONDS, (slot + min(lags) - acquired) / MICROSECONDS
         if slots is None:
-            return
+            return len(starting)
         for (number, policy), before in zip(self._gates, self._logs, strict=True):
             log = [*before, *slots[: len(starting)]]
             until = log[-1] + policy.per + MICROSECONDS
             scope = slot_scope(self._queue, number)
             self._rows.keep(self._connection, scope, {"": (dump_slots(policy, log), until)})
+        return len(starting)
 
     def _seconds_to(self, at: int) -> float:
         return max(0.001, (at - self._now) / MICROSECONDS)

@@ -94,7 +94,7 @@ WHERE {message}.id = u.id
 _GIVEN_BACK = """
 UPDATE {message}
 SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
-  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL"""
+  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL, policy_marks = policy_marks & {kept_marks}"""
 
 _PLAIN = {
     "next_priority": "SELECT MAX(priority) FROM {message}\nWHERE " + _READY + " AND priority < :below",
