@@ -1,7 +1,7 @@
 """Window against a model that looks at every minute (P6)."""
 
 from datetime import datetime, time, timedelta, timezone
-from functools import lru_cache
+from functools import cache
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -41,7 +41,7 @@ CHANGES = [
 ]
 
 
-@lru_cache(maxsize=None)
+@cache
 def walls(zone: str, day: str) -> tuple[int, list[datetime]]:
     """The first minute (UTC, since 1970) round `day`, and what the clock on the wall shows from there."""
     first = datetime.fromisoformat(day).replace(tzinfo=timezone.utc) - timedelta(days=SPAN // 2)
@@ -59,14 +59,14 @@ def near(shown: list[datetime], wall: datetime) -> range:
     return range(*(min(max(0, middle + n * 2 * DAY), len(shown)) for n in (-1, 1)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def first_from(zone: str, day: str, wall: datetime) -> int:
     """The first minute at which the wall shows `wall` or later."""
     _, shown = walls(zone, day)
     return next((n for n in near(shown, wall) if shown[n] >= wall), len(shown))
 
 
-@lru_cache(maxsize=None)
+@cache
 def past_last_before(zone: str, day: str, wall: datetime) -> int:
     """The minute after the last at which the wall shows less than `wall`."""
     _, shown = walls(zone, day)
