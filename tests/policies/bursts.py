@@ -16,6 +16,9 @@ class Burst:
     policy: Debounce
     arrivals: list[Arrival] = field(default_factory=list)
     """In the order in which they became known."""
+    open: bool = True
+    """Whether others may still join."""
+    delivered: bool = False
 
     @property
     def end(self) -> int:
