@@ -18,6 +18,9 @@ class Burst:
     """In the order in which they became known."""
     late: set[int] = field(default_factory=set)
     """Messages of it that became known after its end."""
+    open: bool = True
+    """Whether others may still join."""
+    delivered: bool = False
 
     @property
     def end(self) -> int:
