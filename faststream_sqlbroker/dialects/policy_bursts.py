@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.marks import KEPT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_intake import FORGET_BURSTS, burst_scope
@@ -45,7 +46,8 @@ class BurstHeads:
                 chosen.append(message)
                 if key is not None:
                     taken.add(key)
-        self._rows.shift(self._connection, self._queue, waiting, 0)
+        # A slot that one had is given up: it would start at another time.
+        self._rows.shift(self._connection, self._queue, waiting, 0, KEPT)
         self.later = [at for at in waiting.values() if at is not None]
         return chosen
 

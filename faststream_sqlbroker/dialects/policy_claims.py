@@ -111,9 +111,12 @@ class _QueueClaim:
         self._refuse(found, set(dead))
         if self._bursts is not None:
             self._bursts.delivered(found)
-        if (at := self._slots.next_look(self._slots.give(found))) is not None:
+        starting = self._slots.give(found)
+        if (at := self._slots.next_look(starting)) is not None:
             self.waits.append(self._seconds_to(at))
             self.gated = True
+        elif starting < len(found):
+            self.waits.append(0.0)  # what only goes has left its place to the next
         return found
 
     def _starting(self, limit: int) -> list[int]:
@@ -126,11 +129,16 @@ class _QueueClaim:
         if self._wanted.suspects and self._wanted.only is None:
             self.suspects = {i: live[i].lost for i in chosen if i in live and live[i].lost >= SUSPECT_AFTER}
             chosen = [message for message in chosen if message not in self.suspects]
-        starting = self._slots.on_time(chosen, live, limit, at_start=self._wanted.ordered)
+        starting = self._slots.on_time(chosen, live, limit, at_start=self._one_by_one)
         self.waits += [self._seconds_to(at) for at in self._slots.later]
         # What was put off has made way.
         self.more |= len(starting) < limit and bool(self._slots.later)
         return starting
+
+    @property
+    def _one_by_one(self) -> bool:
+        """Whether messages of a key wait for each other."""
+        return self._wanted.ordered or self._bursts is not None
 
     def _leases(self, limit: int) -> int:
         """How many of `limit` leases may be given."""
@@ -176,8 +184,8 @@ class _QueueClaim:
 
     def _ask_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and not policy.gates:
-            if self._wanted.ordered and policy.when_exceeded == "wait":
-                return  # only the first of a key can start: others would have their slots for nothing
+            if self._one_by_one and policy.when_exceeded == "wait":
+                return  # what waits for another message of its key would have its slot for nothing
             self.more |= not self._intake.slots(policy, self._slots.room(self._leases(limit)))
         elif isinstance(policy, Concurrency) and policy.per_key:
             self._per_key = policy.limit

@@ -140,9 +140,9 @@ def _policies(subscribers: Iterable[LiveSubscriber], begin: str) -> set[str]:
 
 
 def _numbered(subscribers: Iterable[LiveSubscriber], begin: str) -> list[tuple[int, str]]:
-    """With their places in the subscriber's list, by which their states are stored."""
-    found = {(n, text) for s in subscribers for n, text in enumerate(s.policies) if text.startswith(begin)}
-    return sorted(found)
+    """With their numbers among their like, by which their states are stored."""
+    listed = [[text for text in s.policies if text.startswith(begin)] for s in subscribers]
+    return sorted({found for texts in listed for found in enumerate(texts)})
 
 
 def _leased(

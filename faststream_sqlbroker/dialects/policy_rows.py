@@ -40,6 +40,7 @@ class Live(NamedTuple):
     marks: int
     lost: int
     """Deliveries that ended without an attempt, while it is not leased."""
+    expired: bool
 
 
 class PolicyRows:
@@ -51,7 +52,7 @@ class PolicyRows:
         texts = policy_sql.statements(words, archive=dialect.has_archive)
         binds = {
             "queue": String, "scope": String, "rows": Text, "priority": SmallInteger, "before": Integer,
-            "own": Integer, "mark": Integer, "since": BigInteger, "size": Integer,
+            "own": Integer, "mark": Integer, "kept": Integer, "since": BigInteger, "size": Integer,
             "only": BigInteger,
         }  # fmt: skip
         for name, text in texts.items():
@@ -91,11 +92,13 @@ class PolicyRows:
         )  # fmt: skip
         return [Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows]
 
-    def shift(self, connection: Connection, queue: str, due: Mapping[int, int | None], mark: int) -> None:
-        """Give messages `mark`, and another due time unless it is None."""
+    def shift(
+        self, connection: Connection, queue: str, due: Mapping[int, int | None], mark: int, kept: int = ~0
+    ) -> None:
+        """Give messages `mark`, of their marks leave `kept`, and another due time unless it is None."""
         if due:
             rows = json.dumps([{"id": message, "due": at} for message, at in due.items()])
-            self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark)
+            self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
 
     def discard(self, connection: Connection, queue: str, reasons: Mapping[int, str], *, keep: bool) -> None:
         """End messages that nobody holds as DISCARDED, archived if `keep`."""
@@ -149,7 +152,9 @@ class PolicyRows:
             connection, "policy_live", queue=queue, rows=json.dumps([{"id": message} for message in wanted])
         )
         return {
-            r[0]: Live(r[1], int(r[2]), None if r[3] is None else int(r[3]), as_key(r[4]), r[5], r[6])
+            r[0]: Live(
+                r[1], int(r[2]), None if r[3] is None else int(r[3]), as_key(r[4]), r[5], r[6], bool(r[7])
+            )
             for r in rows
         }
 

@@ -28,7 +28,8 @@ class Slots:
     ) -> None:
         """Read what is known of the queue's own slots."""
         self._rows, self._connection, self._queue, self._now = rows, connection, queue, now
-        throttles = [(n, policy) for n, policy in enumerate(policies) if isinstance(policy, Throttle)]
+        # Numbered among themselves: what another policy beside them would change must not forget their slots.
+        throttles = list(enumerate(policy for policy in policies if isinstance(policy, Throttle)))
         self._lag = min((policy.max_lag for _, policy in throttles), default=None)
         self._gates = [(n, policy) for n, policy in throttles if policy.gates]
         self._each = next((policy for _, policy in throttles if not policy.gates), None)
@@ -80,6 +81,7 @@ class Slots:
             i: live[i].key
             for i in chosen
             if i in live
+            and not live[i].expired
             and (live[i].due < self._now - self._each.max_lag or (first and not live[i].marks & SLOT))
         }
         keys = {message: (key or "") if self._each.key else "" for message, key in asking.items()}

@@ -1,6 +1,8 @@
 """Policies where they meet: backlogs, suspects, expiry, few workers, odd keys; on every database."""
 
 import asyncio
+from itertools import pairwise
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -203,3 +205,30 @@ async def test_keys_are_what_they_are(rig: Rig, policies: list[Policy]) -> None:
     rows = await archived(rig, len(keys))
     assert {row["state"] for row in rows} == {"COMPLETED"}
     assert sorted(row.key or "" for row in rig.handled) == sorted(keys)
+
+
+@pytest.mark.parametrize("exceeded", ["wait", "backoff"])
+async def test_what_waits_for_its_turn_keeps_no_slot(rig: Rig, exceeded: Any) -> None:
+    """Z7 and Z10: bursts of a key that have ended start one after the other, each at a slot of its own."""
+    starts: list[float] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        starts.append(monotonic())
+        if len(starts) == 1:
+            await asyncio.sleep(1.0)
+        row.settle_as(Ack())
+
+    for seconds in (90, 60, 30):
+        await backlog(rig, 1, seconds, key="a")
+    throttle = Throttle(1, per="400ms", key=True, max_lag="100ms", when_exceeded=exceeded)
+    await rig.consumer(handle, policies=[Debounce("1s"), throttle], max_workers=3, **QUICK).start()
+    await archived(rig, 3)
+    assert min(late - early for early, late in pairwise(starts)) > 0.29
+
+
+async def test_a_policy_before_it_does_not_forget_the_slots_of_a_throttle(rig: Rig) -> None:
+    """Z10: the policies of a queue change, its rate goes on."""
+    throttle = Throttle(1, per="1h")
+    await rig.put(2)
+    assert len((await Process(rig, [throttle]).claim()).rows) == 1
+    assert (await Process(rig, [Concurrency(10), throttle]).claim()).rows == []
