@@ -12,7 +12,7 @@ from faststream_sqlbroker.dialects.policy_wanted import Claim
 from tests.policies.bursts import Burst
 from tests.policies.machine import UNIT, Machine, Message, check_model
 
-EXAMPLES = {"sqlite": 60, "postgresql": 8, "mariadb": 8}
+EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8}
 
 trailing = st.builds(
     lambda window, more: Debounce(
@@ -140,7 +140,7 @@ class DebounceMachine(Machine):
             for message in self.leased:
                 self.end(message, "expired" if message.expired(message.acquired) else "ack")
             self.world.advance(3 * UNIT)
-            self.claim(0, 20)  # type: ignore[call-arg]
+            self.claim_by(0, 20)
         assert not self.live
 
 

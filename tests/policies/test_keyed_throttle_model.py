@@ -43,7 +43,7 @@ class KeyedThrottleMachine(Machine):
         return message.key if self.policy.key else ""
 
     def check(self, claim: Claim, limit: int) -> None:
-        before = dict(self.slot)
+        before, self.refused = dict(self.slot), list[Message]()
         self.gone = set(self.archived())
         rows = self.world.live()
         claimed = {row.id: row for row in claim.rows}
@@ -55,7 +55,9 @@ class KeyedThrottleMachine(Machine):
         self.new_slots(before)
         for message_id in self.gone:
             assert self.policy.when_exceeded == "drop"
-            self.nothing_was_free(self.live.pop(message_id))
+            self.refused.append(self.live.pop(message_id))
+        for message in self.refused:
+            self.nothing_was_free(message)
         self.nobody_is_forgotten(claim, limit)
 
     def look_at(self, message: Message, row: dict[str, Any]) -> None:
@@ -66,19 +68,23 @@ class KeyedThrottleMachine(Machine):
         elif message.lease is None and due != message.due:
             assert self.policy.when_exceeded == "backoff"
             assert self.now + self.policy.per <= due <= self.now + 2 * self.policy.per
-            self.nothing_was_free(message)
+            self.refused.append(message)
         message.due = due
 
     def start_of(self, row: ClaimedMessage, message: Message) -> None:
         """A message is leased: in its slot, or to be made a dead letter."""
         if row.outcome is not None:
             assert self.policy.when_exceeded == "dead_letter"
-            self.nothing_was_free(message)
+            self.refused.append(message)
             return
         slot = microseconds(row.next_attempt_at)
         assert row.slot is not None
-        assert slot <= self.now <= slot + self.policy.max_lag, "before its slot, or too late"
-        assert self.now + round(row.slot[0] * 1e6) == slot
+        assert self.now + round(row.slot[0] * 1e6) == slot <= self.now, "before its slot"
+        if slot + self.policy.max_lag < self.now:
+            # Others had asked for all the room there was; the worker sees that it is too late, and hands it back.
+            assert self.policy.when_exceeded != "wait"
+            assert row.slot[1] < 0
+            return
         self.slot[row.id] = message.due = slot
         if self.log_of(message) is not None:
             self.spent[row.id, slot] += 1
@@ -109,6 +115,11 @@ class KeyedThrottleMachine(Machine):
         for message in self.live.values():
             if message.lease is None and message.id not in ids:
                 assert message.due > self.now or claim.again == 0, "it waits without a slot"
+
+    def end(self, message: Message, how: str, delay: int = 0) -> None:
+        row = message.lease
+        late = row is not None and row.slot is not None and row.slot[1] < 0
+        super().end(message, "release" if late else how, delay)
 
     def ended(self, message: Message, how: str) -> None:
         # Whatever its attempt has come to, its slot is gone, but that of one that has not been started.
