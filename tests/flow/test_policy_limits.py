@@ -267,3 +267,18 @@ async def test_a_handler_that_cancels_itself_has_failed_once(rig: Rig) -> None:
     await rig.put(1, key="a")
     [row] = await archived(rig, 1)
     assert (row["state"], row["reason"]) == ("FAILED", "failed_once")
+
+
+async def test_a_burst_does_not_wait_for_long_for_what_somebody_may_cancel(rig: Rig) -> None:
+    """Z7: the message before it is tried again in an hour, or never."""
+    process = Process(rig, [Debounce("1s")])
+    [first] = await backlog(rig, 1, 60, key="a")
+    assert [row.id for row in (await process.claim()).rows] == [first]
+    [second] = await backlog(rig, 1, 30, key="a")
+    await rig.execute(
+        "UPDATE message SET state = 'RETRYABLE', acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL, "
+        f"next_attempt_at = {rig.past(-3600)} WHERE id = {first}"
+    )
+    assert (await Process(rig, [Debounce("1s")]).claim()).rows == []
+    due = {row["id"]: row["next_attempt_at"] for row in await rig.rows()}
+    assert 10 < (due[second] - await rig.store.now()).total_seconds() <= 60
