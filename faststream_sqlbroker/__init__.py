@@ -36,6 +36,7 @@ from faststream_sqlbroker.core.retry import (
 )
 from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.core.rows import UnknownOutcome
+from faststream_sqlbroker.core.schedules import Schedule
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
 from faststream_sqlbroker.core.tiers import Hops, next_hop, plan_hops
 from faststream_sqlbroker.exceptions import (
@@ -97,6 +98,7 @@ __all__ = (
     "RetryPossible",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
+    "Schedule",
     "SchemaError",
     "SetupError",
     "SqlBroker",

@@ -111,9 +111,12 @@ class _QueueClaim:
         self._refuse(found, set(dead))
         if self._bursts is not None:
             self._bursts.delivered(found)
-        if (at := self._slots.next_look(self._slots.give(found))) is not None:
+        starting = self._slots.give(found)
+        if (at := self._slots.next_look(starting)) is not None:
             self.waits.append(self._seconds_to(at))
             self.gated = True
+        elif starting < len(found):
+            self.waits.append(0.0)  # what only goes has left its place to the next
         return found
 
     def _starting(self, limit: int) -> list[int]:

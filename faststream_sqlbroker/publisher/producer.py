@@ -72,6 +72,14 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             return [None] * len(rows)
         return await self._publisher.publish(rows, connection=cmd.connection)
 
+    async def make_row(self, cmd: SqlBrokerPublishCommand) -> NewMessage:
+        """The row of one message, for somebody else to write.
+
+        Raises:
+            PublishError: a value that cannot be stored.
+        """
+        return await self._row(cmd, cmd.body)
+
     @override
     async def request(self, cmd: SqlBrokerPublishCommand) -> Any:
         """Not there.
