@@ -16,6 +16,8 @@ SHORTEST_PAUSE = MICROSECONDS // 20
 LONGEST_PAUSE = 2 * MICROSECONDS
 """A message that waits for the one before it is looked at again after as long as that one has been running, within
 these limits: so it waits at most twice as long as it must, and many do not crowd the front."""
+LONGEST_WAIT = 60 * MICROSECONDS
+"""The same where that one waits itself, for a retry say: somebody may cancel it."""
 
 
 class BurstHeads:
@@ -67,5 +69,5 @@ class BurstHeads:
         pause = before.due - self._now if before.acquired is None else self._now - before.acquired
         if before.state != "PROCESSING":
             # It cannot settle before it has been claimed.
-            return max(SHORTEST_PAUSE, pause)
+            return min(max(SHORTEST_PAUSE, pause), LONGEST_WAIT)
         return min(max(SHORTEST_PAUSE, pause), LONGEST_PAUSE)

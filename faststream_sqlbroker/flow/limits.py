@@ -30,7 +30,7 @@ def refusal_text(row: ClaimedMessage, outcome: Reject) -> str:
     """What to log of it."""
     if outcome.error is not None:
         return f"message {row.id} of queue {row.queue!r} cannot be read and is rejected: {outcome.error}"
-    if outcome is row.outcome:
+    if outcome.reason not in {MAX_DELIVERIES, MAX_ATTEMPTS}:
         return f"message {row.id} of queue {row.queue!r} becomes a dead letter by a policy: {outcome.reason}"
     return (
         f"Message delivery limit was exceeded for message {row.id} of queue {row.queue!r} "

@@ -1,6 +1,7 @@
 """Policies where they meet: backlogs, suspects, expiry, few workers, odd keys; on every database."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 from time import monotonic
 from typing import Any
@@ -13,6 +14,7 @@ from faststream_sqlbroker.core.policies import Concurrency, Debounce, Once, Poli
 from faststream_sqlbroker.core.policies.marks import SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
+from faststream_sqlbroker.exceptions import TransientStoreError
 from tests.flow.conftest import Rig
 from tests.flow.test_policies import QUICK, archived
 from tests.helpers import eventually
@@ -232,3 +234,51 @@ async def test_a_policy_before_it_does_not_forget_the_slots_of_a_throttle(rig: R
     await rig.put(2)
     assert len((await Process(rig, [throttle]).claim()).rows) == 1
     assert (await Process(rig, [Concurrency(10), throttle]).claim()).rows == []
+
+
+async def test_a_passing_error_does_not_cost_the_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Z4: what may be repeated is, also when its key could not be given back at first."""
+    handled: list[int] = []
+    give_back, failures = rig.store.policies.give_back_keys, iter([TransientStoreError("busy")])
+
+    async def fail_once(rows: Sequence[ClaimedMessage]) -> None:
+        for failure in failures:
+            raise failure
+        await give_back(rows)
+
+    async def handle(row: ClaimedMessage) -> None:
+        handled.append(row.id)
+        row.settle_as(Nack(delay=0.0, retry_possible=True) if len(handled) == 1 else Ack())
+
+    monkeypatch.setattr(rig.store.policies, "give_back_keys", fail_once)
+    await rig.consumer(handle, policies=[Once("1h")], **QUICK).start()
+    [message] = await rig.put(1, key="a")
+    [row] = await archived(rig, 1)
+    assert (row["state"], handled) == ("COMPLETED", [message, message])
+
+
+async def test_a_handler_that_cancels_itself_has_failed_once(rig: Rig) -> None:
+    """Z4: its outcome is known."""
+
+    async def handle(row: ClaimedMessage) -> None:
+        raise asyncio.CancelledError
+
+    await rig.consumer(handle, policies=[Once("1h")], **QUICK).start()
+    await rig.put(1, key="a")
+    [row] = await archived(rig, 1)
+    assert (row["state"], row["reason"]) == ("FAILED", "failed_once")
+
+
+async def test_a_burst_does_not_wait_for_long_for_what_somebody_may_cancel(rig: Rig) -> None:
+    """Z7: the message before it is tried again in an hour, or never."""
+    process = Process(rig, [Debounce("1s")])
+    [first] = await backlog(rig, 1, 60, key="a")
+    assert [row.id for row in (await process.claim()).rows] == [first]
+    [second] = await backlog(rig, 1, 30, key="a")
+    await rig.execute(
+        "UPDATE message SET state = 'RETRYABLE', acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL, "
+        f"next_attempt_at = {rig.past(-3600)} WHERE id = {first}"
+    )
+    assert (await Process(rig, [Debounce("1s")]).claim()).rows == []
+    due = {row["id"]: row["next_attempt_at"] for row in await rig.rows()}
+    assert 10 < (due[second] - await rig.store.now()).total_seconds() <= 60
