@@ -49,6 +49,8 @@ class Inflight:
         self.flushing: set[int] = set()
         self.doubtful: set[tuple[int, UUID]] = set()
         self.running = 0
+        self.starting = 0
+        """Calls of the handler that a worker has, and that wait for a slot or for their keys."""
         self.wants_room = False
         self.notify_at = 1
         """Outcomes of which `on_outcome` is to be told next: a call a message would say nothing new."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -67,21 +68,32 @@ class PolicyStarts:
         if wait <= 0:
             return
         try:
-            await asyncio.sleep(wait)
+            with self._starting():
+                await asyncio.sleep(wait)
         except BaseException:
             self._inflight.give_back(rows)
             raise
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """The worker is taken: nothing is claimed for it, which would wait here and miss its slot."""
+        self._inflight.starting += 1
+        try:
+            yield
+        finally:
+            self._inflight.starting -= 1
 
     async def claim_keys(self, rows: Rows) -> Rows:
         """Claim the keys of messages that may run once; those that may start. The others are settled."""
         keyed = [row for row in rows if row.key is not None]
         if self._once is None or not keyed:
             return rows
-        try:
-            verdicts = await self._claimed(keyed, self._once.ttl / MICROSECONDS)
-        except StoreError as error:
-            await self._not_started(rows, error)
-            return []
+        with self._starting():
+            try:
+                verdicts = await self._claimed(keyed, self._once.ttl / MICROSECONDS)
+            except StoreError as error:
+                await self._not_started(rows, error)
+                return []
         self._failures = 0
         for row in keyed:
             verdict, other = verdicts[row.id]
