@@ -9,7 +9,11 @@ from faststream_sqlbroker.annotations import (
     SqlSession,
 )
 from faststream_sqlbroker.broker.broker import SqlBroker
+from faststream_sqlbroker.broker.pipelines import Pipeline, Step
+from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker.core.explanation import Explanation, Reason
+from faststream_sqlbroker.core.locks import HeldLock
 from faststream_sqlbroker.core.policies import (
     BlockingWait,
     Concurrency,
@@ -19,6 +23,7 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
+from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -29,9 +34,14 @@ from faststream_sqlbroker.core.retry import (
     RetryStrategyProto,
     RetryStrategyTemplate,
 )
+from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
+from faststream_sqlbroker.core.tiers import Hops, next_hop, plan_hops
 from faststream_sqlbroker.exceptions import (
+    LeaseLostError,
+    LockLostError,
+    LockNotAcquiredError,
     MissingExtraError,
     NotSupportedError,
     PublishError,
@@ -42,6 +52,7 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
+from faststream_sqlbroker.flow.held_lock import Lock
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
     SqlBrokerPublishMessage,
@@ -51,20 +62,34 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import include_tables
 
 __all__ = (
+    "DESTINATION",
     "BlockingWait",
     "Concurrency",
     "ConstantRetryStrategy",
     "ConstantWithJitterRetryStrategy",
     "Debounce",
     "Delay",
+    "Explanation",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
+    "HeldLock",
+    "Hops",
+    "LeaseLostError",
     "LinearRetryStrategy",
+    "LiveSubscriber",
+    "Lock",
+    "LockLostError",
+    "LockNotAcquiredError",
     "MissingExtraError",
     "NoRetryStrategy",
     "NotSupportedError",
     "Once",
+    "PausedQueue",
+    "Pipeline",
     "PublishError",
+    "Reason",
+    "ReceivedMessage",
+    "Reservation",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
     "SchemaError",
@@ -83,6 +108,7 @@ __all__ = (
     "SqlBrokerSchemaConfig",
     "SqlConnection",
     "SqlSession",
+    "Step",
     "StoreError",
     "TestApp",
     "Throttle",
@@ -91,4 +117,6 @@ __all__ = (
     "UnknownOutcomeError",
     "Window",
     "include_tables",
+    "next_hop",
+    "plan_hops",
 )

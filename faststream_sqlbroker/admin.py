@@ -1,13 +1,29 @@
 """What an operator asks of the broker, and tells it."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.core.explanation import Explanation, Reason
+from faststream_sqlbroker.core.locks import HeldLock
+from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
 from faststream_sqlbroker.core.rows import UnknownOutcome
+from faststream_sqlbroker.core.text import clean_text, short
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.store.fleet import process_name
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
-__all__ = ("Admin", "UnknownOutcome")
+__all__ = ("Admin", "Explanation", "HeldLock", "LiveSubscriber", "PausedQueue", "Reason", "UnknownOutcome")
+
+LONGEST_PAUSE = 100 * 365 * 86_400.0
+"""Seconds: every database has the moment it ends."""
+LARGEST_ID = 2**63 - 1
+LONGEST_TEXT = 1_000
+"""Bytes of a reason, and of the name of who pauses."""
 
 
 class Admin:
@@ -18,9 +34,98 @@ class Admin:
         StoreError: the database refused the statement.
     """
 
-    def __init__(self, store: "Store") -> None:
-        """Work on the tables of `store`."""
-        self._store = store
+    def __init__(
+        self,
+        store: "Store",
+        *,
+        channel: str = "",
+        heard: Callable[[frozenset[str]], None] = lambda _paused: None,
+        pipelines: Iterable[Any] = (),
+    ) -> None:
+        """Work on the tables of `store`.
+
+        Pauses are told to other processes on `channel` (PostgreSQL), to this one by `heard`; `pipelines` are named
+        in explanations.
+        """
+        self._store, self._channel, self._heard, self._pipelines = store, channel, heard, pipelines
+
+    # -- pauses -------------------------------------------------------------------------------------
+
+    async def pause(
+        self,
+        queue: str,
+        *,
+        reason: str | None = None,
+        until: Duration | datetime | None = None,
+        by: str | None = None,
+    ) -> None:
+        """Let nobody claim from `queue`: for the whole fleet, across restarts, until `resume` or `until`.
+
+        When it returns, this process claims no more; other processes stop within their `presence_interval`, on
+        PostgreSQL mostly at once. Running handlers go on and their outcomes are written; messages that wait for a
+        worker are given back, uncharged. Publishing goes on. A queue that is paused already stays paused since then,
+        with the new words and end.
+
+        Args:
+            queue: Its full name, with the prefix of its router.
+            reason: Shown to who asks; at most 1 000 bytes are kept.
+            until: A length of time from now, or an aware datetime, by the database's clock; None: until `resume`.
+            by: Who pauses; default host and process id.
+
+        Raises:
+            SetupError: an impossible name of a queue, a length that is not positive, a datetime without its zone,
+                or a reason or name that is no text.
+        """
+        info = {"by": _text("by", by) or process_name(), "reason": _text("reason", reason)}
+        self._heard(await self._store.fleet.pause(_queue(queue), _until(until), info, self._channel))
+
+    async def resume(self, queue: str) -> bool:
+        """Let `queue` be claimed from again, as soon as `pause` is heard of. A subscriber paused by itself stays so.
+
+        Returns:
+            Whether it was paused.
+
+        Raises:
+            SetupError: an impossible name of a queue.
+        """
+        was, paused = await self._store.fleet.resume(_queue(queue), self._channel)
+        self._heard(paused)
+        return was
+
+    async def paused(self) -> list[PausedQueue]:
+        """The queues that are paused now, by name."""
+        return await self._store.fleet.paused()
+
+    # -- who and why --------------------------------------------------------------------------------
+
+    async def subscribers(self, queue: str | None = None) -> list[LiveSubscriber]:
+        """The subscribers of all processes that count as alive, those heard of last first.
+
+        One that ended without a word (SIGKILL, a machine lost) is listed for up to four `presence_interval`s more.
+        At most 10 000 are read.
+
+        Args:
+            queue: Only those of this one.
+        """
+        found = await self._store.fleet.subscribers()
+        return [s for s in found if queue is None or queue in s.queues]
+
+    async def explain(self, message_id: int) -> Explanation:
+        """Say why a message is not running, or what became of it.
+
+        Reads one snapshot, and never counts more than 1 000 messages, so it may be asked at any time, by any process.
+        What it says holds for that moment. docs/operating.md lists the codes.
+
+        Raises:
+            SetupError: `message_id` is no int of 64 bits.
+        """
+        fits = isinstance(message_id, int) and not isinstance(message_id, bool)
+        if not fits or not -LARGEST_ID <= message_id <= LARGEST_ID:
+            msg = f"message_id must be an int of 64 bits, as publish returns it, got {short(message_id)}"
+            raise SetupError(msg)
+        return (await self._store.fleet.explain(message_id)).at_place(self._pipelines)
+
+    # -- unknown outcomes ---------------------------------------------------------------------------
 
     async def unknown(self, queue: str | None = None, *, limit: int = 100) -> list[UnknownOutcome]:
         """Messages of which nobody knows whether their handler has run, or how far it came; the oldest first.
@@ -37,9 +142,7 @@ class Admin:
         Raises:
             ValueError: `limit` is less than 1.
         """
-        if limit < 1:
-            msg = f"limit must be 1 or more, got {limit!r}"
-            raise ValueError(msg)
+        _check_limit(limit)
         return await self._store.starts.unknown(queue, limit)
 
     async def forget_unknown(self, *message_ids: int) -> int:
@@ -49,3 +152,69 @@ class Admin:
             How many of them were on the list.
         """
         return await self._store.starts.forget(message_ids)
+
+    async def locks(self, *, limit: int = 100) -> list[HeldLock]:
+        """The locks of `broker.lock` that somebody has now, by key.
+
+        Args:
+            limit: Most locks; 1 or more.
+
+        Raises:
+            ValueError: `limit` is less than 1.
+        """
+        _check_limit(limit)
+        return list(await self._store.locks.held(limit))
+
+    async def release_lock(self, key: str) -> bool:
+        """Take the lock `key` from whoever has it; somebody else may lock it at once.
+
+        The holder is not stopped: it finds out at its next renewal, after a third of its lease at the latest. Its
+        fence is lower than every fence given out from now on.
+
+        Returns:
+            Whether somebody had it, with a lease that may have run out.
+
+        Raises:
+            ValueError: `key` cannot be the key of a lock.
+        """
+        if (problem := name_problem(key)) is not None:
+            msg = f"{short(key)} cannot be the key of a lock: {problem}"
+            raise ValueError(msg)
+        return await self._store.locks.force(key)
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        msg = f"limit must be 1 or more, got {limit!r}"
+        raise ValueError(msg)
+
+
+def _queue(value: str) -> str:
+    if problem := name_problem(value):
+        msg = f"{short(value)} cannot be the name of a queue: {problem}"
+        raise SetupError(msg)
+    return value
+
+
+def _until(value: Duration | datetime | None) -> datetime | float | None:
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            msg = f"until needs a zone, got the naive datetime {value!r}: use datetime.now(timezone.utc)"
+            raise SetupError(msg)
+        return value
+    if value is None:
+        return None
+    seconds = parse_duration(value, name="until")
+    if not 0 < seconds <= LONGEST_PAUSE:
+        msg = (
+            f"until must be a length of more than 0 and at most 100 years, or a datetime, got {short(value)}"
+        )
+        raise SetupError(msg)
+    return seconds
+
+
+def _text(name: str, value: str | None) -> str | None:
+    if value is not None and not isinstance(value, str):
+        msg = f"{name} must be text, got {short(value)}"
+        raise SetupError(msg)
+    return None if value is None else clean_text(value, limit=LONGEST_TEXT)

@@ -6,6 +6,9 @@ SqlBrokerError
 │   └── SchemaError       the tables in the database are not the ones this version needs
 ├── PublishError          a message that cannot be stored (also a ValueError)
 ├── NotSupportedError     a feature that this database or driver cannot have
+├── LeaseLostError        a reservation's lease is gone: what it ended in was not written
+├── LockLostError         a lock's lease is gone: somebody else may have it
+├── LockNotAcquiredError  somebody else has the lock, for longer than was waited
 └── StoreError            the database answered with an error
     ├── TransientStoreError   worth repeating: connection, deadlock, serialization, busy, disk full
     └── UnknownOutcomeError   the answer to a COMMIT was lost: it may have been committed
@@ -34,6 +37,18 @@ class PublishError(SqlBrokerError, ValueError):
 
 class NotSupportedError(SqlBrokerError, NotImplementedError):
     """This database or driver cannot do what was asked; the message says which can."""
+
+
+class LeaseLostError(SqlBrokerError):
+    """The lease of a reservation is gone; nothing was written, and the message belongs to somebody else."""
+
+
+class LockLostError(SqlBrokerError):
+    """The lease of a lock is gone, or must be taken to be: somebody else may have it since."""
+
+
+class LockNotAcquiredError(SqlBrokerError):
+    """Somebody else has the lock, and kept it for as long as was waited."""
 
 
 class StoreError(SqlBrokerError):

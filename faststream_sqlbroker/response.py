@@ -30,10 +30,13 @@ class MessageOptions(TypedDict, total=False):
     """1 to 255 characters; while a message of the queue has it, another with it is not stored."""
     delay: Duration | None
     """Time until it is due, 0 or more: seconds, a timedelta or text like "1.5h"; not with next_attempt_at."""
-    next_attempt_at: datetime | None
-    """When it is due, with a time zone; not with delay."""
+    next_attempt_at: datetime | float | None
+    """When it is due: a datetime with a time zone, or Unix seconds; not with delay."""
     expires_in: Duration | None
     """Time after which no handler is started for it any more; longer than 0."""
+    destination: str | None
+    """Queue that the message is meant for, kept as its header of that name: a subscriber of `queue` with
+    forward_to=DESTINATION moves it there."""
 
 
 class PublishOptions(MessageOptions, total=False):
@@ -50,7 +53,8 @@ class PublishOptions(MessageOptions, total=False):
 class SqlBrokerPublishCommand(BatchPublishCommand):
     """One publish on its way through the middlewares; its values are checked when it becomes rows.
 
-    `options` holds what was given of priority, key, dedup_id, delay, next_attempt_at and expires_in;
+    `options` holds what was given of priority, key, dedup_id, delay, next_attempt_at, expires_in and
+    destination;
     `connection` is the caller's AsyncConnection or AsyncSession, or None.
     """
 
@@ -68,8 +72,9 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         key: str | None = None,
         dedup_id: str | None = None,
         delay: Duration | None = None,
-        next_attempt_at: datetime | None = None,
+        next_attempt_at: datetime | float | None = None,
         expires_in: Duration | None = None,
+        destination: str | None = None,
         connection: "AsyncConnection | AsyncSession | None" = None,
         session: "AsyncSession | None" = None,
         with_ack: bool = False,
@@ -90,7 +95,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             correlation_id=correlation_id,
             reply_to=reply_to,
         )
-        self.options = _given(priority, key, dedup_id, delay, next_attempt_at, expires_in)
+        self.options = _given(priority, key, dedup_id, delay, next_attempt_at, expires_in, destination)
         self.connection = _one_transaction(connection, session, with_ack=with_ack)
         self.with_ack = with_ack
         self.stacked = False
@@ -143,12 +148,13 @@ class SqlBrokerResponse(Response):
         queue: str | None = None,
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
-        next_attempt_at: datetime | None = None,
+        next_attempt_at: datetime | float | None = None,
         delay: Duration | None = None,
         priority: int | None = None,
         key: str | None = None,
         dedup_id: str | None = None,
         expires_in: Duration | None = None,
+        destination: str | None = None,
     ) -> None:
         """The arguments are those of `broker.publish`.
 
@@ -162,7 +168,7 @@ class SqlBrokerResponse(Response):
             )
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.queue = queue
-        self.options = _given(priority, key, dedup_id, delay, next_attempt_at, expires_in)
+        self.options = _given(priority, key, dedup_id, delay, next_attempt_at, expires_in, destination)
 
     def as_publish_command(self) -> SqlBrokerPublishCommand:
         """A command of its own for each publisher that is to send it."""
@@ -183,7 +189,7 @@ class SqlBrokerResponse(Response):
 SqlBrokerPublishMessage = SqlBrokerResponse
 
 
-_OPTIONS = "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in"
+_OPTIONS = "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in", "destination"
 _NONE = (None,) * len(_OPTIONS)
 
 

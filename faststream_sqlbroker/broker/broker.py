@@ -19,16 +19,20 @@ from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
-from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
+from faststream_sqlbroker.broker.pipelines import ServiceTags
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
+from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
+from faststream_sqlbroker.broker.surprises import surprises
+from faststream_sqlbroker.core.duration import Duration
 from faststream_sqlbroker.exceptions import SchemaError
+from faststream_sqlbroker.flow.presence import INTERVAL, Presence
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
+from faststream_sqlbroker.subscriber.checks import positive_seconds, time_or_none
 
 if TYPE_CHECKING:
     from fast_depends import Provider
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     from faststream.specification.schema.extra import Tag, TagDict
 
 
-class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
+class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
     """A message broker that lives in a relational database."""
 
     def __init__(
@@ -52,11 +56,12 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         *,
         schema: SqlBrokerSchemaConfig | None = None,
         validate_schema_on_start: bool = True,
-        statement_timeout: float = 30.0,
+        statement_timeout: Duration = 30.0,
         max_connections: int | None = None,
         pgbouncer: bool = False,
         listen_url: URL | str | None = None,
-        graceful_timeout: float | None = 15.0,
+        graceful_timeout: Duration | None = 15.0,
+        presence_interval: Duration = INTERVAL,
         ack_policy: "AckPolicy" = EMPTY,
         decoder: "CustomCallable | None" = None,
         parser: "CustomCallable | None" = None,
@@ -84,14 +89,17 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
             engine: An AsyncEngine, which stays yours, or a URL, of which the broker makes its own.
             schema: Names of the tables.
             validate_schema_on_start: Whether `start` compares the tables with those needed.
-            statement_timeout: Seconds that any of the broker's transactions may take, waiting for a
-                connection included.
+            statement_timeout: Time that any of the broker's transactions may take, waiting for a connection
+                included; longer than 0. This and other times are seconds, a timedelta or text like "1.5m".
             max_connections: Most connections for claiming, writing outcomes and maintenance together;
                 default half of the engine's pool. Publishing takes one more, LISTEN another.
             pgbouncer: Whether the engine leads to a PgBouncer in transaction mode: no named statements, and
                 LISTEN only through `listen_url`.
             listen_url: Where to LISTEN, past a PgBouncer: a URL straight to the same database, by asyncpg.
-            graceful_timeout: Seconds that `stop` gives running handlers; None waits for them.
+            graceful_timeout: Time that `stop` gives running handlers, 0 or more; None waits for them.
+            presence_interval: Time between two signs of life of this process's subscribers in the database, 100 ms
+                or more; within it they hear of queues that are paused. A process that has not been heard of for
+                four intervals no longer counts as alive.
             ack_policy: Default of all subscribers.
             decoder: Default decoder of bodies.
             parser: Default parser of rows.
@@ -114,26 +122,30 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
             id_generator: Makes correlation ids where FastStream wants one.
 
         Raises:
-            SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite.
+            SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite; what is
+                no time; or presence_interval is less than 100 ms.
         """
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
         self._listen_engine = make_listen_engine(listen_url)
         self._validate_schema = validate_schema_on_start
-        self._store = Store(
+        self._store = store = Store(
             self.engine,
             build_tables(schema or SqlBrokerSchemaConfig()),
-            statement_timeout=statement_timeout,
+            statement_timeout=positive_seconds("statement_timeout", statement_timeout),
             max_connections=max_connections,
             pgbouncer=pgbouncer,
             listen_engine=self._listen_engine,
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
-        producer = SqlBrokerProducer(Publisher(self._store, self._wakeups), parser=parser, decoder=decoder)
+        self._serve_application(self._store, self._wakeups, self._log_of_loops)
+        self._presence = Presence(self._store, self._log_of_loops, presence_interval)
+        self._wakeups.on_pauses = self._presence.look
         super().__init__(
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
-                producer=producer,
+                presence=self._presence,
+                producer=SqlBrokerProducer(Publisher(store, self._wakeups), parser=parser, decoder=decoder),
                 broker_middlewares=middlewares,
                 broker_parser=parser,
                 broker_decoder=decoder,
@@ -141,26 +153,28 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
                 logger=make_queue_logger_state(logger=logger, log_level=log_level),
                 fd_config=_injection(apply_types, serializer, provider, context),
                 broker_dependencies=dependencies,
-                graceful_timeout=graceful_timeout,
+                graceful_timeout=time_or_none("graceful_timeout", graceful_timeout),
                 ack_policy=ack_policy,
                 id_generator=id_generator,
                 extra_context={"broker": self},
             ),
             specification=BrokerSpec(
-                url=_urls(specification_url, self.engine),
-                protocol=protocol or self._store.dialect_name,
-                protocol_version=protocol_version,
-                description=description,
-                tags=tags,
-                security=security,
+                url=_urls(specification_url, self.engine), protocol=protocol or self._store.dialect_name,
+                protocol_version=protocol_version, description=description, security=security,
+                tags=ServiceTags(tags, lambda: self.pipelines),
             ),
             routers=routers,
-        )
+        )  # fmt: skip
 
     @property
     def admin(self) -> Admin:
         """What operators ask and tell; works before `start`, too."""
-        return Admin(self._store)
+        return Admin(
+            self._store,
+            channel=self._wakeups.channel,
+            heard=self._presence.heard,
+            pipelines=getattr(self, "pipelines", ()),
+        )
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -184,27 +198,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         await self._store.setup()
         if self._validate_schema:
             await self._check_schema()
-        self._say_what_may_surprise()
+        for level, text in surprises(self._store, self.subscribers):
+            self._log_of_loops(level, text)
         await super().start()
-
-    def _say_what_may_surprise(self) -> None:
-        if shortage := self._store.shortage:
-            self._log_of_loops(logging.WARNING, shortage)
-        for name in (
-            n for s in self.subscribers if isinstance(s, QueueSubscriber) for n in s.unstarted_publishers
-        ):
-            text = (
-                f"a handler's answers go to the publisher {name}, whose broker is not connected: await its "
-                "connect() or start() first; until then those messages fail and are tried again"
-            )
-            self._log_of_loops(logging.WARNING, text)
-        settings = [s.config.settings for s in self.subscribers if isinstance(s, QueueSubscriber)]
-        if any(s.handler_timeout is None and s.max_lease is None for s in settings):
-            text = (
-                "without handler_timeout and max_lease a handler that hangs holds its message for as long as "
-                "its process lives"
-            )
-            self._log_of_loops(logging.INFO, text)
 
     async def _check_schema(self) -> None:
         problems = await self._store.differences()
@@ -226,6 +222,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
     ) -> None:
         """Drain the subscribers; start works again afterwards. The caller's engine is left alone."""
         await super().stop(exc_type, exc_val, exc_tb)
+        await self._unheeded.close()
         await self._wakeups.stop()
         await self._store.close()
         if self._owns_engine:
@@ -235,11 +232,16 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerPublishing):
         self._connection = None
 
     @override
-    async def ping(self, timeout: float | None = 3.0) -> bool:
-        """Whether the database answers within `timeout` seconds and every running loop works."""
+    async def ping(self, timeout: Duration | None = 3.0) -> bool:
+        """Whether the database answers within `timeout` (None: statement_timeout) and every running loop works.
+
+        Raises:
+            SetupError: `timeout` is no time, or negative.
+        """
+        limit = time_or_none("timeout", timeout)
         if not all(getattr(subscriber, "healthy", True) for subscriber in self.subscribers):
             return False
-        return await self._store.ping(timeout)
+        return await self._store.ping(limit)
 
     async def create_tables(self) -> None:
         """Create what is missing of the tables; for development and tests.

@@ -7,6 +7,7 @@ from faststream import UnderlyingDriverAnnotation
 from faststream._internal.configs import BrokerConfig
 from faststream.exceptions import IncorrectState
 
+from faststream_sqlbroker.flow.presence import Presence
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
 
@@ -38,6 +39,7 @@ class SqlBrokerConfig(BrokerConfig):
 
     store: Store
     wakeups: Wakeups
+    presence: Presence
     default_driver_annotations: Any = field(default_factory=_driver_annotations)
 
 
@@ -58,6 +60,15 @@ class SqlBrokerRouterConfig(BrokerConfig):
 
     @property
     def wakeups(self) -> NoReturn:
+        """A router has none.
+
+        Raises:
+            IncorrectState: always.
+        """
+        raise IncorrectState(_NOT_INCLUDED)
+
+    @property
+    def presence(self) -> NoReturn:
         """A router has none.
 
         Raises:

@@ -1,16 +1,21 @@
 """`subscriber` and `publisher`, for the broker and its routers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from faststream._internal.broker.registrator import Registrator
 from faststream._internal.constants import EMPTY
 from typing_extensions import Unpack, override
 
+from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_steps
+from faststream_sqlbroker.core.routing import Destination, Place
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.publisher.config import QueuePublisherConfig, QueuePublisherSpecificationConfig
 from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
+from faststream_sqlbroker.subscriber.checks import no_handler
 from faststream_sqlbroker.subscriber.factory import create_subscriber
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
@@ -53,12 +58,17 @@ class SqlBrokerRegistrator(Registrator[Any, Any]):
 
     @override
     def subscriber(  # type: ignore[override]
-        self, queues: str | Sequence[str] = (), *more_queues: str, **options: Unpack[AllSubscriberOptions]
+        self,
+        queues: str | Sequence[str] | Mapping[str, int] = (),
+        *more_queues: str,
+        **options: Unpack[AllSubscriberOptions],
     ) -> QueueSubscriber:
         """Subscribe a handler to one or several queues.
 
         Args:
-            queues: A name or a list of names; more names may follow.
+            queues: A name or a list of names; more names may follow. A mapping of names to weights shares
+                what is claimed: of 600 messages while both queues have some, {"high": 5, "low": 1} takes 500
+                and 100; a queue without messages leaves its share to the others.
             more_queues: More names.
             options: See `SubscriberOptions` for those of this broker, all with defaults that give low
                 latency on an idle queue and full batches on a busy one; `EndpointOptions` for FastStream's.
@@ -66,11 +76,64 @@ class SqlBrokerRegistrator(Registrator[Any, Any]):
         Raises:
             SetupError: an option that there is not, or a value that cannot work.
         """
+        return self._subscribe(_names(queues, more_queues), options)
+
+    def pipeline(
+        self,
+        name: str,
+        *steps: Step,
+        forward_to: str | Destination,
+        description: str | None = None,
+        include_in_schema: bool = True,
+    ) -> Pipeline:
+        """Declare one service made of queues whose messages are moved on: a subscriber for each step.
+
+        Each message is moved from one step to the next in the transaction that settles it, under the same id and
+        with its body as it is.
+
+        Args:
+            name: Of the service, as documents and `explain` show it.
+            steps: In their order, each a queue with the options of its subscriber.
+            forward_to: The queue to which the last step moves messages, or `DESTINATION`.
+            description: Description of every step in AsyncAPI documents; default: which step it is.
+            include_in_schema: Whether the steps are documented.
+
+        Raises:
+            SetupError: no step, a queue twice, a name twice, or options that cannot work.
+        """
+        check_pipeline(name, steps, forward_to, [pipeline.name for pipeline in self._pipelines])
+        hops = (*(step.queue for step in steps), forward_to)
+        check_steps(steps, hops[1:])
+        endpoint = {"description": description, "include_in_schema": include_in_schema}
+        subscribers = [
+            self._subscribe(
+                step.queue, {**step.options, **endpoint, "forward_to": hops[n]}, Place(name, n, hops)
+            )
+            for n, step in enumerate(steps, 1)
+        ]
+        pipeline = Pipeline(name, tuple(subscribers))
+        self._pipelines.append(pipeline)
+        return pipeline
+
+    @property
+    def pipelines(self) -> list[Pipeline]:
+        """The services declared by `pipeline`, those of included routers too."""
+        routers: list[Any] = self.routers
+        return [*self._pipelines, *(p for router in routers for p in getattr(router, "pipelines", ()))]
+
+    @cached_property
+    def _pipelines(self) -> list[Pipeline]:
+        return []
+
+    def _subscribe(
+        self, names: Any, options: Mapping[str, Any], place: Place | None = None
+    ) -> QueueSubscriber:
         endpoint: dict[str, Any] = {
             name: value for name, value in options.items() if name in EndpointOptions.__annotations__
         }
         own: Any = {name: value for name, value in options.items() if name not in endpoint}
-        names = _names(queues, more_queues)
+        if own.get("forward_to") is not None:
+            no_handler([name for name in _OF_HANDLERS if endpoint.get(name)])
         subscriber = create_subscriber(
             make_settings(names, own),
             outer_config=self.config,
@@ -79,6 +142,7 @@ class SqlBrokerRegistrator(Registrator[Any, Any]):
             title=endpoint.get("title"),
             description=endpoint.get("description"),
             include_in_schema=endpoint.get("include_in_schema", True),
+            place=place,
         )
         super().subscriber(subscriber, persistent=endpoint.get("persistent", True))
         subscriber.add_call(
@@ -138,7 +202,13 @@ class SqlBrokerRegistrator(Registrator[Any, Any]):
         return publisher
 
 
-def _names(queues: str | Sequence[str], more: tuple[str, ...]) -> Any:
+_OF_HANDLERS = "dependencies", "parser", "decoder", "codec", "no_reply"
+
+
+def _names(queues: str | Sequence[str] | Mapping[str, int], more: tuple[str, ...]) -> Any:
     if not more:
         return queues
+    if isinstance(queues, Mapping):
+        msg = f"queues with weights are all given in one mapping, got {short(more[0])} after {short(queues)}"
+        raise SetupError(msg)
     return [*([queues] if isinstance(queues, str) else queues), *more]

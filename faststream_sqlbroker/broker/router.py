@@ -1,6 +1,6 @@
 """Routers: subscribers and publishers declared apart from the broker."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream._internal.broker.router import ArgsContainer, BrokerRouter, SubscriberRoute
@@ -9,6 +9,7 @@ from typing_extensions import Unpack
 
 from faststream_sqlbroker.broker.config import SqlBrokerRouterConfig
 from faststream_sqlbroker.broker.registrator import AllSubscriberOptions, SqlBrokerRegistrator
+from faststream_sqlbroker.exceptions import SetupError
 
 if TYPE_CHECKING:
     from fast_depends.dependencies import Dependant
@@ -42,18 +43,28 @@ class SqlBrokerPublisher(ArgsContainer):
 
 
 class SqlBrokerRoute(SubscriberRoute):
-    """A handler with the arguments of `subscriber`, for a router's `handlers`."""
+    """A handler with the arguments of `subscriber`, for a router's `handlers`.
+
+    `call` is None for a subscriber without a handler, which `forward_to` makes.
+    """
 
     def __init__(
         self,
-        call: Callable[..., Any],
-        queues: str | Sequence[str],
+        call: Callable[..., Any] | None,
+        queues: str | Sequence[str] | Mapping[str, int],
         *more_queues: str,
         publishers: Iterable[SqlBrokerPublisher] = (),
         **options: Unpack[AllSubscriberOptions],
     ) -> None:
-        """As `SqlBroker.subscriber`; `publishers` get what `call` returns."""
-        super().__init__(call, queues, *more_queues, publishers=publishers, **options)
+        """As `SqlBroker.subscriber`; `publishers` get what `call` returns.
+
+        Raises:
+            SetupError: neither `call` nor `forward_to` is given, or publishers without `call`.
+        """
+        if call is None and (options.get("forward_to") is None or publishers):
+            msg = "a route without a handler needs forward_to=, and has no publishers"
+            raise SetupError(msg)
+        super().__init__(call, queues, *more_queues, publishers=publishers, **options)  # type: ignore[arg-type]
 
 
 class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
@@ -97,4 +108,13 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
             broker_codec=codec,
             include_in_schema=include_in_schema,
         )
-        super().__init__(config=config, handlers=handlers, routers=routers)
+        routes = tuple(handlers)
+        super().__init__(config=config, handlers=[r for r in routes if _has_handler(r)], routers=routers)
+        for route in routes:
+            if not _has_handler(route):
+                self.subscriber(*route.args, **route.kwargs)
+
+
+def _has_handler(route: SqlBrokerRoute) -> bool:
+    call: Any = route.call
+    return call is not None

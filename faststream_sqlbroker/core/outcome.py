@@ -45,10 +45,14 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """To another queue under the same id, with its counters reset; `payload` None keeps the body."""
+    """To another queue under the same id, with its counters reset; `payload` None keeps the body.
+
+    It is due there after `delay` seconds.
+    """
 
     queue: str
     payload: bytes | None = None
+    delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def settle(
             base.state, base.attempted = MessageState.PENDING, False
         case Move():
             base.state, base.queue, base.payload = MessageState.PENDING, outcome.queue, outcome.payload
-            base.delay = 0.0
+            base.delay = max(0.0, outcome.delay)
         case Discard():
             base.reason = clean_text(outcome.reason, limit=255)
             return _final(base, MessageState.DISCARDED, rules.retain_on_reject)

@@ -55,6 +55,7 @@ SET state = 'PROCESSING', acquired_at = :now, lease_token = :token,
 WHERE id IN :ids
 """
 
+# Text without a character set of its own would be in the database's default, and lose what that cannot hold.
 _ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
     id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
     ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',

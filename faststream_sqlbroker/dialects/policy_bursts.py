@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.policies.debounce import Bursts
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_intake import FORGET_BURSTS, burst_scope
-from faststream_sqlbroker.dialects.policy_rows import PolicyRows
+from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
 
 SHORTEST_PAUSE = MICROSECONDS // 20
 LONGEST_PAUSE = 2 * MICROSECONDS
@@ -58,13 +58,12 @@ class BurstHeads:
                 states[row.key] = self._known[row.key].dump(), self._now + FORGET_BURSTS
         self._rows.keep(self._connection, burst_scope(self._queue), states)
 
-    def _pause(self, before: tuple[str, int, int | None] | None) -> int:
+    def _pause(self, before: Live | None) -> int:
         """How long to put off what waits for the message `before`."""
         if before is None:
             return SHORTEST_PAUSE
-        state, due, acquired = before
-        pause = due - self._now if acquired is None else self._now - acquired
-        if state != "PROCESSING":
+        pause = before.due - self._now if before.acquired is None else self._now - before.acquired
+        if before.state != "PROCESSING":
             # It cannot settle before it has been claimed.
             return max(SHORTEST_PAUSE, pause)
         return min(max(SHORTEST_PAUSE, pause), LONGEST_PAUSE)

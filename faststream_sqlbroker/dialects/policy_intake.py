@@ -109,7 +109,7 @@ class Intake:
 
         At most `limit` are granted now, as no more could start; those above them wait for the next claim.
         """
-        arrivals, whole = self._arrivals(SLOT, late=self.now - policy.max_lag)
+        arrivals, whole = self._arrivals(SLOT)
         self.before |= SLOT
         scope = slot_scope(self.queue)
         keys = {self._slot_key(policy, a) for a in arrivals} - {None}
@@ -154,28 +154,17 @@ class Intake:
         self.rows.shift(self.connection, self.queue, due, mark)
         self.later += [at for at in due.values() if at is not None and at > self.now]
 
-    def _arrivals(self, own: int, *, late: int = 0) -> tuple[list[Arrival], bool]:
+    def _arrivals(self, own: int) -> tuple[list[Arrival], bool]:
         """What has not got the mark `own`, and whether that is all; if not, all that was due before some time."""
         found: list[Arrival] = []
         horizon: int | None = None
         for pair in self.pairs:
             place = self.queue, pair.priority, own
             asked = monotonic()
-            # Slots are few among what is due, and those that were missed lie behind.
-            whole = (
-                own == SLOT
-                or place not in self.looks.ended_at
-                or asked >= self.looks.whole_after.get(place, 0.0)
-            )
+            whole = place not in self.looks.ended_at or asked >= self.looks.whole_after.get(place, 0.0)
             since = 0 if whole else max(0, self.looks.ended_at[place] - LATE_COMMITS)
             rows = self.rows.arrivals(
-                self.connection,
-                self.queue,
-                pair.priority,
-                before=self.before,
-                own=own,
-                since=since,
-                late=late,
+                self.connection, self.queue, pair.priority, before=self.before, own=own, since=since
             )
             if len(rows) == SCAN:
                 horizon = rows[-1].due if horizon is None else min(horizon, rows[-1].due)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, Text, bindparam
 
@@ -30,6 +30,15 @@ class Arrival:
     """Whether it was delivered before."""
 
 
+class Live(NamedTuple):
+    """A message that is in its queue. Times are microseconds since 1970."""
+
+    state: str
+    due: int
+    acquired: int | None
+    key: str | None
+
+
 class PolicyRows:
     """The statements of one dialect, called with lists of any length."""
 
@@ -39,7 +48,7 @@ class PolicyRows:
         texts = policy_sql.statements(words, archive=dialect.has_archive)
         binds = {
             "queue": String, "scope": String, "rows": Text, "priority": SmallInteger, "before": Integer,
-            "own": Integer, "mark": Integer, "since": BigInteger, "late": BigInteger, "size": Integer,
+            "own": Integer, "mark": Integer, "since": BigInteger, "size": Integer,
             "only": BigInteger,
         }  # fmt: skip
         for name, text in texts.items():
@@ -62,7 +71,6 @@ class PolicyRows:
         before: int,
         own: int,
         since: int,
-        late: int,
     ) -> list[Arrival]:
         """Up to `SCAN` due messages that have the marks `before` and not `own`, by due time and id.
 
@@ -71,13 +79,12 @@ class PolicyRows:
             queue: Its name.
             priority: Only of this one.
             before: Marks of the policies before.
-            own: The mark that is missing, or was given for a time before `late`.
+            own: The mark that is missing.
             since: Messages that were due before are left out.
-            late: See `own`.
         """
         rows = self._run(
             connection, "policy_arrivals", queue=queue, priority=priority, before=before, own=own, since=since,
-            late=late, size=SCAN,
+            size=SCAN,
         )  # fmt: skip
         return [Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows]
 
@@ -130,17 +137,15 @@ class PolicyRows:
         """Leases of the queue, counted up to `most`."""
         return int(self._run(connection, "policy_running", queue=queue, size=most).scalar_one())
 
-    def live(
-        self, connection: Connection, queue: str, ids: Iterable[int]
-    ) -> dict[int, tuple[str, int, int | None]]:
-        """State, due time and time of the claim of those of `ids` that are in the queue."""
+    def live(self, connection: Connection, queue: str, ids: Iterable[int]) -> dict[int, Live]:
+        """Those of `ids` that are in the queue."""
         wanted = sorted(set(ids))
         if not wanted:
             return {}
         rows = self._run(
             connection, "policy_live", queue=queue, rows=json.dumps([{"id": message} for message in wanted])
         )
-        return {r[0]: (r[1], int(r[2]), None if r[3] is None else int(r[3])) for r in rows}
+        return {r[0]: Live(r[1], int(r[2]), None if r[3] is None else int(r[3]), as_key(r[4])) for r in rows}
 
     def due(
         self,

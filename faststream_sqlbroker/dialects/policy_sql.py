@@ -122,7 +122,7 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
         "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}, {w.us('m.created_at')},\n"
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count\n"
         f"{due}\n  AND m.next_attempt_at >= {w.at(':since')} AND {marked}\n"
-        f"  AND ((m.policy_marks & :own) = 0 OR m.next_attempt_at < {w.at(':late')})\n"
+        "  AND (m.policy_marks & :own) = 0\n"
         "ORDER BY m.next_attempt_at, m.id LIMIT :size",
         "policy_shift": found.replace("{rows}", w.rows({"id": "int", "due": "int"})).replace(
             "{set}", _assignments(w, shifted)
@@ -133,7 +133,8 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
         f"SELECT :scope, u.k, {_json(w)}, {w.at('u.expires')} FROM {keyed}\n{w.upsert}",
         "policy_running": f"SELECT count(*) FROM (SELECT 1 FROM {{message}} m {w.leased_hint}\n"
         "  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL LIMIT :size) r",
-        "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, {w.us('m.acquired_at')}\n"
+        "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, {w.us('m.acquired_at')},\n"
+        f"  {w.open}m.{{key}}{w.close}\n"
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
     }
     for name, which in (("", ""), ("_others", "{others}"), ("_one", "\n  AND m.id = :only")):

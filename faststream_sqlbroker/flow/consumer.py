@@ -13,6 +13,8 @@ from faststream_sqlbroker.flow.flush import LOCKED_PAUSE, Flusher
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Log, Loop, backoff
+from faststream_sqlbroker.flow.member import Member
+from faststream_sqlbroker.flow.presence import Presence
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.flow.worker import Handle, Worker
@@ -43,14 +45,18 @@ class Consumer:
         log: Log,
         ack_first: bool = False,
         cancellable: bool = True,
+        presence: Presence | None = None,
+        paused: bool = False,
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
+        `presence` tells the fleet of it, and which queues are paused; `paused` starts it without claiming.
         `cancellable` is false for handlers that run in a thread: cancelling would only stop waiting for it.
         """
         self._store, self._wakeups, self._settings = store, wakeups, settings
         self._handle, self._log, self._ack_first = handle, log, ack_first
-        self._cancellable = cancellable
+        self._cancellable, self._presence = cancellable, presence
+        self.member = Member(settings, paused=paused, on_change=self._reopened)
         self._rules = SettleRules(
             retry_strategy=settings.retry_strategy,
             retain_on_ack=settings.retain_in_archive_on_ack,
@@ -64,7 +70,7 @@ class Consumer:
 
     def _build(self) -> None:
         s, log, held = self._settings, self._log, self.inflight
-        self._fetcher = Fetcher(self._store, held, s, log, lambda: self._stopping)
+        self._fetcher = Fetcher(self._store, held, s, log, self.member)
         self._flusher = Flusher(
             self._store, held, log, batch_size=s.flush_batch_size, interval=s.flush_interval
         )
@@ -116,6 +122,7 @@ class Consumer:
         if not self._stopping:
             return
         self.inflight = Inflight()
+        self.member.begin(known=self._presence is None)
         self._build()
         self._stopping, self._stop_task = False, None
         s = self._settings
@@ -129,10 +136,19 @@ class Consumer:
         for loop in self._loops:
             loop.start()
         self._wakeups.register(s.queues, self._hint, listen=s.wakeup != "poll")
+        if self._presence is not None:
+            self._presence.join(self.member)
+
+    def pause(self, paused: bool) -> None:
+        """Claim no more and give back what has not started; False ends that."""
+        self.member.pause(paused)
+        if self._presence is not None:
+            self._presence.look()
 
     def request_stop(self, graceful_timeout: float | None = None) -> "asyncio.Task[None]":
         """Begin the stop in the background, as the task returned; safe inside a handler."""
         self._stopping = True
+        self.member.end()
         if self._stop_task is None:
             self._stop_task = asyncio.create_task(self._stop(graceful_timeout))
         return self._stop_task
@@ -156,6 +172,14 @@ class Consumer:
         self._look_loop.wake()
         self._hint()
 
+    def _reopened(self) -> None:
+        self._fetcher.reopened()
+        self._released()
+
+    async def _leave(self) -> None:
+        if self._presence is not None:
+            await self._presence.leave(self.member)
+
     async def _flush_tick(self) -> float | None:
         wait = await self._flusher.tick()
         if self.inflight.wants_room:
@@ -167,7 +191,7 @@ class Consumer:
         self._wakeups.unregister(self._hint)
         self._end_input()
         await asyncio.gather(self._end_claims(graceful_timeout), self._end_workers(graceful_timeout))
-        await self._end_writes()
+        await asyncio.gather(self._end_writes(), self._leave())
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
         # The running claim is waited for, so that its rows are known and can be given back.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects.ordered import Cursors
@@ -15,7 +15,9 @@ from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
+from faststream_sqlbroker.flow.shares import Shares
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -37,13 +39,12 @@ class Fetcher:
     visited in rotation.
     """
 
-    def __init__(
-        self, store: "Store", inflight: Inflight, settings: Any, log: Log, paused: Callable[[], bool]
-    ) -> None:
-        """`settings` gives queues, batch size, intervals and the length of a lease."""
+    def __init__(self, store: "Store", inflight: Inflight, settings: Any, log: Log, member: Member) -> None:
+        """`settings` gives batch size, intervals and the length of a lease; `member` the queues and tokens."""
         self._store, self._inflight, self._settings = store, inflight, settings
-        self._log, self._paused = log, paused
+        self._log, self._member = log, member
         self.ready = Ready(store, settings.queues)
+        self.ready.restrict(member.open)
         self._unlooked = False
         self.on_slow: Callable[[], None] = lambda: None
         """Called when looks are slow, and left to somebody else."""
@@ -54,6 +55,8 @@ class Fetcher:
         self._look_again = True
         self._isolation = Isolation()
         self._cursors, self._memory, self._gated = Cursors(), Memory(), False
+        self._more = False
+        self._shares = Shares(settings.queues, settings.weights) if settings.weights else None
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
 
@@ -66,6 +69,11 @@ class Fetcher:
     def _one_by_one(self) -> bool:
         """Whether no more is claimed than workers are free."""
         return bool(self._settings.ordered or self._settings.policies)
+
+    def reopened(self) -> None:
+        """Other queues are open than before: what waits of those that are not goes back."""
+        self.ready.restrict(self._member.open)
+        self._inflight.keep_waiting(self._member.open)
 
     def room(self) -> int:
         """Rows that may be claimed now; 0 while the flush is behind."""
@@ -85,7 +93,7 @@ class Fetcher:
         if (early := self._not_before - monotonic()) > 0:
             return early
         await self._try_release_unanswered()
-        if self._paused():
+        if self._member.stopping or not self._member.open:
             return self._wait_for_room()
         alone, now = self._inflight.empty, monotonic()
         turn = self._isolation.turn(alone=alone, now=now)
@@ -137,6 +145,16 @@ class Fetcher:
         self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
     ) -> tuple[Sequence[ClaimedMessage], float | None]:
         """The rows, and in how many seconds to look again, if the claim knows."""
+        if self._shares is None:
+            return await self._claim_in_order(due, limit, suspects=suspects)
+        due = self._shares.order_pairs(due)
+        rows, again = await self._claim_in_order(due, limit, suspects=suspects)
+        self._shares.claimed([pair.queue for pair in due], rows, more=len(rows) >= limit or again == 0)
+        return rows, again
+
+    async def _claim_in_order(
+        self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
+    ) -> tuple[Sequence[ClaimedMessage], float | None]:
         lease = self._settings.release_stuck_timeout
         with self._noting_the_unanswered() as token:
             if self._settings.ordered:
@@ -152,14 +170,18 @@ class Fetcher:
         self, limit: int, *, suspects: bool = True, only: int | None = None
     ) -> tuple[Sequence[ClaimedMessage], float | None]:
         """As `_claim`, under the subscriber's policies."""
-        s = self._settings
+        s, queues = self._settings, self.ready.queues_in_turn()
+        if self._shares is not None:
+            queues = self._shares.order(queues)
         with self._noting_the_unanswered() as token:
             wanted = Wanted(
-                self.ready.queues_in_turn(), limit, s.release_stuck_timeout, token, s.policies, s.ordered,
+                queues, limit, s.release_stuck_timeout, token, s.policies, s.ordered,
                 s.retain_in_archive_on_reject, suspects, only,
             )  # fmt: skip
             claim, self._memory = await self._store.policies.claim(wanted, self._memory)
-        self._gated = claim.gated
+        self._gated, self._more = claim.gated, claim.more
+        if self._shares is not None and only is None:
+            self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
         return claim.rows, claim.again
 
     async def _claim_suspect(self, *, alone: bool) -> None:
@@ -168,8 +190,8 @@ class Fetcher:
             rows, _ = await self._claim_scheduled(1, only=message_id)
         else:
             with self._noting_the_unanswered() as token:
-                lease = s.release_stuck_timeout
-                rows = await self._store.claim_one(message_id, s.queues, lease, token, ordered=s.ordered)
+                lease, queues = s.release_stuck_timeout, self._member.open
+                rows = await self._store.claim_one(message_id, queues, lease, token, ordered=s.ordered)
         if rows:
             self._isolation.started(alone=alone, now=monotonic())
             self._add(rows)
@@ -183,11 +205,13 @@ class Fetcher:
                 "it came back to us, and the older outcome will not be written",
                 message_id=row.id,
             )
+        if len(self._member.open) < len(self._settings.queues):
+            self._inflight.keep_waiting(self._member.open)  # a queue may have been paused meanwhile
 
     @contextmanager
     def _noting_the_unanswered(self) -> Iterator[UUID]:
         """A new token; kept if it is not known whether the claim with it was committed."""
-        token = uuid4()
+        token = self._member.token()
         try:
             yield token
         except (UnknownOutcomeError, CancelledError):
@@ -227,7 +251,7 @@ class Fetcher:
 
     def _next_wait(self, claimed: int, limit: int, again: float | None, *, took: float) -> float:
         s = self._settings
-        if claimed >= limit or (claimed and again == 0):
+        if claimed >= limit or self._more or (claimed and again == 0):
             self._idle_wait = self._first_wait
             self._not_before = monotonic() + s.min_fetch_interval
             return float(s.min_fetch_interval)

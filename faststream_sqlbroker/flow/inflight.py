@@ -1,7 +1,7 @@
 """What one subscriber holds: claimed rows, their leases, and the outcomes not yet written."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from uuid import UUID
@@ -15,6 +15,12 @@ from faststream_sqlbroker.flow.loop import Log
 
 MOST_REFUSED = 1_000
 """Refused outcomes that are kept before claims stop: each is a message that nobody else can have."""
+
+
+def _filled(settlement: Settlement) -> set[str]:
+    """Queues in which something is due at once since `settlement` is written."""
+    moved = set() if settlement.queue is None or settlement.delay else {settlement.queue}
+    return moved | due_queues(settlement.chained)
 
 
 def release(row: ClaimedMessage) -> Settlement:
@@ -133,6 +139,16 @@ class Inflight:
                 rows.append(row)
         self.give_back(rows)
 
+    def keep_waiting(self, queues: Container[str]) -> None:
+        """Give back what waits for a worker and is of none of `queues`."""
+        items = self.waiting.items
+        others = [row for row in items if row is not None and row.queue not in queues]
+        if others:
+            kept = [row for row in items if row is None or row.queue in queues]
+            items.clear()
+            items.extend(kept)
+            self.give_back([row for row in others if not row.lease_lost])
+
     def still_ours(self, settlement: Settlement) -> bool:
         """Whether no later delivery of the same row has come back to us meanwhile."""
         row = self.held.get(settlement.id)
@@ -179,8 +195,8 @@ class Inflight:
             self.settled_count += 1
             if self.doubtful:
                 self.doubtful.discard((settlement.id, settlement.lease_token))
-            if settlement.chained:
-                chained |= due_queues(settlement.chained)
+            if settlement.chained or settlement.queue is not None:
+                chained |= _filled(settlement)
         if result.settled:
             self.on_settled()
         if chained:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.outcome import Discard, Nack, Outcome, Postpone, Reject, Release
 from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.throttle import AHEAD
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import UNKNOWN_OUTCOME
 from faststream_sqlbroker.dialects.once import Verdict
@@ -31,13 +30,14 @@ SPENT = "failed_once"
 """The reason of a message that may run once, and has failed."""
 
 
-def missed_slot(row: ClaimedMessage, *, batch: bool) -> bool:
+def seconds_to_slot(row: ClaimedMessage) -> float:
+    """Seconds until `row` may start; 0 or less: it may."""
+    return 0.0 if row.slot is None else row.claimed_monotonic + row.slot[0] - monotonic()
+
+
+def missed_slot(row: ClaimedMessage) -> bool:
     """Whether it is too late for the slot of `row`, which is given up."""
-    if row.slot is None:
-        return False
-    # A batch starts with the last slot of its messages.
-    late = AHEAD / MICROSECONDS if batch else 0.0
-    return monotonic() > row.claimed_monotonic + row.slot[1] + late
+    return row.slot is not None and monotonic() > row.claimed_monotonic + row.slot[1]
 
 
 class PolicyStarts:
@@ -59,19 +59,15 @@ class PolicyStarts:
         self._rest = next((policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0)
         self._failures = 0
 
-    async def wait_for_slot(self, rows: Rows) -> None:
-        """Wait until all of `rows` may start."""
-        now = monotonic()
-        wait = max(
-            (row.claimed_monotonic + row.slot[0] - now for row in rows if row.slot is not None), default=0.0
-        )
-        if wait <= 0:
+    async def wait_for_slot(self, row: ClaimedMessage) -> None:
+        """Wait until `row` may start."""
+        if (wait := seconds_to_slot(row)) <= 0:
             return
         try:
             with self._starting():
                 await asyncio.sleep(wait)
         except BaseException:
-            self._inflight.give_back(rows)
+            self._inflight.give_back([row])
             raise
 
     @contextmanager

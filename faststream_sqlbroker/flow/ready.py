@@ -45,6 +45,7 @@ class Ready:
         self._looked_at = float("-inf")
         self._took = 0.0
         self._turn = 0
+        self._restricted = 0
         self.slow = False
         """Whether looks are slow, so that claims do without."""
 
@@ -60,6 +61,7 @@ class Ready:
             StoreError: as `Store.ready_pairs`.
         """
         asked = monotonic()
+        restricted = self._restricted
         try:
             found = await self._store.ready_pairs(self._queues)
         except TransientStoreError:
@@ -67,10 +69,13 @@ class Ready:
             self._looked_at, self._took, self.slow = monotonic(), monotonic() - asked, True
             raise
         self._looked_at, self._found, self._took = monotonic(), found, found.took
+        same = restricted == self._restricted
+        if not same:
+            self._leave_out_others()
         self.slow = self._took > SLOW_LOOK + SLOW_LOOK_PER_QUEUE * len(self._queues)
-        for pair in found:
+        for pair in self._found:
             self._remember((pair.queue, pair.priority))
-        if self.slow:
+        if self.slow and same:
             self._begin_after(found)
         else:
             self._begin.clear()
@@ -112,7 +117,7 @@ class Ready:
 
     def queues_in_turn(self) -> list[str]:
         """The queues, each time beginning with another."""
-        self._turn = (self._turn + 1) % len(self._queues)
+        self._turn = (self._turn + 1) % max(1, len(self._queues))
         return [*self._queues[self._turn :], *self._queues[: self._turn]]
 
     def next_due(self) -> list[float]:
@@ -133,6 +138,19 @@ class Ready:
             if pair in last and self._begin.get(pair) == asked.since:
                 self._begin[pair] = last[pair].next_attempt_at - LATE_COMMITS
 
+    def restrict(self, queues: Sequence[str]) -> None:
+        """Only these of the subscriber's queues are claimed from now."""
+        known = {queue for queue, _ in self._known}
+        self._queues, self._restricted = queues, self._restricted + 1
+        self._known |= {(queue, 0): None for queue in queues if queue not in known}
+        self._leave_out_others()
+
+    def _leave_out_others(self) -> None:
+        wanted = set(self._queues)
+        self._found[:] = [pair for pair in self._found if pair.queue in wanted]
+        self._known = {pair: None for pair in self._known if pair[0] in wanted}
+        self._begin = {pair: begin for pair, begin in self._begin.items() if pair[0] in wanted}
+
     def begin_anew(self) -> None:
         """Rows with old due times were given back: let the next claim look at all."""
         self._begin.clear()
@@ -146,7 +164,7 @@ class Ready:
             self._begin.pop(forgotten, None)
 
     def _in_turn(self, pairs: list[ReadyPair]) -> list[ReadyPair]:
-        if len(self._queues) == 1:
+        if len(self._queues) <= 1:
             return pairs if len(pairs) < 2 else sorted(pairs, key=lambda p: -p.priority)  # noqa: PLR2004
         self._turn = (self._turn + 1) % len(self._queues)
         rank = {q: (n - self._turn) % len(self._queues) for n, q in enumerate(self._queues)}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.dialects.presence import PAUSES_CHANGED
 from faststream_sqlbroker.flow.loop import Log, backoff
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Wakeups:
         self._sent_at = 0.0
         self.channel = f"sqlbroker_{store.tables.message.name}"[:63]
         self.listening = False
+        self.on_pauses: Callable[[], None] = lambda: None
+        """Called when another process may have paused or resumed a queue."""
 
     def register(self, queues: Sequence[str], hint: Hint, *, listen: bool) -> None:
         """Call `hint` when something may have arrived in `queues`."""
@@ -134,6 +137,7 @@ class Wakeups:
                     self.listening, failures = True, 0
                     # What was sent while nobody listened is lost: look once.
                     self._wake_local(frozenset())
+                    self.on_pauses()
                     while True:
                         await asyncio.sleep(HEARTBEAT)
                         await alive()
@@ -148,4 +152,7 @@ class Wakeups:
                 self.listening = False
 
     def _heard(self, payload: str) -> None:
+        if payload == PAUSES_CHANGED:
+            self.on_pauses()
+            return
         self._wake_local(frozenset((payload,)) if payload else frozenset())

@@ -14,7 +14,7 @@ from faststream_sqlbroker.flow.chain import ACK_FIRST, ENDED, Post, post
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.limits import refusal, refusal_text
 from faststream_sqlbroker.flow.loop import Log, cancelled
-from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot
+from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot, seconds_to_slot
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
@@ -82,9 +82,9 @@ class Worker:
         post.set(self._post)
         turn_ends = monotonic() + TURN
         while (first := await self._next()) is not None:
-            rows = await self._batch_from(first) if self._settings.batch else [first]
             if self._policies is not None:
-                await self._policies.wait_for_slot(rows)
+                await self._policies.wait_for_slot(first)
+            rows = await self._batch_from(first) if self._settings.batch else [first]
             ready = [row for row in rows if self._may_start(row)]
             try:
                 if ready:
@@ -202,12 +202,12 @@ class Worker:
     async def _batch_from(self, first: ClaimedMessage) -> list[ClaimedMessage]:
         """`first` and what else waits, up to a batch."""
         rows, waiting = [first], self._inflight.waiting
-        while len(rows) < self._settings.fetch_batch_size and not waiting.empty():
-            row = waiting.get_nowait()
-            if row is None:
-                waiting.put_nowait(None)
+        while len(rows) < self._settings.fetch_batch_size and waiting.items:
+            row = waiting.items[0]
+            if row is None or seconds_to_slot(row) > 0:
                 break
             rows.append(row)
+            waiting.get_nowait()
         if waiting.qsize() <= self._low_water:
             self._make_room()
         try:
@@ -228,7 +228,7 @@ class Worker:
         if row.lease_lost:
             return False
         outcome = Release() if self._stopping() else refusal(row, self._rules, self._most_deliveries)
-        if outcome is None and missed_slot(row, batch=self._settings.batch):
+        if outcome is None and missed_slot(row):
             outcome = Release()
         if outcome is None:
             return True

@@ -17,6 +17,7 @@ from faststream_sqlbroker.response import SqlBrokerPublishCommand, SqlBrokerResp
 
 if TYPE_CHECKING:
     from fast_depends.library.serializer import SerializerProto
+    from faststream import StreamMessage
     from faststream._internal.context import ContextRepo
     from faststream._internal.parser import CodecProto
     from faststream._internal.types import CustomCallable
@@ -98,6 +99,16 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         row = _make_row(cmd, cmd.body, payload, content_type)
         [message_id] = self._publisher.publish_sync([row], connection=connection)
         return message_id
+
+    async def encode(self, body: Any) -> tuple[bytes, str | None]:
+        """A body as it would be published, and its content type."""
+        return await self.codec.encode(body, self.serializer)
+
+    async def decode(self, row: ClaimedMessage) -> Any:
+        """The body of `row`, by the broker's parser and its codec or decoder, as subscribers decode it."""
+        message: StreamMessage[Any] = await self._parser(row)
+        message.set_decoder(self._decoder if type(self.codec) is DefaultCodec else self.codec.decode)
+        return await message.decode()
 
     def _join(self, rows: list[NewMessage], *, required: bool) -> bool:
         context = self._context()

@@ -1,5 +1,6 @@
 """Check a publish and make its row; whatever is wrong is said before anything is written."""
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import Any
 
 from faststream_sqlbroker.core.duration import parse_duration
 from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.routing import DESTINATION_HEADER, unix_time
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import PublishError, SetupError
@@ -36,7 +38,7 @@ def make_row(
         queue: Its name.
         payload: The encoded body.
         content_type: What the codec says of it; a header of that name goes before it.
-        options: priority, key, dedup_id, delay, next_attempt_at, expires_in; any may be missing.
+        options: priority, key, dedup_id, delay, next_attempt_at, expires_in, destination; any may be missing.
         headers: JSON values by name.
         correlation_id: Kept as a header if given.
         reply_to: Kept as a header if given.
@@ -60,7 +62,7 @@ def make_row(
     return NewMessage(
         str(queue),
         payload,
-        headers=_headers(headers, {name: value for name, value in own.items() if value}),
+        headers=_headers(_with_destination(headers, options), {n: v for n, v in own.items() if v}),
         priority=_priority(options.get("priority", 0)),
         key=_name("key", options.get("key")),
         dedup_id=_name("dedup_id", options.get("dedup_id")),
@@ -98,6 +100,14 @@ def _headers(given: Any, own: dict[str, Any]) -> str | None:
     return text
 
 
+def _with_destination(given: Any, options: Mapping[str, Any]) -> Any:
+    """The headers with the option `destination` in place of one that was handed on."""
+    name = _name("destination", options.get("destination"))
+    if name is None or not (given is None or isinstance(given, Mapping)):
+        return given
+    return {**(given or {}), DESTINATION_HEADER: name}
+
+
 def _priority(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value not in PRIORITIES:
         msg = f"priority must be a whole number from {PRIORITIES[0]} to {PRIORITIES[-1]}, got {value!r}"
@@ -130,10 +140,13 @@ def _seconds(option: str, value: Any, *, zero: bool) -> float | None:
 def _moment(value: object) -> datetime | None:
     if value is None:
         return None
-    if not isinstance(value, datetime) or value.utcoffset() is None:
-        msg = (
-            f"next_attempt_at must be a datetime with a time zone, got {value!r}: "
-            "use datetime.now(timezone.utc), or delay"
-        )
-        raise PublishError(msg)
-    return value
+    if isinstance(value, datetime) and value.utcoffset() is not None:
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            return unix_time(value)
+    msg = (
+        f"next_attempt_at must be a datetime with a time zone, or Unix seconds up to the year 9999, got "
+        f"{short(value)}: use datetime.now(timezone.utc), time.time(), or delay"
+    )
+    raise PublishError(msg)

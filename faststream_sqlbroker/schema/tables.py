@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import (
     DDL,
+    BigInteger,
     CheckConstraint,
     Column,
     Computed,
@@ -238,6 +239,8 @@ def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData) -> Table:
         Column("lease_expires_at", UtcTimestamp),
         Column("info", HeadersType),
         Column("expires_at", UtcTimestamp),
+        # Of a lock: how often it was taken, which nothing takes back.
+        Column("counter", BigInteger, nullable=False, server_default=text("0")),
         schema=config.schema,
         **_options(),
     )

@@ -27,11 +27,14 @@ from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.driver import DriverShortcut
 from faststream_sqlbroker.store.errors import ErrorClasses
+from faststream_sqlbroker.store.fleet import Fleet
 from faststream_sqlbroker.store.handler import HandlerTransaction, open_transaction
 from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
+from faststream_sqlbroker.store.locks import Locks
 from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.starts import Starts
+from faststream_sqlbroker.store.takes import Takes
 from faststream_sqlbroker.store.transaction import Transactions
 
 if TYPE_CHECKING:
@@ -85,6 +88,9 @@ class Store:
         self._places = asyncio.Semaphore(self.max_connections)
         self.starts = Starts(self._transactions, self.dialect, self._places)
         self.policies = PolicyStore(self._transactions, self.dialect, self._places)
+        self.locks = Locks(self._transactions, tables, self._places)
+        self.takes = Takes(self._transactions, self.dialect, self._places)
+        self.fleet = Fleet(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(

@@ -1,12 +1,34 @@
-"""How many calls of FastStream's pipeline run: its MultiLock, which keeps them in an asyncio.Queue, at a tenth of the cost."""
+"""Calls of FastStream's pipeline: how many run, and subscribers that have none.
+
+Counting is its MultiLock, which keeps them in an asyncio.Queue, at a tenth of the cost.
+"""
 
 import asyncio
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream._internal.endpoint.subscriber.utils import MultiLock
 from typing_extensions import override
+
+from faststream_sqlbroker.exceptions import SetupError
+
+
+class NoCalls(CallsCollection[Any]):
+    """The calls of a subscriber that moves messages on by itself."""
+
+    @override
+    def add_call(self, call: Any) -> None:
+        """There can be none.
+
+        Raises:
+            SetupError: always.
+        """
+        raise SetupError(
+            f"a subscriber with forward_to moves its messages on without a handler, so {call.name!r} would never be "
+            "called: leave forward_to out, or subscribe the handler to the queue that it names"
+        )
 
 
 class RunningCalls(MultiLock):

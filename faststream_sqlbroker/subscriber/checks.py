@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from faststream_sqlbroker.core.duration import Duration, parse_duration
 from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.policies import check_ack_first, check_ordered
 from faststream_sqlbroker.core.retry import attempts_limit
+from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_LEASE = 0.1
 LARGEST_FACTOR = 1000
+LARGEST_WEIGHT = 1000
 
 
 def queue_names(queues: object) -> tuple[str, ...]:
@@ -42,6 +44,23 @@ def queue_names(queues: object) -> tuple[str, ...]:
         if name in names[:position]:
             raise SetupError(f"queue {short(name)} is given twice: name each queue once")
     return names
+
+
+def weighted(queues: object) -> tuple[object, tuple[int, ...] | None]:
+    """Return queues without their weights, and the weights; None if they have none.
+
+    Raises:
+        SetupError: A weight that is no whole number from 1 to 1000.
+    """
+    if not isinstance(queues, Mapping):
+        return queues, None
+    for name, weight in queues.items():
+        if not isinstance(weight, int) or isinstance(weight, bool) or not 1 <= weight <= LARGEST_WEIGHT:
+            raise SetupError(
+                f"the weight of queue {short(name)} must be a whole number from 1 to {LARGEST_WEIGHT}, got "
+                f"{short(weight)}: a queue of weight 5 is claimed from five times as much as one of weight 1"
+            )
+    return tuple(queues), tuple(queues.values())
 
 
 def whole_number(name: str, value: object, *, other: str = "") -> None:
@@ -113,6 +132,11 @@ def seconds_or_zero(name: str, value: Duration) -> float:
     return seconds
 
 
+def time_or_none(name: str, value: Duration | None) -> float | None:
+    """`seconds_or_zero`, but None stays None."""
+    return None if value is None else seconds_or_zero(name, value)
+
+
 def positive_seconds(name: str, value: Duration) -> float:
     """Return `value` in seconds; refuse 0 and less."""
     seconds = parse_duration(value, name=name)
@@ -161,6 +185,42 @@ def policy_fits(settings: "SubscriberSettings", policy: AckPolicy) -> None:
         check_ack_first(settings.policies)
     if settings.ordered:
         check_ordered(settings.policies)
+
+
+def forward_fits(settings: "SubscriberSettings") -> None:
+    """Refuse a `forward_to` that cannot be one, and options beside it that are for handlers."""
+    target = settings.forward_to
+    if target is None:
+        return
+    if not isinstance(target, Destination):
+        if (problem := name_problem(target)) is not None:
+            raise SetupError(f"forward_to cannot be {short(target)}: {problem}")
+        if target in settings.queues:
+            raise SetupError(
+                f"forward_to={short(target)} is a queue of the subscriber itself, where messages would go round "
+                "for ever: give another queue"
+            )
+    elif not settings.retain_in_archive_on_reject:
+        raise SetupError(
+            "forward_to=DESTINATION leaves messages without a destination in the archive, as FAILED; with "
+            "retain_in_archive_on_reject=False they would be lost: leave it out"
+        )
+    unfit = {
+        "transactional": settings.transactional,
+        "forward_headers": settings.forward_headers is not False,
+        "handler_timeout": settings.handler_timeout is not None,
+        "ack_policy": settings.ack_policy is not AckPolicy.NACK_ON_ERROR,
+    }
+    no_handler([name for name, given in unfit.items() if given])
+
+
+def no_handler(options: Sequence[str]) -> None:
+    """Refuse `options`, which are given beside forward_to."""
+    if options:
+        raise SetupError(
+            f"{options[0]} is for handlers, and forward_to moves messages without one, in the transaction that "
+            "settles them: leave it out"
+        )
 
 
 def warn_of_surprises(settings: "SubscriberSettings") -> None:

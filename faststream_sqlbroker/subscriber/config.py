@@ -7,6 +7,7 @@ from faststream import AckPolicy
 from faststream._internal.configs import SubscriberSpecificationConfig, SubscriberUsecaseConfig
 from faststream._internal.constants import EMPTY
 
+from faststream_sqlbroker.core.routing import Destination, Place
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 
 
@@ -36,3 +37,6 @@ class QueueSubscriberSpecificationConfig(SubscriberSpecificationConfig):
     """What a subscriber's documentation is made of."""
 
     queues: tuple[str, ...] = ()
+    forward_to: str | Destination | None = None
+    place: Place | None = None
+    """The step of a pipeline that it is."""

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 from faststream._internal.constants import EMPTY
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 
+from faststream_sqlbroker.core.routing import Place
 from faststream_sqlbroker.parser import SqlBrokerBatchParser, SqlBrokerParser
+from faststream_sqlbroker.subscriber.calls import NoCalls
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig, QueueSubscriberSpecificationConfig
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
@@ -24,19 +26,25 @@ def create_subscriber(
     title: str | None,
     description: str | None,
     include_in_schema: bool,
+    place: Place | None = None,
 ) -> QueueSubscriber:
-    """Put settings, parser and documentation together; `ack_policy` is what was given, or EMPTY."""
+    """Put settings, parser and documentation together.
+
+    `ack_policy` is what was given, or EMPTY; `place` is the step of a pipeline that the subscriber becomes.
+    """
     config = QueueSubscriberConfig(
         _outer_config=outer_config, _ack_policy=ack_policy, no_reply=no_reply, settings=settings
     )
     parser = SqlBrokerBatchParser()
     config.parser = parser.parse_batch if settings.batch else SqlBrokerParser().parse_message
     config.decoder = parser.decode_batch if settings.batch else parser.decode_message
-    calls: CallsCollection[Any] = CallsCollection()
+    calls: CallsCollection[Any] = CallsCollection() if settings.forward_to is None else NoCalls()
     specification = QueueSubscriberSpecification(
         outer_config,
         QueueSubscriberSpecificationConfig(
             queues=settings.queues,
+            forward_to=settings.forward_to,
+            place=place,
             title_=title,
             description_=description,
             include_in_schema=include_in_schema,

@@ -4,7 +4,7 @@ Lengths of time are seconds, a timedelta or text like "500ms" or "1.5h"; `Subscr
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, TypedDict, cast, get_args, get_type_hints
@@ -15,6 +15,7 @@ from faststream._internal.constants import EMPTY
 from faststream_sqlbroker.core.duration import Duration
 from faststream_sqlbroker.core.policies import Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
+from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.subscriber import checks
 
@@ -67,6 +68,9 @@ class SubscriberOptions(TypedDict, total=False):
     """Delay, Debounce, Throttle, Window, Once, Concurrency, BlockingWait, in the order in which they apply."""
     ordered: bool
     """Whether messages of one key are handled one at a time, in the order of their ids; default False."""
+    forward_to: str | Destination | None
+    """Queue to which every message is moved, in place of a handler; `DESTINATION`: the one that its header of that
+    name says; default None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,9 @@ class SubscriberSettings:
     transactional: bool = False
     policies: Sequence[Policy] = ()
     ordered: bool = False
+    forward_to: str | Destination | None = None
+    weights: tuple[int, ...] | None = None
+    """Shares of `queues`, if they were given with weights."""
 
     def __post_init__(self) -> None:
         """Work out, then check."""
@@ -121,6 +128,7 @@ class SubscriberSettings:
         self._take_max_deliveries()
         checks.times_fit(self)
         checks.policy_fits(self, self.ack_policy)
+        checks.forward_fits(self)
         checks.warn_of_surprises(self)
 
     def _take_times(self) -> None:
@@ -149,11 +157,13 @@ class UnknownOptionError(SetupError, TypeError):
     """An option that a subscriber does not have."""
 
 
-def make_settings(queues: str | Sequence[str], options: SubscriberOptions) -> SubscriberSettings:
+def make_settings(
+    queues: str | Sequence[str] | Mapping[str, int], options: SubscriberOptions
+) -> SubscriberSettings:
     """Check `options` and fill in defaults; an option that is FastStream's EMPTY counts as left out.
 
     Args:
-        queues: One name or several.
+        queues: One name or several, or a mapping of names to their weights.
         options: What the user gave, and nothing else.
 
     Raises:
@@ -164,7 +174,8 @@ def make_settings(queues: str | Sequence[str], options: SubscriberOptions) -> Su
         if name not in _HINTS:
             raise UnknownOptionError(_unknown(name))
     given = {name: value for name, value in options.items() if value is not EMPTY}
-    settings = SubscriberSettings(queues=cast("Any", queues), **cast("dict[str, Any]", given))
+    names, weights = checks.weighted(queues)
+    settings = SubscriberSettings(queues=cast("Any", names), weights=weights, **cast("dict[str, Any]", given))
     if given.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
         checks.warn_unused_strategy(settings)
     return settings

@@ -1,10 +1,14 @@
 """A subscriber in AsyncAPI documents."""
 
+from typing import Any
+
 from faststream._internal.configs import BrokerConfig
 from faststream._internal.endpoint.subscriber import SubscriberSpecification
 from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import Message, Operation, SubscriberSpec
+from typing_extensions import override
 
+from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.subscriber.config import QueueSubscriberSpecificationConfig
 
 
@@ -15,6 +19,43 @@ class QueueSubscriberSpecification(SubscriberSpecification[BrokerConfig, QueueSu
     def channel_labels(self) -> list[str]:
         """The queues, with the routers' prefix."""
         return [f"{self._outer_config.prefix}{queue}" for queue in self.config.queues]
+
+    @property
+    @override
+    def call_name(self) -> str:
+        """The handler's name; without one, the pipeline's."""
+        if self.config.forward_to is None:
+            return super().call_name
+        return "Forward" if self.config.place is None else self.config.place.pipeline
+
+    @property
+    @override
+    def description(self) -> str | None:
+        """As given, else the handler's docstring; without one, where messages go."""
+        given, target, place = super().description, self.config.forward_to, self.config.place
+        if given is not None or target is None:
+            return given
+        if place is None:
+            return f"Messages are moved to {self._shown(target)}, their bodies are not decoded."
+        hops = " → ".join(map(self._shown, place.hops))
+        return (
+            f"Step {place.number} of {len(place.hops) - 1} of the service {place.pipeline}: {hops}. "
+            "Messages are moved on, their bodies are not decoded."
+        )
+
+    @override
+    def get_payloads(self) -> "list[tuple[dict[str, Any], str]]":
+        """What the handlers take; without one, anything."""
+        payloads = super().get_payloads()
+        if self.config.forward_to is not None:
+            for payload, _ in payloads:
+                payload["description"] = "Opaque: any bytes."
+        return payloads
+
+    def _shown(self, target: str | Destination) -> str:
+        if isinstance(target, Destination):
+            return f"the queue in the header {target.value!r}"
+        return f"{self._outer_config.prefix}{target}"
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
         """The channels by their keys."""

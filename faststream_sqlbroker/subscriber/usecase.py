@@ -11,9 +11,12 @@ from faststream._internal.endpoint.subscriber import SubscriberUsecase
 from faststream.exceptions import StopConsume
 from typing_extensions import override
 
+from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.forward import Forward
 from faststream_sqlbroker.flow.transactional import current
+from faststream_sqlbroker.flow.worker import Handle
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.calls import RunningCalls
 from faststream_sqlbroker.subscriber.checks import policy_fits
@@ -43,6 +46,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         super().__init__(config, specification, calls)  # type: ignore[arg-type] # as for publishers
         self.config = config
         self._consumer: Consumer | None = None
+        self._is_paused = False
         names = config.settings.forward_headers
         self._forward = ForwardHeaders(None if names is True else names) if names else None
 
@@ -50,6 +54,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def queues(self) -> tuple[str, ...]:
         """The queues, with the routers' prefix."""
         return tuple(f"{self._outer_config.prefix}{queue}" for queue in self.config.settings.queues)
+
+    @property
+    def forward_to(self) -> str | Destination | None:
+        """Where messages are moved in place of a handler, with the routers' prefix."""
+        target = self.config.settings.forward_to
+        return f"{self._outer_config.prefix}{target}" if isinstance(target, str) else target
 
     @property
     @override
@@ -72,13 +82,37 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         """The running loops and what they hold."""
         return self._consumer
 
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` was called, and `resume` was not since."""
+        return self._is_paused
+
+    def pause(self) -> None:
+        """Take no more messages here, until `resume`; other processes and subscribers go on.
+
+        Running handlers go on to their end; messages that wait for a worker are given back, uncharged. It holds
+        for this object: across `stop` and `start`, but not for the next process; for that see
+        `broker.admin.pause`. Without effect if it is paused already.
+        """
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Take messages again. A queue that `broker.admin.pause` has paused stays paused."""
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        self._is_paused = paused
+        if self._consumer is not None:
+            self._consumer.pause(paused)
+
     @override
     async def start(self) -> None:
-        """Start the loops; a subscriber without a handler starts none.
+        """Start the loops; a subscriber without a handler and without forward_to starts none.
 
         Raises:
             SetupError: the routers' prefix makes a queue's name impossible, handler_timeout is given for a
-                synchronous handler, or the broker's ack_policy does not fit transactional or ordered.
+                synchronous handler, the broker's ack_policy does not fit transactional or ordered, or
+                forward_to=DESTINATION has no archive for messages without one.
             NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
         if self._consumer is not None and self._consumer.stopping:
@@ -86,20 +120,31 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         if self.running:
             return
         await self.prepare()
-        if self.calls:
-            outer: Any = self._outer_config
-            self._consumer = Consumer(
-                store=outer.store,
-                wakeups=outer.wakeups,
-                settings=self._settings(),
-                handle=self.consume,
-                log=self._log_of_loops,
-                ack_first=self.ack_policy is AckPolicy.ACK_FIRST,
-                cancellable=not self._synchronous_handlers(),
-            )
+        if self.calls or self.forward_to is not None:
+            self._consumer = self._make_consumer()
         self._post_start()
         if self._consumer is not None:
             await self._consumer.start()
+
+    def _make_consumer(self) -> Consumer:
+        outer: Any = self._outer_config
+        settings, ack_first = self._settings(), self.ack_policy is AckPolicy.ACK_FIRST
+        handle: Handle = self.consume
+        if settings.forward_to is not None:
+            # Batches are moved together; a default policy of the broker's is for handlers.
+            handle = Forward(settings.forward_to, settings.queues, self._log_of_loops)
+            settings, ack_first = _replace(settings, batch=True), False
+        return Consumer(
+            store=outer.store,
+            wakeups=outer.wakeups,
+            settings=settings,
+            handle=handle,
+            log=self._log_of_loops,
+            ack_first=ack_first,
+            cancellable=not self._synchronous_handlers(),
+            presence=outer.presence,
+            paused=self._is_paused,
+        )
 
     async def prepare(self) -> None:
         """What FastStream does before a subscriber's first message."""
@@ -116,7 +161,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     def _settings(self) -> SubscriberSettings:
         settings = self.config.settings
-        policy_fits(settings, self.ack_policy)  # the default of a broker or router is known only now
+        if settings.forward_to is None:
+            policy_fits(settings, self.ack_policy)  # the default of a broker or router is known only now
         if settings.handler_timeout is not None and (names := self._synchronous_handlers()):
             msg = (
                 f"handler_timeout cannot end the synchronous handler {names[0]!r}, which runs in a thread: "
@@ -131,11 +177,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             )
             raise NotSupportedError(msg)
         check_transaction(self._handlers, store, transactional=settings.transactional)
+        if isinstance(settings.forward_to, Destination) and not store.dialect.has_archive:
+            raise SetupError(_NO_ARCHIVE)
         if not self._outer_config.prefix:
             return settings
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they were given at the decorator
-            return replace(settings, queues=self.queues)
+        return _replace(settings, queues=self.queues, forward_to=self.forward_to)
 
     @override
     async def stop(self) -> None:
@@ -217,6 +263,16 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
 
 
+def _replace(settings: SubscriberSettings, **changes: Any) -> SubscriberSettings:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they were given at the decorator
+        return replace(settings, **changes)
+
+
+_NO_ARCHIVE = (
+    "forward_to=DESTINATION keeps messages without a destination in the archive, and the schema has none: give "
+    "SqlBrokerSchemaConfig an archive table, or name a queue"
+)
 _NO_SINGLE = (
     "taking single messages is not supported: it would lease a message without a worker to keep its lease; "
     "use @broker.subscriber, with persistent=False for a temporary one"

@@ -83,6 +83,7 @@ CREATE TABLE message_policy_state (
     lease_expires_at DATETIME(6),
     info JSON,
     expires_at DATETIME(6),
+    counter BIGINT NOT NULL DEFAULT 0,
     PRIMARY KEY (scope, `key`)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
 

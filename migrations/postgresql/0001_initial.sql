@@ -85,6 +85,7 @@ CREATE TABLE message_policy_state (
     lease_expires_at TIMESTAMP WITH TIME ZONE,
     info JSONB,
     expires_at TIMESTAMP WITH TIME ZONE,
+    counter BIGINT DEFAULT 0 NOT NULL,
     PRIMARY KEY (scope, key)
 );
 

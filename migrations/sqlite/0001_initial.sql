@@ -81,6 +81,7 @@ CREATE TABLE message_policy_state (
     lease_expires_at BIGINT,
     info JSON,
     expires_at BIGINT,
+    counter BIGINT DEFAULT 0 NOT NULL,
     PRIMARY KEY (scope, "key")
 );
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -107,6 +108,27 @@ def test_a_wrong_url_does_not_show_its_password() -> None:
     with pytest.raises(SetupError) as caught:
         SqlBroker("nonsense+nothing://user:hunter2@host/name")
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seconds", [2.5, "2.5s", "2s500ms", timedelta(seconds=2.5)])
+async def test_times_are_durations(engine: AsyncEngine, seconds: Any) -> None:
+    """P13."""
+    broker = SqlBroker(engine, logger=None, statement_timeout=seconds, graceful_timeout=seconds)
+    config: Any = broker.config
+    assert (config.store.statement_timeout, config.graceful_timeout) == (2.5, 2.5)
+    await broker.connect()
+    assert await broker.ping(seconds)
+    assert await broker.ping(None)
+    await broker.stop()
+
+
+@pytest.mark.parametrize("value", ["5", "-1s", -1, float("nan"), True, b"1s"])
+async def test_what_is_no_time_is_refused(engine: AsyncEngine, value: Any) -> None:
+    for name in ("statement_timeout", "graceful_timeout"):
+        with pytest.raises(SetupError, match=rf"^{name} "):
+            SqlBroker(engine, logger=None, **{name: value})
+    with pytest.raises(SetupError, match=r"^timeout "):
+        await SqlBroker(engine, logger=None).ping(value)
 
 
 async def test_ping_sees_a_loop_that_fails(broker: SqlBroker, engine: AsyncEngine, heard: Heard) -> None:

@@ -190,7 +190,7 @@ class Cell:
         async def over() -> bool:
             async with self.engine.connect() as connection:
                 notes = await connection.execute(
-                    text("SELECT count(*) FROM message_policy_state WHERE scope <> 'ordered'")
+                    text("SELECT count(*) FROM message_policy_state WHERE scope LIKE 'ack_first:%'")
                 )
                 found = await self.store.starts.unknown(None, 10_000)
                 self.listed = {unknown.message_id for unknown in found}

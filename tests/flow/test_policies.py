@@ -22,6 +22,10 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
+pytestmark = pytest.mark.capability(
+    "scheduling policies: delay, debounce, throttle, window, concurrency, once"
+)
+
 QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
 
 
@@ -274,3 +278,34 @@ async def test_composed(rig: Rig, policies: list[Policy]) -> None:
     await rig.consumer(policies=policies, max_workers=5, **QUICK).start()
     await archived(rig, 30)
     assert {row.key for row in rig.handled} == {f"k{k}" for k in range(10)}
+
+
+async def test_a_batch_takes_only_what_has_its_slot(rig: Rig) -> None:
+    """Z10, with batch=True: no message starts before its slot, and each spends one."""
+    early: list[float] = []
+    sizes: list[int] = []
+
+    async def handle(rows: tuple[ClaimedMessage, ...]) -> None:
+        now = monotonic()
+        sizes.append(len(rows))
+        for row in rows:
+            assert row.slot is not None
+            early.append(row.claimed_monotonic + row.slot[0] - now)
+            row.settle_as(Ack())
+
+    policies = [Throttle(50, per="1s", max_lag=5)]
+    consumer = rig.consumer(handle, policies=policies, batch=True, fetch_batch_size=10, **QUICK)
+    await rig.put(30)
+    await consumer.start()
+    await archived(rig, 30)
+    assert sum(sizes) == 30
+    assert max(early) <= 0
+
+
+async def test_a_message_without_the_key_is_a_dead_letter_if_the_policy_says_so(rig: Rig) -> None:
+    policies = [Debounce("100ms", without_key="dead_letter")]
+    await rig.consumer(policies=policies, **QUICK).start()
+    await rig.put(1)
+    [row] = await archived(rig, 1)
+    assert (row["state"], row["reason"]) == ("FAILED", "no_key")
+    assert rig.handled == []

@@ -41,12 +41,12 @@ class Fleet(Bench):
         self.workers.append(worker)
         return worker
 
-    async def publish(self, count: int) -> None:
+    async def publish(self, count: int, queue: str = "q") -> None:
         """Bodies 0 … count − 1, as the broker writes JSON numbers."""
         headers = '{"content-type": "application/json"}'
         for start in range(0, count, 1000):
             end = min(count, start + 1000)
-            await self.store.insert([NewMessage("q", str(n).encode(), headers) for n in range(start, end)])
+            await self.store.insert([NewMessage(queue, str(n).encode(), headers) for n in range(start, end)])
 
     def started(self) -> dict[int, Counter[int]]:
         """How often each process has started each body."""

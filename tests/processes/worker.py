@@ -59,9 +59,15 @@ def main() -> None:
     url, folder, handler, *rest = sys.argv[1:]
     options = json.loads(rest[0]) if rest else {}
     graceful_timeout = options.pop("graceful_timeout", 15.0)
-    broker = SqlBroker(create_async_engine(url), graceful_timeout=graceful_timeout, logger=None)
+    forwards = options.pop("forwards", {})
+    interval = options.pop("presence_interval", 5.0)
+    broker = SqlBroker(
+        create_async_engine(url), graceful_timeout=graceful_timeout, presence_interval=interval, logger=None
+    )
     handle: Callable[[int], Awaitable[None]] = getattr(Handlers(Path(folder)), handler)
     broker.subscriber("q", **options)(handle)
+    for queue, forward_to in forwards.items():
+        broker.subscriber(queue, **options, forward_to=forward_to)
     asyncio.run(FastStream(broker, logger=None).run())
 
 

@@ -179,8 +179,15 @@ async def test_a_full_batch_of_expired_leases_is_followed_by_another_at_once() -
     counts = [BATCH, 3, 0]
 
     class Store:
+        @property
+        def policies(self) -> "Store":
+            return self
+
         async def release_stuck(self, _queues: Any, _limit: int) -> int:
             return counts.pop(0)
+
+        async def forget_expired(self, _limit: int) -> int:
+            return 0
 
     released: list[int] = []
     store: Any = Store()

@@ -43,6 +43,7 @@ def test_options_and_settings_agree() -> None:
     options = {name: in_seconds(hint) for name, hint in get_type_hints(SubscriberOptions).items()}
     settings = get_type_hints(SubscriberSettings)
     assert settings.pop("queues") == tuple[str, ...]
+    assert settings.pop("weights") == tuple[int, ...] | None  # given with the queues
     assert options.pop("min_fetch_interval") == float | None  # None only stands for the default
     assert settings.pop("min_fetch_interval") is float
     assert options == settings

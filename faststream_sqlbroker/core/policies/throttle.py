@@ -153,7 +153,12 @@ def dump_slots(policy: Throttle, slots: Sequence[int]) -> dict[str, Any]:
             runs[-1][1] += 1
         else:
             runs.append([slot, 1])
-    return {"slots": runs}
+    return {"slots": runs, "next": policy.next_slot(slots, slots[-1])} if runs else {"slots": runs}
+
+
+def next_known(info: Any) -> int | None:
+    """When the next slot is, by what `dump_slots` wrote; None: nothing is known."""
+    return info.get("next") if isinstance(info, dict) else None
 
 
 def next_slots(

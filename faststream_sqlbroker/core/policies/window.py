@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -11,9 +11,12 @@ from faststream_sqlbroker.exceptions import SetupError
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIME = re.compile(r"([01]?[0-9]|2[0-4]):([0-5][0-9])")
+_WRITTEN = re.compile(r"Window\((\d\d:\d\d)-(\d\d:\d\d) ([^,)]+)(?:, days=([a-z,]+))?\)")
 _MIDNIGHT = time(0, 0)
 _SEARCHED = 400
 """Days that are searched for the next opening; every day of the week comes, also past a gap of summer time."""
+_LONGEST = timedelta(days=9)
+"""More than a window stays open that closes at all: a whole week but for one day, or one minute."""
 
 
 @dataclass(frozen=True, init=False)
@@ -31,6 +34,8 @@ class Window:
     tz: str
     days: frozenset[int]
     """0 is Monday: the days on which it opens."""
+    _last: tuple[int, int, int] = field(default=(0, 0, 0), init=False, repr=False, compare=False)
+    """From when the span that was found last is the answer, and that: every claim asks."""
 
     def __init__(
         self, start: str | time, end: str | time, *, tz: str = "UTC", days: Iterable[str] | None = None
@@ -67,15 +72,30 @@ class Window:
         days = "" if len(self.days) == len(DAYS) else f", days={','.join(DAYS[d] for d in sorted(self.days))}"
         return f"Window({self.start:%H:%M}-{self.end:%H:%M} {self.tz}{days})"
 
+    @classmethod
+    def read(cls, text: str) -> "Window | None":
+        """The window that `str` has written as `text`; None for any other text."""
+        match = _WRITTEN.fullmatch(text)
+        if match is None:
+            return None
+        start, end, zone, days = match.groups()
+        return cls(
+            start, "24:00" if end == "00:00" else end, tz=zone, days=None if days is None else days.split(",")
+        )
+
     def span(self, now: int) -> tuple[int, int]:
         """The span that is open at `now`, or the next one: when it opens and closes (closing excluded).
 
         Times are microseconds since 1970, UTC.
         """
+        since, opens, closes = self._last
+        if since <= now < closes:
+            return opens, closes
         zone = ZoneInfo(self.tz)
         today = (_EPOCH + timedelta(microseconds=now)).astimezone(zone).date()
-        for opens, closes in self._spans(today - timedelta(days=2), zone):
+        for opens, closes in self._spans(today - _LONGEST, zone):
             if closes > now:
+                object.__setattr__(self, "_last", (now, opens, closes))
                 return opens, closes
         msg = f"{self} does not open within {_SEARCHED} days"
         raise SetupError(msg)

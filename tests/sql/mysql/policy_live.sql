@@ -1,2 +1,3 @@
-SELECT m.id, m.state, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.next_attempt_at), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.acquired_at)
+SELECT m.id, m.state, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.next_attempt_at), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.acquired_at),
+  m.`key`
 FROM JSON_TABLE(:rows, '$[*]' COLUMNS (id BIGINT PATH '$.id')) u STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id WHERE m.queue = :queue

@@ -3,5 +3,5 @@ SELECT m.id, m.key, (extract(epoch FROM m.next_attempt_at) * 1000000)::bigint, (
 FROM message m 
 WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
   AND m.next_attempt_at >= (timestamptz 'epoch' + :since * interval '1 microsecond') AND (m.policy_marks & :before) = :before
-  AND ((m.policy_marks & :own) = 0 OR m.next_attempt_at < (timestamptz 'epoch' + :late * interval '1 microsecond'))
+  AND (m.policy_marks & :own) = 0
 ORDER BY m.next_attempt_at, m.id LIMIT :size

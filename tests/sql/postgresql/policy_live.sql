@@ -1,2 +1,3 @@
-SELECT m.id, m.state, (extract(epoch FROM m.next_attempt_at) * 1000000)::bigint, (extract(epoch FROM m.acquired_at) * 1000000)::bigint
+SELECT m.id, m.state, (extract(epoch FROM m.next_attempt_at) * 1000000)::bigint, (extract(epoch FROM m.acquired_at) * 1000000)::bigint,
+  m.key
 FROM json_to_recordset((:rows)::json) AS u(id bigint) JOIN message m  ON m.id = u.id WHERE m.queue = :queue

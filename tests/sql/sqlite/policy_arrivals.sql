@@ -3,5 +3,5 @@ SELECT m.id, CAST(m."key" AS BLOB), m.next_attempt_at, m.created_at,
 FROM message m INDEXED BY message_ready
 WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)
   AND m.next_attempt_at >= :since AND (m.policy_marks & :before) = :before
-  AND ((m.policy_marks & :own) = 0 OR m.next_attempt_at < :late)
+  AND (m.policy_marks & :own) = 0
 ORDER BY m.next_attempt_at, m.id LIMIT :size

@@ -1,0 +1,146 @@
+"""Pipelines: several subscribers without a handler that are one service."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from faststream.specification.schema.extra import Tag
+from typing_extensions import Unpack
+
+from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.routing import Destination, find_loop
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from faststream.specification.schema.extra import TagDict
+
+    from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
+
+
+class Step:
+    """One queue of a pipeline, with the options of its subscriber."""
+
+    def __init__(self, queue: str, **options: Unpack[SubscriberOptions]) -> None:
+        """The options are those of `SqlBroker.subscriber` without `forward_to`, which the pipeline gives.
+
+        Raises:
+            SetupError: `queue` is not one name, or `forward_to` is given.
+        """
+        if (problem := name_problem(queue)) is not None:
+            raise SetupError(f"a step of a pipeline has one queue, got {short(queue)}: {problem}")
+        if "forward_to" in options:
+            raise SetupError(
+                f"the step {queue!r} is given forward_to={short(options['forward_to'])}, but its messages go to the next "
+                "step: leave it out, and give forward_to to the pipeline for the last one"
+            )
+        self.queue, self.options = queue, options
+
+
+class Pipeline:
+    """What `broker.pipeline` returns: a service whose steps move each message on."""
+
+    def __init__(self, name: str, subscribers: "Sequence[QueueSubscriber]") -> None:
+        """`subscribers` are the steps, in their order."""
+        self.name, self.subscribers = name, tuple(subscribers)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The queues of the steps, in their order, with the routers' prefix."""
+        return tuple(queue for subscriber in self.subscribers for queue in subscriber.queues)
+
+    @property
+    def forward_to(self) -> str | Destination:
+        """Where the last step moves messages, with the routers' prefix."""
+        target = self.subscribers[-1].forward_to
+        assert target is not None  # noqa: S101 - every step has one
+        return target
+
+    def step_of(self, queue: str) -> int | None:
+        """The number of the step with `queue`, 1 for the first; None if none has it."""
+        steps = self.steps
+        return steps.index(queue) + 1 if queue in steps else None
+
+    def __str__(self) -> str:
+        """The way of a message."""
+        target = self.forward_to
+        last = f"(header {target.value})" if isinstance(target, Destination) else target
+        return " → ".join((*self.steps, last))
+
+    def __repr__(self) -> str:
+        """Name and way."""
+        return f"<Pipeline {self.name}: {self}>"
+
+
+class ServiceTags(Iterable["Tag | TagDict"]):
+    """The tags of a broker in AsyncAPI documents: its own, and one for each pipeline it has by then."""
+
+    def __init__(self, own: "Iterable[Tag | TagDict]", pipelines: "Callable[[], Iterable[Pipeline]]") -> None:
+        """Keep `own`; `pipelines` is asked each time."""
+        self._own, self._pipelines = tuple(own), pipelines
+
+    def __iter__(self) -> "Iterator[Tag | TagDict]":
+        """All of them."""
+        yield from self._own
+        for pipeline in self._pipelines():
+            yield Tag(name=pipeline.name, description=str(pipeline))
+
+
+def check_pipeline(
+    name: object, steps: Sequence[Any], forward_to: str | Destination, taken: Iterable[str]
+) -> None:
+    """Refuse what is no pipeline; `taken` are the names of others.
+
+    Raises:
+        SetupError: as said.
+    """
+    if not isinstance(name, str) or not name:
+        raise SetupError(f"the name of a pipeline must be text, got {short(name)}")
+    if name in taken:
+        raise SetupError(f"there is a pipeline {short(name)} already: give each its own name")
+    if not steps:
+        raise SetupError(f"the pipeline {short(name)} has no step: give at least one Step(queue)")
+    for step in steps:
+        if not isinstance(step, Step):
+            raise SetupError(f"the steps of a pipeline are Step(queue, ...), got {short(step)}")
+    queues = [step.queue for step in steps]
+    for n, queue in enumerate(queues):
+        if queue in queues[:n]:
+            raise SetupError(f"the pipeline {short(name)} has the queue {short(queue)} twice: name each once")
+    if forward_to in queues:
+        raise SetupError(
+            f"forward_to={short(forward_to)} is a step of the pipeline {short(name)} itself, where messages would go "
+            "round for ever: give another queue"
+        )
+    if not isinstance(forward_to, Destination) and (problem := name_problem(forward_to)) is not None:
+        raise SetupError(f"forward_to cannot be {short(forward_to)}: {problem}")
+
+
+def check_steps(steps: Sequence[Step], targets: Sequence[str | Destination]) -> None:
+    """Refuse options that cannot work, before the first subscriber is made.
+
+    Raises:
+        SetupError: as `make_settings`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are given when the subscriber is made
+        for step, target in zip(steps, targets, strict=True):
+            make_settings(step.queue, {**step.options, "forward_to": target})
+
+
+def endless_way(subscribers: "Iterable[QueueSubscriber]") -> str | None:
+    """What to say if there is a way on which messages are moved round for ever."""
+    hops = [
+        (queue, target)
+        for subscriber in subscribers
+        if isinstance(target := subscriber.forward_to, str)
+        for queue in subscriber.queues
+    ]
+    loop = find_loop(hops)
+    if loop is None:
+        return None
+    way = " → ".join(loop)
+    return f"forward_to moves messages round for ever: {way}; they leave only where a handler takes them"

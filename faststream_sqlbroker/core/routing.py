@@ -1,0 +1,145 @@
+"""Where messages go that are moved on without a handler, and when; pure.
+
+Such a message may carry its destination, and the time before which it must not arrive, as headers. Foreign
+producers write them too, so anything may stand there.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from typing import Any
+
+from faststream_sqlbroker.core.duration import parse_duration
+from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.exceptions import SetupError
+
+DESTINATION_HEADER = "destination"
+"""Header with the name of the queue that a message is meant for."""
+PUBLISH_AFTER_HEADER = "publish_after"
+"""Header with the time before which it is not delivered there."""
+NO_DESTINATION = "no_destination"
+"""Reason of messages that name no queue they could be moved to."""
+
+LATEST = datetime(9998, 12, 31, tzinfo=timezone.utc)
+"""No due time may be later: what is written is a little later still, and must be a date in every database."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_NUMBER = re.compile(r"[+-]?[0-9]{1,15}(?:\.[0-9]{1,9})?")
+
+
+class Destination(Enum):
+    """The type of `DESTINATION`."""
+
+    HEADER = DESTINATION_HEADER
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return "DESTINATION"
+
+
+DESTINATION = Destination.HEADER
+"""As `forward_to`: to the queue that each message names in its header `destination`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which step of which pipeline a subscriber is."""
+
+    pipeline: str
+    number: int
+    """1 is the first."""
+    hops: tuple[str | Destination, ...]
+    """The queues of all steps, and where the last one moves its messages, without a router's prefix."""
+
+
+def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
+    """The queue that `headers` name.
+
+    Args:
+        headers: A message's.
+        own: The queues it may have come from; moved there it would come back for ever.
+
+    Raises:
+        ValueError: they name none that the message can be moved to; the text says why.
+    """
+    if (name := headers.get(DESTINATION_HEADER)) is None:
+        raise ValueError(f"it has no header {DESTINATION_HEADER!r}")
+    if (problem := name_problem(name)) is not None:
+        raise ValueError(f"its header {DESTINATION_HEADER!r} is {short(name)}: {problem}")
+    if name in own:
+        raise ValueError(f"its header {DESTINATION_HEADER!r} names {short(name)}, which it came from")
+    return str(name)
+
+
+def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:
+    """Before which time the message of `headers` must not be delivered; None if they do not say.
+
+    The header `publish_after` is Unix seconds (a number, or text of one), an RFC 3339 date and time with its
+    offset, or a duration such as "1.5h", which counts from `created_at`.
+
+    Raises:
+        ValueError: it is something else, or after the year 9998; the text says so.
+    """
+    value = headers.get(PUBLISH_AFTER_HEADER)
+    if value is None:
+        return None
+    try:
+        due = _moment(value, created_at)
+    except (ValueError, TypeError, OverflowError):
+        due = LATEST + timedelta(days=1)
+    if due > LATEST:
+        raise ValueError(
+            f"its header {PUBLISH_AFTER_HEADER!r} is {short(value)}; Unix seconds, a date and time like "
+            '"2030-01-31T08:00:00Z" or a duration like "1.5h" are understood'
+        )
+    return due
+
+
+def unix_time(seconds: float) -> datetime:
+    """The moment `seconds` after 1970 began, as an aware datetime (UTC).
+
+    Raises:
+        ValueError: NaN.
+        OverflowError: no year from 1 to 9999.
+    """
+    return _EPOCH + timedelta(seconds=seconds)
+
+
+def _moment(value: Any, created_at: datetime) -> datetime:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return unix_time(value)
+    if not isinstance(value, str):
+        raise TypeError(type(value).__name__)
+    if _NUMBER.fullmatch(value):
+        return unix_time(float(value))
+    try:
+        return created_at + timedelta(seconds=parse_duration(value))
+    except SetupError:
+        moment = datetime.fromisoformat(value.upper())
+    if moment.utcoffset() is None:
+        raise ValueError(value)
+    return moment.astimezone(timezone.utc)
+
+
+def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
+    """A way along `hops` (from, to) that leads back to where it began, as queues; None if there is none."""
+    ways: dict[str, list[str]] = {}
+    for start, end in hops:
+        ways.setdefault(start, []).append(end)
+    done: set[str] = set()
+    for start, ends in ways.items():
+        path, open_ways = [start], [iter(ends)]
+        while path:
+            queue = next(open_ways[-1], None)
+            if queue is None:
+                done.add(path.pop())
+                open_ways.pop()
+            elif queue in path:
+                return [*path[path.index(queue) :], queue]
+            elif queue not in done:
+                path.append(queue)
+                open_ways.append(iter(ways.get(queue, ())))
+    return None

@@ -1,0 +1,102 @@
+"""Why a message is not running: short reads of one snapshot, none of which counts a whole queue."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, and_, select
+
+from faststream_sqlbroker.core.explanation import Explanation, Reason, error_text, moment_text, superseding
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.explain_live import COLUMNS, LiveMessage
+from faststream_sqlbroker.dialects.policy_state import ACK_FIRST
+from faststream_sqlbroker.schema.types import MYSQL, clock
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.base import Dialect
+
+_SNAPSHOT: dict[str, tuple[str, ...]] = {
+    "postgresql": ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",),
+    "sqlite": ("BEGIN",),
+    **dict.fromkeys(
+        MYSQL,
+        (
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+            "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+        ),
+    ),
+}
+
+
+def explain(connection: Connection, dialect: "Dialect", message_id: int) -> Explanation:
+    """Why message `message_id` is where it is, by one snapshot of a transaction that has not read yet."""
+    _begin_snapshot(connection)
+    table = dialect.tables.message
+    of_id, columns = table.c.id == message_id, [table.c[name] for name in COLUMNS]
+    # First what cannot be unreadable, whatever a foreign producer has stored in the other columns.
+    head = connection.execute(select(table.c.state, table.c.queue).where(of_id)).first()
+    if head is None:
+        return _ended(connection, dialect, message_id)
+    try:
+        row = connection.execute(select(*columns, clock().label("now")).where(of_id)).one()
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        words = (
+            "its row holds what no message can have, such as a time that is none: the next claim rejects it"
+        )
+        reasons = [Reason("undecodable", words)]
+    else:
+        reasons = LiveMessage(connection, dialect, row).reasons()
+    return Explanation(message_id, MessageState[head.state], head.queue, tuple(reasons))
+
+
+def _begin_snapshot(connection: Connection) -> None:
+    driver: Any = connection.connection.driver_connection
+    # A listener of the application's may have begun already; in SQLite every transaction is a snapshot.
+    if connection.dialect.name == "sqlite" and driver.in_transaction:
+        return
+    for statement in _SNAPSHOT[connection.dialect.name]:
+        connection.exec_driver_sql(statement)
+
+
+def _ended(connection: Connection, dialect: "Dialect", message_id: int) -> Explanation:
+    archive = dialect.tables.archive
+    row = None
+    if archive is not None:
+        columns = (
+            archive.c.state,
+            archive.c.queue,
+            archive.c.archived_at,
+            archive.c.reason,
+            archive.c.last_error,
+        )
+        found = select(*columns, clock().label("now")).where(archive.c.id == message_id)
+        row = connection.execute(found).first()
+    if row is None:
+        words = (
+            "no message with this id is live or archived: it was never published, not kept in the archive, or "
+            "removed from it"
+        )
+        return Explanation(message_id, None, None, (Reason("not_found", words),))
+    words = f"it ended as {row.state} at {moment_text(row.archived_at, row.now)}"
+    words += (f": {row.reason}" if row.reason else "") + error_text(row.last_error)
+    reasons = [Reason("archived", words, message_id=superseding(row.reason))]
+    reasons += _started(connection, dialect, row.queue, message_id, row.now)
+    return Explanation(message_id, MessageState[row.state], row.queue, tuple(reasons))
+
+
+def _started(
+    connection: Connection, dialect: "Dialect", queue: str, message_id: int, now: datetime
+) -> list[Reason]:
+    """What is known of the start of a message that was removed first."""
+    table = dialect.tables.policy_state
+    of = and_(table.c.scope == ACK_FIRST + queue, table.c.key == str(message_id))
+    row = connection.execute(
+        select(table.c.info, table.c.created_at, table.c.lease_expires_at).where(of)
+    ).first()
+    if row is None:
+        return []
+    worker, since = str((row.info or {}).get("worker")), moment_text(row.created_at, now)
+    if row.lease_expires_at > now:
+        words = f"ACK_FIRST removed it, and {worker} has been running its handler since {since}"
+        return [Reason("processing", words, until=row.lease_expires_at, worker=worker)]
+    words = f"ACK_FIRST removed it, {worker} started its handler {since} and was not heard of again"
+    return [Reason("unknown_outcome", words, worker=worker)]

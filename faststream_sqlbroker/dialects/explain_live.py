@@ -1,0 +1,245 @@
+"""What stands between a live message and its handler."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Select, and_, func, literal_column, or_, select, text
+
+from faststream_sqlbroker.core.explanation import Reason, WaitingMessage, error_text, moment_text
+from faststream_sqlbroker.core.rows import SUSPECT_AFTER
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.policy_reasons import policy_reasons
+from faststream_sqlbroker.dialects.presence import paused, read_subscribers
+from faststream_sqlbroker.schema.types import MYSQL, clock
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.base import Dialect
+
+COLUMNS = (
+    "id", "queue", "priority", "key", "state", "attempts_count", "deliveries_count", "created_at",
+    "next_attempt_at", "expires_at", "acquired_at", "last_error", "lease_token", "lease_expires_at",
+    "policy_marks",
+)  # fmt: skip
+"""What is read of a message: not its body, which may be large."""
+MOST_COUNTED = 1_000
+"""Messages that are counted at most: more of them say nothing new."""
+
+# Literals: a generic plan cannot match a parameter with the condition of a partial index.
+_CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
+_CLAIMABLE_MYSQL = literal_column("claimable") == 1
+_LEASED = text("state = 'PROCESSING' AND lease_expires_at IS NOT NULL")
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """Another live message of the same key."""
+
+    id: int
+    state: str
+    next_attempt_at: datetime
+    lease_token: UUID | None
+    lease_expires_at: datetime | None
+
+
+class LiveMessage:
+    """A message of the message table, and what may stand in its way."""
+
+    def __init__(self, connection: Connection, dialect: "Dialect", row: Any) -> None:
+        """`row` has `COLUMNS` of the message, and the database's time as `now`; only reads by `connection`."""
+        self._connection, self._dialect, self._row = connection, dialect, row
+        self._table = dialect.tables.message
+        self._known = read_subscribers(connection, dialect.tables.policy_state, ended=True)
+        self._alive = [s for s in self._known if s.lease_expires_at > row.now and row.queue in s.queues]
+        self._claiming = [s for s in self._alive if s.claims]
+
+    def reasons(self) -> list[Reason]:
+        """What stands in its way; if nothing does, who comes before it."""
+        if self._row.state == "PROCESSING":
+            return self._leased()
+        found = [*self._expired(), *self._paused(), *self._not_due(), *self._nobody(), *self._suspect()]
+        found += self._behind()
+        found += policy_reasons(self._connection, self._dialect, self._waiting(), self._alive)
+        return found or [self._turn()]
+
+    def _waiting(self) -> WaitingMessage:
+        r = self._row
+        return WaitingMessage(
+            id=r.id, queue=r.queue, priority=r.priority, key=r.key, state=MessageState[r.state],
+            attempts_count=r.attempts_count, deliveries_count=r.deliveries_count, created_at=r.created_at,
+            next_attempt_at=r.next_attempt_at, expires_at=r.expires_at, policy_marks=r.policy_marks,
+            last_error=r.last_error, now=r.now,
+        )  # fmt: skip
+
+    def _at(self, moment: datetime) -> str:
+        return moment_text(moment, self._row.now)
+
+    def _worker(self, token: UUID | None) -> str | None:
+        return next((s.worker for s in self._known if s.holds(token)), None)
+
+    def _leased(self) -> list[Reason]:
+        r = self._row
+        worker, until = self._worker(r.lease_token), r.lease_expires_at
+        name = worker or "a subscriber that is not listed"
+        if until is not None and until > r.now:
+            since = "" if r.acquired_at is None else f" since {self._at(r.acquired_at)}"
+            words = (
+                f"{name} has it{since}, and handles it or is about to; its lease, renewed as long as that "
+                f"process lives, runs until {self._at(until)}"
+            )
+            gone = worker is not None and all(s.worker != worker for s in self._alive)
+            words += "; that process has not been heard of lately" if gone else ""
+            return [Reason("processing", words, until=until, worker=worker)]
+        ran_out = "it has no lease" if until is None else f"the lease of {name} ran out {self._at(until)}"
+        words = f"{ran_out}: a subscriber of the queue gives it back, by its release_stuck_interval"
+        return [Reason("lease_expired", words, worker=worker), *self._paused(), *self._nobody()]
+
+    def _expired(self) -> list[Reason]:
+        at = self._row.expires_at
+        if at is None or at > self._row.now:
+            return []
+        return [Reason("expired", f"it expired at {self._at(at)}: the next claim discards it")]
+
+    def _paused(self) -> list[Reason]:
+        found = []
+        for p in paused(self._connection, self._dialect.tables.policy_state, self._row.queue):
+            end = "somebody resumes it" if p.until is None else self._at(p.until)
+            why = "" if p.reason is None else f" ({p.reason})"
+            words = f"{p.by} has paused the queue since {self._at(p.since)}, until {end}{why}"
+            found.append(Reason("paused", words, until=p.until))
+        if self._alive and not self._claiming and any(s.paused for s in self._alive):
+            names = _some([s.worker for s in self._alive if s.paused])
+            words = f"every live subscriber of the queue is paused in its own process: {names}"
+            found.append(Reason("paused", words))
+        return found
+
+    def _not_due(self) -> list[Reason]:
+        r = self._row
+        at = r.next_attempt_at
+        if at <= r.now:
+            return []
+        if r.state == "PENDING":
+            return [Reason("delayed", f"it is not due before {self._at(at)}", until=at)]
+        words = f"the next attempt is due at {self._at(at)}, after {r.attempts_count}"
+        words += " attempt" if r.attempts_count == 1 else " attempts"
+        words += error_text(r.last_error)
+        return [Reason("retrying", words, until=at)]
+
+    def _nobody(self) -> list[Reason]:
+        if self._alive:
+            return []
+        words = "no process that is alive subscribes to the queue"
+        last = next((s for s in self._known if self._row.queue in s.queues), None)
+        if last is None:
+            return [Reason("no_live_subscriber", words)]
+        words += f"; {last.worker} did, and counted as alive until {self._at(last.lease_expires_at)}"
+        return [Reason("no_live_subscriber", words, worker=last.worker)]
+
+    def _suspect(self) -> list[Reason]:
+        lost = self._row.deliveries_count - self._row.attempts_count
+        if lost < SUSPECT_AFTER:
+            return []
+        words = (
+            f"{lost} of its deliveries ended without an outcome, so it may have killed its process: it runs alone, "
+            "when a process holds nothing else"
+        )
+        return [Reason("suspect", words)]
+
+    def _behind(self) -> list[Reason]:
+        r = self._row
+        expired = r.expires_at is not None and r.expires_at <= r.now
+        if r.key is None or expired or not any(s.ordered for s in self._alive):
+            return []
+        t, columns = self._table, self._earlier_columns()
+        live = or_(t.c.expires_at.is_(None), t.c.expires_at > clock())
+        of_key = and_(t.c.queue == r.queue, t.c.key == r.key)
+        first = select(*columns).where(of_key, t.c.id < r.id, live).order_by(t.c.id).limit(1)
+        running = self._indexed(select(*columns), "leased").where(of_key, t.c.id != r.id, _LEASED).limit(1)
+        for statement in (self._indexed(first, "key"), running):
+            found = self._connection.execute(statement).first()
+            if found is not None:
+                return [self._behind_message(_Earlier(*found))]
+        return []
+
+    def _earlier_columns(self) -> tuple[Any, ...]:
+        c = self._table.c
+        return c.id, c.state, c.next_attempt_at, c.lease_token, c.lease_expires_at
+
+    def _behind_message(self, other: _Earlier) -> Reason:
+        worker, until = None, None
+        if other.state == "PROCESSING":
+            worker, until = self._worker(other.lease_token), other.lease_expires_at
+            lasting = until is not None and until > self._row.now
+            words = f"{worker or 'a subscriber that is not listed'} has it"
+            if until is not None:
+                words += f", by a lease {'until' if lasting else 'that ran out'} {self._at(until)}"
+        elif other.next_attempt_at > self._row.now:
+            until = other.next_attempt_at
+            what = "its next attempt is due" if other.state == "RETRYABLE" else "it is not due before"
+            words = f"{what} {self._at(until)}"
+        else:
+            words = "it is due"
+        words = f"message {other.id} of the same key comes first, as ordered=True wants: {words}"
+        return Reason("behind_earlier_message", words, until=until, message_id=other.id, worker=worker)
+
+    def _turn(self) -> Reason:
+        ahead, workers = self._ahead(), sum(s.max_workers for s in self._claiming)
+        busy = self._count(
+            self._indexed(select(literal_column("1")), "leased").where(self._of_queue, _LEASED)
+        )
+        who = f"{workers} workers of {len(self._claiming)} subscribers take from the queue"
+        if not ahead and busy < workers:
+            words = f"nothing stands in its way, it is claimed next: {who}, {busy} messages are leased"
+            return Reason("ready", words)
+        words = f"{_up_to(ahead)} due messages come first and {_up_to(busy)} are leased: {who}"
+        return Reason("waiting_for_capacity", words)
+
+    @property
+    def _of_queue(self) -> Any:
+        return self._table.c.queue == self._row.queue
+
+    def _ahead(self) -> int:
+        """Due messages of the queue that are claimed before this one, as far as they are counted."""
+        r, c = self._row, self._table.c
+        own = or_(
+            c.next_attempt_at < r.next_attempt_at, and_(c.next_attempt_at == r.next_attempt_at, c.id < r.id)
+        )
+        higher = [
+            pair.priority
+            for pair in self._dialect.ready_pairs(self._connection, [r.queue])
+            if pair.priority > r.priority and pair.due_in <= 0
+        ]
+        count = 0
+        for priority, before in [*((p, c.next_attempt_at <= clock()) for p in higher), (r.priority, own)]:
+            if count < MOST_COUNTED:
+                due = self._indexed(select(literal_column("1")), "ready").where(
+                    self._claimable, self._of_queue
+                )
+                due = due.where(c.priority == priority, before)
+                count += self._count(due, MOST_COUNTED - count)
+        return count
+
+    @property
+    def _claimable(self) -> Any:
+        return _CLAIMABLE_MYSQL if self._connection.dialect.name in MYSQL else _CLAIMABLE
+
+    def _count(self, rows: Select[Any], most: int = MOST_COUNTED) -> int:
+        found = rows.select_from(self._table).limit(most).subquery()
+        return int(self._connection.execute(select(func.count()).select_from(found)).scalar_one())
+
+    def _indexed(self, statement: Select[Any], index: str) -> Select[Any]:
+        """By this index, where the database can be told."""
+        name = self._dialect.names[f"{index}_index"]
+        for database in MYSQL:
+            statement = statement.with_hint(self._table, f"FORCE INDEX ({name})", database)
+        return statement.with_hint(self._table, f"INDEXED BY {name}", "sqlite")
+
+
+def _up_to(count: int) -> str:
+    return str(count) if count < MOST_COUNTED else f"{MOST_COUNTED} or more"
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

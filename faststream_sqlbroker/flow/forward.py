@@ -1,0 +1,56 @@
+"""Subscribers without a handler: each message is moved to the next queue, as it is.
+
+The move is the settlement of its delivery, one fenced UPDATE for a whole batch: a message is in one queue or in the
+next, never in both and never in none. Bodies are not looked at.
+"""
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from time import monotonic
+
+from faststream_sqlbroker.core.outcome import Move, Outcome, Reject
+from faststream_sqlbroker.core.routing import NO_DESTINATION, Destination, destination_of, due_of
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.flow.loop import Log
+
+CLOCK_STEP = 0.001
+"""Seconds that a database's clock may be behind itself: SQLite's has milliseconds."""
+
+
+class Forward:
+    """A consumer's `handle`, for batches, that decides where each message goes."""
+
+    def __init__(self, forward_to: str | Destination, queues: Sequence[str], log: Log) -> None:
+        """`queues` are the consumer's; `log` is told of messages that say nothing usable about their way."""
+        self._queues, self._log = frozenset(queues), log
+        self._move = None if isinstance(forward_to, Destination) else Move(forward_to)
+
+    async def __call__(self, rows: Sequence[ClaimedMessage]) -> None:
+        """Give each of `rows` its outcome."""
+        for row in rows:
+            row.settle_as(self._move or self._by_headers(row))
+
+    def _by_headers(self, row: ClaimedMessage) -> Outcome:
+        headers = row.headers
+        try:
+            queue = destination_of(headers, self._queues)
+        except ValueError as error:
+            self._say(row, logging.ERROR, f"it is archived as FAILED ({NO_DESTINATION}): {error}")
+            return Reject(NO_DESTINATION, error)
+        try:
+            due = due_of(headers, row.created_at)
+        except ValueError as error:
+            self._say(row, logging.WARNING, f"it is moved at once: {error}")
+            due = None
+        return Move(queue, delay=0.0 if due is None else _until(due, row))
+
+    def _say(self, row: ClaimedMessage, level: int, text: str) -> None:
+        self._log(level, f"message {row.id} of queue {row.queue!r}: {text}", message_id=row.id)
+
+
+def _until(due: datetime, row: ClaimedMessage) -> float:
+    """Seconds, by the database's clock: its time of the claim, plus what has passed here since; never too few."""
+    passed = monotonic() - row.claimed_monotonic
+    left = (due - row.acquired_at).total_seconds() - passed
+    return left + CLOCK_STEP if left > -CLOCK_STEP else 0.0

@@ -1,0 +1,108 @@
+"""Signs of life of this process's subscribers, and what the fleet has paused: one transaction an interval.
+
+It tells operators who lives, and it carries pauses; no message depends on it. When it fails, everything goes on as
+it was last known.
+"""
+
+import asyncio
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.exceptions import SetupError, StoreError
+from faststream_sqlbroker.flow.loop import Log, Loop
+from faststream_sqlbroker.flow.member import Member
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+INTERVAL = 5.0
+"""Seconds between two signs of life."""
+SHORTEST, LONGEST = 0.1, 3600.0
+LEASE_INTERVALS = 4
+"""Intervals without a sign of life after which a subscriber no longer counts as alive."""
+CLEAN_INTERVAL = 60.0
+"""Seconds between two removals of what is over."""
+LEAVE_TIMEOUT = 2.0
+"""Most seconds that a stop waits to say good-bye; what is not said then, the lease says."""
+
+
+class Presence:
+    """The members of one broker in this process."""
+
+    def __init__(self, store: "Store", log: Log, interval: Duration = INTERVAL) -> None:
+        """Nothing runs before the first `join`.
+
+        Raises:
+            SetupError: `interval` is none, or shorter than 100 ms or longer than an hour.
+        """
+        self._store, self._log = store, log
+        self._interval = parse_duration(interval, name="presence_interval")
+        if not SHORTEST <= self._interval <= LONGEST:
+            msg = f"presence_interval must be from {SHORTEST} s to {LONGEST:.0f} s, got {interval!r}"
+            raise SetupError(msg)
+        self._members: dict[str, Member] = {}
+        self._written: dict[str, dict[str, Any]] = {}
+        self._loop: Loop | None = None
+        self._lock = asyncio.Lock()
+        self._heard_count = 0
+        self._clean_at = float("-inf")
+
+    def join(self, member: Member) -> None:
+        """`member` lives until it leaves, and is told soon which queues are paused."""
+        self._members[member.name] = member
+        if self._loop is None:
+            self._loop = Loop("presence", self.tick, self._log)
+            self._loop.start()
+        self._loop.wake()
+
+    async def leave(self, member: Member) -> None:
+        """`member` has ended; never fails, and takes about two seconds at most."""
+        self._members.pop(member.name, None)
+        loop = self._loop
+        try:
+            async with asyncio.timeout(LEAVE_TIMEOUT):
+                if not self._members and loop is not None:
+                    self._loop = None
+                    await loop.stop(LEAVE_TIMEOUT)
+                async with self._lock:
+                    await self._store.fleet.leave([member.name])
+        except (StoreError, TimeoutError) as error:
+            text = f"the end of the subscriber {member.name} is not written, it is known when its lease ends: {error}"
+            self._log(logging.INFO, text)
+
+    def heard(self, paused: frozenset[str]) -> None:
+        """This process itself has paused or resumed: these queues are paused now."""
+        self._heard_count += 1
+        self._tell(list(self._members.values()), paused)
+
+    def look(self) -> None:
+        """Something may have changed: tell and ask at once."""
+        if self._loop is not None:
+            self._loop.wake()
+
+    async def tick(self) -> float:
+        """Give a sign of life and ask what is paused; seconds until the next time.
+
+        Raises:
+            StoreError: nobody was told anything; call again.
+        """
+        async with self._lock:
+            members = dict(self._members)
+            known = {name: member.describe() for name, member in members.items()}
+            changed = {name for name, says in known.items() if self._written.get(name) != says}
+            clean, heard_count = monotonic() >= self._clean_at, self._heard_count
+            lease = self._interval * LEASE_INTERVALS
+            paused = await self._store.fleet.announce(known, changed, lease, clean=clean)
+            self._written = known
+        if clean:
+            self._clean_at = monotonic() + CLEAN_INTERVAL
+        if self._heard_count != heard_count:
+            return 0.0  # what was read may be older than what was heard
+        self._tell([m for name, m in members.items() if name in self._members], paused)
+        return self._interval
+
+    def _tell(self, members: list[Member], paused: frozenset[str]) -> None:
+        for member in members:
+            member.told(paused)

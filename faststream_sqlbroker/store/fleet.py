@@ -1,0 +1,97 @@
+"""What operators ask and tell of all processes together: who lives, what is paused, why a message waits."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.explanation import Explanation
+from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
+from faststream_sqlbroker.dialects import Dialect, presence
+from faststream_sqlbroker.dialects.explain import explain
+from faststream_sqlbroker.store.transaction import Transactions
+
+
+def process_name() -> str:
+    """Host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class Fleet:
+    """Each operation is one transaction.
+
+    Raises (from every operation):
+        TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
+    """
+
+    def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
+        """Share the store's `places`."""
+        self._transactions, self._dialect, self._places = transactions, dialect, places
+        self._table = dialect.tables.policy_state
+
+    async def announce(
+        self, known: presence.Known, changed: set[str], lease: float, *, clean: bool
+    ) -> frozenset[str]:
+        """The subscribers `known` live, for `lease` seconds; the queues that are paused.
+
+        `changed` are the names of those that have something new to say; `clean` removes some of what is over.
+        """
+
+        def work(connection: Connection) -> frozenset[str]:
+            presence.announce(connection, self._table, known, changed, lease)
+            if clean:
+                presence.clean(connection, self._table)
+            return presence.paused_names(connection, self._table)
+
+        return await self._transactions.run(work, self._places)
+
+    async def leave(self, names: Sequence[str]) -> None:
+        """These subscribers have ended."""
+        await self._transactions.run(lambda c: presence.leave(c, self._table, names), self._places)
+
+    async def pause(
+        self, queue: str, until: datetime | float | None, info: Mapping[str, Any], channel: str
+    ) -> frozenset[str]:
+        """Pause `queue`, and tell who listens on `channel`; the queues that are paused then."""
+
+        def work(connection: Connection) -> frozenset[str]:
+            presence.pause(connection, self._table, queue, until, info)
+            return self._told(connection, channel)
+
+        return await self._transactions.run(work, self._places)
+
+    async def resume(self, queue: str, channel: str) -> tuple[bool, frozenset[str]]:
+        """End the pause of `queue`; whether there was one, and the queues that are paused then."""
+
+        def work(connection: Connection) -> tuple[bool, frozenset[str]]:
+            was = presence.resume(connection, self._table, queue)
+            return was, self._told(connection, channel)
+
+        return await self._transactions.run(work, self._places)
+
+    def _told(self, connection: Connection, channel: str) -> frozenset[str]:
+        if self._dialect.can_listen:
+            presence.notify_pauses(connection, channel)
+        return presence.paused_names(connection, self._table)
+
+    async def paused(self) -> list[PausedQueue]:
+        """The queues that are paused now, by name."""
+        return await self._transactions.run(
+            lambda c: presence.paused(c, self._table), self._places, write=False
+        )
+
+    async def subscribers(self) -> list[LiveSubscriber]:
+        """The subscribers that live, those heard of last first."""
+        return await self._transactions.run(
+            lambda c: presence.read_subscribers(c, self._table), self._places, write=False
+        )
+
+    async def explain(self, message_id: int) -> Explanation:
+        """Why a message is where it is."""
+        return await self._transactions.run(
+            lambda c: explain(c, self._dialect, message_id), self._places, write=False
+        )

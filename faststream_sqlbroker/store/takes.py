@@ -1,0 +1,43 @@
+"""Messages that the application takes one by one, each operation one transaction."""
+
+import asyncio
+from collections.abc import Sequence
+from uuid import UUID
+
+from faststream_sqlbroker.core.rows import Settlement, SettleResult
+from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.takes import Judge, Replaced, Taken, settle_replaced, take
+from faststream_sqlbroker.store.transaction import Transactions
+
+
+class Takes:
+    """Takes single messages, outside of subscribers.
+
+    Raises (from every operation):
+        TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
+    """
+
+    def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
+        """Share the store's `places`."""
+        self._transactions, self._dialect, self._places = transactions, dialect, places
+
+    async def take(
+        self, queues: Sequence[str], lease: float, token: UUID, judge: Judge, *, release: bool
+    ) -> Taken:
+        """Lease the first due message of `queues`, in their order, that `judge` lets through.
+
+        What `judge` wants to be written is written in the same transaction. It may be asked twice of the same
+        row, if the database wants the transaction to be repeated. Expired leases of `queues` are given back where
+        nothing else is due, with `release` in any case.
+        """
+        return await self._transactions.run(
+            lambda c: take(self._dialect, c, queues, lease, token, judge, release=release), self._places
+        )
+
+    async def settle(self, settlement: Settlement, replaced: Replaced | None) -> SettleResult:
+        """Write `settlement`, with a new body if there is one, in one transaction, if its lease is still held."""
+        if replaced is None:
+            return await self._transactions.run(self._dialect.settling([settlement]), self._places)
+        return await self._transactions.run(
+            lambda c: settle_replaced(self._dialect, c, settlement, replaced), self._places
+        )

@@ -1,0 +1,466 @@
+"""broker.admin.explain: why a message is not running, asked by a broker that has no subscribers."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from faststream import AckPolicy
+from sqlalchemy import create_engine, event, make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import (
+    ConstantRetryStrategy,
+    Explanation,
+    Reason,
+    SetupError,
+    SqlBroker,
+    SqlBrokerMessage,
+    SqlBrokerMessageState,
+)
+from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.presence import describe
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.dialects import policy_reasons
+from faststream_sqlbroker.subscriber.options import make_settings
+from tests.contract.conftest import Bench
+from tests.faststream.conftest import QUICK, Look
+from tests.helpers import eventually
+
+pytestmark = pytest.mark.capability("`broker.admin.explain`, `subscribers`: why a message waits, who lives")
+
+SOON = 0.2
+"""Seconds between two signs of life."""
+
+
+@pytest.fixture
+async def broker(engine: AsyncEngine, logger: Any) -> AsyncIterator[SqlBroker]:
+    broker = SqlBroker(engine, logger=logger, graceful_timeout=1.0, presence_interval=SOON)
+    await broker.create_tables()
+    yield broker
+    await broker.stop()
+
+
+@pytest.fixture
+async def other(database_url: str, broker: SqlBroker) -> AsyncIterator[SqlBroker]:
+    """A broker without subscribers, neither connected nor started."""
+    engine = create_async_engine(database_url)
+    yield SqlBroker(engine, logger=None)
+    await engine.dispose()
+
+
+@pytest.fixture
+def bench(broker: SqlBroker) -> Bench:
+    return Bench(broker._store)
+
+
+def codes(explanation: Explanation) -> list[str]:
+    return [reason.code for reason in explanation.reasons]
+
+
+async def lives(other: SqlBroker, queue: str = "q", count: int = 1) -> Any:
+    """Wait until `count` subscribers of `queue` have told of themselves."""
+
+    async def told() -> Any:
+        found = await other.admin.subscribers(queue)
+        return found if len(found) == count else None
+
+    return await eventually(told)
+
+
+async def idle(broker: SqlBroker, other: SqlBroker, **options: Any) -> Any:
+    """Start a subscriber; what it tells of itself."""
+
+    @broker.subscriber("q", **{**QUICK, **options})
+    async def handle(body: Any) -> None: ...
+
+    await broker.start()
+    [found] = await lives(other)
+    return found
+
+
+async def stuck(broker: SqlBroker, other: SqlBroker, **options: Any) -> Any:
+    """Start a subscriber whose handler never ends."""
+    started = asyncio.Event()
+
+    @broker.subscriber("q", **{**QUICK, **options})
+    async def handle(body: Any) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await broker.start()
+    [found] = await lives(other)
+    return found, started
+
+
+async def test_who_lives_is_listed_with_what_it_does(broker: SqlBroker, other: SqlBroker) -> None:
+    @broker.subscriber("a", "b", **QUICK, max_workers=3)
+    async def handle(body: Any) -> None: ...
+
+    @broker.subscriber("c", **QUICK, ordered=True)
+    async def ordered(body: Any) -> None: ...
+
+    await broker.start()
+    await lives(other, "c")
+    found = {s.queues: s for s in await other.admin.subscribers()}
+    assert set(found) == {("a", "b"), ("c",)}
+    first = found["a", "b"]
+    assert (first.max_workers, first.ordered, first.paused, first.policies) == (3, False, False, ())
+    assert found["c",].ordered
+    assert re.fullmatch(r".+:\d+:[0-9a-f]{16}", first.worker)
+    assert [s.worker for s in await other.admin.subscribers("b")] == [first.worker]
+    assert timedelta() < first.lease_expires_at - first.since < timedelta(seconds=30)
+    await broker.stop()
+    assert await other.admin.subscribers() == []
+
+
+async def test_nothing_is_known_of_a_message_that_there_is_not(other: SqlBroker) -> None:
+    explanation = await other.admin.explain(10**9)
+    assert (explanation.state, explanation.queue, codes(explanation)) == (None, None, ["not_found"])
+    assert str(explanation).startswith("message 1000000000:\n- not_found: no message with this id is live")
+
+
+@pytest.mark.parametrize("wrong", ["1", 1.0, True, None, 2**63])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_an_id_that_is_none_is_refused(other: SqlBroker, wrong: Any) -> None:
+    with pytest.raises(SetupError, match="message_id must be an int"):
+        await other.admin.explain(wrong)
+
+
+async def test_no_live_subscriber(broker: SqlBroker, other: SqlBroker) -> None:
+    message_id = await broker.publish("x", "q")
+    explanation = await other.admin.explain(message_id)
+    assert (explanation.message_id, explanation.queue) == (message_id, "q")
+    assert explanation.state is SqlBrokerMessageState.PENDING
+    assert codes(explanation) == ["no_live_subscriber"]
+    assert str(explanation) == (
+        f"message {message_id} of queue 'q' is PENDING:\n"
+        "- no_live_subscriber: no process that is alive subscribes to the queue"
+    )
+
+
+async def test_a_process_that_ended_without_a_word_is_named(
+    broker: SqlBroker, other: SqlBroker, bench: Bench
+) -> None:
+    worker, started = await stuck(broker, other)
+    message_id = await broker.publish("x", "q")
+    await asyncio.wait_for(started.wait(), 10)
+    [reason] = (await other.admin.explain(message_id)).reasons
+    assert (reason.code, reason.worker) == ("processing", worker.worker)
+    assert reason.until is not None
+    # As if the machine had been lost: no good-bye, and the leases run out.
+    consumer: Any = broker.subscribers[0].consumer  # type: ignore[attr-defined]
+    consumer._presence._members.clear()
+    past = bench.past(1)
+    await bench.execute(f"UPDATE message_policy_state SET lease_expires_at = {past}")
+    [reason] = (await other.admin.explain(message_id)).reasons
+    assert (reason.code, reason.worker) == ("processing", worker.worker)
+    assert reason.text.endswith("; that process has not been heard of lately")
+    await bench.expire()
+    lease, nobody = (await other.admin.explain(message_id)).reasons
+    assert (lease.code, lease.worker) == ("lease_expired", worker.worker)
+    assert (nobody.code, nobody.worker) == ("no_live_subscriber", worker.worker)
+
+
+async def test_delayed(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
+    await idle(broker, other)
+    message_id = await broker.publish("x", "q", delay="1h")
+    [reason] = (await other.admin.explain(message_id)).reasons
+    [row] = await look.rows()
+    assert (reason.code, reason.until) == ("delayed", row["next_attempt_at"])
+    assert reason.text.startswith("it is not due before ")
+    assert "(in 60 min)" in reason.text
+
+
+async def test_retrying(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
+    retry = ConstantRetryStrategy(delay_seconds=3600, max_attempts=3, max_total_delay_seconds=None)
+
+    @broker.subscriber("q", **QUICK, retry_strategy=retry)
+    async def handle(body: Any) -> None:
+        raise ValueError("the provider said no")
+
+    await broker.start()
+    await lives(other)
+    message_id = await broker.publish("x", "q")
+    row = await look.in_state("RETRYABLE")
+    explanation = await other.admin.explain(message_id)
+    [reason] = explanation.reasons
+    assert explanation.state is SqlBrokerMessageState.RETRYABLE
+    assert (reason.code, reason.until) == ("retrying", row["next_attempt_at"])
+    assert reason.text.endswith(", after 1 attempt; last error: ValueError: the provider said no")
+
+
+async def test_paused(broker: SqlBroker, other: SqlBroker) -> None:
+    await idle(broker, other)
+    await other.admin.pause("q", reason="provider down", by="Ann", until="1h")
+    message_id = await broker.publish("x", "q", delay=60)
+    paused, delayed = (await other.admin.explain(message_id)).reasons
+    [told] = await other.admin.paused()
+    assert (paused.code, delayed.code, paused.until) == ("paused", "delayed", told.until)
+    assert paused.text.startswith("Ann has paused the queue since ")
+    assert paused.text.endswith(" (provider down)")
+
+
+async def test_paused_in_every_process(broker: SqlBroker, other: SqlBroker) -> None:
+    worker = await idle(broker, other)
+    subscriber: Any = broker.subscribers[0]
+    subscriber.pause()
+
+    async def told() -> bool:
+        return [s.paused for s in await other.admin.subscribers()] == [True]
+
+    await eventually(told)
+    message_id = await broker.publish("x", "q")
+    [reason] = (await other.admin.explain(message_id)).reasons
+    assert reason.code == "paused"
+    assert reason.text == f"every live subscriber of the queue is paused in its own process: {worker.worker}"
+
+
+async def test_expired(broker: SqlBroker, other: SqlBroker) -> None:
+    message_id = await broker.publish("x", "q", expires_in=0.01)
+
+    async def found() -> list[str] | None:
+        found = codes(await other.admin.explain(message_id))
+        return found if "expired" in found else None
+
+    assert await eventually(found) == ["expired", "no_live_subscriber"]
+
+
+@pytest.mark.parametrize(("delay", "words"), [(None, "it is due"), (3600, "it is not due before ")])
+async def test_behind_an_earlier_message_that_waits(
+    broker: SqlBroker, other: SqlBroker, delay: Any, words: str
+) -> None:
+    await other.admin.pause("q")
+    await idle(broker, other, ordered=True)
+    first = await broker.publish(1, "q", key="k", delay=delay)
+    await broker.publish(2, "q", key="else")
+    message_id = await broker.publish(3, "q", key="k", priority=9)
+    reason = (await other.admin.explain(message_id)).reasons[-1]
+    assert (reason.code, reason.message_id, reason.worker) == ("behind_earlier_message", first, None)
+    assert f"message {first} of the same key comes first, as ordered=True wants: {words}" in reason.text
+    assert (reason.until is None) == (delay is None)
+    assert "behind_earlier_message" not in codes(await other.admin.explain(first))
+    unkeyed = await broker.publish(4, "q")
+    assert codes(await other.admin.explain(unkeyed)) == ["paused"]
+
+
+async def test_behind_an_earlier_message_that_is_handled(broker: SqlBroker, other: SqlBroker) -> None:
+    worker, started = await stuck(broker, other, ordered=True)
+    first = await broker.publish(1, "q", key="k")
+    await asyncio.wait_for(started.wait(), 10)
+    message_id = await broker.publish(2, "q", key="k")
+    [reason] = (await other.admin.explain(message_id)).reasons
+    assert (reason.code, reason.message_id, reason.worker) == ("behind_earlier_message", first, worker.worker)
+
+
+async def test_behind_a_later_message_that_runs(broker: SqlBroker, other: SqlBroker, bench: Bench) -> None:
+    """An earlier id that is committed late waits for what runs already."""
+    _, started = await stuck(broker, other, ordered=True, max_workers=5)
+    second = await broker.publish(2, "q", key="k")
+    await asyncio.wait_for(started.wait(), 10)
+    # Ids begin at 1: room before it is made by the fixture's empty table.
+    await bench.execute(
+        f"INSERT INTO message (id, queue, {bench.quoted('key')}, payload) VALUES (0, 'q', 'k', '1')"
+        if bench.store.dialect_name != "mariadb"
+        else "INSERT INTO message (id, queue, `key`, payload) VALUES (-1, 'q', 'k', '1')"
+    )
+    message_id = -1 if bench.store.dialect_name == "mariadb" else 0
+    [reason] = (await other.admin.explain(message_id)).reasons
+    assert (reason.code, reason.message_id) == ("behind_earlier_message", second)
+
+
+async def test_an_expired_message_holds_nobody(broker: SqlBroker, other: SqlBroker) -> None:
+    await other.admin.pause("q")
+    await idle(broker, other, ordered=True)
+    first = await broker.publish(1, "q", key="k", expires_in=0.01)
+
+    async def expired() -> bool:
+        return "expired" in codes(await other.admin.explain(first))
+
+    await eventually(expired)
+    message_id = await broker.publish(2, "q", key="k")
+    assert codes(await other.admin.explain(message_id)) == ["paused"]
+
+
+async def test_the_next_and_those_behind_it(other: SqlBroker, bench: Bench) -> None:
+    """What stands ahead is counted by priority, due time and id, delayed messages left out, and up to 1 000."""
+    says = describe(make_settings("q", {}), paused=False, stopping=False)
+    await bench.store.fleet.announce({"slow": says}, {"slow"}, 3600.0, clean=False)  # it claims nothing
+    first = await put(bench, NewMessage("q", b"1", priority=5))
+    await put(bench, NewMessage("q", b"1", priority=9, delay=3600.0))
+    await put(bench, NewMessage("else", b"1", priority=9))
+    assert codes(await other.admin.explain(first)) == ["ready"]
+    second = await put(bench, NewMessage("q", b"1", priority=5))
+    last = await put(bench, NewMessage("q", b"1"))
+    for message_id, ahead in ((second, 1), (last, 2)):
+        [reason] = (await other.admin.explain(message_id)).reasons
+        assert reason.code == "waiting_for_capacity"
+        assert reason.text.startswith(f"{ahead} due messages come first and 0 are leased: 1 workers of 1 ")
+    await bench.store.insert([NewMessage("q", b"1", priority=7) for _ in range(1_200)])
+    [reason] = (await other.admin.explain(last)).reasons
+    assert reason.text.startswith("1000 or more due messages come first")
+    assert codes(await other.admin.explain(first)) == ["waiting_for_capacity"]
+
+
+async def put(bench: Bench, message: NewMessage) -> int:
+    """Insert one; its id."""
+    [message_id] = await bench.store.insert([message])
+    assert message_id is not None
+    return message_id
+
+
+async def test_all_workers_are_taken(broker: SqlBroker, other: SqlBroker) -> None:
+    _, started = await stuck(broker, other, ordered=True)
+    await broker.publish(1, "q")
+    await asyncio.wait_for(started.wait(), 10)
+    message_id = await broker.publish(2, "q")
+    [reason] = (await other.admin.explain(message_id)).reasons
+    assert reason.code == "waiting_for_capacity"
+    assert reason.text.startswith("0 due messages come first and 1 are leased: 1 workers of 1 subscribers")
+
+
+async def test_a_message_that_may_kill_its_process(broker: SqlBroker, other: SqlBroker, bench: Bench) -> None:
+    message_id = await broker.publish("x", "q")
+    await bench.execute("UPDATE message SET deliveries_count = 3, attempts_count = 1")
+    assert codes(await other.admin.explain(message_id)) == ["no_live_subscriber", "suspect"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_row_that_cannot_be_a_message(broker: SqlBroker, other: SqlBroker, bench: Bench) -> None:
+    message_id = await broker.publish("x", "q")
+    await bench.execute("UPDATE message SET next_attempt_at = 'soon'")
+    assert codes(await other.admin.explain(message_id)) == ["undecodable"]
+
+
+# -- what has ended -----------------------------------------------------------------------------------
+
+
+async def test_archived_says_how_it_ended(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK, ack_policy=AckPolicy.MANUAL, retry_strategy=None)
+    async def handle(body: str, message: SqlBrokerMessage) -> None:
+        if body == "good":
+            await message.ack()
+        elif body == "old":
+            message.raw_message.settle_as(Discard("superseded by 17"))  # type: ignore[union-attr]
+        else:
+            raise ValueError("bad body")
+
+    await broker.start()
+    ids = [await broker.publish(body, "q") for body in ("good", "old", "bad")]
+    await look.archived(3)
+    good, old, bad = [await other.admin.explain(i) for i in ids]
+    assert good.state is SqlBrokerMessageState.COMPLETED
+    assert codes(good) == codes(old) == codes(bad) == ["archived"]
+    assert old.state is SqlBrokerMessageState.DISCARDED
+    assert old.reasons[0].message_id == 17
+    assert old.reasons[0].text.endswith(": superseded by 17")
+    assert bad.state is SqlBrokerMessageState.FAILED
+
+
+async def test_what_was_removed_first_and_never_ended(
+    broker: SqlBroker, other: SqlBroker, bench: Bench
+) -> None:
+    _, started = await stuck(broker, other, ack_policy=AckPolicy.ACK_FIRST)
+    message_id = await broker.publish("x", "q")
+    await asyncio.wait_for(started.wait(), 10)
+    explanation = await other.admin.explain(message_id)
+    assert codes(explanation) == ["archived", "processing"]
+    past = bench.past(1)
+    await bench.execute(
+        f"UPDATE message_policy_state SET lease_expires_at = {past} WHERE scope = 'ack_first:q'"
+    )
+    assert codes(await other.admin.explain(message_id)) == ["archived", "unknown_outcome"]
+
+
+# -- what others add ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Step:
+    queue: str
+
+
+@dataclass
+class Pipeline:
+    name: str
+    steps: list[Any]
+
+
+async def test_its_place_in_a_pipeline_is_named(broker: SqlBroker) -> None:
+    pipelines = [Pipeline("Else", ["x"]), Pipeline("Email", ["debounce", Step("q"), "send"])]
+    broker.pipelines = pipelines  # type: ignore[attr-defined]
+    message_id = await broker.publish("x", "q")
+    explanation = await broker.admin.explain(message_id)
+    assert explanation.pipeline == "step 2 of 3 of Email"
+    assert str(explanation).startswith(
+        f"message {message_id} of queue 'q' (step 2 of 3 of Email) is PENDING:\n"
+    )
+    elsewhere = await broker.publish("x", "y")
+    assert (await broker.admin.explain(elsewhere)).pipeline is None
+    assert (await broker.admin.explain(10**9)).pipeline is None
+
+
+async def test_policies_say_what_they_have_to_say(
+    broker: SqlBroker, other: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await other.admin.pause("q")
+    worker = await idle(broker, other)
+    message_id = await broker.publish("x", "q", key="k")
+    seen: list[Any] = []
+    until = datetime(2100, 1, 1, tzinfo=timezone.utc)
+
+    def window(_connection: Any, dialect: Any, message: Any, subscribers: Any) -> list[Reason]:
+        seen.append((dialect, message, subscribers))
+        return [Reason("outside_window", "it opens later", until=until)]
+
+    monkeypatch.setattr(policy_reasons, "EXPLAINERS", [window])
+    assert codes(await other.admin.explain(message_id)) == ["paused", "outside_window"]
+    [(dialect, message, subscribers)] = seen
+    assert dialect is other._store.dialect
+    assert (message.id, message.key, message.policy_marks) == (message_id, "k", 0)
+    assert [s.worker for s in subscribers] == [worker.worker]
+
+
+async def test_it_reads_one_snapshot_and_writes_nothing(
+    broker: SqlBroker, other: SqlBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is committed meanwhile is not seen: reasons never contradict each other."""
+    await broker.start()  # SQLite needs its write-ahead log for that
+    message_id = await broker.publish("x", "q")
+    drivers = {"sqlite+aiosqlite": "sqlite", "postgresql+asyncpg": "postgresql+psycopg"}
+    url = make_url(database_url)
+    synchronous = create_engine(url.set(drivername=drivers.get(url.drivername, "mariadb+pymysql")))
+    counts: list[Any] = []
+
+    def meddle(connection: Any, *_: Any) -> list[Reason]:
+        for _ in range(2):
+            counts.append(connection.execute(text("SELECT count(*) FROM message")).scalar_one())
+            with synchronous.begin() as writer:
+                writer.execute(text("DELETE FROM message"))
+        return []
+
+    monkeypatch.setattr(policy_reasons, "EXPLAINERS", [meddle])
+    seen: list[str] = []
+
+    @event.listens_for(other.engine.sync_engine, "before_cursor_execute")
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    explanation = await other.admin.explain(message_id)
+    synchronous.dispose()
+    assert counts == [1, 1]
+    assert codes(explanation) == ["no_live_subscriber"]
+    assert all(s.split()[0] in {"SELECT", "SET", "START", "BEGIN", "PRAGMA", "WITH"} for s in seen), seen
+    assert codes(await other.admin.explain(message_id)) == ["not_found"]
+    await broker.publish("y", "q")  # the connection's next transaction is an ordinary one
+
+
+async def test_the_connection_goes_back_as_it_was(broker: SqlBroker) -> None:
+    for _ in range(3):
+        message_id = await broker.publish("x", "q")
+        assert codes(await broker.admin.explain(message_id)) == ["no_live_subscriber"]
+        await broker.admin.pause("else")
+        await broker.admin.resume("else")

@@ -1,0 +1,125 @@
+"""broker.admin.explain names the policy that keeps a message from its handler."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import (
+    Concurrency,
+    Debounce,
+    Explanation,
+    Once,
+    Reason,
+    SqlBroker,
+    Throttle,
+    Window,
+)
+from faststream_sqlbroker.core.policies import Policy
+from tests.faststream.conftest import QUICK, Look
+from tests.helpers import eventually
+
+pytestmark = pytest.mark.capability("scheduling policies, explained by `broker.admin.explain`")
+
+
+class Scene:
+    """A running subscriber with policies, and a broker elsewhere that is asked."""
+
+    def __init__(self, broker: SqlBroker, other: SqlBroker, look: Look) -> None:
+        self.broker, self.other, self.look = broker, other, look
+        self.go = asyncio.Event()
+        self.started: list[Any] = []
+
+    async def start(self, *policies: Policy, **options: Any) -> None:
+        """Start a subscriber whose handlers wait for `go`; it has told of itself."""
+
+        @self.broker.subscriber("q", policies=list(policies), **{**QUICK, **options})
+        async def handle(body: Any) -> None:
+            self.started.append(body)
+            await self.go.wait()
+
+        await self.broker.start()
+        await eventually(lambda: self.other.admin.subscribers("q"))
+
+    async def reason(self, message_id: int | None, code: str) -> Reason:
+        """Wait until `code` is among the reasons."""
+        assert message_id is not None
+
+        async def found() -> Reason | None:
+            explanation: Explanation = await self.other.admin.explain(message_id)
+            return next((r for r in explanation.reasons if r.code == code), None)
+
+        return await eventually(found)
+
+    async def running(self, count: int) -> None:
+        """Wait until so many handlers run."""
+        await eventually(lambda: len(self.started) == count)
+
+
+@pytest.fixture
+async def scene(engine: AsyncEngine, database_url: str, logger: Any, look: Look) -> AsyncIterator[Scene]:
+    broker = SqlBroker(engine, logger=logger, graceful_timeout=1.0, presence_interval=0.2)
+    await broker.create_tables()
+    other = create_async_engine(database_url)
+    scene = Scene(broker, SqlBroker(other, logger=None), look)
+    yield scene
+    scene.go.set()
+    await broker.stop()
+    await other.dispose()
+
+
+async def test_outside_its_window(scene: Scene) -> None:
+    now = await scene.broker._store.now()
+    start, end = f"{(now.hour + 2) % 24:02}:00", f"{(now.hour + 3) % 24:02}:00"
+    await scene.start(Window(start, end))
+    reason = await scene.reason(await scene.broker.publish(1, "q"), "outside_window")
+    assert reason.until is not None
+    assert f"{reason.until:%H:%M}" == start
+
+
+async def test_a_burst_that_goes_on(scene: Scene) -> None:
+    await scene.start(Debounce("1h"))
+    first = await scene.broker.publish(1, "q", key="a")
+    reason = await scene.reason(first, "in_burst")
+    assert reason.until is not None
+    second = await scene.broker.publish(2, "q", key="a")
+    await scene.reason(second, "in_burst")
+    assert (await scene.reason(first, "archived")).message_id == second
+
+
+async def test_a_key_whose_message_is_handled(scene: Scene) -> None:
+    await scene.start(Debounce("50ms"), max_workers=2)
+    first = await scene.broker.publish(1, "q", key="a")
+    await scene.running(1)
+    reason = await scene.reason(await scene.broker.publish(2, "q", key="a"), "key_held")
+    [subscriber] = await scene.other.admin.subscribers("q")
+    assert (reason.message_id, reason.worker) == (first, subscriber.worker)
+
+
+@pytest.mark.parametrize("key", [False, True])
+async def test_slots_that_are_taken(scene: Scene, key: bool) -> None:
+    await scene.start(Throttle(1, per="1h", key=key), max_workers=2)
+    ids = [await scene.broker.publish(n, "q", key="a") for n in range(2)]
+    await scene.running(1)
+    reason = await scene.reason(ids[1], "throttled")
+    assert reason.until is not None
+
+
+@pytest.mark.parametrize(("per_key", "code"), [(False, "concurrency"), (True, "key_held")])
+async def test_leases_that_are_taken(scene: Scene, per_key: bool, code: str) -> None:
+    await scene.start(Concurrency(1, per_key=per_key), max_workers=3)
+    ids = [await scene.broker.publish(n, "q", key="a") for n in range(2)]
+    await scene.running(1)
+    reason = await scene.reason(ids[1], code)
+    [subscriber] = await scene.other.admin.subscribers("q")
+    assert (reason.message_id, reason.worker) == (ids[0], subscriber.worker)
+
+
+async def test_a_key_that_was_claimed(scene: Scene) -> None:
+    await scene.start(Once("1h"), Throttle(1, per="1h"))
+    first = await scene.broker.publish(1, "q", key="a")
+    await scene.running(1)
+    reason = await scene.reason(await scene.broker.publish(2, "q", key="a"), "duplicate")
+    assert reason.message_id == first

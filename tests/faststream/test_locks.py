@@ -1,0 +1,464 @@
+"""broker.lock: exclusive, fenced, renewed, given back, and honest when it is lost."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from time import monotonic
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+import pytest
+from sqlalchemy import select, text, update
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import (
+    Lock,
+    LockLostError,
+    LockNotAcquiredError,
+    SetupError,
+    SqlBroker,
+    TransientStoreError,
+    UnknownOutcomeError,
+)
+from faststream_sqlbroker.schema.types import clock
+from faststream_sqlbroker.store.locks import Locks
+from tests.faststream.conftest import Heard, Look
+from tests.helpers import eventually
+from tests.proxy import COMMIT, proxied
+
+pytestmark = pytest.mark.capability("locks by key with a fencing number")
+
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+"""SQLite has no connection that could break."""
+
+
+async def expire(look: Look) -> None:
+    """Let every lease run out, by the database's clock."""
+    table = look.tables.policy_state
+    async with look.engine.begin() as connection:
+        await connection.execute(update(table).values(lease_expires_at=clock()))
+
+
+async def counter(look: Look, key: str) -> int:
+    table = look.tables.policy_state
+    async with look.engine.connect() as connection:
+        where = (table.c.scope == "lock") & (table.c.key == key)
+        value: int = (await connection.execute(select(table.c.counter).where(where))).scalar_one()
+        return value
+
+
+async def test_one_holder_at_a_time_and_a_greater_fence_each_time(
+    broker: SqlBroker, engine: AsyncEngine
+) -> None:
+    """Z5: across brokers of the same database, each a process of its own as far as they know."""
+    others = [SqlBroker(engine, logger=None) for _ in range(3)]
+    inside, fences = 0, list[int]()
+
+    async def work(of: SqlBroker) -> None:
+        nonlocal inside
+        for _ in range(10):
+            async with of.lock("k") as lock:
+                inside += 1
+                assert inside == 1
+                fences.append(lock.fence)
+                await asyncio.sleep(0)
+                assert lock.held
+                inside -= 1
+            assert not lock.held
+
+    await asyncio.gather(*(work(of) for of in (broker, *others)))
+    assert fences == list(range(1, 41)), "in the order of acquisition, none twice, none left out"
+
+
+async def test_keys_are_apart_and_compared_byte_by_byte(broker: SqlBroker) -> None:
+    async with AsyncExitStack() as stack:
+        for key in ("a", "A", "ä", "x" * 255, "ordered", "'; DROP TABLE message; --"):
+            lock = await stack.enter_async_context(broker.lock(key, wait=0))
+            assert (lock.key, lock.fence) == (key, 1)
+
+
+async def test_who_does_not_wait_is_told(broker: SqlBroker, engine: AsyncEngine) -> None:
+    other = SqlBroker(engine, logger=None)
+    async with broker.lock("k"):
+        with pytest.raises(LockNotAcquiredError, match="'k' was not acquired: somebody has it"):
+            async with other.lock("k", wait=0):
+                pass
+        began = monotonic()
+        with pytest.raises(LockNotAcquiredError, match=r"for 0\.2 seconds"):
+            async with other.lock("k", wait="200ms"):
+                pass
+        assert 0.2 <= monotonic() - began < 5
+        with pytest.raises(LockNotAcquiredError):  # not reentrant
+            async with broker.lock("k", wait=0):
+                pass
+    async with other.lock("k", wait=0) as lock:
+        assert lock.fence == 2
+
+
+async def test_a_waiter_of_the_same_process_is_woken_in_turn(broker: SqlBroker) -> None:
+    """Only the first of them asks the database."""
+    order: list[int] = []
+    tries = 0
+    acquire = Locks.acquire
+
+    async def counted(self: Locks, *arguments: Any) -> int | None:
+        nonlocal tries
+        tries += 1
+        return await acquire(self, *arguments)
+
+    async def wait_for(number: int) -> None:
+        async with broker.lock("k", wait="30s"):
+            order.append(number)
+
+    with patch.object(Locks, "acquire", counted):
+        async with broker.lock("k"):
+            tasks = [asyncio.create_task(wait_for(n)) for n in range(20)]
+            await eventually(lambda: tries > 5)
+        began = monotonic()
+        await asyncio.gather(*tasks)
+    assert order == list(range(20))
+    assert monotonic() - began < 20 * 0.25, "each was woken, not left to its pause"
+    assert broker._locks._places == {}
+
+
+async def test_waiting_in_turn_ends_at_its_time(broker: SqlBroker) -> None:
+    async with broker.lock("k"):
+
+        async def wait_for(seconds: float | None) -> None:
+            async with broker.lock("k", wait=seconds):
+                pass
+
+        first = asyncio.create_task(wait_for(None))
+        await eventually(lambda: broker._locks._places)
+        with pytest.raises(LockNotAcquiredError):
+            await wait_for(0.1)
+        assert not first.done()
+    await asyncio.wait_for(first, 10)
+
+
+async def test_a_lease_that_ran_out_is_taken_over_and_its_holder_changes_nothing(
+    broker: SqlBroker, engine: AsyncEngine, look: Look
+) -> None:
+    """Z5: fenced extend and release."""
+    other = SqlBroker(engine, logger=None)
+    with pytest.raises(LockLostError, match="lost before the end of its block"):
+        async with broker.lock("k") as lock:
+            await expire(look)
+            async with other.lock("k", wait=0) as theirs:
+                assert theirs.fence == lock.fence + 1
+                assert lock.held, "by this process's clock it still runs: only the database knows"
+                [before] = await broker.admin.locks()
+                with pytest.raises(LockLostError, match="is lost"):
+                    await lock.extend("1h")
+                assert not lock.held
+                with pytest.raises(LockLostError):
+                    lock.check()
+                assert await broker.admin.locks() == [before]
+                theirs.check()
+                await theirs.extend()
+    assert await counter(look, "k") == 2
+
+
+async def test_the_loss_is_said_at_the_end_even_if_nobody_asked(broker: SqlBroker, look: Look) -> None:
+    with pytest.raises(LockLostError, match="may have been unprotected"):
+        async with broker.lock("k"):
+            assert await broker.admin.release_lock("k")
+
+
+async def test_the_blocks_own_error_is_not_masked(broker: SqlBroker, heard: Heard) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with broker.lock("k"):
+            await broker.admin.release_lock("k")
+            raise ZeroDivisionError
+    assert "was lost before the end of its block" in caught.value.__notes__[0]
+    assert heard.texts("was lost before the end of its block")
+    async with broker.lock("k", wait=0) as lock:
+        assert lock.fence == 3, "the forced release has counted, too"
+
+
+async def test_an_expired_lease_that_nobody_took_was_exclusive(broker: SqlBroker, look: Look) -> None:
+    """The row still has its token: no one else can have been there."""
+    async with broker.lock("k") as lock:
+        await expire(look)
+        assert await broker.admin.locks() == []
+        await lock.extend()
+        assert [held.fence for held in await broker.admin.locks()] == [1]
+    async with broker.lock("k"):
+        await expire(look)
+
+
+async def test_a_long_block_is_renewed_and_a_short_one_is_not(broker: SqlBroker, engine: AsyncEngine) -> None:
+    renewals, extend = 0, Locks.extend
+
+    async def counted(self: Locks, *arguments: Any) -> bool:
+        nonlocal renewals
+        renewals += 1
+        return await extend(self, *arguments)
+
+    other = SqlBroker(engine, logger=None)
+    with patch.object(Locks, "extend", counted):
+        async with broker.lock("short"):
+            pass
+        assert renewals == 0
+        async with broker.lock("long", lease="900ms") as lock:
+            with pytest.raises(LockNotAcquiredError):
+                async with other.lock("long", wait=3):
+                    pass
+            lock.check()
+        assert renewals >= 5
+        async with broker.lock("shorter") as lock:
+            await lock.extend("300ms")
+            before = renewals
+            await eventually(lambda: renewals >= before + 3)
+            lock.check()
+
+
+async def test_a_renewal_that_fails_is_repeated_until_the_lease_is_over(
+    broker: SqlBroker, heard: Heard
+) -> None:
+    down, extend = True, Locks.extend
+
+    async def failing(self: Locks, *arguments: Any) -> bool:
+        if down:
+            raise TransientStoreError("away")
+        return await extend(self, *arguments)
+
+    with patch.object(Locks, "extend", failing):
+        async with broker.lock("k", lease="600ms") as lock:
+            await eventually(lambda: not lock.held)
+            with pytest.raises(LockLostError, match="has run out unrenewed"):
+                lock.check()
+            with pytest.raises(TransientStoreError):
+                await lock.extend("1h")
+            down = False
+            await eventually(lambda: lock.held)
+    assert heard.texts("was not renewed, again soon: away")
+
+
+async def test_a_release_that_fails_harms_only_who_was_not_protected(broker: SqlBroker, heard: Heard) -> None:
+    async def failing(self: Locks, *_: Any) -> bool:
+        raise TransientStoreError("away")
+
+    with patch.object(Locks, "release", failing), patch.object(Locks, "extend", failing):
+        async with broker.lock("k"):
+            pass
+        assert heard.texts("not known to be given back")
+        with pytest.raises(LockLostError):
+            async with broker.lock("late", lease=0.2) as lock:
+                await eventually(lambda: not lock.held)
+
+
+async def test_a_stalled_event_loop_loses_the_lease_and_knows_it(broker: SqlBroker) -> None:
+    """By the monotonic clock, before anything else can run."""
+    import time
+
+    async with broker.lock("k", lease="200ms") as lock:
+        time.sleep(0.3)
+        assert not lock.held
+
+
+async def test_a_cancelled_block_gives_back(broker: SqlBroker) -> None:
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async with broker.lock("k"):
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with broker.lock("k", wait=0) as lock:
+        assert lock.fence == 2
+
+
+@pytest.mark.parametrize("ticks", range(8))
+async def test_a_cancelled_acquire_leaves_nothing_locked(broker: SqlBroker, ticks: int) -> None:
+    """At every moment, that between the answer to the COMMIT and the block included."""
+    acquire, tries = Locks.acquire, 0
+
+    async def slowly(self: Locks, *arguments: Any) -> int | None:
+        nonlocal tries
+        tries += 1
+        fence = await acquire(self, *arguments)
+        for _ in range(4):
+            await asyncio.sleep(0)
+        return fence
+
+    async def work() -> None:
+        async with broker.lock("k"):
+            await asyncio.Event().wait()
+
+    with patch.object(Locks, "acquire", slowly):
+        task = asyncio.create_task(work())
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        if ticks > 5:
+            await eventually(lambda: tries == 1)
+            for _ in range(ticks):
+                await asyncio.sleep(0.002)
+        task.cancel()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await eventually(lambda: not broker._unheeded._tasks)
+    assert await broker.admin.locks() == []
+
+
+@on_servers
+async def test_an_unanswered_commit_is_found_out_by_the_same_token(look: Look, database_url: str) -> None:
+    """Z5: it was committed; the repeat gets the same fence, and nothing is locked for ever."""
+    async with proxied(database_url) as (proxy, url):
+        engine = create_async_engine(url)
+        broker = SqlBroker(engine, logger=None)
+        await broker.create_tables()
+        async with broker.lock("k", wait=0) as lock:
+            assert lock.fence == 1
+        proxy.swallow_answer_to = COMMIT
+        async with broker.lock("k", wait=0) as lock:
+            assert proxy.swallowed == 1
+            assert lock.fence == 2, "not one for each try"
+            proxy.swallow_answer_to = COMMIT
+            await _extend_unknown(lock)
+        proxy.swallow_answer_to = COMMIT
+        async with broker.lock("k", wait=0) as lock:
+            assert lock.fence == 3
+            proxy.swallow_answer_to = COMMIT
+        assert proxy.swallowed == 4, "the release, too"
+        assert await broker.admin.locks() == []
+        await broker.stop()
+        await engine.dispose()
+    assert await counter(look, "k") == 3
+
+
+async def _extend_unknown(lock: Lock) -> None:
+    with pytest.raises(UnknownOutcomeError):
+        await lock.extend("1s")
+    assert lock._until - monotonic() <= 1, "it may be the shorter one"
+    lock.check()
+    await lock.extend("30s")
+
+
+async def test_an_acquire_that_stays_unknown_is_given_back(broker: SqlBroker) -> None:
+    acquire = Locks.acquire
+
+    async def unanswered(self: Locks, *arguments: Any) -> int | None:
+        await acquire(self, *arguments)
+        raise UnknownOutcomeError("lost")
+
+    with patch.object(Locks, "acquire", unanswered), pytest.raises(UnknownOutcomeError):
+        async with broker.lock("k"):
+            pytest.fail("not acquired")
+    async with broker.lock("k", wait=0) as lock:
+        assert lock.fence == 2
+
+
+async def test_a_database_that_goes_away_is_waited_for_but_not_at_the_first_try(
+    broker: SqlBroker, engine: AsyncEngine, heard: Heard
+) -> None:
+    other, acquire, down = SqlBroker(engine, logger=None), Locks.acquire, True
+
+    async def failing(self: Locks, *arguments: Any) -> int | None:
+        if down:
+            raise TransientStoreError("away")
+        return await acquire(self, *arguments)
+
+    async def wait_for() -> int:
+        async with broker.lock("k") as lock:
+            return lock.fence
+
+    async with other.lock("k"):
+        down = False
+        task = asyncio.create_task(wait_for())
+        await eventually(lambda: broker._locks._places)
+        with patch.object(Locks, "acquire", failing):
+            down = True
+            await eventually(lambda: heard.texts("waiting for the lock 'k': away"))
+            down = False
+    assert await asyncio.wait_for(task, 20) == 2
+    down = True
+    with patch.object(Locks, "acquire", failing), pytest.raises(TransientStoreError):
+        await wait_for()
+
+
+async def test_operators_see_who_has_a_lock_and_take_it_away(broker: SqlBroker, look: Look) -> None:
+    assert await broker.admin.locks() == []
+    assert not await broker.admin.release_lock("never")
+    async with broker.lock("b", lease="1h"), broker.lock("a"):
+        first, second = await broker.admin.locks()
+        assert (first.key, first.fence, second.key, second.fence) == ("a", 1, "b", 1)
+        assert ":" in first.worker
+        assert 3500 < (second.held_until - second.acquired_at).total_seconds() <= 3600
+        assert [held.key for held in await broker.admin.locks(limit=1)] == ["a"]
+    assert await broker.admin.locks() == []
+    assert not await broker.admin.release_lock("a")
+    with pytest.raises(ValueError, match="limit must be 1 or more, got 0"):
+        await broker.admin.locks(limit=0)
+    with pytest.raises(ValueError, match="cannot be the key of a lock"):
+        await broker.admin.release_lock("")
+
+
+async def test_a_locks_row_is_not_on_the_list_of_unknown_outcomes(broker: SqlBroker, look: Look) -> None:
+    async with broker.lock("1"):
+        await expire(look)
+        assert await broker.admin.unknown() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"key": ""}, "must not be empty"),
+        ({"key": "x" * 256}, "at most 255"),
+        ({"key": 5}, "must be a string"),
+        ({"key": "k", "lease": 0}, "lease must be longer than 0 seconds, got 0"),
+        ({"key": "k", "lease": "soon"}, "lease cannot be 'soon'"),
+        ({"key": "k", "wait": -1}, "wait must be 0 or more seconds, or None"),
+    ],
+)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_wrong_arguments_are_named_at_once(
+    broker: SqlBroker, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SetupError, match=words):
+        broker.lock(**arguments)
+
+
+async def test_a_lock_that_has_ended_says_so(broker: SqlBroker) -> None:
+    async with broker.lock("k") as lock:
+        pass
+    with pytest.raises(LockLostError, match="has ended; lock it anew"):
+        await lock.extend()
+
+
+async def test_a_fence_guards_a_row_of_the_users_own(
+    broker: SqlBroker, engine: AsyncEngine, look: Look
+) -> None:
+    """What a late holder writes is refused by whoever compares fences."""
+    async with engine.begin() as connection:
+        await connection.execute(text("CREATE TABLE guarded (fence INTEGER NOT NULL, body VARCHAR(20))"))
+        await connection.execute(text("INSERT INTO guarded VALUES (0, '')"))
+
+    async def write(fence: int, body: str) -> int:
+        async with engine.begin() as connection:
+            statement = text("UPDATE guarded SET fence = :fence, body = :body WHERE fence < :fence")
+            return int((await connection.execute(statement, {"fence": fence, "body": body})).rowcount)
+
+    with pytest.raises(LockLostError):
+        async with broker.lock("k") as late:
+            await broker.admin.release_lock("k")
+            async with broker.lock("k") as lock:
+                assert await write(lock.fence, "new") == 1
+                assert await write(late.fence, "late") == 0
+
+
+async def test_a_token_is_of_one_acquisition(broker: SqlBroker, look: Look) -> None:
+    """Released, the same token takes the lock anew, with a new fence."""
+    locks, token = broker._store.locks, UUID(int=7)
+    assert await locks.acquire("k", token, 5) == 1
+    assert await locks.acquire("k", token, 5) == 1
+    assert await locks.acquire("k", UUID(int=8), 5) is None
+    assert await locks.release("k", token)
+    assert not await locks.release("k", token)
+    assert await locks.acquire("k", token, 5) == 2

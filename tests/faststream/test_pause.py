@@ -1,0 +1,354 @@
+"""P5: pulling is stopped for a queue and the whole fleet, or for one subscriber, and goes on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import SetupError, SqlBroker
+from faststream_sqlbroker.flow import member
+from tests.faststream.conftest import QUICK, Heard, Look
+from tests.helpers import eventually
+
+pytestmark = pytest.mark.capability("pause and resume: a queue for the fleet, or one subscriber")
+
+SOON = 0.2
+"""Seconds between two signs of life."""
+
+
+@pytest.fixture
+async def broker(engine: AsyncEngine, logger: Any) -> AsyncIterator[SqlBroker]:
+    broker = SqlBroker(engine, logger=logger, graceful_timeout=5.0, presence_interval=SOON)
+    await broker.create_tables()
+    yield broker
+    await broker.stop()
+
+
+@pytest.fixture
+async def other(database_url: str) -> AsyncIterator[SqlBroker]:
+    """A broker without subscribers, as of another process."""
+    engine = create_async_engine(database_url)
+    yield SqlBroker(engine, logger=None)
+    await engine.dispose()
+
+
+def collect(broker: SqlBroker, *queues: str, **options: Any) -> list[Any]:
+    """Subscribe; bodies as they are handled."""
+    handled: list[Any] = []
+
+    @broker.subscriber(list(queues), **{**QUICK, **options})
+    async def handle(body: Any) -> None:
+        handled.extend(body if isinstance(body, list) else [body])
+
+    return handled
+
+
+def of(broker: SqlBroker, queue: str) -> Any:
+    """The subscriber of `queue`."""
+    return next(s for s in broker.subscribers if queue in s.queues)  # type: ignore[attr-defined]
+
+
+async def untouched(look: Look, bodies: int) -> bool:
+    """Whether as many messages wait, given back without a charge if they were claimed."""
+    rows = await look.rows()
+    return [(r["state"], r["deliveries_count"]) for r in rows] == [("PENDING", 0)] * bodies
+
+
+async def test_a_pause_holds_at_once_in_its_own_process(broker: SqlBroker, look: Look) -> None:
+    handled = collect(broker, "q")
+    await broker.start()
+    await broker.publish(1, "q")
+    await eventually(lambda: handled == [1])
+    await broker.admin.pause("q", reason="provider down", by="Ann")
+    await broker.publish_batch(2, 3, queue="q")
+    await asyncio.sleep(3 * SOON)  # some signs of life later it still holds
+    assert handled == [1]
+    assert await untouched(look, 2)
+    [paused] = await broker.admin.paused()
+    assert (paused.queue, paused.by, paused.reason, paused.until) == ("q", "Ann", "provider down", None)
+    assert await broker.ping(5.0)
+    assert await broker.admin.resume("q")
+    await eventually(lambda: sorted(handled) == [1, 2, 3])
+    assert not await broker.admin.resume("q")
+
+
+@pytest.mark.parametrize("options", [{}, {"ordered": True}, {"batch": True}], ids=str)
+async def test_only_the_paused_queue_waits(broker: SqlBroker, look: Look, options: dict[str, Any]) -> None:
+    handled = collect(broker, "a", "b", **options)
+    await broker.admin.pause("a")
+    await broker.start()
+    for n in range(20):
+        await broker.publish(f"a{n}", "a", key=f"k{n % 3}", priority=n % 2)
+        await broker.publish(f"b{n}", "b", key=f"k{n % 3}", priority=n % 2)
+    await eventually(lambda: len(handled) >= 20)
+    assert sorted(handled) == sorted(f"b{n}" for n in range(20))
+    await eventually(lambda: untouched(look, 20))
+    await broker.admin.resume("a")
+    await eventually(lambda: len(handled) >= 40)
+    await look.archived(40)
+
+
+async def test_what_runs_goes_on_and_what_waits_goes_back(broker: SqlBroker, look: Look) -> None:
+    started, may_end = asyncio.Event(), asyncio.Event()
+    handled: list[int] = []
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: int) -> None:
+        started.set()
+        await may_end.wait()
+        handled.append(body)
+
+    await broker.publish_batch(*range(50), queue="q")
+    await broker.start()
+    await started.wait()
+    await broker.admin.pause("q")
+
+    async def given_back() -> bool:
+        rows = await look.rows()
+        return sorted((r["state"], r["deliveries_count"]) for r in rows) == [
+            *[("PENDING", 0)] * 49,
+            ("PROCESSING", 1),
+        ]
+
+    await eventually(given_back)
+    may_end.set()
+    await eventually(lambda: untouched(look, 49))
+    assert len(handled) == 1
+    await broker.admin.resume("q")
+    await look.archived(50)
+
+
+async def test_another_process_hears_of_it_within_the_interval(
+    broker: SqlBroker, other: SqlBroker, look: Look
+) -> None:
+    handled = collect(broker, "q")
+    await broker.start()
+    await other.admin.pause("q", until="1h")
+    subscriber = of(broker, "q")
+    await eventually(lambda: subscriber.consumer.member.open == (), timeout=10 * SOON)
+    await broker.publish(1, "q")
+    await other.admin.resume("q")
+    await eventually(lambda: handled == [1])
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_on_postgresql_it_is_heard_at_once(engine: AsyncEngine, other: SqlBroker) -> None:
+    broker = SqlBroker(engine, logger=None, presence_interval="1h")
+    await broker.create_tables()
+    handled = collect(broker, "q", wakeup="auto")
+    await broker.start()
+    try:
+        subscriber = of(broker, "q")
+        await eventually(lambda: broker._wakeups.listening and subscriber.consumer.member.open)
+        await other.admin.pause("q")
+        await eventually(lambda: subscriber.consumer.member.open == ())
+        await broker.publish(1, "q")
+        await other.admin.resume("q")
+        await eventually(lambda: handled == [1])
+    finally:
+        await broker.stop()
+
+
+async def test_a_pause_survives_all_processes(engine: AsyncEngine, broker: SqlBroker, look: Look) -> None:
+    """A subscriber that starts claims nothing before it knows what is paused."""
+    await broker.admin.pause("a")
+    await broker.publish_batch(*range(10), queue="a")
+    for _ in range(3):
+        again = SqlBroker(engine, logger=None, presence_interval=SOON)
+        handled = collect(again, "a", "b")
+        await again.start()
+        await again.publish("b", "b")
+        await eventually(lambda handled=handled: handled == ["b"])
+        await again.stop()
+        assert handled == ["b"]
+    assert [r["deliveries_count"] for r in await look.rows()] == [0] * 10
+
+
+async def test_a_pause_ends_by_itself(broker: SqlBroker) -> None:
+    handled = collect(broker, "q")
+    await broker.admin.pause("q", until=1.0)
+    await broker.start()
+    await broker.publish(1, "q")
+    [paused] = await broker.admin.paused()
+    assert paused.until is not None
+    assert not handled
+    await eventually(lambda: handled == [1])
+    assert await broker.admin.paused() == []
+
+
+async def test_until_may_be_a_moment(broker: SqlBroker) -> None:
+    moment = datetime(2100, 1, 1, tzinfo=timezone(timedelta(hours=2)))
+    await broker.admin.pause("q", until=moment)
+    [paused] = await broker.admin.paused()
+    assert paused.until == moment
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"until": 0}, "until must be a length of more than 0"),
+        ({"until": "-5s"}, "until must be a length of more than 0"),
+        ({"until": "200 years"}, "until cannot be '200 years'"),
+        ({"until": datetime(2100, 1, 1)}, "until needs a zone"),
+        ({"reason": 5}, "reason must be text, got 5"),
+        ({"by": b"x"}, "by must be text"),
+        ({"queue": ""}, "cannot be the name of a queue"),
+        ({"queue": "q "}, "must not end in a space"),
+    ],
+)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_what_makes_no_pause_is_refused(
+    broker: SqlBroker, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        await broker.admin.pause(arguments.pop("queue", "q"), **arguments)
+    assert await broker.admin.paused() == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("interval", [0, "50ms", "2h", None])
+async def test_an_impossible_interval_is_refused(engine: AsyncEngine, interval: Any) -> None:
+    with pytest.raises(SetupError, match="presence_interval"):
+        SqlBroker(engine, presence_interval=interval)
+
+
+async def test_words_that_no_database_can_store_are_mended(broker: SqlBroker) -> None:
+    await broker.admin.pause("q", reason="nul \x00, half \ud800, " + "long " * 1000)
+    [paused] = await broker.admin.paused()
+    assert paused.reason is not None
+    assert paused.reason.startswith("nul \ufffd, half \ufffd, long")
+    assert len(paused.reason.encode()) <= 1_000
+
+
+# -- one subscriber -----------------------------------------------------------------------------------
+
+
+async def test_one_subscriber_pauses_and_the_others_go_on(broker: SqlBroker, look: Look) -> None:
+    handled = collect(broker, "q", max_workers=2)
+    others = collect(broker, "else")
+    await broker.start()
+    subscriber = of(broker, "q")
+    subscriber.pause()
+    subscriber.pause()
+    assert subscriber.paused
+    await broker.publish(1, "q")
+    await broker.publish(2, "else")
+    await eventually(lambda: others == [2])
+
+    async def told() -> bool:
+        return [s.paused for s in await broker.admin.subscribers("q")] == [True]
+
+    await eventually(told)
+    await subscriber.stop()
+    await subscriber.start()
+    await eventually(told)
+    await eventually(lambda: untouched(look, 1))
+    assert not handled
+    subscriber.resume()
+    await eventually(lambda: handled == [1])
+    assert not subscriber.paused
+
+
+async def test_a_subscriber_gives_back_what_waits_when_it_pauses(broker: SqlBroker, look: Look) -> None:
+    handled: list[int] = []
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: int) -> None:
+        handled.append(body)
+        subscriber.pause()
+
+    subscriber = of(broker, "q")
+    await broker.publish_batch(*range(50), queue="q")
+    await broker.start()
+    await eventually(lambda: untouched(look, 49))
+    assert len(handled) == 1
+    await asyncio.wait_for(broker.stop(), 10)
+    assert await untouched(look, 49)
+
+
+async def test_a_subscriber_may_be_paused_before_it_starts(broker: SqlBroker, look: Look) -> None:
+    handled = collect(broker, "q")
+    subscriber = of(broker, "q")
+    subscriber.pause()
+    await broker.start()
+    await broker.admin.pause("q")
+    await broker.publish(1, "q")
+    subscriber.resume()
+    await asyncio.sleep(2 * SOON)
+    assert not handled, "the queue is still paused"
+    await broker.admin.resume("q")
+    await eventually(lambda: handled == [1])
+
+
+# -- it never hurts -----------------------------------------------------------------------------------
+
+
+async def _break(engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(text("DROP TABLE message_policy_state"))
+
+
+async def test_messages_go_on_when_signs_of_life_fail(
+    engine: AsyncEngine, broker: SqlBroker, heard: Heard
+) -> None:
+    handled = collect(broker, "a", "b")
+    await broker.admin.pause("a")
+    await broker.start()
+    await broker.publish("b1", "b")
+    await eventually(lambda: handled == ["b1"])
+    await _break(engine)
+    await eventually(lambda: heard.texts("the presence loop failed"))
+    await broker.publish("a", "a")
+    await broker.publish("b2", "b")
+    await eventually(lambda: handled == ["b1", "b2"])
+    assert await broker.ping(5.0)
+    await asyncio.wait_for(broker.stop(), 10)
+    assert heard.texts("is not written, it is known when its lease ends")
+
+
+async def test_the_first_claim_waits_for_seconds_only(
+    engine: AsyncEngine, broker: SqlBroker, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "FIRST_WAIT", 0.5)
+    handled = collect(broker, "q")
+    await broker.publish(1, "q")
+    await _break(engine)
+    broker._validate_schema = False
+    await broker.start()
+    await eventually(lambda: handled == [1])
+    assert heard.texts("the presence loop failed")
+
+
+async def test_a_pause_that_is_told_while_a_sign_of_life_is_under_way_holds(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read before the pause must not open the queue again."""
+    handled = collect(broker, "q")
+    fleet, reading, may_answer = broker._store.fleet, asyncio.Event(), asyncio.Event()
+    announce: Callable[..., Any] = fleet.announce
+
+    async def slow(*args: Any, **options: Any) -> frozenset[str]:
+        answer: frozenset[str] = await announce(*args, **options)
+        reading.set()
+        await may_answer.wait()
+        return answer
+
+    await broker.start()
+    subscriber = of(broker, "q")
+    await eventually(lambda: subscriber.consumer.member.open == ("q",))
+    monkeypatch.setattr(fleet, "announce", slow)
+    await asyncio.wait_for(reading.wait(), 10)
+    await broker.admin.pause("q")
+    opened: list[Any] = []
+    told = subscriber.consumer.member.told
+    monkeypatch.setattr(
+        subscriber.consumer.member, "told", lambda paused: (opened.append(paused), told(paused))
+    )
+    may_answer.set()
+    await eventually(lambda: len(opened) >= 2)
+    assert set(opened) == {frozenset({"q"})}
+    assert not handled

@@ -1,0 +1,212 @@
+"""Scheduling policies that cannot work are refused where they are given, with the sentence that mends it (issue rows
+D3, P6, Z4, Z7, Z10)."""
+
+from collections.abc import Callable
+from datetime import time, timedelta
+from typing import Any
+
+import pytest
+from faststream import AckPolicy
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import (
+    BlockingWait,
+    Concurrency,
+    Debounce,
+    Delay,
+    Once,
+    SetupError,
+    SqlBroker,
+    SqlBrokerRoute,
+    SqlBrokerRouter,
+    Throttle,
+    Window,
+)
+
+Options = Callable[[], dict[str, Any]]
+
+
+def given(*policies: Callable[[], Any], **options: Any) -> Options:
+    return lambda: {"policies": [policy() for policy in policies], **options}
+
+
+def many(policy: Callable[[Any], Any], name: str) -> list[tuple[Options, str]]:
+    """Lengths of time that are none."""
+    return [
+        (given(lambda: policy(-1)), f"{name} must be longer than 0 seconds, got -1"),
+        (given(lambda: policy("-5s")), f"{name} must be longer than 0 seconds, got '-5s'"),
+        (given(lambda: policy(timedelta())), f"{name} must be longer than 0 seconds"),
+        (given(lambda: policy(1e-9)), f"{name} must be longer than 0 seconds"),
+        (
+            given(lambda: policy("soon")),
+            f"{name} cannot be 'soon': it takes seconds, a timedelta, or text like",
+        ),
+        (given(lambda: policy(float("nan"))), f"{name} must be a finite length"),
+        (given(lambda: policy(True)), f"{name} cannot be True of type bool"),
+    ]
+
+
+LENGTHS = [
+    *many(Delay, "Delay"),
+    *many(Debounce, "Debounce's window"),
+    *many(lambda x: Debounce(1, max_wait=x), "Debounce's max_wait"),
+    *many(lambda x: Throttle(1, per=x), "Throttle's per"),
+    *many(lambda x: Throttle(1, per=1, max_lag=x), "Throttle's max_lag"),
+    *many(Once, "Once's ttl"),
+    *many(BlockingWait, "BlockingWait"),
+]
+
+VALUES: list[tuple[Options, str]] = [
+    (
+        given(lambda: Debounce("1h", key=False)),
+        "Debounce needs keys: .* leave key out and give every message its key",
+    ),
+    (given(lambda: Debounce("1h", key="k")), "Debounce's key must be True or False"),  # type: ignore[arg-type]
+    (given(lambda: Debounce("1h", edge="middle")), "edge must be one of 'trailing', 'leading'"),  # type: ignore[arg-type]
+    (
+        given(lambda: Debounce("1h", max_wait="1m")),
+        "raise max_wait to the window or more, or shorten the window",
+    ),
+    (given(lambda: Debounce("1h", edge="leading", max_wait="2h")), "so leave max_wait out"),
+    (given(lambda: Debounce("1h", without_key="drop")), "must be one of 'deliver', 'dead_letter'"),  # type: ignore[arg-type]
+    (given(lambda: Throttle(0, per="1m")), "rate must be a whole number from 1 to 1000000, got 0"),
+    (given(lambda: Throttle(1.5, per="1m")), "rate must be a whole number"),  # type: ignore[arg-type]
+    (given(lambda: Throttle(True, per="1m")), "rate must be a whole number"),
+    (given(lambda: Throttle(5, per="1m", burst=6)), "burst must be a whole number from 1 to 5, got 6"),
+    (given(lambda: Throttle(5, per="1m", burst=0)), "burst must be a whole number from 1 to 5, got 0"),
+    (given(lambda: Throttle(1_000_000, per="1ms")), "lower the rate, or leave the policy out"),
+    (
+        given(lambda: Throttle(100_003, per="1m", burst=2)),
+        "choose a burst of at most 10000 that divides the rate",
+    ),
+    (
+        given(lambda: Throttle(1, per=1, when_exceeded="queue")),
+        "must be one of 'wait', 'backoff', 'drop', 'dead_l",
+    ),  # type: ignore[arg-type]
+    (given(lambda: Throttle(1, per=1, key="k")), "Throttle's key must be True or False"),  # type: ignore[arg-type]
+    (given(lambda: Concurrency(0)), "Concurrency's limit must be a whole number from 1 to 1000000, got 0"),
+    (given(lambda: Concurrency(-3)), "Concurrency's limit must be a whole number"),
+    (given(lambda: Concurrency(1, per_key=1)), "Concurrency's per_key must be True or False"),  # type: ignore[arg-type]
+    (given(lambda: Window("09:00", "09:00")), "so it never opens: choose different times"),
+    (given(lambda: Window(time(9), "09:00")), "so it never opens"),
+    (given(lambda: Window("09:00", "17:00", days=[])), "so it never opens: name at least one day"),
+    (given(lambda: Window("09:00", "17:00", days=["friday"])), "must be of mon, tue, .*, got 'friday'"),
+    (given(lambda: Window("9", "17:00")), "start cannot be '9': it is \"HH:MM\""),
+    (given(lambda: Window("09:00", "24:30")), "end cannot be '24:30'"),
+    (given(lambda: Window("24:00", "09:00")), 'use "00:00", the beginning of the day'),
+    (
+        given(lambda: Window("09:00", "17:00", tz="Mars/Olympus")),
+        "tz cannot be 'Mars/Olympus': it is a name of",
+    ),
+    (given(lambda: Window("09:00", "17:00", tz="")), "tz cannot be ''"),
+    (given(lambda: Window("09:00", "17:00", tz="../etc/passwd")), "tz cannot be '../etc/passwd'"),
+]
+
+TOGETHER: list[tuple[Options, str]] = [
+    (lambda: {"policies": Delay(1)}, r"policies must be a list of Delay, .*: put brackets round it"),
+    (lambda: {"policies": "Delay"}, "policies must be a list"),
+    (lambda: {"policies": None}, "policies must be a list"),
+    (lambda: {"policies": [Debounce]}, "got the class Debounce: call it"),
+    (lambda: {"policies": ["1h"]}, "policies must hold Delay, Debounce, .*, got '1h'"),
+    (given(lambda: Delay(1), lambda: Delay(2)), "a Delay can be given once, .*: keep the one that you mean"),
+    (given(lambda: Debounce(1), lambda: Debounce(2)), "a Debounce can be given once"),
+    (given(lambda: Window("09:00", "10:00"), lambda: Window("11:00", "12:00")), "a Window can be given once"),
+    (given(lambda: Once(1), lambda: Once(2)), "a Once can be given once"),
+    (given(lambda: BlockingWait(1), lambda: BlockingWait(2)), "a BlockingWait can be given once"),
+    (
+        given(lambda: Concurrency(1), lambda: Concurrency(2)),
+        "a Concurrency of the same kind can be given once",
+    ),
+    (
+        given(lambda: Throttle(1, per=1, key=True), lambda: Throttle(1, per=1, when_exceeded="drop")),
+        "can be given once",
+    ),
+    (
+        given(lambda: Throttle(1, per=1), lambda: Debounce(1)),
+        "would be spent on messages .*: put Debounce.* first",
+    ),
+    (given(lambda: Once(1), lambda: Debounce(1)), "put Debounce.* first"),
+    (given(lambda: Concurrency(1), lambda: Delay(1)), "put Delay.* first"),
+    (given(lambda: Debounce(1), lambda: Concurrency(2, per_key=True)), "says nothing more, .*: leave it out"),
+    (
+        given(lambda: Debounce(1), ordered=True),
+        "ordered=True delivers every message of a key.*leave one of both out",
+    ),
+    (
+        given(lambda: Concurrency(2, per_key=True), ordered=True),
+        "ordered=True leases one message .*leave one of both",
+    ),
+    (
+        given(lambda: Throttle(1, per=1, key=True, when_exceeded="drop"), ordered=True),
+        'ordered=True keeps every message of a key.*use when_exceeded="wait"',
+    ),
+    (
+        given(ordered=True, ack_policy=AckPolicy.ACK_FIRST),
+        "ACK_FIRST removes a message before it starts, .*: use another policy",
+    ),
+    *(
+        (
+            given(policy, ack_policy=AckPolicy.ACK_FIRST),
+            "ACK_FIRST removes a message before its handler starts",
+        )
+        for policy in (lambda: Once(1), lambda: Concurrency(1), lambda: BlockingWait(1))
+    ),
+]
+
+WRONG = [*LENGTHS, *VALUES, *TOGETHER]
+
+
+async def handle(body: str) -> None:
+    """Any handler."""
+
+
+@pytest.fixture
+def broker() -> SqlBroker:
+    return SqlBroker(create_async_engine("sqlite+aiosqlite:///unused.db"))
+
+
+@pytest.mark.parametrize(("options", "match"), WRONG)
+def test_the_decorator_refuses(broker: SqlBroker, options: Options, match: str) -> None:
+    with pytest.raises(SetupError, match=match):
+        broker.subscriber("q", **options())
+    assert broker.subscribers == []
+
+
+@pytest.mark.parametrize(("options", "match"), WRONG)
+def test_a_route_refuses(options: Options, match: str) -> None:
+    """Where the router is made, not when it is included or started."""
+    with pytest.raises(SetupError, match=match):
+        SqlBrokerRouter(handlers=[SqlBrokerRoute(handle, "q", **options())])
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [Debounce("1h", max_wait="1h"), Throttle(600, per="1m")],
+        [
+            Window("22:00", "06:00", tz="Europe/Berlin", days=["fri"]),
+            Throttle(3, per=1),
+            Throttle(100, per="1h"),
+        ],
+        [Delay(1), Debounce(1), Throttle(1, per=1, key=True), Throttle(9, per=1), Concurrency(3), Once("1h")],
+        [Concurrency(1), Concurrency(2, per_key=True), BlockingWait("1s")],
+        [],
+    ],
+    ids=str,
+)
+def test_what_can_work_is_taken(broker: SqlBroker, policies: list[Any]) -> None:
+    """D3, Z12: composed in the order given."""
+    broker.subscriber("q", policies=policies)(handle)
+    broker.include_router(SqlBrokerRouter(handlers=[SqlBrokerRoute(handle, "r", policies=policies)]))
+    assert len(broker.subscribers) == 2
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("policy", [Once(1), Concurrency(1), BlockingWait(1)], ids=str)
+async def test_the_ack_policy_of_the_broker_is_known_at_the_start(engine: AsyncEngine, policy: Any) -> None:
+    broker = SqlBroker(engine, logger=None, ack_policy=AckPolicy.ACK_FIRST)
+    await broker.create_tables()
+    broker.subscriber("q", policies=[policy])(handle)
+    with pytest.raises(SetupError, match="ACK_FIRST removes a message before its handler starts"):
+        await broker.start()
+    await broker.stop()

@@ -1,0 +1,119 @@
+"""broker.lock among real processes: exclusive, taken over from the dead, by the database's clock."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import LockNotAcquiredError, SqlBroker
+from tests.helpers import eventually
+from tests.processes.conftest import ROOT
+from tests.processes.test_clock import faketime  # noqa: F401 - a fixture
+
+EACH = 40
+
+
+class Lockers:
+    """Starts processes that lock."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, what: str, count: int = 0, env: dict[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start one."""
+        command = [sys.executable, "-m", "tests.processes.locker", self.url, str(self.folder), what]
+        started = subprocess.Popen([*command, str(count)], cwd=ROOT, env={**os.environ, **(env or {})})
+        self.running.append(started)
+        return started
+
+    def fences(self) -> list[int]:
+        """All that were given out, process by process."""
+        files = [path for path in self.folder.iterdir() if path.name.isdigit()]
+        return [int(line) for path in files for line in path.read_text().split()]
+
+
+@pytest.fixture
+async def broker(engine: AsyncEngine) -> SqlBroker:
+    broker = SqlBroker(engine, logger=None)
+    await broker.create_tables()
+    await broker._store.setup()
+    return broker
+
+
+@pytest.fixture
+def lockers(broker: SqlBroker, database_url: str, tmp_path: Path) -> Iterator[Lockers]:
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    (folder / "number").write_text("0")
+    lockers = Lockers(database_url, folder)
+    yield lockers
+    for each in lockers.running:
+        if each.poll() is None:
+            each.kill()
+            each.wait()
+
+
+async def test_four_processes_count_without_losing_one(lockers: Lockers) -> None:
+    """Z5: a number in a file, which nothing else guards."""
+    running = [lockers.start("count", EACH) for _ in range(4)]
+    await eventually(lambda: all(each.poll() is not None for each in running), timeout=100, step=0.1)
+    assert [each.returncode for each in running] == [0] * 4
+    assert int((lockers.folder / "number").read_text()) == 4 * EACH
+    assert sorted(lockers.fences()) == list(range(1, 4 * EACH + 1))
+
+
+async def test_a_killed_holder_keeps_the_lock_for_its_lease_and_no_longer(
+    lockers: Lockers, broker: SqlBroker
+) -> None:
+    """Z5: kill -9; while it lived, the lease was renewed."""
+    holder = lockers.start("hold")
+    await eventually(lockers.fences, timeout=30)
+    with pytest.raises(LockNotAcquiredError):
+        async with broker.lock("number", wait=3):
+            pass
+    [held] = await broker.admin.locks()
+    assert held.worker.endswith(f":{holder.pid}")
+    killed_at = monotonic()
+    holder.kill()
+    with pytest.raises(LockNotAcquiredError):
+        async with broker.lock("number", wait=0):
+            pass
+    async with broker.lock("number", wait=20) as lock:
+        assert lock.fence == 2
+        assert 0.5 < monotonic() - killed_at < 10
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("shift", ["-3600", "+3600"])
+async def test_a_process_whose_clock_is_an_hour_off_neither_steals_nor_is_robbed(
+    lockers: Lockers,
+    broker: SqlBroker,
+    faketime: str,  # noqa: F811
+    shift: str,
+) -> None:
+    """The database's clock decides. In SQLite the process's is the database's."""
+    env = {"LD_PRELOAD": faketime, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    async with broker.lock("number", lease="30s") as lock:
+        thief = lockers.start("count", 1, env)
+        await eventually(
+            lambda: any(path.name == str(thief.pid) for path in lockers.folder.iterdir()), timeout=30
+        )
+        await asyncio.sleep(1)
+        assert lockers.fences() == []
+        await lock.extend()
+    await eventually(lambda: thief.poll() == 0, timeout=30)
+    assert lockers.fences() == [2]
+    lockers.start("hold", env=env)
+    await eventually(lambda: len(lockers.fences()) == 2, timeout=30)
+    with pytest.raises(LockNotAcquiredError):
+        async with broker.lock("number", wait=3):
+            pass

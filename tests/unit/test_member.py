@@ -1,0 +1,156 @@
+"""One subscriber as the fleet knows it: tokens that name it, queues that are open, without a database."""
+
+import asyncio
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from faststream_sqlbroker.core.explanation import Explanation, Reason, error_text, moment_text, superseding
+from faststream_sqlbroker.core.presence import HOLDER_BYTES, subscriber_of
+from faststream_sqlbroker.core.rows import ReadyPair, ReadyPairs
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.flow import member as module
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.member import Member
+from faststream_sqlbroker.flow.ready import Ready
+from faststream_sqlbroker.subscriber.options import make_settings
+from tests.unit.test_inflight import row
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def member(*queues: str, paused: bool = False) -> tuple[Member, list[Any]]:
+    """A member, and what was open each time that changed."""
+    changes: list[Any] = []
+    made = Member(
+        make_settings(queues or "q", {}), paused=paused, on_change=lambda: changes.append(made.open)
+    )
+    return made, changes
+
+
+def test_a_token_names_its_subscriber_and_is_never_the_same() -> None:
+    ours, others = member()[0], member()[0]
+    tokens = [ours.token() for _ in range(1_000)]
+    assert len({token.bytes[HOLDER_BYTES:] for token in tokens}) == 1_000
+    assert all(isinstance(token, UUID) for token in tokens)
+    seen = subscriber_of(ours.name, ours.describe(), NOW, NOW)
+    assert all(seen.holds(token) for token in tokens)
+    assert not any(seen.holds(token) for token in (others.token(), uuid4(), None))
+
+
+async def test_nothing_is_open_before_it_is_known_what_is_paused() -> None:
+    ours, changes = member("a", "b")
+    ours.begin(known=False)
+    assert ours.open == ()
+    ours.told(frozenset({"a", "else"}))
+    assert ours.open == ("b",)
+    ours.told(frozenset({"a"}))
+    assert changes == [(), ("b",)], "told only of changes"
+    ours.pause(True)
+    ours.told(frozenset())
+    assert ours.open == ()
+    ours.pause(False)
+    assert ours.open == ("a", "b")
+    ours.end()
+    ours.told(frozenset({"b"}))
+    assert ours.open == ("a", "b"), "one that stops is left alone"
+
+
+async def test_it_opens_by_itself_when_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_WAIT", 0.01)
+    ours, changes = member("a")
+    ours.begin(known=False)
+    while not ours.open:
+        await asyncio.sleep(0.005)
+    assert changes == [(), ("a",)]
+    ours.begin(known=False)
+    ours.end()
+    await asyncio.sleep(0.03)
+    assert ours.open == (), "not after its end"
+
+
+def test_what_waits_of_a_closed_queue_goes_back_and_the_rest_keeps_its_order() -> None:
+    held = Inflight()
+    rows = [row(n) for n in range(6)]
+    for n, each in enumerate(rows):
+        each.queue = "ab"[n % 2]
+    held.add(rows)
+    rows[1].lease_lost = True
+    held.waiting.put_nowait(None)
+    held.keep_waiting(("a",))
+    assert [each and each.id for each in held.waiting.items] == [0, 2, 4, None]
+    assert [s.id for s in held.outcomes] == [3, 5]
+    assert all(s.uncharge and not s.attempted for s in held.outcomes)
+    held.keep_waiting(("a", "c"))
+    assert held.waiting.qsize() == 4
+
+
+class Slow:
+    """A store whose looks wait, are slow, and find what they are told."""
+
+    def __init__(self, *pairs: ReadyPair) -> None:
+        self.pairs, self.may_answer = pairs, asyncio.Event()
+        self.asked: list[Any] = []
+
+    async def ready_pairs(self, queues: Any) -> ReadyPairs:
+        self.asked.append(tuple(queues))
+        await self.may_answer.wait()
+        found = ReadyPairs(pair for pair in self.pairs if pair.queue in queues)
+        found.took, found.at = 1.0, NOW
+        return found
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+async def test_what_is_closed_during_a_look_is_not_claimed_and_what_opens_is_claimed_from_its_beginning(
+    reopen: bool,
+) -> None:
+    store: Any = Slow(ReadyPair("a", 5, -1.0, due=NOW), ReadyPair("b", 0, -1.0, due=NOW))
+    ready = Ready(store, ("a", "b"))
+    look = asyncio.create_task(ready.look())
+    while not store.asked:
+        await asyncio.sleep(0)
+    ready.restrict(("b",))
+    if reopen:
+        ready.restrict(("a", "b"))
+    store.may_answer.set()
+    await look
+    assert {pair.queue for pair in ready.due()} == ({"a", "b"} if reopen else {"b"})
+    assert {pair.queue for pair in ready.known()} == ({"a", "b"} if reopen else {"b"})
+    assert all(pair.since is None for pair in ready.known()), "nothing that was due before is left out"
+    await ready.look()
+    assert all(pair.since == NOW - timedelta(seconds=1) for pair in ready.known() if pair.priority == 0)
+    ready.restrict(())
+    assert ready.due() == ready.known() == []
+    ready.restrict(("a",))
+    assert [(pair.queue, pair.priority, pair.since) for pair in ready.known()] == [("a", 0, None)]
+
+
+def test_an_explanation_reads_as_text() -> None:
+    reasons = (Reason("paused", "Ann has paused it"), Reason("delayed", "it is not due before then"))
+    explanation = Explanation(7, MessageState.PENDING, "q", reasons)
+    assert str(explanation) == (
+        "message 7 of queue 'q' is PENDING:\n- paused: Ann has paused it\n- delayed: it is not due before then"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59, "in 59 s"), (-90, "90 s ago"), (600, "in 10 min"), (-10_800, "3 h ago"), (864_000, "in 10 days")],
+)
+def test_moments_say_how_far_they_are(seconds: int, text: str) -> None:
+    assert moment_text(NOW + timedelta(seconds=seconds), NOW).endswith(f" UTC ({text})")
+
+
+def test_errors_are_repeated_in_one_short_line() -> None:
+    assert error_text(None) == error_text(" \n") == ""
+    assert error_text("ValueError: no\ntrace") == "; last error: ValueError: no"
+    assert len(error_text("x" * 10_000)) < 250
+
+
+@pytest.mark.parametrize(
+    ("reason", "found"), [("superseded by 17", 17), ("superseded by x", None), (None, None)]
+)
+def test_who_superseded_it_is_read_from_the_reason(reason: str | None, found: int | None) -> None:
+    assert superseding(reason) == found
