@@ -42,6 +42,7 @@ class PolicyClaims:
         due = sorted({pair.queue for pair in pairs if pair.due_in <= 0})
         waits = [pair.due_in for pair in pairs if pair.due_in > 0]
         locked = self._dialect.lock_order(connection, due) if due else set()
+        now = self.rows.now(connection) if locked else 0
         if any(isinstance(policy, Debounce) for policy in wanted.policies) and locked:
             # A priority that has come meanwhile belongs to the bursts, too.
             pairs = self._dialect.ready_pairs(connection, sorted(locked))
@@ -52,7 +53,7 @@ class PolicyClaims:
         for queue in wanted.queues:
             ready = [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
             if queue in locked and ready and len(rows) < wanted.limit:
-                one = _QueueClaim(self._dialect, self.rows, connection, wanted, memory, queue, ready)
+                one = _QueueClaim(self._dialect, self.rows, connection, wanted, memory, queue, ready, now)
                 rows += one.run(wanted.limit - len(rows))
                 waits += one.waits
                 gated, more = gated and one.gated, more or one.more
@@ -71,10 +72,12 @@ class _QueueClaim:
         memory: Memory,
         queue: str,
         pairs: list[ReadyPair],
+        now: int,
     ) -> None:
+        """`now` is when the queue was locked, before anything of it was read."""
         self._dialect, self._rows, self._connection = dialect, rows, connection
         self._wanted, self._memory, self._queue, self._pairs = wanted, memory, queue, pairs
-        self._now = rows.now(connection)
+        self._now = now
         self._intake = Intake(rows, connection, queue, pairs, self._now, memory.looks, wanted.keep)
         self._bursts: BurstHeads | None = None
         self._per_key: int | None = None
@@ -168,7 +171,11 @@ class _QueueClaim:
                 )  # fmt: skip
         if self._bursts is None:
             return [message for message, _, _ in due]
-        chosen = self._bursts.choose(due, limit)
+        # A burst that has ended since may have got a message since, which has not taken part.
+        ended = [one for one in due if one[2] <= self._now]
+        if len(ended) < len(due):
+            self.waits.append(0.0)
+        chosen = self._bursts.choose(ended, limit)
         self.waits += [self._seconds_to(at) for at in self._bursts.later]
         self.more |= len(due) == size and len(chosen) < limit
         return chosen
