@@ -20,6 +20,8 @@ from tests.processes.conftest import ROOT, Fleet
 from tests.processes.policy_checks import Left, micros
 from tests.processes.policy_worker import Start
 
+SLOW = 0.05
+"""Seconds."""
 Keys = Sequence[str | None]
 
 
@@ -29,6 +31,13 @@ class Seen:
 
     most: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     looks: int = 0
+    slow: int = 0
+    """Looks that took longer than `SLOW`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine or its database had other things to do: a look takes a millisecond."""
+        return self.slow * 50 > self.looks
 
 
 class PolicyFleet:
@@ -128,6 +137,7 @@ class PolicyFleet:
         key = self.fleet.quoted("key")
         leases = text(f"SELECT queue, {key} FROM message WHERE state = 'PROCESSING'")
         while True:
+            asked = monotonic()
             async with self.store.engine.connect() as connection:
                 rows = (await connection.execute(leases)).all()
             now = Counter[tuple[str, str | None]]()
@@ -138,3 +148,4 @@ class PolicyFleet:
             seen.most |= now
             seen.looks += 1
             await asyncio.sleep(0.004)
+            seen.slow += monotonic() - asked > SLOW

@@ -10,8 +10,10 @@ import asyncio
 import json
 import os
 import sys
+import time
 from dataclasses import asdict, dataclass
-from datetime import datetime, time, timedelta, timezone
+from datetime import datetime, timedelta, timezone
+from datetime import time as TimeOfDay  # noqa: N812 - the module has the name
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -45,6 +47,8 @@ class Start:
     at: int
     monotonic: float
     """Of the machine, in seconds."""
+    clock: float
+    """Of the process, in seconds since 1970."""
     pid: int = 0
     again: bool = False
     """Not a start: the handler has asked to be tried again."""
@@ -64,8 +68,9 @@ def start_of(row: ClaimedMessage, now: float) -> Start:
         acquired,
         slot,
         at,
-        now,
-        os.getpid(),
+        monotonic=now,
+        clock=time.time(),
+        pid=os.getpid(),
     )
 
 
@@ -97,7 +102,7 @@ class Worker:
 def policy(name: str, arguments: list[Any], options: dict[str, Any]) -> Policy:
     """One of the known ones. A Window's times may have seconds, which text for users has not."""
     if name == "Window":
-        arguments = [time.fromisoformat(at) for at in arguments]
+        arguments = [TimeOfDay.fromisoformat(at) for at in arguments]
     made: Policy = KNOWN[name](*arguments, **options)
     return made
 

