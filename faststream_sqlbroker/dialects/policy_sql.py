@@ -185,7 +185,9 @@ def _discards(w: Words, *, archive: bool) -> dict[str, str]:
     if w is MYSQL:
         delete = f"DELETE m {held}"
     else:
-        delete = f"DELETE FROM {{message}} AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
+        delete = (
+            f"DELETE FROM {{message}} AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
+        )
     texts = {
         "policy_lock": f"SELECT m.id {held} ORDER BY m.id{w.lock}",
         "policy_drop": delete,
