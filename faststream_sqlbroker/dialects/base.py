@@ -76,6 +76,7 @@ class Dialect(ABC):
             "archive": preparer.format_table(tables.archive) if tables.archive is not None else "",
             "key": preparer.quote("key"),
             "kept_marks": str(KEPT),
+            "materialized": "",
             "ready_index": preparer.quote(f"{tables.message.name}_ready"),
             "leased_index": preparer.quote(f"{tables.message.name}_leased"),
             "policy_state": preparer.format_table(tables.policy_state),

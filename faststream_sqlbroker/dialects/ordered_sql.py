@@ -21,6 +21,7 @@ _DUE = """FROM {message} m {ready_hint}
   WHERE m.queue = :queue AND m.priority = :priority AND {claimable} AND m.next_attempt_at <= {now}
     AND (m.policy_marks & :mask) = :mask"""
 
+# PostgreSQL would look for the heads of all keys again for each message.
 WINDOW = (
     """
 WITH w AS (
@@ -29,14 +30,14 @@ WITH w AS (
     + _DUE
     + """{which}
   ORDER BY m.next_attempt_at, m.id LIMIT :size
-)
-SELECT w.id, {open}w.k{close}, w.expired, w.due, h.head
-FROM w LEFT JOIN (
+), h AS {materialized}(
   SELECT k.k, """
     + _HEAD
     + """
   FROM (SELECT DISTINCT w.k FROM w WHERE w.k IS NOT NULL AND w.expired = 0) k
-) h ON h.k = w.k
+)
+SELECT w.id, {open}w.k{close}, w.expired, w.due, h.head
+FROM w LEFT JOIN h ON h.k = w.k
 ORDER BY w.due, w.id
 """
 )

@@ -78,6 +78,7 @@ class _QueueClaim:
         pairs: list[ReadyPair],
         now: int,
     ) -> None:
+        """`now` is when the queue was locked, before anything of it was read."""
         self._dialect, self._rows, self._connection = dialect, rows, connection
         self._wanted, self._memory, self._queue, self._pairs = wanted, memory, queue, pairs
         self._now = now

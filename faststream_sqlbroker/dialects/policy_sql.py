@@ -96,7 +96,8 @@ def sqlite_words(now: str) -> Words:
         at=lambda x: x,
         rows=_sqlite_rows,
         join="CROSS JOIN",
-        update="UPDATE {message} AS m SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
+        # Else it would go through the whole queue, and through all of `u` for each message.
+        update="UPDATE {message} AS m NOT INDEXED SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
         upsert="WHERE true ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, expires_at = excluded.expires_at",
         ready_hint="INDEXED BY {ready_index}",
         leased_hint="INDEXED BY {leased_index}",
@@ -186,7 +187,9 @@ def _discards(w: Words, *, archive: bool) -> dict[str, str]:
     if w is MYSQL:
         delete = f"DELETE m {held}"
     else:
-        delete = f"DELETE FROM {{message}} AS m WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
+        delete = (
+            f"DELETE FROM {{message}} AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
+        )
     texts = {
         "policy_lock": f"SELECT m.id {held} ORDER BY m.id{w.lock}",
         "policy_drop": delete,

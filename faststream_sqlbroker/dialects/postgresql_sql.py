@@ -241,6 +241,7 @@ ORDERED = {
     "after": "(m.next_attempt_at, m.id) > (:due, :id)",
     "due_in": "extract(epoch FROM min(m.next_attempt_at) - statement_timestamp())::float8",
     "of_ids": "= ANY(:ids)",
+    "materialized": "MATERIALIZED ",
     **dict.fromkeys(("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close"), ""),
 }
 """The words of `ordered_sql`."""

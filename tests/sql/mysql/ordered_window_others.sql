@@ -5,11 +5,11 @@ WITH w AS (
     AND (m.policy_marks & :mask) = :mask
     AND m.deliveries_count - m.attempts_count < 2
   ORDER BY m.next_attempt_at, m.id LIMIT :size
-)
-SELECT w.id, w.k, w.expired, w.due, h.head
-FROM w LEFT JOIN (
+), h AS (
   SELECT k.k, (SELECT e.id FROM message e FORCE INDEX (message_key)
   WHERE e.queue = :queue AND e.`key` = k.k AND (e.expires_at IS NULL OR e.expires_at > UTC_TIMESTAMP(6)) ORDER BY e.id LIMIT 1) AS head
   FROM (SELECT DISTINCT w.k FROM w WHERE w.k IS NOT NULL AND w.expired = 0) k
-) h ON h.k = w.k
+)
+SELECT w.id, w.k, w.expired, w.due, h.head
+FROM w LEFT JOIN h ON h.k = w.k
 ORDER BY w.due, w.id

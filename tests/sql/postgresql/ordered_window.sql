@@ -4,11 +4,11 @@ WITH w AS (
   WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
     AND (m.policy_marks & :mask) = :mask
   ORDER BY m.next_attempt_at, m.id LIMIT :size
-)
-SELECT w.id, w.k, w.expired, w.due, h.head
-FROM w LEFT JOIN (
+), h AS MATERIALIZED (
   SELECT k.k, (SELECT e.id FROM message e 
   WHERE e.queue = :queue AND e.key = k.k AND (e.expires_at IS NULL OR e.expires_at > statement_timestamp()) ORDER BY e.id LIMIT 1) AS head
   FROM (SELECT DISTINCT w.k FROM w WHERE w.k IS NOT NULL AND w.expired = 0) k
-) h ON h.k = w.k
+)
+SELECT w.id, w.k, w.expired, w.due, h.head
+FROM w LEFT JOIN h ON h.k = w.k
 ORDER BY w.due, w.id

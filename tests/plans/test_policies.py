@@ -1,0 +1,122 @@
+"""Claims under policies, and plain ones, read what is due, whatever is delayed."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
+
+from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Policy, Throttle, Window
+from faststream_sqlbroker.dialects.mysql import MariadbDialect
+from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
+from faststream_sqlbroker.schema.migrate import create_all
+from tests.plans.conftest import SYNC_DRIVERS, TABLES
+from tests.plans.test_mariadb import reads
+from tests.plans.test_postgresql import explain, nodes
+
+pytestmark = pytest.mark.timeout(1800)
+
+DELAYED = int(os.environ.get("SQLBROKER_TEST_DELAYED", "1000000"))
+DUE = 300
+MORE = 20
+"""Buffers by which a deeper index may lengthen the descents of one statement."""
+
+
+@pytest.fixture
+def few(database_url: str) -> Iterator[Engine]:
+    """A synchronous engine on tables with a few due messages."""
+    engine = create_engine(make_url(database_url).set(drivername=SYNC_DRIVERS["postgresql"]))
+    with engine.begin() as connection:
+        create_all(connection, TABLES)
+        put(connection, DUE, "statement_timestamp()")
+    yield engine
+    engine.dispose()
+
+
+def put(connection: Connection, count: int, due: str) -> None:
+    """Messages of a hundred keys and three priorities."""
+    columns = "queue, payload, priority, key, next_attempt_at"
+    values = f"'q', 'x', n % 3, 'k' || n % 100, {due}"
+    connection.execute(
+        text(f"INSERT INTO message ({columns}) SELECT {values} FROM generate_series(1, {count}) AS s(n)")
+    )
+
+
+ONE: dict[str, Any] = {"queue": "q", "priority": 0}
+STATEMENTS: dict[str, dict[str, Any]] = {
+    "ready_pairs": {"queues": ["q"]},
+    "claim": {"queues": ["q"] * 3, "priorities": [2, 1, 0], "since": [None] * 3, "limit": 100, "lease": 60.0},
+    "policy_arrivals": {**ONE, "before": 0, "own": 2, "since": 0, "size": 5000},
+    "policy_due": {**ONE, "before": 0, "size": 100},
+    "policy_due_others": {**ONE, "before": 0, "size": 100},
+    "policy_running": {"queue": "q", "size": 100},
+    "ordered_window": {**ONE, "size": 100, "mask": 0},
+}
+
+
+def buffers(engine: Engine) -> dict[str, int]:
+    """What each statement of a claim reads; nothing stays changed."""
+    used = {}
+    with engine.connect() as connection:
+        for name, binds in STATEMENTS.items():
+            given = {**binds, "token": uuid4()} if name == "claim" else binds
+            plan = explain(connection, name, **given)
+            # What a claim writes goes into every index: only what it reads to find its messages counts.
+            finds = (
+                [n for n in nodes(plan) if n.get("Index Name") == "message_ready"]
+                if name == "claim"
+                else [plan]
+            )
+            used[name] = sum(n["Shared Hit Blocks"] + n["Shared Read Blocks"] for n in finds)
+            connection.rollback()
+    return used
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_million_delayed_messages_change_nothing(few: Engine) -> None:
+    """P1, Z6."""
+    vacuum(few)
+    before = buffers(few)
+    with few.begin() as connection:
+        put(connection, DELAYED, "statement_timestamp() + n * interval '1 millisecond' + interval '1 hour'")
+    vacuum(few)
+    after = buffers(few)
+    # A descent for each message and each of its keys, which are fifty.
+    assert before["ordered_window"] < 1_000
+    more = {name: 200 if name == "ordered_window" else MORE for name in before}
+    assert {name: used for name, used in after.items() if used > before[name] + more[name]} == {}, (
+        before,
+        after,
+    )
+
+
+def vacuum(engine: Engine) -> None:
+    """Fresh statistics, and no work left for later."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE message"))
+
+
+LIMIT = 100
+WHOLE: list[list[Policy]] = [
+    [Concurrency(1000)], [Throttle(1000, "1s", burst=1000)], [Window("00:00", "24:00")], [Concurrency(1000, per_key=True)],
+]  # fmt: skip
+INTAKE: list[list[Policy]] = [[Delay("1h")], [Debounce("1h")]]
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("policies", [*WHOLE, *INTAKE], ids=str)
+def test_a_claim_reads_what_is_due(crowded: Engine, policies: list[Policy]) -> None:
+    """Beside 100 000 delayed messages of the queue and as many of others."""
+    dialect = MariadbDialect(TABLES, crowded.dialect)
+    with crowded.connect() as connection:
+        wanted = Wanted(["q"], LIMIT, 60.0, uuid4(), policies)
+        if policies in INTAKE:
+            with reads(connection, at_most=200 + 12 * DUE):
+                assert (
+                    dialect.scheduled.claim(connection, wanted, Memory()).rows == [] or policies == INTAKE[1]
+                )
+            return
+        with reads(connection, at_most=200 + 12 * LIMIT):
+            assert len(dialect.scheduled.claim(connection, wanted, Memory()).rows) == LIMIT

@@ -1,0 +1,151 @@
+"""A fleet whose workers have policies: feeds them in bursts, watches their leases, reads what they have left."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import text
+
+from faststream_sqlbroker.core.rows import NewMessage
+from tests.helpers import eventually
+from tests.processes.conftest import ROOT, Fleet
+from tests.processes.policy_checks import Left, micros
+from tests.processes.policy_worker import Start
+
+SLOW = 0.05
+"""Seconds."""
+Keys = Sequence[str | None]
+
+
+@dataclass
+class Seen:
+    """The most leases that were seen at a time, by (queue, None) and (queue, key); and how often was looked."""
+
+    most: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    looks: int = 0
+    slow: int = 0
+    """Looks that took longer than `SLOW`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine or its database had other things to do: a look takes a millisecond."""
+        return self.slow * 50 > self.looks
+
+
+class PolicyFleet:
+    """Workers of `tests.processes.policy_worker` over a `Fleet`'s database."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet, self.store, self.killed, self.lease = fleet, fleet.store, 0, 0
+        self.published: dict[str, list[int]] = defaultdict(list)
+        self._took: dict[int, int] = {}
+
+    def start(
+        self, subscribers: Mapping[str, Any], env: dict[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start one worker with these."""
+        command = [
+            sys.executable,
+            "-m",
+            "tests.processes.policy_worker",
+            self.fleet.url,
+            str(self.fleet.folder),
+        ]
+        worker = subprocess.Popen(
+            [*command, json.dumps(subscribers)], cwd=ROOT, env={**os.environ, **(env or {})}
+        )
+        self.fleet.workers.append(worker)
+        return worker
+
+    async def up(self, count: int) -> None:
+        """Wait until so many workers are about to connect."""
+        await eventually(lambda: len(list(self.fleet.folder.iterdir())) >= count, timeout=60)
+
+    def kill(self, worker: "subprocess.Popen[bytes]") -> None:
+        """SIGKILL."""
+        worker.kill()
+        worker.wait()
+        self.killed = worker.pid
+
+    async def put(self, keys: Mapping[str, Keys]) -> None:
+        """For each queue one message for each of its keys, all in one statement."""
+        messages = [NewMessage(queue, b"1", key=key) for queue, given in keys.items() for key in given]
+        asked = monotonic()
+        ids = await self.store.insert(messages)
+        took = round((monotonic() - asked) * 1_000_000)
+        for message, found in zip(messages, ids, strict=True):
+            assert found is not None
+            self.published[message.queue].append(found)
+            self._took[found] = took
+
+    async def feed(
+        self, ticks: Iterable[int], step: float, feeds: Mapping[str, Callable[[int], Keys]]
+    ) -> None:
+        """At each tick what each queue's feed says."""
+        for tick in ticks:
+            await self.put({queue: keys(tick) for queue, keys in feeds.items()})
+            await asyncio.sleep(step)
+
+    def starts(self, queue: str | None = None, *, again: bool = False) -> list[Start]:
+        """What the workers have noted, by time."""
+        found = [
+            Start(**json.loads(line))
+            for path in self.fleet.folder.iterdir()
+            for line in path.read_text().splitlines()
+        ]
+        return sorted(
+            (s for s in found if s.again is again and queue in {None, s.queue}), key=lambda s: (s.at, s.id)
+        )
+
+    async def left(self) -> dict[str, Left]:
+        """What there is of each queue."""
+        rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        visible = {}
+        for row in await self.fleet.rows(archive=True):
+            rows[row["queue"]].append(row)
+            visible[row["id"]] = micros(row["created_at"]) + self._took.get(row["id"], 0)
+        starts, again = defaultdict(list), defaultdict(list)
+        for start in self.starts():
+            starts[start.queue].append(start)
+        for start in self.starts(again=True):
+            again[start.queue].append(start)
+        return {
+            queue: Left(rows[queue], starts[queue], again[queue], visible, self.killed, self.lease)
+            for queue in self.published
+        }
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[Seen]:
+        """Look at the leases again and again, on a connection of its own."""
+        seen = Seen()
+        looking = asyncio.create_task(self._watch(seen))
+        try:
+            yield seen
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+    async def _watch(self, seen: Seen) -> None:
+        key = self.fleet.quoted("key")
+        leases = text(f"SELECT queue, {key} FROM message WHERE state = 'PROCESSING'")
+        while True:
+            asked = monotonic()
+            async with self.store.engine.connect() as connection:
+                rows = (await connection.execute(leases)).all()
+            now = Counter[tuple[str, str | None]]()
+            for queue, of in rows:
+                now[queue, None] += 1
+                if of is not None:
+                    now[queue, str(of)] += 1
+            seen.most |= now
+            seen.looks += 1
+            await asyncio.sleep(0.004)
+            seen.slow += monotonic() - asked > SLOW

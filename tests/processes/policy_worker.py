@@ -1,0 +1,132 @@
+"""A worker process for policies: python -m tests.processes.policy_worker URL FOLDER SUBSCRIBERS (JSON).
+
+SUBSCRIBERS maps a queue to {"policies": [[name, [argument…], {option: value}]…], "act": name, "options": {…}}. Every
+start of a handler is one line in FOLDER/<process id>, written at once: it survives SIGKILL. Times are whole
+microseconds of the database's clock, taken from the claim and what has passed since by the monotonic clock: a start was
+at least as late as its line says, by the time from the claim's statement to its answer.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
+from datetime import time as TimeOfDay  # noqa: N812 - the module has the name
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from faststream import FastStream
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.annotations import SqlBrokerMessage
+from faststream_sqlbroker.core.outcome import Nack
+from faststream_sqlbroker.core.policies.checks import KINDS, Policy
+from faststream_sqlbroker.core.rows import ClaimedMessage
+
+KNOWN = {kind.__name__: kind for kind in KINDS}
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+STEP = timedelta(microseconds=1)
+
+
+@dataclass
+class Start:
+    """One line."""
+
+    queue: str
+    id: int
+    key: str | None
+    delivery: int
+    attempt: int
+    acquired: int
+    slot: int | None
+    """From when it might start."""
+    at: int
+    monotonic: float
+    """Of the machine, in seconds."""
+    clock: float
+    """Of the process, in seconds since 1970."""
+    pid: int = 0
+    again: bool = False
+    """Not a start: the handler has asked to be tried again."""
+
+
+def start_of(row: ClaimedMessage, now: float) -> Start:
+    """What is known of `row` as its handler starts, at `now` (monotonic)."""
+    acquired = (row.acquired_at - EPOCH) // STEP
+    slot = None if row.slot is None else acquired + round(row.slot[0] * 1_000_000)
+    at = acquired + round((now - row.claimed_monotonic) * 1_000_000)
+    return Start(
+        row.queue,
+        row.id,
+        row.key,
+        row.deliveries_count,
+        row.attempts_count,
+        acquired,
+        slot,
+        at,
+        monotonic=now,
+        clock=time.time(),
+        pid=os.getpid(),
+    )
+
+
+class Worker:
+    """Notes each start, then does what `act` says."""
+
+    def __init__(self, folder: Path, act: str, seconds: float) -> None:
+        self._file = os.open(folder / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._act, self._seconds = act, seconds
+
+    def _note(self, start: Start) -> None:
+        os.write(self._file, (json.dumps(asdict(start)) + "\n").encode())
+
+    async def handle(self, message: SqlBrokerMessage) -> None:
+        row = message.raw_message
+        start = start_of(row, monotonic())
+        self._note(start)
+        if self._seconds:
+            await asyncio.sleep(self._seconds)
+        first = row.attempts_count == 0
+        if first and self._act == "fail_first":
+            raise ValueError
+        if first and self._act == "retry_first":
+            start.again = True
+            self._note(start)
+            row.settle_as(Nack(delay=0.05, retry_possible=True))
+
+
+def policy(name: str, arguments: list[Any], options: dict[str, Any]) -> Policy:
+    """One of the known ones. A Window's times may have seconds, which text for users has not."""
+    if name == "Window":
+        arguments = [TimeOfDay.fromisoformat(at) for at in arguments]
+    made: Policy = KNOWN[name](*arguments, **options)
+    return made
+
+
+async def run(broker: SqlBroker, engine: AsyncEngine) -> None:
+    """Until SIGTERM; the caller's engine is the caller's to end."""
+    await FastStream(broker, logger=None).run()
+    await engine.dispose()
+
+
+def main() -> None:
+    """Run until SIGTERM."""
+    url, folder, subscribers = sys.argv[1:]
+    engine = create_async_engine(url, pool_size=20, max_overflow=5)
+    broker = SqlBroker(engine, graceful_timeout=15.0, logger=None)
+    for queue, given in json.loads(subscribers).items():
+        worker = Worker(Path(folder), given.get("act", ""), given.get("seconds", 0.0))
+        broker.subscriber(
+            queue,
+            policies=[policy(*one) for one in given["policies"]],
+            **given.get("options", {}),
+        )(worker.handle)
+    asyncio.run(run(broker, engine))
+
+
+if __name__ == "__main__":
+    main()

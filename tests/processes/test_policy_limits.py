@@ -1,0 +1,79 @@
+"""Limits of a fleet, exactly: leases at a time, slots in any period."""
+
+import logging
+import os
+from statistics import median
+
+import pytest
+
+from tests.processes import policy_checks as checks
+from tests.processes.conftest import Fleet
+from tests.processes.policy_checks import SECOND
+from tests.processes.policy_fleet import PolicyFleet
+
+pytestmark = pytest.mark.timeout(180)
+
+PROCESSES = 4
+LEASE = {"release_stuck_timeout": 60.0, "max_fetch_interval": 0.25}
+
+
+async def test_a_concurrency_is_exact(fleet: Fleet) -> None:
+    """Z10: 4 processes with 20 workers each never hold a fourth lease, of the queue or of a key."""
+    policies = PolicyFleet(fleet)
+    subscribers = {
+        "q": {"policies": [["Concurrency", [3], {}]], "seconds": 0.02},
+        "by_key": {"policies": [["Concurrency", [3], {"per_key": True}]], "seconds": 0.1},
+    }
+    for given in subscribers.values():
+        given["options"] = {**LEASE, "max_workers": 20}
+    await policies.put({"q": [f"k{n % 2}" for n in range(200)], "by_key": [f"k{n % 4}" for n in range(200)]})
+    async with policies.watched() as seen:
+        for _ in range(PROCESSES):
+            policies.start(subscribers)
+        await fleet.settled(400)
+    await fleet.stop()
+    assert await fleet.count("deliveries_count = 1 AND state = 'COMPLETED'", archive=True) == 400
+    assert seen.looks > 50
+    assert seen.most["q", None] <= 3
+    assert max(n for (queue, key), n in seen.most.items() if queue == "by_key" and key is not None) <= 3
+    left = await policies.left()
+    assert checks.most_at_once(left["q"].rows) == 3
+    assert {key: checks.most_at_once(rows) for key, rows in left["by_key"].by_key.items()} == dict.fromkeys(
+        [f"k{n}" for n in range(4)], 3
+    )
+    assert len({start.pid for start in left["q"].starts}) > 1, "the work was not shared"
+
+
+RATE = 100
+SECONDS = int(os.environ.get("SQLBROKER_TEST_THROTTLE_SECONDS", "0"))
+
+
+async def test_a_throttle_is_exact_and_used(fleet: Fleet, database: str) -> None:
+    """Z10: 100 slots a second over 4 processes: never more in any second, starts within max_lag, 95 % of them used.
+
+    A machine that is busy with something else may miss slots, and still none is given twice.
+    """
+    policies = PolicyFleet(fleet)
+    seconds = SECONDS or (30 if database == "postgresql" else 8)
+    subscribers = {
+        "q": {"policies": [["Throttle", [RATE, "1s"], {}]], "options": {**LEASE, "max_workers": 20}}
+    }
+    for _ in range(PROCESSES):
+        policies.start(subscribers)
+    await policies.up(PROCESSES)
+    for _ in range(seconds):
+        await policies.put({"q": [None] * RATE})
+    async with policies.watched() as seen:
+        await fleet.settled(seconds * RATE, timeout=seconds * 3 + 30)
+    await fleet.stop()
+    left = (await policies.left())["q"]
+    assert not checks.nothing_lost(left, policies.published["q"])
+    assert not checks.throttled(left, RATE, SECOND, max_lag=SECOND // 10)
+    slots = [start.slot for start in left.starts if start.slot is not None]
+    assert len(set(slots)) == seconds * RATE
+    assert len({start.pid for start in left.starts}) > 1, "the work was not shared"
+    reached = (len(slots) - 1) / (max(slots) - min(slots)) * SECOND / RATE
+    lags = sorted(start.at - start.slot for start in left.starts if start.slot is not None)
+    told = f"{reached:.3f} of the rate; lag {median(lags)} µs, {lags[-len(lags) // 100]} for 1 %, most {lags[-1]}; {seen}"
+    logging.getLogger(__name__).info(told)
+    assert reached >= (0.5 if seen.busy else 0.95), told
