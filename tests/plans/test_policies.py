@@ -44,13 +44,15 @@ def put(connection: Connection, count: int, due: str) -> None:
     )
 
 
+LATER = 4_000_000_000_000_000
+"""Microseconds since 1970, in the year 2096."""
 ONE: dict[str, Any] = {"queue": "q", "priority": 0}
 STATEMENTS: dict[str, dict[str, Any]] = {
     "ready_pairs": {"queues": ["q"]},
     "claim": {"queues": ["q"] * 3, "priorities": [2, 1, 0], "since": [None] * 3, "limit": 100, "lease": 60.0},
     "policy_arrivals": {**ONE, "before": 0, "own": 2, "since": 0, "size": 5000},
-    "policy_due": {**ONE, "before": 0, "size": 100},
-    "policy_due_others": {**ONE, "before": 0, "size": 100},
+    "policy_due": {**ONE, "before": 0, "now": LATER, "size": 100},
+    "policy_due_others": {**ONE, "before": 0, "now": LATER, "size": 100},
     "policy_running": {"queue": "q", "size": 100},
     "ordered_window": {**ONE, "size": 100, "mask": 0},
 }
