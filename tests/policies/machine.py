@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage
 from faststream_sqlbroker.dialects.policy_wanted import Claim
 from tests.policies.world import PROCESSES, World, microseconds, outcome
 
@@ -41,6 +41,15 @@ class Message:
     lease: ClaimedMessage | None = field(default=None, repr=False)
     acquired: int = 0
     delivered: bool = False
+    lost: int = 0
+    """Leases."""
+    returned: int = 0
+    """When it has come back with its old due time."""
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be what has killed its process: where leases spend slots, it is claimed by itself only."""
+        return self.lost >= SUSPECT_AFTER
 
     def expired(self, now: int) -> bool:
         """Whether it is not to be handled any more."""
@@ -158,6 +167,9 @@ class Machine(RuleBasedStateMachine):
         else:
             self.world.settle(message.lease, outcome(how, delay))
         message.lease = None
+        message.lost += how == "crash"
+        if how in {"crash", "release"}:
+            message.returned = self.now
         if how in {"nack", "postpone"}:
             message.due = self.now + delay
         if how in {"ack", "reject", "expired"}:

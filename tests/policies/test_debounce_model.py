@@ -31,7 +31,8 @@ class Key:
     def __init__(self) -> None:
         self.bursts: list[Burst] = []
         self.current: int | None = None
-        self.acquired = self.settled_at = 0
+        self.busy_since = self.settled_at = 0
+        """From when to when one message after the other has kept the next one waiting."""
 
 
 class DebounceMachine(Machine):
@@ -68,11 +69,16 @@ class DebounceMachine(Machine):
             self.arrive(message, self.of[message.key])
         for burst in (burst for key in self.of.values() for burst in key.bursts):
             for gone in burst.gone & set(self.live):
-                self.reasons[gone] = {f"superseded by {i}" for _, i in burst.arrivals if i != gone}
+                others = [burst.chosen] if gone in burst.late else [i for _, i in burst.arrivals if i != gone]
+                self.reasons[gone] = {f"superseded by {i}" for i in others}
                 del self.live[gone]
 
     def arrive(self, message: Message, key: Key) -> None:
         at = max(message.due, message.created)
+        closed = [burst for burst in key.bursts[-2:] if burst is not key.bursts[-1] or not burst.open]
+        if closed and closed[-1].takes_late((at, message.id)):
+            closed[-1].late.add(message.id)
+            return
         if not key.bursts or not key.bursts[-1].open or at > key.bursts[-1].end:
             key.bursts.append(Burst(self.policy))
         burst = key.bursts[-1]
@@ -107,8 +113,9 @@ class DebounceMachine(Machine):
             assert burst.due <= self.now
             burst.delivered = True
             burst.open = burst.open and self.policy.edge == "leading"
+            if burst.due > key.settled_at:
+                key.busy_since = self.now
             key.current = message.id
-        key.acquired = self.now
 
     def nobody_is_late(self, claimed: set[int]) -> None:
         """A message that waits for the one before it does so at most twice as long as it must."""
@@ -120,8 +127,7 @@ class DebounceMachine(Machine):
                 current = self.live[key.current]
                 assert current.lease or current.id in claimed or current.due > self.now, "it is tried again"
             elif (burst := self.turn(key)) is not None:
-                waited = key.settled_at - key.acquired
-                pause = min(max(SHORTEST_PAUSE, waited), LONGEST_PAUSE)
+                pause = min(max(SHORTEST_PAUSE, key.settled_at - key.busy_since), LONGEST_PAUSE)
                 assert self.now < max(burst.due, key.settled_at + pause), "it waits too long"
 
     def ended(self, message: Message, how: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.dialects.once import Verdict
+from faststream_sqlbroker.dialects.once import KEPT, Verdict
 from faststream_sqlbroker.dialects.policy_wanted import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import QUEUE
@@ -69,13 +69,16 @@ class OnceMachine(Machine):
             return Verdict.LOST, None
         assert row.key is not None
         owner, delivery = self.owners.get(row.key), (row.lease_token, row.id)
-        if owner is None or owner.until <= self.now or owner.delivery == delivery:
-            self.owners[row.key] = Owner(row.id, delivery, self.now + self.ttl)
+        if owner is not None and owner.delivery == delivery:
             return Verdict.START, row.id
-        if owner.message != row.id:
+        over = owner is None or owner.until <= self.now
+        if owner is not None and owner.message == row.id and (not over or self.live[row.id].lost):
+            owner.unknown = True
+            return Verdict.UNKNOWN, row.id
+        if owner is not None and not over:
             return Verdict.DUPLICATE, owner.message
-        owner.unknown = True
-        return Verdict.UNKNOWN, row.id
+        self.owners[row.key] = Owner(row.id, delivery, self.now + self.ttl)
+        return Verdict.START, row.id
 
     def end(self, message: Message, how: str, delay: int = 0) -> None:
         row = message.lease
@@ -101,9 +104,11 @@ class OnceMachine(Machine):
         for message in forgotten:
             self.owners[expected[message]].unknown = False
 
-    def maintain(self, _: st.DataObject) -> None:
+    def maintain(self, data: st.DataObject) -> None:
         """What may be forgotten is, and only that."""
-        over = [key for key, owner in self.owners.items() if owner.until <= self.now]
+        if data.draw(st.sampled_from([False, False, False, True]), "much later"):
+            self.world.advance(round(KEPT * 1e6))
+        over = [key for key, owner in self.owners.items() if owner.until + KEPT * 1e6 <= self.now]
         assert self.world.run(self.world.store.policies.forget_expired(100)) == len(over)
         for key in over:
             del self.owners[key]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Policy, Throttle
 from faststream_sqlbroker.core.policies.throttle import AHEAD
+from faststream_sqlbroker.dialects.policy_claims import LOOKED_AT
 from faststream_sqlbroker.dialects.policy_wanted import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
@@ -62,13 +63,15 @@ class QueueMachine(Machine):
         running = Counter(m.key for m in self.leased)
         found: list[int] = []
         by_key = self.ordered or any(isinstance(p, Concurrency) and p.per_key for p in self.given)
-        heads = 0
+        heads, most = 0, LOOKED_AT if self.throttles else room
         for message in sorted(due, key=lambda m: (-m.priority, m.due, m.id)):
-            if by_key and message.expired(self.now):
-                found.append(message.id)  # it only goes
-            elif heads < room and self.may_start(message, running):
+            only_goes = by_key and message.expired(self.now)
+            if not only_goes and (heads == most or not self.may_start(message, running)):
+                continue
+            if not only_goes:
                 heads += 1
                 running[message.key] += 1
+            if not (self.throttles and message.suspect):
                 found.append(message.id)
         return found[:room]
 

@@ -22,7 +22,7 @@ from faststream_sqlbroker.store import Store
 from tests.policies.clock import MICROSECONDS, START, Clock
 
 T = TypeVar("T")
-LEASE = 3600.0
+LEASE = 30 * 86_400.0
 PROCESSES = 3
 QUEUE = "q"
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
