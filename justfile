@@ -18,6 +18,10 @@ setup:
 demo kind="sqlite": setup
     @{{ if kind == "postgresql" { servers + " --only postgresql --" } else { "" } }} {{ python }} -m docs.examples.demo {{ kind }}
 
+# Run the Email service: debounce, throttle, send, a killed process (kind: sqlite or postgresql; --users 100 and others)
+email kind="sqlite" *args: setup
+    @{{ if kind == "postgresql" { servers + " --only postgresql --" } else { "" } }} {{ python }} -m docs.examples.email_service {{ kind }} {{ args }}
+
 # Run all tests on PostgreSQL, MariaDB and SQLite
 test *args: setup
     @{{ servers }} -- {{ python }} -m pytest -n 2 --dist loadfile "$@"

@@ -36,6 +36,7 @@ from faststream_sqlbroker.core.retry import (
 )
 from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.core.rows import UnknownOutcome
+from faststream_sqlbroker.core.schedules import Schedule
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
 from faststream_sqlbroker.core.tiers import Hops, next_hop, plan_hops
 from faststream_sqlbroker.exceptions import (
@@ -53,6 +54,7 @@ from faststream_sqlbroker.exceptions import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.flow.held_lock import Lock
+from faststream_sqlbroker.instructions import Move, NotReadyYet, Postpone, RetryPossible
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
     SqlBrokerPublishMessage,
@@ -81,17 +83,22 @@ __all__ = (
     "LockLostError",
     "LockNotAcquiredError",
     "MissingExtraError",
+    "Move",
     "NoRetryStrategy",
+    "NotReadyYet",
     "NotSupportedError",
     "Once",
     "PausedQueue",
     "Pipeline",
+    "Postpone",
     "PublishError",
     "Reason",
     "ReceivedMessage",
     "Reservation",
+    "RetryPossible",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
+    "Schedule",
     "SchemaError",
     "SetupError",
     "SqlBroker",

@@ -10,6 +10,7 @@ from faststream_sqlbroker.core.locks import HeldLock
 from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
 from faststream_sqlbroker.core.rows import UnknownOutcome
+from faststream_sqlbroker.core.schedules import Schedule
 from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.store.fleet import process_name
@@ -17,7 +18,16 @@ from faststream_sqlbroker.store.fleet import process_name
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
-__all__ = ("Admin", "Explanation", "HeldLock", "LiveSubscriber", "PausedQueue", "Reason", "UnknownOutcome")
+__all__ = (
+    "Admin",
+    "Explanation",
+    "HeldLock",
+    "LiveSubscriber",
+    "PausedQueue",
+    "Reason",
+    "Schedule",
+    "UnknownOutcome",
+)
 
 LONGEST_PAUSE = 100 * 365 * 86_400.0
 """Seconds: every database has the moment it ends."""
@@ -124,6 +134,38 @@ class Admin:
             msg = f"message_id must be an int of 64 bits, as publish returns it, got {short(message_id)}"
             raise SetupError(msg)
         return (await self._store.fleet.explain(message_id)).at_place(self._pipelines)
+
+    # -- schedules ----------------------------------------------------------------------------------
+
+    async def schedules(self, *, limit: int = 1_000) -> list[Schedule]:
+        """The schedules of all processes, by name, with their last and next fire time.
+
+        One that no process declares any more stays listed, with a next fire time in the past, until
+        `forget_schedule`.
+
+        Args:
+            limit: Most schedules; 1 or more.
+
+        Raises:
+            ValueError: `limit` is less than 1.
+        """
+        _check_limit(limit)
+        return await self._store.schedules.listed(limit)
+
+    async def forget_schedule(self, name: str) -> bool:
+        """Remove what is remembered of a schedule, fire times that are due included.
+
+        A process that still declares it begins anew, within half a minute: with the first fire time after that.
+
+        Returns:
+            Whether it was there.
+
+        Raises:
+            SetupError: `name` cannot be the name of a schedule.
+        """
+        if (problem := name_problem(name)) is not None:
+            raise SetupError(f"{short(name)} cannot be the name of a schedule: {problem}")
+        return await self._store.schedules.forget(name)
 
     # -- unknown outcomes ---------------------------------------------------------------------------
 

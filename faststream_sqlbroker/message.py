@@ -1,22 +1,29 @@
 """What a handler sees of a claimed row, and how it says what the delivery ended in.
 
-`ack`, `nack` and `reject` only record an outcome on the row; the subscriber writes it, together with others,
-after the handler has ended. The first outcome recorded wins.
+`ack`, `nack`, `reject`, `postpone` and `move_to` only record an outcome on the row; the subscriber writes it, together
+with others, after the handler has ended, if the lease is still held. The first outcome recorded wins.
 """
 
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from faststream.exceptions import HandlerException
 from faststream.message import AckStatus, StreamMessage
 
-from faststream_sqlbroker.core.duration import Duration, parse_duration
-from faststream_sqlbroker.core.outcome import Ack, Discard, Move, Nack, Outcome, Reject
+from faststream_sqlbroker.core.duration import Duration, seconds_or_zero
+from faststream_sqlbroker.core.outcome import Ack, Discard, Move, Nack, Outcome, Postpone, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.instructions import (
+    KEPT,
+    Place,
+    Said,
+    current_error,
+    extend,
+    follow,
+    follow_raised,
+)
 
 if TYPE_CHECKING:
     from faststream._internal.types import AsyncCallable
@@ -64,22 +71,29 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         """When it was published, by the database's clock (aware, UTC)."""
         return self.raw_message.created_at
 
-    async def ack(self) -> None:
-        """Record that it is done: COMPLETED."""
-        self._settle(_ACK)
+    async def ack(self, *, instead: Said | None = None) -> None:
+        """Record that it is done: COMPLETED; `instead` is for FastStream, with what a handler has raised."""
+        if instead is None:
+            self._settle(_ACK)
+        else:
+            await self._follow_raised(instead)
         await super().ack()
 
-    async def nack(self, *, delay: Duration | None = None) -> None:
+    async def nack(self, *, delay: Duration | None = None, instead: Said | None = None) -> None:
         """Record that it is to be tried again, if the retry strategy's limit on attempts allows it.
 
         Args:
             delay: Time until the next attempt, 0 or more, in place of the strategy's: seconds, a timedelta
                 or text like "1.5h".
+            instead: For FastStream, with what a handler has raised.
 
         Raises:
             SetupError: `delay` is negative or no length of time.
         """
-        self._settle(_nack_or_refuse(delay, self._settle))
+        if instead is None:
+            self._settle(_nack_or_refuse(delay, self._settle))
+        else:
+            await self._follow_raised(instead)
         await super().nack()
 
     async def reject(self, *, reason: str | None = None) -> None:
@@ -94,9 +108,66 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         self._settle(_reject(reason))
         await super().reject()
 
+    async def postpone(self, delay: Duration) -> None:
+        """Record that it is due again after `delay`; neither the attempt nor the delivery is charged.
+
+        Args:
+            delay: 0 or more: seconds, a timedelta or text like "1.5h".
+
+        Raises:
+            SetupError: `delay` is negative or no length of time; under ACK_FIRST the message is gone.
+        """
+        await follow([self.raw_message], Postpone(seconds_or_zero("delay", delay)))
+        self.note_outcome()
+
+    async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
+        """Record that it goes to another queue; see `Move`.
+
+        Args:
+            queue: Its name, to which no router adds a prefix.
+            body: Another body, encoded as `publish` does; left out, it stays as it is.
+            delay: Time until it is due there, 0 or more.
+
+        Raises:
+            SetupError: a queue that cannot be one, or a delay that is negative or no length of time; under
+                ACK_FIRST the message is gone.
+            Exception: the codec cannot encode `body`; nothing is recorded.
+        """
+        await follow([self.raw_message], Place(queue, body, delay))
+        self.note_outcome()
+
+    async def extend_lease(self, duration: Duration) -> bool:
+        """Hold it for at least `duration` from now, past `max_lease` too; never shortens its lease.
+
+        Nothing is needed to hold it while the handler awaits: leases are renewed. It is for handlers that block the
+        event loop longer than `release_stuck_timeout`, or need more than `max_lease`. With transactional=True the
+        row's lock is the lease, which is only looked after.
+
+        Args:
+            duration: Longer than 0: seconds, a timedelta or text like "1.5h".
+
+        Returns:
+            Whether the lease is still held; if not, whatever the handler says of the message counts for nothing.
+
+        Raises:
+            SetupError: `duration` is no such length of time; under ACK_FIRST the message is gone.
+            StoreError: the database could not be asked.
+        """
+        return await extend([self.raw_message], duration)
+
+    async def _follow_raised(self, said: Said) -> None:
+        try:
+            await follow_raised([self.raw_message], said)
+        finally:
+            self.note_outcome()
+
     def _settle(self, outcome: Outcome) -> None:
         self.raw_message.settle_as(outcome)
-        if self.committed is None:
+        self.note_outcome()
+
+    def note_outcome(self) -> None:
+        """Tell FastStream what the delivery ended in, as far as it has ended."""
+        if self.committed is None and self.raw_message.outcome is not None:
             # Another object over the same row may have been first.
             self.committed = _status(self.raw_message.outcome)
 
@@ -104,7 +175,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
 class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
     """The messages of one call of a batch handler.
 
-    `ack`, `nack` and `reject` are for those of `messages` that have not been settled one by one.
+    `ack`, `nack`, `reject`, `postpone` and `move_to` are for those of `messages` that have not been settled one by one.
     """
 
     def __init__(
@@ -144,9 +215,11 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
             for message in self._messages or ():
                 message.set_decoder(decode)
 
-    async def ack(self) -> None:
+    async def ack(self, *, instead: Said | None = None) -> None:
         """`SqlBrokerMessage.ack` for every message not settled yet."""
-        if self._messages is None:
+        if instead is not None:
+            await self._follow_raised(instead)
+        elif self._messages is None:
             for row in self.raw_message:
                 row.settle_as(_ACK)
         else:
@@ -154,10 +227,13 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
                 await message.ack()
         await super().ack()
 
-    async def nack(self, *, delay: Duration | None = None) -> None:
+    async def nack(self, *, delay: Duration | None = None, instead: Said | None = None) -> None:
         """`SqlBrokerMessage.nack` for every message not settled yet."""
-        for message in self.messages:
-            await message.nack(delay=delay)
+        if instead is not None:
+            await self._follow_raised(instead)
+        else:
+            for message in self.messages:
+                await message.nack(delay=delay)
         await super().nack()
 
     async def reject(self, *, reason: str | None = None) -> None:
@@ -167,14 +243,37 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
             await message.reject(reason=reason)
         await super().reject()
 
+    async def postpone(self, delay: Duration) -> None:
+        """`SqlBrokerMessage.postpone` for every message not settled yet."""
+        await follow(self.raw_message, Postpone(seconds_or_zero("delay", delay)))
+        self._note_outcomes()
+        await super().nack()
+
+    async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
+        """`SqlBrokerMessage.move_to` for every message not settled yet, all with the same body if one is given."""
+        await follow(self.raw_message, Place(queue, body, delay))
+        self._note_outcomes()
+        await super().ack()
+
+    async def extend_lease(self, duration: Duration) -> bool:
+        """`SqlBrokerMessage.extend_lease` for all of them at once; whether all are still held."""
+        return await extend(self.raw_message, duration)
+
+    async def _follow_raised(self, said: Said) -> None:
+        try:
+            await follow_raised(self.raw_message, said)
+        finally:
+            self._note_outcomes()
+
+    def _note_outcomes(self) -> None:
+        for message in self._messages or ():
+            message.note_outcome()
+
 
 def _nack(delay: Duration | None) -> Nack:
     if delay is None:
-        return Nack(error=_current_error())
-    seconds = parse_duration(delay, name="delay")
-    if seconds < 0:
-        raise SetupError(f"delay must be 0 or more seconds, got {delay!r}")
-    return Nack(delay=seconds, error=_current_error())
+        return Nack(error=current_error())
+    return Nack(delay=seconds_or_zero("delay", delay), error=current_error())
 
 
 def _nack_or_refuse(delay: Duration | None, settle: Callable[[Outcome], None]) -> Nack:
@@ -189,16 +288,7 @@ def _nack_or_refuse(delay: Duration | None, settle: Callable[[Outcome], None]) -
 def _reject(reason: str | None) -> Reject:
     if reason is not None and not isinstance(reason, str):
         raise SetupError(f"reason must be a string or None, got {reason!r}")
-    return Reject(reason=reason, error=_current_error())
-
-
-def _current_error() -> BaseException | None:
-    """The exception being handled: in a handler's `except`, and in FastStream's acknowledgement."""
-    error = sys.exception()
-    while isinstance(error, HandlerException):
-        # `raise NackMessage() from error` is an instruction; what went wrong is behind it.
-        error = error.__cause__ or error.__context__
-    return error
+    return Reject(reason=reason, error=current_error())
 
 
 def _status(outcome: Outcome | None) -> AckStatus:

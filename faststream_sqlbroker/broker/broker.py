@@ -1,5 +1,6 @@
 """The broker: FastStream's shell, and the place where everything is put together."""
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -23,7 +24,7 @@ from faststream_sqlbroker.broker.pipelines import ServiceTags
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.surprises import surprises
-from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.duration import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.flow.presence import INTERVAL, Presence
 from faststream_sqlbroker.flow.publish import Publisher
@@ -32,7 +33,7 @@ from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.subscriber.checks import positive_seconds, time_or_none
+from faststream_sqlbroker.subscriber.checks import time_or_none
 
 if TYPE_CHECKING:
     from fast_depends import Provider
@@ -191,7 +192,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
         Raises:
             SchemaError: the tables differ from those needed; every difference is named with its cure.
-            SetupError: the server is set up in a way the broker cannot work with.
+            SetupError: the server is set up in a way the broker cannot work with, or two schedules have one name.
             StoreError: the database cannot be reached.
         """
         await self.connect()
@@ -200,7 +201,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             await self._check_schema()
         for level, text in surprises(self._store, self.subscribers):
             self._log_of_loops(level, text)
+        self._scheduler.plan(self.schedules)
         await super().start()
+        self._scheduler.start()
 
     async def _check_schema(self) -> None:
         problems = await self._store.differences()
@@ -221,7 +224,12 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         exc_tb: TracebackType | None = None,
     ) -> None:
         """Drain the subscribers; start works again afterwards. The caller's engine is left alone."""
-        await super().stop(exc_type, exc_val, exc_tb)
+        # Beside the subscribers: what runs has one graceful_timeout, not two.
+        scheduler = asyncio.create_task(self._scheduler.stop(self.config.graceful_timeout))
+        try:
+            await super().stop(exc_type, exc_val, exc_tb)
+        finally:
+            await scheduler
         await self._unheeded.close()
         await self._wakeups.stop()
         await self._store.close()
@@ -239,7 +247,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             SetupError: `timeout` is no time, or negative.
         """
         limit = time_or_none("timeout", timeout)
-        if not all(getattr(subscriber, "healthy", True) for subscriber in self.subscribers):
+        loops = (self._scheduler, *self.subscribers)
+        if not all(getattr(loop, "healthy", True) for loop in loops):
             return False
         return await self._store.ping(limit)
 

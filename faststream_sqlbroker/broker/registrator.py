@@ -9,6 +9,7 @@ from faststream._internal.constants import EMPTY
 from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_steps
+from faststream_sqlbroker.broker.scheduling import SqlBrokerScheduling
 from faststream_sqlbroker.core.routing import Destination, Place
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
@@ -53,7 +54,7 @@ class AllSubscriberOptions(SubscriberOptions, EndpointOptions, total=False):
     """Every keyword argument of `subscriber`."""
 
 
-class SqlBrokerRegistrator(Registrator[Any, Any]):
+class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
     """Where subscribers and publishers are declared."""
 
     @override

@@ -12,6 +12,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.flow.locks import Locks
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.schedule import Scheduler
 from faststream_sqlbroker.flow.take import Taker, Wanted
 from faststream_sqlbroker.flow.unheeded import Unheeded
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -37,12 +38,14 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
     _taker: Taker
     _unheeded: Unheeded
+    _scheduler: Scheduler
 
     def _serve_application(self, store: Store, wakeups: Wakeups, log: Log) -> None:
         """Set up what serves the application's own calls."""
         self._unheeded = Unheeded()
         self._locks = Locks(store, self._unheeded, log)
         self._taker = Taker(store, wakeups, self._unheeded, log)
+        self._scheduler = Scheduler(store, wakeups, log)
 
     async def pop(
         self,

@@ -55,6 +55,30 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
     return seconds
 
 
+def seconds_or_zero(name: str, value: Duration) -> float:
+    """Return `value` in seconds.
+
+    Raises:
+        SetupError: It is no length of time, or negative; the message begins with `name`.
+    """
+    seconds = parse_duration(value, name=name)
+    if seconds < 0:
+        raise SetupError(f"{name} must be 0 or more seconds, got {value!r}")
+    return seconds
+
+
+def positive_seconds(name: str, value: Duration) -> float:
+    """Return `value` in seconds.
+
+    Raises:
+        SetupError: It is no length of time above 0; the message begins with `name`.
+    """
+    seconds = parse_duration(value, name=name)
+    if seconds <= 0:
+        raise SetupError(f"{name} must be longer than 0 seconds, got {value!r}")
+    return seconds
+
+
 def _parse_text(text: str, name: str) -> float:
     match = _WHOLE.fullmatch(text)
     if match is None:

@@ -2,11 +2,31 @@
 
 import contextlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 LONGEST_KEPT = 256
 """Characters of headers whose decoded form is kept for the next message with the same."""
+
+
+def replace_headers(stored: Any, changes: Mapping[str, Any]) -> str:
+    """Headers as selected, with `changes` (None takes a header away), as JSON text.
+
+    What cannot be written again (a foreign producer's, too deep) is left out; the changes are always there.
+    """
+    try:
+        return json.dumps(_changed(load_headers(stored), changes))
+    except (ValueError, RecursionError):
+        return json.dumps(_changed({}, changes))
+
+
+def _changed(headers: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in {**headers, **changes}.items()
+        if value is not None or name not in changes
+    }
 
 
 def load_text(value: Any) -> str | None:

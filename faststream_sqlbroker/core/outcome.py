@@ -31,6 +31,16 @@ class Postpone:
     """Not now: due again after `delay` seconds; neither an attempt nor a delivery is charged."""
 
     delay: float
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """As Postpone by `retry_in` seconds, until `give_up_after` seconds after its handler's first end: then FAILED."""
+
+    retry_in: float
+    give_up_after: float
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +55,14 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """To another queue under the same id, with its counters reset; `payload` None keeps the body.
+    """To another queue under the same id, with its counters reset, due after `delay` seconds.
 
-    It is due there after `delay` seconds.
+    `payload` and `headers` (JSON text) replace the message's own unless they are None.
     """
 
     queue: str
     payload: bytes | None = None
+    headers: str | None = None
     delay: float = 0.0
 
 
@@ -62,4 +73,4 @@ class Discard:
     reason: str
 
 
-Outcome = Ack | Nack | Reject | Postpone | Release | Abandon | Move | Discard
+Outcome = Ack | Nack | Reject | Postpone | NotReady | Release | Abandon | Move | Discard

@@ -1,6 +1,6 @@
 """A message as it is inserted, as it is claimed, and as it is settled."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -74,6 +74,10 @@ class ClaimedMessage:
     """What its handler has published with its ack."""
     no_chain: str = ""
     """Why nothing (more) can be published with its ack."""
+    holder: "Holder | None" = field(default=None, repr=False, compare=False)
+    """Who claimed it."""
+    held_until: float = 0.0
+    """Until when its handler has asked to hold it (this process's monotonic seconds)."""
     slot: tuple[float, float] | None = None
     """From when and until when its handler may start, in seconds from the claim; None: at any time."""
 
@@ -105,6 +109,18 @@ class ClaimedMessage:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What the handler of a claimed row may ask of whoever claimed it."""
+
+    extend: Callable[[Sequence[ClaimedMessage], float], Awaitable[bool]]
+    """Hold the rows for this many seconds from now; whether all are still held."""
+    encode: Callable[[Any], Awaitable[tuple[bytes, str | None]]] | None
+    """A body as `publish` encodes it, and its content type."""
+    ack_first: bool
+    """Whether the rows are gone before the handler starts."""
+
+
 @dataclass(slots=True)
 class Settlement:
     """What the database is told about one finished delivery, fenced by (id, lease_token).
@@ -119,6 +135,8 @@ class Settlement:
     archive: bool = True
     attempted: bool = True
     """Whether attempts_count goes up by one and first/last_attempt_at are written."""
+    ran: bool = False
+    """Whether first/last_attempt_at are written all the same: a handler has ended, and no attempt is charged."""
     uncharge: bool = False
     """Whether deliveries_count goes down by one."""
     ended_after: float = 0.0
@@ -131,12 +149,19 @@ class Settlement:
     """The queue to move to (attempts and deliveries are reset, dedup_id dropped)."""
     payload: bytes | None = None
     """The body to move with; None keeps it."""
+    headers: str | None = None
+    """The headers to move with, as JSON text; None keeps them."""
     chained: Sequence[NewMessage] = ()
     """Messages to insert in the same transaction, if the lease is still held."""
     fallback: "Settlement | None" = None
     """What to write if the database refuses to store `chained`."""
     with_next: bool = False
     """Whether the next settlement of the list belongs into the same transaction."""
+
+    @property
+    def ended(self) -> float | None:
+        """`ended_after` if a handler has ended, else None."""
+        return self.ended_after if self.attempted or self.ran else None
 
     @property
     def plain_ack(self) -> bool:
@@ -167,8 +192,8 @@ class Acked(Settlement):
     __slots__ = ()
 
     state = MessageState.COMPLETED
-    attempted, uncharge, with_next = True, False, False
-    delay = reason = error = queue = payload = fallback = None
+    attempted, ran, uncharge, with_next = True, False, False, False
+    delay = reason = error = queue = payload = headers = fallback = None
     chained = ()
     plain_ack = leaves = True
 

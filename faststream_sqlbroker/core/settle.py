@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from faststream_sqlbroker.core.headers import replace_headers
 from faststream_sqlbroker.core.outcome import (
     Abandon,
     Ack,
     Discard,
     Move,
     Nack,
+    NotReady,
     Outcome,
     Postpone,
     Reject,
@@ -30,15 +32,23 @@ MAX_DELIVERIES = "max_deliveries"
 EXPIRED = "expired"
 REJECTED = "rejected"
 RETRY_STRATEGY_ERROR = "retry_strategy_error"
+NOT_READY = "not_ready"
+
+DEAD_LETTER = "dead-letter"
+"""Header of a message in a dead letter queue: where it comes from and why."""
+LONGEST_ERROR = 1024
+"""Bytes of the error's text in that header, which is read at each claim; all of it is in last_error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleRules:
-    """What a subscriber says about endings: its retry strategy and what it keeps in the archive."""
+    """What a subscriber says about endings: its retry strategy, what it keeps in the archive, where dead letters go."""
 
     retry_strategy: Any = None
     retain_on_ack: bool = True
     retain_on_reject: bool = True
+    dead_letter_queue: str | None = None
+    """Where a message goes that would be FAILED; None is the archive."""
 
 
 def settle(
@@ -65,22 +75,21 @@ def settle(
         case Nack():
             return _nack(base, row, outcome, rules)
         case Reject():
-            return _fail(base, rules, outcome.reason or REJECTED, outcome.error)
-        case Postpone():
-            base.state, base.delay = MessageState.PENDING, max(0.0, outcome.delay)
-            base.attempted, base.uncharge = False, True
+            return _fail(base, row, rules, outcome.reason or REJECTED, outcome.error)
+        case Postpone() | NotReady():
+            return _later(base, row, outcome, rules)
         case Release():
             base.attempted, base.uncharge = False, True
         case Abandon():
             base.state, base.attempted = MessageState.PENDING, False
         case Move():
-            base.state, base.queue, base.payload = MessageState.PENDING, outcome.queue, outcome.payload
-            base.delay = max(0.0, outcome.delay)
+            base.state, base.queue, base.delay = MessageState.PENDING, outcome.queue, max(0.0, outcome.delay)
+            base.payload, base.headers = outcome.payload, outcome.headers
         case Discard():
             base.reason = clean_text(outcome.reason, limit=255)
             return _final(base, MessageState.DISCARDED, rules.retain_on_reject)
         case None:
-            return _fail(base, rules, NO_OUTCOME, None)
+            return _fail(base, row, rules, NO_OUTCOME, None)
     return base
 
 
@@ -94,11 +103,48 @@ def _final(base: Settlement, state: MessageState, keep: bool) -> Settlement:
     return base
 
 
-def _fail(base: Settlement, rules: SettleRules, reason: str, error: BaseException | None) -> Settlement:
+def _fail(
+    base: Settlement, row: ClaimedMessage, rules: SettleRules, reason: str, error: BaseException | None
+) -> Settlement:
     base.reason = clean_text(reason, limit=255)
+    _describe(base, error)
+    if rules.dead_letter_queue is None:
+        return _final(base, MessageState.FAILED, rules.retain_on_reject)
+    base.state, base.queue, base.delay = MessageState.PENDING, rules.dead_letter_queue, 0.0
+    origin = {
+        "queue": row.queue,
+        "reason": base.reason,
+        "error": None if base.error is None else clean_text(base.error, limit=LONGEST_ERROR),
+        "attempts": row.attempts_count + int(base.attempted),
+        "deliveries": row.deliveries_count,
+    }
+    base.headers = replace_headers(row.stored_headers, {DEAD_LETTER: origin})
+    return base
+
+
+def _describe(base: Settlement, error: BaseException | None) -> None:
     if error is not None:
         base.error = describe_exception(error)
-    return _final(base, MessageState.FAILED, rules.retain_on_reject)
+
+
+def _later(
+    base: Settlement, row: ClaimedMessage, outcome: Postpone | NotReady, rules: SettleRules
+) -> Settlement:
+    if isinstance(outcome, Postpone):
+        delay = outcome.delay
+    else:
+        waited = 0.0
+        if row.first_attempt_at is not None:
+            waited = max(0.0, (row.acquired_at - row.first_attempt_at).total_seconds() + base.ended_after)
+        left = outcome.give_up_after - waited
+        if left <= 0:
+            return _fail(base, row, rules, NOT_READY, outcome.error)
+        # The last look is when the time is over, not later.
+        delay, base.ran = min(outcome.retry_in, left), True
+    base.state, base.delay = MessageState.PENDING, max(0.0, delay)
+    base.attempted, base.uncharge = False, True
+    _describe(base, outcome.error)
+    return base
 
 
 def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRules) -> Settlement:
@@ -108,14 +154,13 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
         delay = _delay_after(base, row, outcome, strategy, attempts)
     except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything; the row must not hang
         error.__context__ = outcome.error
-        return _fail(base, rules, RETRY_STRATEGY_ERROR, error)
+        return _fail(base, row, rules, RETRY_STRATEGY_ERROR, error)
     if delay is None:
         limit = attempts_limit(strategy)
         reason = MAX_ATTEMPTS if limit is not None and attempts >= limit else "retries_exhausted"
-        return _fail(base, rules, reason, outcome.error)
+        return _fail(base, row, rules, reason, outcome.error)
     base.state, base.delay = MessageState.RETRYABLE, delay
-    if outcome.error is not None:
-        base.error = describe_exception(outcome.error)
+    _describe(base, outcome.error)
     return base
 
 
@@ -129,7 +174,8 @@ def _delay_after(
     last = row.acquired_at + timedelta(seconds=base.ended_after)
     return next_delay(
         strategy,
-        first_attempt_at=row.first_attempt_at or last,
+        # Without a charged attempt it is when the message was not ready, which the strategy is not asked about.
+        first_attempt_at=(row.first_attempt_at if row.attempts_count else None) or last,
         last_attempt_at=last,
         attempts_count=attempts,
         exception=outcome.error,

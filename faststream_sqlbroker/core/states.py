@@ -30,12 +30,12 @@ TRANSITIONS: tuple[tuple[MessageState | None, str, MessageState], ...] = (
     (_R, "claim", _W),
     (_W, "ack", _C),
     (_W, "nack, strategy allows", _R),
-    (_W, "nack exhausted, reject, no outcome, delivery limit", _F),
-    (_W, "postpone, move, graceful timeout", _P),
+    (_W, "nack exhausted, reject, no outcome, delivery limit, unknown outcome", _F),
+    (_W, "postpone, move, dead letter queue, graceful timeout", _P),
     (_W, "handed back unstarted, lease expired", _P),
     (_W, "handed back unstarted, lease expired (after an attempt)", _R),
-    (_P, "cancel, expiry", _D),
+    (_P, "cancel, expiry, superseded, throttled", _D),
     (_R, "cancel, expiry", _D),
-    (_W, "expiry at the start", _D),
+    (_W, "expiry or duplicate at the start", _D),
 )
 """(from, event, to); None is "not there yet". ARCHITECTURE.md's diagram is generated from it."""

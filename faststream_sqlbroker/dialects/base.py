@@ -238,7 +238,7 @@ class Dialect(ABC):
             # Rows of a foreign producer: one that cannot be read must not keep the others from being handled.
             now = at(r[14])
             return ClaimedMessage(
-                r[0], r[1], b"", {}, r[4], None, 0, 1, 1, now, now, None, None, None, now, token,
+                r[0], r[1], b"", r[3], r[4], None, 0, 1, 1, now, now, None, None, None, now, token,
                 outcome=Reject(UNDECODABLE, error),
             )  # fmt: skip
 

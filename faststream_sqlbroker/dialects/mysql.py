@@ -68,9 +68,8 @@ INSERT INTO {archive} ({columns}, archived_at, reason)
 SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
   m.created_at, m.next_attempt_at, m.expires_at,
-  CASE WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND)
-    ELSE m.first_attempt_at END,
-  CASE WHEN u.attempts > 0 THEN m.acquired_at + INTERVAL u.ended MICROSECOND ELSE m.last_attempt_at END,
+  COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND),
+  COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at),
   m.acquired_at, COALESCE(u.error, m.last_error), UTC_TIMESTAMP(6), u.reason
 FROM """
     + _ROWS
@@ -87,11 +86,10 @@ UPDATE """
     + """
 STRAIGHT_JOIN {message} m ON m.id = u.id
 SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
-  m.first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND)
-    ELSE m.first_attempt_at END,
-  m.last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN m.acquired_at + INTERVAL u.ended MICROSECOND ELSE m.last_attempt_at END,
+  m.first_attempt_at = CASE WHEN u.queue IS NULL
+    THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND) END,
+  m.last_attempt_at = CASE WHEN u.queue IS NULL
+    THEN COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at) END,
   m.acquired_at = NULL, m.lease_token = NULL, m.lease_expires_at = NULL,
   m.attempts_count = CASE WHEN u.queue IS NULL THEN m.attempts_count + u.attempts ELSE 0 END,
   m.deliveries_count = CASE WHEN u.queue IS NULL THEN m.deliveries_count + u.charge ELSE 0 END,
@@ -116,6 +114,9 @@ _PLAIN = {
     "delete": "DELETE m FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id BIGINT PATH '$')) u\n"
     "STRAIGHT_JOIN {message} m ON m.id = u.id",
     "payload": "UPDATE {message} SET payload = :payload WHERE id = :id",
+    "headers": "UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (\n"
+    "    id BIGINT PATH '$[0]', headers LONGTEXT CHARACTER SET utf8mb4 PATH '$[1]')) u\n"
+    "STRAIGHT_JOIN {message} m ON m.id = u.id SET m.headers = u.headers",
     "stuck": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
     "WHERE queue = :queue AND lease_expires_at < UTC_TIMESTAMP(6)\n"
     "ORDER BY lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED",

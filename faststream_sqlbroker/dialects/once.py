@@ -5,16 +5,19 @@ not answered can be repeated.
 """
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from enum import Enum
 from uuid import UUID
 
-from sqlalchemy import Connection, Table, and_, bindparam, delete, literal, null, or_, select, update
+from sqlalchemy import Connection, Table, and_, bindparam, delete, literal, null, select, update
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_state import ONCE, upsert
 from faststream_sqlbroker.schema.types import clock, later
 
 Lock = Callable[..., set[int]]
+KEPT = 86_400.0
+"""Seconds that a claim is known after its ttl: by then a message that crashed has come back."""
 
 
 class Verdict(Enum):
@@ -44,27 +47,31 @@ def _claim_key(
     connection: Connection, table: Table, row: ClaimedMessage, ttl: float, worker: str
 ) -> tuple[Verdict, int | None]:
     one = and_(table.c.scope == ONCE + row.queue, table.c.key == row.key)
+    info = {"message": row.id, "worker": worker, "ttl": ttl}
     values = {
         "created_at": clock(),
         "lease_token": literal(_delivery(row), table.c.lease_token.type),
         "lease_expires_at": null(),
-        "expires_at": later(bindparam("ttl")),
-        "info": literal({"message": row.id, "worker": worker}, table.c.info.type),
+        "expires_at": later(bindparam("kept")),
+        "info": literal(info, table.c.info.type),
     }
-    binds = {"ttl": round(ttl * 1_000_000)}
+    binds = {"kept": round((ttl + KEPT) * 1_000_000)}
     # Makes the row, or locks the one that is there.
     new = {"scope": ONCE + row.queue, "key": row.key}
     upsert(connection, table, [{**new, **binds}], replaced=("scope",), **values)
-    free = or_(table.c.lease_token == _delivery(row), table.c.expires_at <= clock())
-    taken = update(table).where(one, free).values(values)
-    if connection.execute(taken, binds).rowcount:
+    known = select(table.c.lease_token, table.c.info, table.c.created_at, clock()).where(one)
+    token, info, since, now = connection.execute(known).one()
+    if token == _delivery(row):
         return Verdict.START, row.id
-    info = connection.execute(select(table.c.info).where(one)).scalar_one_or_none() or {}
-    if info.get("message") != row.id:
-        return Verdict.DUPLICATE, info.get("message")
-    # A mark for who lists unknown outcomes.
-    connection.execute(update(table).where(one).values(lease_expires_at=clock()))
-    return Verdict.UNKNOWN, row.id
+    other, over = info["message"], since + timedelta(seconds=info["ttl"]) <= now
+    if other == row.id and (not over or row.deliveries_count - 1 > row.attempts_count):
+        # A mark for who lists unknown outcomes.
+        connection.execute(update(table).where(one).values(lease_expires_at=clock()))
+        return Verdict.UNKNOWN, row.id
+    if not over:
+        return Verdict.DUPLICATE, other
+    connection.execute(update(table).where(one).values(values), binds)
+    return Verdict.START, row.id
 
 
 def _delivery(row: ClaimedMessage) -> UUID:

@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.marks import KEPT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_intake import FORGET_BURSTS, burst_scope
@@ -15,6 +16,8 @@ SHORTEST_PAUSE = MICROSECONDS // 20
 LONGEST_PAUSE = 2 * MICROSECONDS
 """A message that waits for the one before it is looked at again after as long as that one has been running, within
 these limits: so it waits at most twice as long as it must, and many do not crowd the front."""
+LONGEST_WAIT = 60 * MICROSECONDS
+"""The same where that one waits itself, for a retry say: somebody may cancel it."""
 
 
 class BurstHeads:
@@ -45,7 +48,8 @@ class BurstHeads:
                 chosen.append(message)
                 if key is not None:
                     taken.add(key)
-        self._rows.shift(self._connection, self._queue, waiting, 0)
+        # A slot that one had is given up: it would start at another time.
+        self._rows.shift(self._connection, self._queue, waiting, 0, KEPT)
         self.later = [at for at in waiting.values() if at is not None]
         return chosen
 
@@ -65,5 +69,5 @@ class BurstHeads:
         pause = before.due - self._now if before.acquired is None else self._now - before.acquired
         if before.state != "PROCESSING":
             # It cannot settle before it has been claimed.
-            return max(SHORTEST_PAUSE, pause)
+            return min(max(SHORTEST_PAUSE, pause), LONGEST_WAIT)
         return min(max(SHORTEST_PAUSE, pause), LONGEST_PAUSE)

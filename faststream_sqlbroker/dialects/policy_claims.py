@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Policy, Throttle, Window
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import THROTTLED
-from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects.ordered import Heads
 from faststream_sqlbroker.dialects.policy_bursts import BurstHeads
 from faststream_sqlbroker.dialects.policy_intake import Intake
@@ -25,6 +25,8 @@ from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
 
+LOOKED_AT = 100
+"""Least number of messages that a claim under a throttle looks at: some must not start, or ask for another slot."""
 NO_KEY = "no_key"
 """The reason of a message without the key that a policy needs, where the policy says so."""
 
@@ -50,6 +52,7 @@ class PolicyClaims:
             waits.append(0.0)
         rows: list[ClaimedMessage] = []
         gated, more = bool(due), False
+        suspects: dict[int, int] = {}
         for queue in wanted.queues:
             ready = [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
             if queue in locked and ready and len(rows) < wanted.limit:
@@ -57,7 +60,8 @@ class PolicyClaims:
                 rows += one.run(wanted.limit - len(rows))
                 waits += one.waits
                 gated, more = gated and one.gated, more or one.more
-        return Claim(rows, min(waits, default=None), gated and len(locked) == len(due), more)
+                suspects |= one.suspects
+        return Claim(rows, min(waits, default=None), gated and len(locked) == len(due), more, suspects)
 
 
 class _QueueClaim:
@@ -78,6 +82,8 @@ class _QueueClaim:
         self._dialect, self._rows, self._connection = dialect, rows, connection
         self._wanted, self._memory, self._queue, self._pairs = wanted, memory, queue, pairs
         self._now = now
+        self._slots = Slots(rows, connection, queue, now, wanted.policies)
+        self._free: int | None = None
         self._intake = Intake(rows, connection, queue, pairs, self._now, memory.looks, wanted.keep)
         self._bursts: BurstHeads | None = None
         self._per_key: int | None = None
@@ -87,29 +93,63 @@ class _QueueClaim:
         """Whether there is more to look at, at once."""
         self.waits: list[float] = []
         """In how many seconds to look again."""
+        self.suspects: dict[int, int] = {}
+        """Lost leases of suspects that could start, and were left alone: looking at them must not spend slots."""
 
     def run(self, limit: int) -> list[ClaimedMessage]:
         """Lease up to `limit`."""
-        limit = self._ask_policies(limit)
+        opened = self._ask_policies(limit)
         self.waits += [self._seconds_to(at) for at in self._intake.later]
-        if limit < 1:
+        if not opened or (free := self._leases(limit)) < 1:
             return []
-        slots = Slots(self._rows, self._connection, self._queue, self._now, self._wanted.policies)
-        limit = slots.room(limit)
-        dead = self._intake.dead[:limit]
-        chosen = [*dead, *slots.on_time(self._choose(limit - len(dead)))]
+        only = self._wanted.only
+        dead = [i for i in self._intake.dead if only in (None, i)][:free]
+        self.more |= len(dead) < len(self._intake.dead)
+        chosen = [*dead, *self._starting(min(self._slots.room(free), free - len(dead)))]
         found = self._lease(chosen)
         if len(found) < len(chosen):
             self.waits.append(0.0)  # somebody else has them locked
-        self.more |= len(dead) < len(self._intake.dead)
         self._refuse(found, set(dead))
         if self._bursts is not None:
             self._bursts.delivered(found)
-        slots.give(found)
-        if (at := slots.next_look(len(found))) is not None:
+        starting = self._slots.give(found)
+        if (at := self._slots.next_look(starting)) is not None:
             self.waits.append(self._seconds_to(at))
             self.gated = True
+        elif starting < len(found):
+            self.waits.append(0.0)  # what only goes has left its place to the next
         return found
+
+    def _starting(self, limit: int) -> list[int]:
+        """Up to `limit` messages whose handlers may start."""
+        if not self._slots.spent or limit < 1:
+            return self._choose(limit)
+        size = max(LOOKED_AT, 2 * limit)
+        chosen = self._choose(size)
+        live = self._rows.live(self._connection, self._queue, chosen)
+        if self._wanted.suspects and self._wanted.only is None:
+            self.suspects = {i: live[i].lost for i in chosen if i in live and live[i].lost >= SUSPECT_AFTER}
+            chosen = [message for message in chosen if message not in self.suspects]
+        starting = self._slots.on_time(chosen, live, limit, at_start=self._one_by_one)
+        self.waits += [self._seconds_to(at) for at in self._slots.later]
+        # What was put off has made way.
+        self.more |= len(starting) < limit and bool(self._slots.later)
+        return starting
+
+    @property
+    def _one_by_one(self) -> bool:
+        """Whether messages of a key wait for each other."""
+        return self._wanted.ordered or self._bursts is not None
+
+    def _leases(self, limit: int) -> int:
+        """How many of `limit` leases may be given."""
+        if self._free is None:
+            self._free = limit
+            for policy in self._wanted.policies:
+                if isinstance(policy, Concurrency) and not policy.per_key:
+                    running = self._rows.running(self._connection, self._queue, policy.limit)
+                    self._free = min(self._free, policy.limit - running)
+        return self._free
 
     def _lease(self, chosen: list[int]) -> list[ClaimedMessage]:
         """In the order of `chosen`."""
@@ -121,15 +161,15 @@ class _QueueClaim:
         rank = {message: n for n, message in enumerate(chosen)}
         return sorted(found, key=lambda row: rank[row.id])
 
-    def _ask_policies(self, limit: int) -> int:
-        """Let each look at what is due, in their order; how many messages may start now."""
+    def _ask_policies(self, limit: int) -> bool:
+        """Let each look at what is due, in their order; whether anything may start now."""
         for policy in self._wanted.policies:
             if isinstance(policy, Window):
                 opens, _ = policy.span(self._now)
                 if opens > self._now:
                     self.waits.append(self._seconds_to(opens))
                     self.gated = True
-                    return 0
+                    return False
                 self._intake.opened = max(self._intake.opened, opens)
             elif isinstance(policy, Delay):
                 self.more |= not self._intake.delay(policy)
@@ -137,21 +177,19 @@ class _QueueClaim:
                 if not self._intake.burst(policy):
                     # What is to come may belong to the burst of a message that would be delivered now.
                     self.more = True
-                    return 0
+                    return False
                 self._bursts = BurstHeads(self._rows, self._connection, self._queue, self._now)
             else:
-                limit = self._ask_limit(policy, limit)
-        return limit
+                self._ask_limit(policy, limit)
+        return True
 
-    def _ask_limit(self, policy: Policy, limit: int) -> int:
+    def _ask_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and not policy.gates:
-            self.more |= not self._intake.slots(policy, limit)
+            if self._one_by_one and policy.when_exceeded == "wait":
+                return  # what waits for another message of its key would have its slot for nothing
+            self.more |= not self._intake.slots(policy, self._slots.room(self._leases(limit)))
         elif isinstance(policy, Concurrency) and policy.per_key:
             self._per_key = policy.limit
-        elif isinstance(policy, Concurrency):
-            running = self._rows.running(self._connection, self._queue, policy.limit)
-            limit = min(limit, policy.limit - running)
-        return limit
 
     def _choose(self, limit: int) -> list[int]:
         """The messages to lease, in order."""
@@ -166,16 +204,12 @@ class _QueueClaim:
         for pair in self._pairs:
             if len(due) < size:
                 due += self._rows.due(
-                    self._connection, self._queue, pair.priority, before=before, size=size - len(due), which=which,
-                    only=wanted.only,
+                    self._connection, self._queue, pair.priority, before=before, now=self._now, size=size - len(due),
+                    which=which, only=wanted.only,
                 )  # fmt: skip
         if self._bursts is None:
             return [message for message, _, _ in due]
-        # A burst that has ended since may have got a message since, which has not taken part.
-        ended = [one for one in due if one[2] <= self._now]
-        if len(ended) < len(due):
-            self.waits.append(0.0)
-        chosen = self._bursts.choose(ended, limit)
+        chosen = self._bursts.choose(due, limit)
         self.waits += [self._seconds_to(at) for at in self._bursts.later]
         self.more |= len(due) == size and len(chosen) < limit
         return chosen
@@ -193,7 +227,8 @@ class _QueueClaim:
             one = [
                 due for pair in self._pairs
                 for due in self._rows.due(
-                    self._connection, self._queue, pair.priority, before=self._intake.before, size=1, which="", only=only
+                    self._connection, self._queue, pair.priority, before=self._intake.before, now=self._now, size=1,
+                    which="", only=only,
                 )
             ]  # fmt: skip
             return [
@@ -202,7 +237,8 @@ class _QueueClaim:
                 if key is None or heads.may_start(self._queue, message, key)
             ]
         if heads.look(self._pairs, self._memory.cursors):
-            self.more = True
+            # Not at once: all keys may be held, and there may be many.
+            self.waits.append(0.0)
         elif not heads.full and (soon := heads.soonest()) is not None:
             self.waits.append(soon)
         return heads.ids[:limit]

@@ -17,7 +17,6 @@ from faststream_sqlbroker.core.presence import LiveSubscriber
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.policy_intake import burst_scope, slot_scope
 from faststream_sqlbroker.dialects.policy_state import ONCE
-from faststream_sqlbroker.schema.types import clock
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
@@ -116,11 +115,15 @@ def once(
     if message.key is None or not _policies(subscribers, "Once("):
         return []
     table = dialect.tables.policy_state
-    of_key = table.c.scope == ONCE + message.queue, table.c.key == message.key, table.c.expires_at > clock()
-    state = connection.execute(select(table.c.info, table.c.expires_at).where(*of_key)).one_or_none()
+    of_key = table.c.scope == ONCE + message.queue, table.c.key == message.key
+    state = connection.execute(select(table.c.info, table.c.created_at).where(*of_key)).one_or_none()
     if state is None:
         return []
-    other, until = (state.info or {}).get("message"), moment_text(state.expires_at, message.now)
+    ends = state.created_at + timedelta(seconds=state.info["ttl"])
+    started_here = state.info["message"] == message.id and message.deliveries_count > message.attempts_count
+    if ends <= message.now and not started_here:
+        return []
+    other, until = state.info["message"], moment_text(ends, message.now)
     if other == message.id:
         words = (
             "its handler was started before, and nobody knows how far it came: the next claim makes it FAILED"
@@ -137,9 +140,9 @@ def _policies(subscribers: Iterable[LiveSubscriber], begin: str) -> set[str]:
 
 
 def _numbered(subscribers: Iterable[LiveSubscriber], begin: str) -> list[tuple[int, str]]:
-    """With their places in the subscriber's list, by which their states are stored."""
-    found = {(n, text) for s in subscribers for n, text in enumerate(s.policies) if text.startswith(begin)}
-    return sorted(found)
+    """With their numbers among their like, by which their states are stored."""
+    listed = [[text for text in s.policies if text.startswith(begin)] for s in subscribers]
+    return sorted({found for texts in listed for found in enumerate(texts)})
 
 
 def _leased(

@@ -107,10 +107,12 @@ class Intake:
     def slots(self, policy: Throttle, limit: int) -> bool:
         """Give messages slots of their own, or what becomes of those without; whether all were looked at.
 
-        At most `limit` are granted now, as no more could start; those above them wait for the next claim.
+        At most `limit` are granted now, as no more could start; those above them wait for the next claim. The
+        expired need none.
         """
         arrivals, whole = self._arrivals(SLOT)
         self.before |= SLOT
+        left: list[int] = []
         scope = slot_scope(self.queue)
         keys = {self._slot_key(policy, a) for a in arrivals} - {None}
         known = self.rows.states(self.connection, scope, [key for key in keys if key is not None])
@@ -119,11 +121,11 @@ class Intake:
         put_off: dict[int, int | None] = {}
         dropped: dict[int, str] = {}
         for a in arrivals:
-            key = self._slot_key(policy, a)
+            key = None if a.expired else self._slot_key(policy, a)
             slot = self.now if key is None else policy.next_slot(logs[key], self.now)
             waits = policy.when_exceeded == "wait" or a.delivered
             if slot <= self.now and not waits and len(due) >= limit:
-                whole = False
+                left.append(a.due)
             elif slot <= self.now or waits:
                 due[a.id] = slot
                 if key is not None:
@@ -135,6 +137,7 @@ class Intake:
                 dropped[a.id] = THROTTLED
             else:
                 self.dead.append(a.id)
+                left.append(a.due)  # until it is claimed as one
         kept = {
             key: (dump_slots(policy, log), log[-1] + policy.per + MICROSECONDS)
             for key, log in logs.items()
@@ -144,7 +147,14 @@ class Intake:
         self.rows.discard(self.connection, self.queue, dropped, keep=self.keep)
         self._shift(put_off, 0)
         self._shift(due, SLOT)
-        return whole
+        self._look_back(SLOT, min(left, default=self.now))
+        return whole and (limit < 1 or len(left) == len(self.dead))
+
+    def _look_back(self, own: int, at: int) -> None:
+        """Let the next look begin at `at`, or before: what was due then still lacks the mark `own`."""
+        for pair in self.pairs:
+            place = self.queue, pair.priority, own
+            self.looks.ended_at[place] = min(self.looks.ended_at[place], at)
 
     @staticmethod
     def _slot_key(policy: Throttle, arrival: Arrival) -> str | None:
@@ -176,6 +186,7 @@ class Intake:
         if horizon is None:
             return found, True
         # What is due later may come after something of another priority that was not read yet.
+        self._look_back(own, horizon)
         return [a for a in found if a.due <= horizon], False
 
 

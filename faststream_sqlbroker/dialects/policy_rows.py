@@ -37,6 +37,10 @@ class Live(NamedTuple):
     due: int
     acquired: int | None
     key: str | None
+    marks: int
+    lost: int
+    """Deliveries that ended without an attempt, while it is not leased."""
+    expired: bool
 
 
 class PolicyRows:
@@ -48,7 +52,7 @@ class PolicyRows:
         texts = policy_sql.statements(words, archive=dialect.has_archive)
         binds = {
             "queue": String, "scope": String, "rows": Text, "priority": SmallInteger, "before": Integer,
-            "own": Integer, "mark": Integer, "since": BigInteger, "size": Integer,
+            "own": Integer, "mark": Integer, "kept": Integer, "since": BigInteger, "size": Integer,
             "only": BigInteger,
         }  # fmt: skip
         for name, text in texts.items():
@@ -88,11 +92,13 @@ class PolicyRows:
         )  # fmt: skip
         return [Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows]
 
-    def shift(self, connection: Connection, queue: str, due: Mapping[int, int | None], mark: int) -> None:
-        """Give messages `mark`, and another due time unless it is None."""
+    def shift(
+        self, connection: Connection, queue: str, due: Mapping[int, int | None], mark: int, kept: int = ~0
+    ) -> None:
+        """Give messages `mark`, of their marks leave `kept`, and another due time unless it is None."""
         if due:
             rows = json.dumps([{"id": message, "due": at} for message, at in due.items()])
-            self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark)
+            self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
 
     def discard(self, connection: Connection, queue: str, reasons: Mapping[int, str], *, keep: bool) -> None:
         """End messages that nobody holds as DISCARDED, archived if `keep`."""
@@ -145,7 +151,12 @@ class PolicyRows:
         rows = self._run(
             connection, "policy_live", queue=queue, rows=json.dumps([{"id": message} for message in wanted])
         )
-        return {r[0]: Live(r[1], int(r[2]), None if r[3] is None else int(r[3]), as_key(r[4])) for r in rows}
+        return {
+            r[0]: Live(
+                r[1], int(r[2]), None if r[3] is None else int(r[3]), as_key(r[4]), r[5], r[6], bool(r[7])
+            )
+            for r in rows
+        }
 
     def due(
         self,
@@ -154,12 +165,18 @@ class PolicyRows:
         priority: int,
         *,
         before: int,
+        now: int,
         size: int,
         which: str,
         only: int | None,
     ) -> list[tuple[int, str | None, int]]:
-        """Up to `size` due messages that have the marks `before`: id, key, due time."""
-        binds: dict[str, Any] = {"queue": queue, "priority": priority, "before": before, "size": size}
+        """Up to `size` messages due by `now`, when the claim began, that have the marks `before`: id, key, due time.
+
+        A burst that has ended since may lack what arrived after the policies looked, and before its end.
+        """
+        binds: dict[str, Any] = {
+            "queue": queue, "priority": priority, "before": before, "now": now, "size": size,
+        }  # fmt: skip
         if only is not None:
             which, binds["only"] = "_one", only
         rows = self._run(connection, f"policy_due{which}", **binds)

@@ -3,17 +3,19 @@
 Times are microseconds since 1970.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.policies import Policy, Throttle
+from faststream_sqlbroker.core.policies.marks import SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import AHEAD, dump_slots, first_slot, load_slots, next_slots
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_intake import slot_scope
-from faststream_sqlbroker.dialects.policy_rows import PolicyRows
+from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -26,13 +28,21 @@ class Slots:
     ) -> None:
         """Read what is known of the queue's own slots."""
         self._rows, self._connection, self._queue, self._now = rows, connection, queue, now
-        throttles = [(n, policy) for n, policy in enumerate(policies) if isinstance(policy, Throttle)]
+        # Numbered among themselves: what another policy beside them would change must not forget their slots.
+        throttles = list(enumerate(policy for policy in policies if isinstance(policy, Throttle)))
         self._lag = min((policy.max_lag for _, policy in throttles), default=None)
         self._gates = [(n, policy) for n, policy in throttles if policy.gates]
         self._each = next((policy for _, policy in throttles if not policy.gates), None)
         self._logs = [self._log(slot_scope(queue, n)) for n, _ in self._gates]
         self._granted: list[int] | None = None
         self._again: dict[int, int] = {}
+        self.later: list[int] = []
+        """The slots of messages that were put off."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether a lease spends a slot."""
+        return self._lag is not None
 
     def _log(self, scope: str) -> list[int]:
         return load_slots(self._rows.states(self._connection, scope, [""]).get(""))
@@ -56,42 +66,61 @@ class Slots:
         # Half of the time ahead: the claim is done before the slot has come.
         return first_slot(throttles, logs, self._now) - AHEAD // 2
 
-    def on_time(self, chosen: Sequence[int]) -> list[int]:
-        """Those of `chosen` that may start; where its own slot has passed by, a message asks for another.
+    def on_time(
+        self, chosen: Sequence[int], live: Mapping[int, Live], limit: int, *, at_start: bool
+    ) -> list[int]:
+        """Up to `limit` of `chosen` that may start; where its own slot has passed by, a message asks for another.
 
-        Only what is about to start asks: what waits for a worker would ask again and again.
+        Only what is about to start asks: what waits for a worker would ask again and again. With `at_start` that is
+        when it gets its first slot, too.
         """
-        if self._each is None or not chosen:
-            return list(chosen)
-        live = self._rows.live(self._connection, self._queue, chosen)
-        late = {i: live[i].key for i in chosen if i in live and live[i].due < self._now - self._each.max_lag}
-        if not late:
-            return list(chosen)
-        scope = slot_scope(self._queue)
-        keys = {message: (key or "") if self._each.key else "" for message, key in late.items()}
-        free = {message for message, key in late.items() if self._each.key and key is None}
-        known = self._rows.states(self._connection, scope, keys.values())
-        logs = {key: load_slots(known.get(key)) for key in keys.values()}
-        for message, key in keys.items():
-            slot = self._now if message in free else self._each.next_slot(logs[key], self._now)
-            self._again[message] = slot
-            if message not in free:
-                logs[key].append(slot)
-        kept = {
-            k: (dump_slots(self._each, log), log[-1] + self._each.per + MICROSECONDS)
-            for k, log in logs.items()
-            if log
+        if self._each is None:
+            return list(chosen[:limit])
+        first = at_start and self._each.when_exceeded == "wait"
+        asking = {
+            i: live[i].key
+            for i in chosen
+            if i in live
+            and not live[i].expired
+            and (live[i].due < self._now - self._each.max_lag or (first and not live[i].marks & SLOT))
         }
-        self._rows.keep(self._connection, scope, kept)
-        put_off: dict[int, int | None] = {i: slot for i, slot in self._again.items() if slot > self._now}
-        self._rows.shift(self._connection, self._queue, put_off, 0)
-        return [message for message in chosen if message not in put_off]
+        keys = {message: (key or "") if self._each.key else "" for message, key in asking.items()}
+        free = {message for message, key in asking.items() if self._each.key and key is None}
+        known = self._rows.states(self._connection, slot_scope(self._queue), keys.values())
+        logs = {key: load_slots(known.get(key)) for key in keys.values()}
+        starting: list[int] = []
+        put_off: dict[int, int | None] = {}
+        for message in chosen:
+            if len(starting) == limit:
+                break
+            if message in asking and message not in free:
+                log = logs[keys[message]]
+                log.append(self._each.next_slot(log, self._now))
+                self._again[message] = log[-1]
+            elif message in free:
+                self._again[message] = self._now
+            if self._again.get(message, self._now) > self._now:
+                put_off[message] = self._again[message]
+                self.later.append(self._again[message])
+            else:
+                starting.append(message)
+        self._rows.keep(self._connection, slot_scope(self._queue), self._kept(logs))
+        self._rows.shift(self._connection, self._queue, put_off, SLOT)
+        return starting
 
-    def give(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Tell each row when it may start, and note the slots that are taken."""
+    def _kept(self, logs: Mapping[str, list[int]]) -> dict[str, tuple[Any, int]]:
+        each = self._each
+        if each is None:
+            return {}
+        return {
+            k: (dump_slots(each, log), log[-1] + each.per + MICROSECONDS) for k, log in logs.items() if log
+        }
+
+    def give(self, rows: Sequence[ClaimedMessage]) -> int:
+        """Tell each row when it may start, and note the slots that are taken; how many rows start."""
         starting = [row for row in rows if row.outcome is None and not _expired(row)]
         if self._lag is None or not starting:
-            return
+            return len(starting)
         for n, row in enumerate(starting):
             acquired, own = _microseconds(row.acquired_at), _microseconds(row.next_attempt_at)
             slot = self._again.get(row.id, own) if self._granted is None else self._granted[n]
@@ -100,6 +129,7 @@ class Slots:
             taken = [*log, *(self._granted or ())[: len(starting)]]
             state = dump_slots(policy, taken), taken[-1] + policy.per + MICROSECONDS
             self._rows.keep(self._connection, slot_scope(self._queue, number), {"": state})
+        return len(starting)
 
 
 def _expired(row: ClaimedMessage) -> bool:

@@ -117,7 +117,7 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
     ids, states = w.rows({"id": "int"}), w.rows({"k": "key"})
     keyed = w.rows({"k": "key", "info": "text", "expires": "int"})
     found = f"{w.update}".replace("{where}", f"m.queue = :queue AND {w.claimable}")
-    shifted = f"next_attempt_at = COALESCE({w.at('u.due')}, {{m}}next_attempt_at), policy_marks = {{m}}policy_marks | :mark"
+    shifted = f"next_attempt_at = COALESCE({w.at('u.due')}, {{m}}next_attempt_at), policy_marks = ({{m}}policy_marks | :mark) & :kept"
     texts = {
         "policy_now": f"SELECT {w.us(w.now)}",
         "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}, {w.us('m.created_at')},\n"
@@ -135,12 +135,14 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
         "policy_running": f"SELECT count(*) FROM (SELECT 1 FROM {{message}} m {w.leased_hint}\n"
         "  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL LIMIT :size) r",
         "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, {w.us('m.acquired_at')},\n"
-        f"  {w.open}m.{{key}}{w.close}\n"
+        f"  {w.open}m.{{key}}{w.close}, m.policy_marks, m.deliveries_count - m.attempts_count,\n"
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END\n"
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
     }
     for name, which in (("", ""), ("_others", "{others}"), ("_one", "\n  AND m.id = :only")):
         texts[f"policy_due{name}"] = (
-            f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}\n{due}\n  AND {marked}{which}\n"
+            f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}\n{due}\n"
+            f"  AND m.next_attempt_at <= {w.at(':now')} AND {marked}{which}\n"
             "ORDER BY m.next_attempt_at, m.id LIMIT :size"
         )
     texts |= _discards(w, archive=archive)

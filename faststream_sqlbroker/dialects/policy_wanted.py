@@ -1,6 +1,6 @@
 """What a claim under policies is given, and what it gives."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -40,6 +40,8 @@ class Claim:
     """Whether nothing more can start before, whatever comes."""
     more: bool = False
     """Whether there is more to look at, at once."""
+    suspects: Mapping[int, int] = field(default_factory=dict)
+    """Lost leases, by id, of messages that could start and were left for a claim of their own."""
 
 
 @dataclass

@@ -140,7 +140,7 @@ class PostgresqlDialect(Dialect):
                 of_message=", ".join(f"m.{column}" for column in kept.split(", ")),
             )  # fmt: skip
         self.add_statement("delete", sql.DELETE, *held)
-        moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary)
+        moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary), _array("headers", Text)
         self.add_statement("update", sql.UPDATE, *ended, *moved)
 
     def is_transient(self, error: BaseException) -> bool:

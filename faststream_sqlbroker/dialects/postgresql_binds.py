@@ -93,6 +93,7 @@ def settle_queries(
             "delays": _floats(s.delay for s in updated),
             "queues": [s.queue for s in updated],
             "payloads": [s.payload for s in updated],
+            "headers": [s.headers for s in updated],
         }
         queries.append(Query(sql["update"], binds, _ids))
     return queries
@@ -125,7 +126,7 @@ def _ended(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
         "states": [s.state and s.state.name for s in settlements],
         "attempts": [int(s.attempted) for s in settlements],
         "charges": [-int(s.uncharge) for s in settlements],
-        "ends": _floats(s.ended_after for s in settlements),
+        "ends": _floats(s.ended for s in settlements),
         "errors": [s.error for s in settlements],
     }
 

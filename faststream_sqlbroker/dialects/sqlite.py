@@ -55,9 +55,7 @@ INSERT INTO {archive} ({columns}, archived_at, reason)
 SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
   m.created_at, m.next_attempt_at, m.expires_at,
-  CASE WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + u.ended)
-    ELSE m.first_attempt_at END,
-  CASE WHEN u.attempts > 0 THEN m.acquired_at + u.ended ELSE m.last_attempt_at END,
+  COALESCE(m.first_attempt_at, m.acquired_at + u.ended), COALESCE(m.acquired_at + u.ended, m.last_attempt_at),
   m.acquired_at, COALESCE(u.error, m.last_error), {now}, u.reason
 FROM """
     + _ROWS
@@ -75,10 +73,8 @@ SET state = COALESCE(u.state,
   attempts_count = CASE WHEN u.queue IS NULL THEN attempts_count + u.attempts ELSE 0 END,
   deliveries_count = CASE WHEN u.queue IS NULL THEN deliveries_count + u.charge ELSE 0 END,
   next_attempt_at = CASE WHEN u.delay IS NULL THEN next_attempt_at ELSE {now} + u.delay END,
-  first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN COALESCE(first_attempt_at, acquired_at + u.ended) ELSE first_attempt_at END,
-  last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN acquired_at + u.ended ELSE last_attempt_at END,
+  first_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(first_attempt_at, acquired_at + u.ended) END,
+  last_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(acquired_at + u.ended, last_attempt_at) END,
   last_error = COALESCE(u.error, last_error),
   policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & {kept_marks} ELSE 0 END,
   queue = COALESCE(u.queue, {message}.queue),
@@ -104,6 +100,9 @@ _PLAIN = {
     + " AND priority = :priority",
     "update": _UPDATE,
     "payload": "UPDATE {message} SET payload = :payload WHERE id = :id",
+    "headers": "UPDATE {message} SET headers = u.headers\n"
+    "FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS headers\n"
+    "  FROM json_each(:rows)) u\nWHERE {message}.id = u.id",
     "release_stuck": _GIVEN_BACK
     + """
 WHERE id IN (SELECT id FROM {message} INDEXED BY {leased_index}

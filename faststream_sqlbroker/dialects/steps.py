@@ -248,6 +248,8 @@ class StepDialect(Dialect):
         for s in staying:
             if s.payload is not None:
                 connection.execute(self.sql["payload"], {"id": s.id, "payload": s.payload})
+        for part in chunks([s for s in staying if s.headers is not None]):
+            connection.execute(self.sql["headers"], {"rows": json.dumps([[s.id, s.headers] for s in part])})
         settled = {s.id for s in ours}
         return SettleResult(settled, {s.id for s in settlements} - settled)
 
@@ -269,7 +271,7 @@ def rows_json(settlements: Sequence[Settlement]) -> str:
                 s.state and s.state.name,
                 int(s.attempted),
                 -int(s.uncharge),
-                round(s.ended_after * 1_000_000),
+                round(s.ended_after * 1_000_000) if s.attempted or s.ran else None,
                 s.reason,
                 s.error,
                 None if s.delay is None else round(s.delay * 1_000_000),

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.policies import Concurrency
+from faststream_sqlbroker.core.rows import Holder
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
@@ -45,22 +47,25 @@ class Consumer:
         log: Log,
         ack_first: bool = False,
         cancellable: bool = True,
+        encode: Callable[[Any], Awaitable[tuple[bytes, str | None]]] | None = None,
         presence: Presence | None = None,
         paused: bool = False,
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
+        `encode` makes the bodies that handlers move their messages with.
         `presence` tells the fleet of it, and which queues are paused; `paused` starts it without claiming.
         `cancellable` is false for handlers that run in a thread: cancelling would only stop waiting for it.
         """
         self._store, self._wakeups, self._settings = store, wakeups, settings
         self._handle, self._log, self._ack_first = handle, log, ack_first
-        self._cancellable, self._presence = cancellable, presence
+        self._cancellable, self._encode, self._presence = cancellable, encode, presence
         self.member = Member(settings, paused=paused, on_change=self._reopened)
         self._rules = SettleRules(
             retry_strategy=settings.retry_strategy,
             retain_on_ack=settings.retain_in_archive_on_ack,
             retain_on_reject=settings.retain_in_archive_on_reject,
+            dead_letter_queue=settings.dead_letter_queue,
         )
         self._stopping = True
         self._stop_task: asyncio.Task[None] | None = None
@@ -98,6 +103,7 @@ class Consumer:
         held.on_room = self._fetch_loop.wake
         held.hurry = self._flusher.hurry
         held.on_chained = self._wakeups.published
+        held.holder = Holder(keeper.extend, self._encode, self._ack_first)
         if s.ordered or any(isinstance(policy, Concurrency) for policy in s.policies):
             held.on_settled = self._hint  # the next of its key, or of all
 

@@ -83,7 +83,7 @@ class Fetcher:
             return 0
         if self._one_by_one:
             # What waits for a worker here keeps its key, or its slot, from everybody.
-            free = (s.max_workers - held.running - held.starting) * (s.fetch_batch_size if s.batch else 1)
+            free = (s.max_workers - held.running) * (s.fetch_batch_size if s.batch else 1)
             return int(min(s.fetch_batch_size, free - held.waiting.qsize()))
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
         return int(min(s.fetch_batch_size, capacity - held.waiting.qsize()))
@@ -180,6 +180,7 @@ class Fetcher:
             )  # fmt: skip
             claim, self._memory = await self._store.policies.claim(wanted, self._memory)
         self._gated, self._more = claim.gated, claim.more
+        self._isolation.note(claim.suspects, monotonic())
         if self._shares is not None and only is None:
             self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
         return claim.rows, claim.again

@@ -7,7 +7,7 @@ from time import monotonic
 from uuid import UUID
 
 from faststream_sqlbroker.core.outcome import Release
-from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement, SettleResult
+from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Holder, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.buffer import Buffer
 from faststream_sqlbroker.flow.chain import due_queues
@@ -55,8 +55,6 @@ class Inflight:
         self.flushing: set[int] = set()
         self.doubtful: set[tuple[int, UUID]] = set()
         self.running = 0
-        self.starting = 0
-        """Calls of the handler that a worker has, and that wait for a slot or for their keys."""
         self.wants_room = False
         self.notify_at = 1
         """Outcomes of which `on_outcome` is to be told next: a call a message would say nothing new."""
@@ -65,6 +63,8 @@ class Inflight:
         self.hurry: Callable[[], None] = lambda: None
         self.on_settled: Callable[[], None] = lambda: None
         self.on_chained: Callable[[set[str]], None] = lambda _queues: None
+        self.holder: Holder | None = None
+        """Given to each row for what its handler may ask."""
         self.claimed_count = 0
         self.settled_count = 0
         self.lease_lost_count = 0
@@ -84,9 +84,10 @@ class Inflight:
 
     def add(self, rows: Iterable[ClaimedMessage]) -> list[ClaimedMessage]:
         """Take in freshly claimed rows; the older deliveries of the same messages, whose leases were lost."""
-        now, lost, rows = monotonic(), [], list(rows)
+        now, lost, rows, holder = monotonic(), [], list(rows), self.holder
         for row in rows:
             row.claimed_monotonic = row.renewed_monotonic = now
+            row.holder = holder
             older = self.held.get(row.id)
             if older is not None:
                 # Its lease ran out and the row came back to us: the older outcome is void.
@@ -220,13 +221,17 @@ class Inflight:
         return others
 
     def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
-        """Rows held longer than a third of their lease; those being written right now, two thirds."""
+        """Rows held longer than a third of their lease; those being written right now, two thirds.
+
+        Not those whose handlers have asked for more than `lease`, which would be shortened.
+        """
         now = monotonic()
         old = now - lease / 3
         return [
             row
             for row in self.held.values()
             if row.renewed_monotonic <= old
+            and row.held_until <= now + lease
             and (row.id not in self.flushing or row.renewed_monotonic <= now - lease * 2 / 3)
-            and (max_lease is None or now - row.claimed_monotonic < max_lease)
+            and (max_lease is None or now - row.claimed_monotonic < max_lease or now < row.held_until)
         ]

@@ -9,7 +9,7 @@ seconds of every `HOLD` + `PAUSE` for the process to become free. A suspect that
 seconds runs in company.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage
@@ -89,10 +89,14 @@ class Isolation:
         if not rows:
             self._others_until = now  # there are no others
         suspects = {row.id: lost_leases(row) for row in rows if lost_leases(row) >= SUSPECT_AFTER}
+        self.note(suspects, now)
+        return [row for row in rows if row.id not in suspects] if suspects else rows
+
+    def note(self, suspects: Mapping[int, int], now: float) -> None:
+        """Know suspects by the leases they have lost."""
         for message_id, lost in suspects.items():
             _, first_seen = self._known.get(message_id, (lost, now))
             self._known[message_id] = (lost, first_seen)
-        return [row for row in rows if row.id not in suspects] if suspects else rows
 
     def _impatient(self, now: float) -> list[int]:
         return [i for i, (_, first_seen) in self._known.items() if now - first_seen >= PATIENCE]

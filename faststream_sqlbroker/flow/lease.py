@@ -1,12 +1,14 @@
 """Keep the leases of everything this process holds: one fenced statement renews them all."""
 
 import logging
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.transactional import current
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -37,6 +39,29 @@ class LeaseKeeper:
                 else:
                     self._lost(row)
         return max(0.02, self._lease / 12)
+
+    async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
+        """Hold `rows` for at least `seconds` from now, which `max_lease` does not end; whether all are still held.
+
+        Inside a handler's transaction its locks are the leases, and are only looked after.
+
+        Raises:
+            StoreError: the database could not be asked.
+        """
+        asked, transaction = monotonic(), current.get()
+        leases = [(r.id, r.lease_token) for r in rows if not r.lease_lost]
+        if transaction is not None:
+            held = await transaction.lock(leases)
+        else:
+            longest = max(row.held_until - asked for row in rows)
+            held = await self._store.renew(leases, max(seconds, self._lease, longest))
+        for row in rows:
+            if row.id not in held:
+                self._lost(row)
+            elif transaction is None:
+                row.renewed_monotonic = asked
+                row.held_until = max(row.held_until, asked + seconds)
+        return all(row.id in held for row in rows)
 
     def _lost(self, row: ClaimedMessage) -> None:
         if self._inflight.held.get(row.id) is not row or row.id in self._inflight.flushing:

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERI
 def refusal(row: ClaimedMessage, rules: SettleRules, most_deliveries: float) -> Outcome | None:
     """What `row` ends in without a handler; None if one may start."""
     if row.outcome is not None:
-        return row.outcome  # it could not be read
+        return row.outcome  # it could not be read, or a policy says so
     if row.deliveries_count > most_deliveries:
         return Reject(MAX_DELIVERIES)
     attempts = attempts_limit(rules.retry_strategy)
@@ -30,6 +30,8 @@ def refusal_text(row: ClaimedMessage, outcome: Reject) -> str:
     """What to log of it."""
     if outcome.error is not None:
         return f"message {row.id} of queue {row.queue!r} cannot be read and is rejected: {outcome.error}"
+    if outcome.reason not in {MAX_DELIVERIES, MAX_ATTEMPTS}:
+        return f"message {row.id} of queue {row.queue!r} becomes a dead letter by a policy: {outcome.reason}"
     return (
         f"Message delivery limit was exceeded for message {row.id} of queue {row.queue!r} "
         f"({outcome.reason}: {row.deliveries_count} deliveries, {row.attempts_count} attempts)"

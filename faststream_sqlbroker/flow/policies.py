@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.outcome import Discard, Nack, Outcome, Postpone, Reject, Release
+from faststream_sqlbroker.core.outcome import Discard, Nack, NotReady, Outcome, Postpone, Reject, Release
 from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import UNKNOWN_OUTCOME
 from faststream_sqlbroker.dialects.once import Verdict
-from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.settlements import Settlements
@@ -25,7 +25,7 @@ Rows = list[ClaimedMessage]
 REST_STEP = 0.1
 """Seconds after which a worker that rests looks whether it is to stop."""
 REPEATS = 5
-"""How often a claim of keys is repeated whose COMMIT was not answered."""
+"""How often a claim of keys is tried whose COMMIT was not answered, and to give them back."""
 SPENT = "failed_once"
 """The reason of a message that may run once, and has failed."""
 
@@ -63,33 +63,36 @@ class PolicyStarts:
         """Wait until `row` may start."""
         if (wait := seconds_to_slot(row)) <= 0:
             return
-        try:
-            with self._starting():
+        with self._busy():
+            try:
                 await asyncio.sleep(wait)
-        except BaseException:
-            self._inflight.give_back([row])
-            raise
+            except BaseException:
+                self._inflight.give_back([row])
+                raise
 
     @contextmanager
-    def _starting(self) -> Iterator[None]:
-        """The worker is taken: nothing is claimed for it, which would wait here and miss its slot."""
-        self._inflight.starting += 1
+    def _busy(self) -> Iterator[None]:
+        """The worker is not free: what was claimed for it now would miss its slot, or keep its key from others."""
+        self._inflight.running += 1
         try:
             yield
         finally:
-            self._inflight.starting -= 1
+            self._inflight.running -= 1
 
     async def claim_keys(self, rows: Rows) -> Rows:
         """Claim the keys of messages that may run once; those that may start. The others are settled."""
+        with self._busy():
+            return await self._claim_keys(rows)
+
+    async def _claim_keys(self, rows: Rows) -> Rows:
         keyed = [row for row in rows if row.key is not None]
         if self._once is None or not keyed:
             return rows
-        with self._starting():
-            try:
-                verdicts = await self._claimed(keyed, self._once.ttl / MICROSECONDS)
-            except StoreError as error:
-                await self._not_started(rows, error)
-                return []
+        try:
+            verdicts = await self._claimed(keyed, self._once.ttl / MICROSECONDS)
+        except StoreError as error:
+            await self._not_started(rows, error)
+            return []
         self._failures = 0
         for row in keyed:
             verdict, other = verdicts[row.id]
@@ -143,20 +146,31 @@ class PolicyStarts:
             until = monotonic() + self._rest
             while (left := until - monotonic()) > 0 and not self._stopping():
                 await asyncio.sleep(min(left, REST_STEP))
-        if self._once is None:
-            return
+        if again := self.spend(rows):
+            await self._give_back(again)
+
+    def spend(self, rows: Rows) -> Rows:
+        """End those of `rows` that may run once and have failed; those whose keys are to be given back."""
         again: Rows = []
+        if self._once is None:
+            return again
         for row in (row for row in rows if row.key is not None):
-            if isinstance(row.outcome, Postpone) or (
+            if isinstance(row.outcome, Postpone | NotReady) or (
                 isinstance(row.outcome, Nack) and row.outcome.retry_possible
             ):
                 again.append(row)
             elif isinstance(row.outcome, Nack):
                 row.outcome = Reject(SPENT, row.outcome.error)
-        if again:
-            await self._give_back(again)
+        return again
 
     async def _give_back(self, rows: Rows) -> None:
+        for failures in range(1, REPEATS):
+            try:
+                return await self._store.policies.give_back_keys(rows)
+            except (TransientStoreError, UnknownOutcomeError):
+                await asyncio.sleep(backoff(failures))
+            except StoreError:
+                break  # said below, by the last try
         try:
             await self._store.policies.give_back_keys(rows)
         except StoreError as error:

@@ -106,8 +106,8 @@ def lesser(settlement: Settlement, tries: int, *, archive: bool) -> Iterator[Set
     """What may be written in place of a settlement that was refused `tries` times, the best first.
 
     Nothing for an ack, a nack without an error, a postponement or a release: they carry nothing of their
-    own that could be the cause. What was chained to an ack falls back to a nack; a text is left out; a move
-    that stays impossible becomes a dead letter, where there is an `archive` to keep it.
+    own that could be the cause. What was chained to an ack falls back to a nack; a text is left out; what cannot
+    go to another queue becomes a dead letter, where there is an `archive` to keep it.
     """
     if tries < LESS_AFTER:
         return
@@ -120,6 +120,6 @@ def lesser(settlement: Settlement, tries: int, *, archive: bool) -> Iterator[Set
         yield replace(settlement, error=NO_TEXT, reason=SETTLE_ERROR)
     if settlement.queue is not None and archive and tries >= DEAD_AFTER:
         yield replace(
-            settlement, state=MessageState.FAILED, archive=True, reason=SETTLE_ERROR, error=NO_TEXT,
-            queue=None, payload=None, delay=None,
+            settlement, state=MessageState.FAILED, archive=True, reason=settlement.reason or SETTLE_ERROR,
+            error=NO_TEXT, queue=None, payload=None, headers=None, delay=None,
         )  # fmt: skip

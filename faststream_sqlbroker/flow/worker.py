@@ -65,10 +65,8 @@ class Worker:
             settings.policies,
         )
         self._policies: PolicyStarts | None = None
-        if settings.policies:
-            self._policies = PolicyStarts(
-                store, inflight, self._settlements, settings.policies, log, stopping
-            )
+        if policies := settings.policies:
+            self._policies = PolicyStarts(store, inflight, self._settlements, policies, log, stopping)
         if not any(special):
             self.run = self.run_plain  # type: ignore[method-assign]
         limit = settings.max_deliveries
@@ -256,6 +254,8 @@ class Worker:
                 await self._policies.ended(rows)
         except BaseException as error:
             self._settle_cut_off(rows, error)
+            if self._policies is not None:
+                self._policies.spend(rows)
             raise
         finally:
             self._inflight.running -= 1

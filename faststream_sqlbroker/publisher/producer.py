@@ -9,7 +9,7 @@ from faststream._internal.producer import ProducerProto
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.exceptions import NotSupportedError, PublishError, SetupError
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.parser import SqlBrokerParser
 from faststream_sqlbroker.publisher.rows import make_row
@@ -72,6 +72,14 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             return [None] * len(rows)
         return await self._publisher.publish(rows, connection=cmd.connection)
 
+    async def make_row(self, cmd: SqlBrokerPublishCommand) -> NewMessage:
+        """The row of one message, for somebody else to write.
+
+        Raises:
+            PublishError: a value that cannot be stored.
+        """
+        return await self._row(cmd, cmd.body)
+
     @override
     async def request(self, cmd: SqlBrokerPublishCommand) -> Any:
         """Not there.
@@ -101,8 +109,19 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return message_id
 
     async def encode(self, body: Any) -> tuple[bytes, str | None]:
-        """A body as it would be published, and its content type."""
-        return await self.codec.encode(body, self.serializer)
+        """`body` as `publish` encodes it, and its content type.
+
+        Raises:
+            PublishError: the codec gave no bytes, or `body` brings options of its own.
+        """
+        if isinstance(body, SqlBrokerResponse):
+            msg = "the new body of a message has no options of its own: give the body itself"
+            raise PublishError(msg)
+        payload, content_type = await self.codec.encode(body, self.serializer)
+        if not isinstance(payload, bytes):
+            msg = f"the codec must give bytes, it gave {type(payload).__name__}"
+            raise PublishError(msg)
+        return payload, content_type
 
     async def decode(self, row: ClaimedMessage) -> Any:
         """The body of `row`, by the broker's parser and its codec or decoder, as subscribers decode it."""

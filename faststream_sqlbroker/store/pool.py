@@ -10,10 +10,20 @@ DEFAULT_SIZE = 5
 """Connections that a pool without a size of its own (NullPool) counts for."""
 
 
-def in_memory(engine: AsyncEngine) -> bool:
-    """Whether an SQLite engine has no file."""
+def refuse_memory(engine: AsyncEngine) -> None:
+    """Refuse an SQLite engine without a file.
+
+    Raises:
+        SetupError: it has none.
+    """
     database = engine.url.database
-    return not database or ":memory:" in database or "mode=memory" in str(engine.url)
+    memory = not database or ":memory:" in database or "mode=memory" in str(engine.url)
+    if engine.dialect.name == "sqlite" and memory:
+        msg = (
+            "an in-memory SQLite database has one connection that everybody shares, so no transaction "
+            "is separate; give a file, for example sqlite+aiosqlite:///app.db"
+        )
+        raise SetupError(msg)
 
 
 def size(engine: AsyncEngine) -> int:

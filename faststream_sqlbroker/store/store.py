@@ -20,7 +20,6 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.dialects import Dialect, dialect_for
 from faststream_sqlbroker.dialects.ordered import Cursors
-from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
@@ -33,6 +32,7 @@ from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.locks import Locks
 from faststream_sqlbroker.store.policies import PolicyStore
+from faststream_sqlbroker.store.schedules import Schedules
 from faststream_sqlbroker.store.starts import Starts
 from faststream_sqlbroker.store.takes import Takes
 from faststream_sqlbroker.store.transaction import Transactions
@@ -72,12 +72,7 @@ class Store:
         self.statement_timeout = statement_timeout
         self.dialect: Dialect = dialect_for(engine.dialect, tables)
         self.dialect.time_limit = statement_timeout
-        if engine.dialect.name == "sqlite" and pool.in_memory(engine):
-            msg = (
-                "an in-memory SQLite database has one connection that everybody shares, so no transaction "
-                "is separate; give a file, for example sqlite+aiosqlite:///app.db"
-            )
-            raise SetupError(msg)
+        pool.refuse_memory(engine)
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
@@ -91,6 +86,7 @@ class Store:
         self.locks = Locks(self._transactions, tables, self._places)
         self.takes = Takes(self._transactions, self.dialect, self._places)
         self.fleet = Fleet(self._transactions, self.dialect, self._places)
+        self.schedules = Schedules(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         self.handler_places = pool.handler_places(

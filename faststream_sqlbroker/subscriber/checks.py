@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from faststream import AckPolicy
 
-from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.core.duration import Duration, seconds_or_zero
 from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.policies import check_ack_first, check_ordered
 from faststream_sqlbroker.core.retry import attempts_limit
@@ -44,6 +44,19 @@ def queue_names(queues: object) -> tuple[str, ...]:
         if name in names[:position]:
             raise SetupError(f"queue {short(name)} is given twice: name each queue once")
     return names
+
+
+def dead_letter_queue(value: object, queues: Sequence[str]) -> None:
+    """Refuse what is neither None nor the name of another queue than `queues`."""
+    if value is None:
+        return
+    if (problem := name_problem(value)) is not None:
+        raise SetupError(f"{short(value)} cannot be the dead_letter_queue: {problem}")
+    if value in queues:
+        raise SetupError(
+            f"dead_letter_queue {short(value)} is a queue of this subscriber, to which its dead letters would come "
+            "back for ever: name another queue"
+        )
 
 
 def weighted(queues: object) -> tuple[object, tuple[int, ...] | None]:
@@ -120,29 +133,9 @@ def retry_strategy(value: object) -> None:
         )
 
 
-def seconds_or_zero(name: str, value: Duration) -> float:
-    """Return `value` in seconds.
-
-    Raises:
-        SetupError: It is no length of time, or negative.
-    """
-    seconds = parse_duration(value, name=name)
-    if seconds < 0:
-        raise SetupError(f"{name} must be 0 or more seconds, got {value!r}")
-    return seconds
-
-
 def time_or_none(name: str, value: Duration | None) -> float | None:
     """`seconds_or_zero`, but None stays None."""
     return None if value is None else seconds_or_zero(name, value)
-
-
-def positive_seconds(name: str, value: Duration) -> float:
-    """Return `value` in seconds; refuse 0 and less."""
-    seconds = parse_duration(value, name=name)
-    if seconds <= 0:
-        raise SetupError(f"{name} must be longer than 0 seconds, got {value!r}")
-    return seconds
 
 
 def most_attempts(strategy: "RetryStrategyProto | None") -> int | None:
@@ -175,6 +168,11 @@ def policy_fits(settings: "SubscriberSettings", policy: AckPolicy) -> None:
         raise SetupError(
             f"transactional=True commits what the handler did with its ack, or nothing: AckPolicy."
             f"{policy.name} acks a handler that fails; use NACK_ON_ERROR, REJECT_ON_ERROR or MANUAL"
+        )
+    if settings.dead_letter_queue is not None and policy is AckPolicy.ACK_FIRST:
+        raise SetupError(
+            "dead_letter_queue takes messages that have failed; AckPolicy.ACK_FIRST acks a message before it starts, so "
+            "that none can fail: use another policy, or leave it out"
         )
     if settings.ordered and policy is AckPolicy.ACK_FIRST:
         raise SetupError(

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, cast, get_args, get_type_hints
 from faststream import AckPolicy
 from faststream._internal.constants import EMPTY
 
-from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.duration import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.core.policies import Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
 from faststream_sqlbroker.core.routing import Destination
@@ -56,6 +56,8 @@ class SubscriberOptions(TypedDict, total=False):
     """Whether COMPLETED messages are archived; default True."""
     retain_in_archive_on_reject: bool
     """Whether FAILED messages are archived, as dead letters; default True."""
+    dead_letter_queue: str | None
+    """Queue to which FAILED messages go in place of the archive, to be consumed there; default None."""
     wakeup: Literal["auto", "listen", "poll"]
     """How new messages are noticed: "listen" needs PostgreSQL, "poll" only looks, "auto" (default) picks."""
     batch: bool
@@ -101,6 +103,7 @@ class SubscriberSettings:
     retry_strategy: RetryStrategyProto | None = field(default_factory=default_retry_strategy)
     retain_in_archive_on_ack: bool = True
     retain_in_archive_on_reject: bool = True
+    dead_letter_queue: str | None = None
     wakeup: Literal["auto", "listen", "poll"] = "auto"
     batch: bool = False
     forward_headers: bool | Sequence[str] = False
@@ -114,6 +117,7 @@ class SubscriberSettings:
     def __post_init__(self) -> None:
         """Work out, then check."""
         self._set("queues", checks.queue_names(self.queues))
+        checks.dead_letter_queue(self.dead_letter_queue, self.queues)
         for name in ("max_workers", "fetch_batch_size", "flush_batch_size"):
             checks.whole_number(name, getattr(self, name))
         checks.factor("max_not_processed_factor", self.max_not_processed_factor)
@@ -135,12 +139,12 @@ class SubscriberSettings:
         for name in sorted(_TIMES - {"min_fetch_interval"}):
             value = getattr(self, name)
             if value is not None or not _may_be_none(name):
-                self._set(name, checks.positive_seconds(name, value))
+                self._set(name, positive_seconds(name, value))
         name, value = "min_fetch_interval", self.min_fetch_interval
         if value is None or value is EMPTY:
             self._set(name, 0.0)
         else:
-            self._set(name, checks.seconds_or_zero(name, value))
+            self._set(name, seconds_or_zero(name, value))
 
     def _take_max_deliveries(self) -> None:
         if self.max_deliveries is EMPTY:

@@ -17,6 +17,7 @@ from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.forward import Forward
 from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.flow.worker import Handle
+from faststream_sqlbroker.instructions import Instruction, follow_unacknowledged
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.calls import RunningCalls
 from faststream_sqlbroker.subscriber.checks import policy_fits
@@ -54,6 +55,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def queues(self) -> tuple[str, ...]:
         """The queues, with the routers' prefix."""
         return tuple(f"{self._outer_config.prefix}{queue}" for queue in self.config.settings.queues)
+
+    @property
+    def dead_letter_queue(self) -> str | None:
+        """Where dead letters go, with the routers' prefix."""
+        queue = self.config.settings.dead_letter_queue
+        return None if queue is None else f"{self._outer_config.prefix}{queue}"
 
     @property
     def forward_to(self) -> str | Destination | None:
@@ -111,7 +118,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
         Raises:
             SetupError: the routers' prefix makes a queue's name impossible, handler_timeout is given for a
-                synchronous handler, the broker's ack_policy does not fit transactional or ordered, or
+                synchronous handler, the broker's ack_policy does not fit transactional, ordered or dead_letter_queue, or
                 forward_to=DESTINATION has no archive for messages without one.
             NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
@@ -142,6 +149,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             log=self._log_of_loops,
             ack_first=ack_first,
             cancellable=not self._synchronous_handlers(),
+            encode=outer.producer.encode,
             presence=outer.presence,
             paused=self._is_paused,
         )
@@ -181,7 +189,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             raise SetupError(_NO_ARCHIVE)
         if not self._outer_config.prefix:
             return settings
-        return _replace(settings, queues=self.queues, forward_to=self.forward_to)
+        return _replace(
+            settings, queues=self.queues, forward_to=self.forward_to, dead_letter_queue=self.dead_letter_queue
+        )
 
     @override
     async def stop(self) -> None:
@@ -210,6 +220,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             self._request_stop()
             if app := self._outer_config.context.get("app"):
                 app.exit()
+        except Instruction as said:
+            # Without FastStream's acknowledgement (MANUAL) nobody has followed it; ACK_FIRST has no use for it.
+            await follow_unacknowledged(msg, said, self._log_of_loops)
         except Exception:  # noqa: BLE001, S110 - CriticalLogMiddleware has logged it
             pass
         return None

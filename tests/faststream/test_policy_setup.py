@@ -86,6 +86,14 @@ VALUES: list[tuple[Options, str]] = [
     (given(lambda: Throttle(1, per=1, key="k")), "Throttle's key must be True or False"),  # type: ignore[arg-type]
     (given(lambda: Concurrency(0)), "Concurrency's limit must be a whole number from 1 to 1000000, got 0"),
     (given(lambda: Concurrency(-3)), "Concurrency's limit must be a whole number"),
+    (
+        given(lambda: Concurrency(1, without_key="dead_letter")),
+        "without per_key=True it does not look at keys: add per_key=True, or leave without_key out",
+    ),
+    (
+        given(lambda: Throttle(1, per=1, without_key="dead_letter")),
+        "without key=True it does not look at keys: add key=True, or leave without_key out",
+    ),
     (given(lambda: Concurrency(1, per_key=1)), "Concurrency's per_key must be True or False"),  # type: ignore[arg-type]
     (given(lambda: Window("09:00", "09:00")), "so it never opens: choose different times"),
     (given(lambda: Window(time(9), "09:00")), "so it never opens"),

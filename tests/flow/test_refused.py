@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Postpone
+from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Postpone, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
@@ -87,6 +87,30 @@ async def test_a_move_that_cannot_be_made_is_a_dead_letter(rig: Rig) -> None:
     assert (dead["id"], dead["state"], dead["reason"]) == (rows[0].id, "FAILED", "settle_error")
     assert dead["payload"] == rows[0].payload
     assert [r["queue"] for r in await rig.rows()] == ["elsewhere"]
+
+
+async def test_a_dead_letter_whose_queue_is_refused_stays_one(rig: Rig) -> None:
+    """M4: in the archive, with its own reason, even where rejected messages are not retained."""
+    rules = SettleRules(retain_on_reject=False, dead_letter_queue="nowhere")
+    await rig.put()
+    [row] = await rig.claim()
+    inflight = Inflight()
+    flusher = Flusher(rig.store, inflight, rig.log, batch_size=100, interval=1)
+    inflight.add([row])
+    inflight.finish(settle(row, Reject("bad", ValueError("no")), rules, ended_after=0.0))
+    original = rig.store.settle
+
+    async def refusing(batch: list[Settlement], **options: Any) -> Any:
+        if any(s.queue == "nowhere" for s in batch):
+            raise StoreError("no such place")
+        return await original(batch, **options)
+
+    with patch.object(rig.store, "settle", refusing):
+        await flusher.flush_one()
+        await eventually(lambda: _retried(flusher))
+    dead = await rig.one(archive=True)
+    assert (dead["state"], dead["reason"], dead["queue"], dead["headers"]) == ("FAILED", "bad", "q", None)
+    assert await rig.rows() == []
 
 
 async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None:

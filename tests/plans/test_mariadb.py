@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome
+from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome, Reject
 from faststream_sqlbroker.core.retry import default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
@@ -23,6 +23,7 @@ pytestmark = [
 
 LIMIT = 100
 RULES = SettleRules(retry_strategy=default_retry_strategy())
+TO_DEAD = SettleRules(dead_letter_queue="dead")
 
 
 @pytest.fixture
@@ -78,12 +79,13 @@ def test_claim_when_nothing_is_due(dialect: MariadbDialect, connection: Connecti
 STEPS: dict[str, Callable[[MariadbDialect, Connection, list[ClaimedMessage]], Any]] = {
     "ack": lambda d, c, rows: d.settle(c, [_settled(r, Ack()) for r in rows]),
     "retry": lambda d, c, rows: d.settle(c, [_settled(r, Nack(error=ValueError("no"))) for r in rows]),
+    "dead letter": lambda d, c, rows: d.settle(c, [_settled(r, Reject(), TO_DEAD) for r in rows]),
     "renew": lambda d, c, rows: d.renew(c, [(r.id, r.lease_token) for r in rows], 60.0),
 }
 
 
-def _settled(row: ClaimedMessage, outcome: Outcome) -> Any:
-    return settle(row, outcome, RULES, ended_after=0.1)
+def _settled(row: ClaimedMessage, outcome: Outcome, rules: SettleRules | None = None) -> Any:
+    return settle(row, outcome, rules or RULES, ended_after=0.1)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -129,7 +129,7 @@ SETTLED: dict[str, dict[str, Any]] = {
     "archive": {"reasons": None},
     "archive_acked": {"ends": 500_000},
     "delete": {},
-    "update": {"delays": 1.5, "queues": None, "payloads": None},
+    "update": {"delays": 1.5, "queues": None, "payloads": None, "headers": None},
     "renew": {"lease": 60.0},
     "held": {},
 }

@@ -16,6 +16,11 @@ class Burst:
     policy: Debounce
     arrivals: list[Arrival] = field(default_factory=list)
     """In the order in which they became known."""
+    late: set[int] = field(default_factory=set)
+    """Messages of it that became known after its end."""
+    open: bool = True
+    """Whether others may still join."""
+    delivered: bool = False
 
     @property
     def end(self) -> int:
@@ -40,13 +45,21 @@ class Burst:
     @property
     def gone(self) -> set[int]:
         """The others, which are superseded."""
-        return {message for _, message in self.arrivals} - {self.chosen}
+        return {message for _, message in self.arrivals} - {self.chosen} | self.late
+
+    def takes_late(self, arrival: Arrival) -> bool:
+        """Whether one that becomes known when the next burst has begun belongs to this one, and changes nothing."""
+        at, message = arrival
+        return at <= self.end and (self.policy.edge == "leading" or message < self.chosen)
 
 
 def partition(policy: Debounce, arrivals: Iterable[Arrival]) -> list[Burst]:
     """The bursts of one key, of which none was delivered meanwhile."""
     bursts: list[Burst] = []
     for arrival in arrivals:
+        if len(bursts) > 1 and bursts[-2].takes_late(arrival):
+            bursts[-2].late.add(arrival[1])
+            continue
         if not bursts or arrival[0] > bursts[-1].end:
             bursts.append(Burst(policy))
         bursts[-1].arrivals.append(arrival)

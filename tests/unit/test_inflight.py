@@ -75,6 +75,21 @@ async def test_what_is_being_written_is_not_renewed() -> None:
         assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
 
 
+def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
+    """It is renewed from when a lease reaches further; until it ends `max_lease` does not count."""
+    inflight = Inflight()
+    with patch("faststream_sqlbroker.flow.inflight.monotonic", return_value=100.0) as clock:
+        inflight.add([message := row()])
+        message.held_until = 150.0
+        clock.return_value = 140.0
+        assert inflight.due_for_renewal(9.0, 20.0) == []
+        clock.return_value = 141.0
+        assert inflight.due_for_renewal(9.0, 20.0) == [message]
+        clock.return_value = 150.0
+        assert inflight.due_for_renewal(9.0, 20.0) == []
+        assert inflight.due_for_renewal(9.0, None) == [message]
+
+
 async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
     inflight, message = Inflight(), row()
     inflight.add([message])

@@ -78,7 +78,7 @@ def test_bursts_do_not_depend_on_when_claims_look(
 
 @settings(deadline=None, max_examples=200)
 @given(policies(), arrivals, st.data())
-def test_what_becomes_known_late_belongs_to_the_open_burst_or_begins_one(
+def test_what_becomes_known_late_belongs_to_the_burst_of_its_time(
     policy: Debounce, given_arrivals: list[Arrival], data: st.DataObject
 ) -> None:
     """Chunks whose times overlap: a commit was late. Nobody is lost, nobody counted twice."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import signal
 import subprocess
@@ -10,15 +9,15 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table as View
-from sqlalchemy import create_engine, func, select, text
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from docs.examples.database import empty_database
 from docs.examples.demo.shop import (
     HOPELESS_EVERY,
     CardDeclinedError,
@@ -28,7 +27,6 @@ from docs.examples.demo.shop import (
     shipped_more_than_once,
 )
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig, include_tables
-from tools.servers import VARIABLES
 
 ORDERS = 1_000
 DECLINED_EVERY = 10
@@ -210,26 +208,8 @@ async def main(url: str) -> int:
     return 1 if broken else 0
 
 
-def database(kind: str, folder: str) -> str:
-    """The URL of the demo's own, empty database."""
-    if kind == "sqlite":
-        return f"sqlite+aiosqlite:///{Path(folder) / 'demo.db'}"
-    variable = VARIABLES["postgresql"]
-    if kind != "postgresql":
-        sys.exit(f"there is no demo on {kind!r}: choose sqlite or postgresql")
-    if variable not in os.environ:
-        sys.exit(os.environ.get(f"{variable}_MISSING", f"set {variable}, or run `just demo postgresql`"))
-    admin = create_engine(os.environ[variable], isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(text("DROP DATABASE IF EXISTS sqlbroker_demo"))
-        connection.execute(text("CREATE DATABASE sqlbroker_demo"))
-    admin.dispose()
-    url = admin.url.set(drivername="postgresql+asyncpg", database="sqlbroker_demo")
-    return url.render_as_string(hide_password=False)
-
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         kind = sys.argv[1] if len(sys.argv) > 1 else "sqlite"
-        code = asyncio.run(main(database(kind, temporary)))
+        code = asyncio.run(main(empty_database(kind, temporary, "demo")))
     sys.exit(code)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, flag, one_of, whole_number
+from faststream_sqlbroker.core.policies import options
+from faststream_sqlbroker.core.policies.options import flag, whole_number
 
 
 @dataclass(frozen=True, init=False)
@@ -28,11 +29,11 @@ class Concurrency:
             without_key: With per_key=True, what becomes of a message without a key: it passes, or it is FAILED.
 
         Raises:
-            SetupError: a value out of its range.
+            SetupError: a value out of its range, or `without_key` where no key is asked for.
         """
         object.__setattr__(self, "limit", whole_number("Concurrency's limit", limit, 1_000_000))
         flag("Concurrency's per_key", per_key)
-        one_of("Concurrency's without_key", without_key, WITHOUT_KEY)
+        options.without_key("Concurrency", without_key, keyed=per_key, mend="per_key=True")
         object.__setattr__(self, "per_key", per_key)
         object.__setattr__(self, "without_key", without_key)
 

@@ -101,6 +101,8 @@ class Bursts:
     """When its open burst began; None: none is open."""
     last: int = 0
     """When the latest message of the open burst came."""
+    end: int = 0
+    """When the open burst ends if no other message comes."""
     newest: int | None = None
     """The message of the open burst that is delivered if nothing newer comes."""
     first: int | None = None
@@ -109,6 +111,10 @@ class Bursts:
     """Messages whose turn is to come, in this order: of bursts that have ended, or begun (leading edge)."""
     current: int | None = None
     """The message that was delivered last; while it lives, the next waits."""
+    past_end: int = 0
+    """When the burst before the open one ended."""
+    past: int | None = None
+    """The message of that burst that was delivered, or waits for its turn."""
 
     @classmethod
     def load(cls, info: Any) -> "Bursts":
@@ -134,6 +140,7 @@ class Bursts:
     def delivered(self, message: int) -> None:
         """`message` has been claimed: it has left its burst."""
         if message == self.newest:
+            self.past, self.past_end = message, self.end
             self.start = self.newest = None
         if message in self.ended:
             self.ended = self.ended[self.ended.index(message) + 1 :]
@@ -160,32 +167,43 @@ def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) 
     """
     taken, gone = Taken(), list[int]()
     for at, message in arrivals:
-        if bursts.start is not None and at > policy.end(bursts.start, bursts.last):
+        if (
+            bursts.past is not None
+            and at <= bursts.past_end
+            and (policy.edge == "leading" or message < bursts.past)
+        ):
+            taken.superseded[message] = (
+                bursts.past
+            )  # committed after the end of the burst to which it belongs
+            continue
+        if bursts.start is not None and at > bursts.end:
             _replace(taken, gone, bursts)
             _end(bursts)
         if bursts.start is None:
             _begin(policy, bursts, taken, at, message)
             continue
         bursts.last = max(bursts.last, at)
+        bursts.end = policy.end(bursts.start, bursts.last)
         if bursts.newest is None:
             gone.append(message)
             continue
         gone.append(min(bursts.newest, message))
         bursts.newest = max(bursts.newest, message)
-        taken.due[bursts.newest] = policy.end(bursts.start, bursts.last)
+        taken.due[bursts.newest] = bursts.end
     _replace(taken, gone, bursts)
     return taken
 
 
 def _begin(policy: Debounce, bursts: Bursts, taken: Taken, at: int, message: int) -> None:
     bursts.start = bursts.last = at
+    bursts.end = policy.end(at, at)
     if policy.edge == "leading":
         bursts.first = message
         bursts.ended.append(message)
         taken.due[message] = at
     else:
         bursts.newest = message
-        taken.due[message] = policy.end(at, at)
+        taken.due[message] = bursts.end
 
 
 def _replace(taken: Taken, gone: list[int], bursts: Bursts) -> None:
@@ -202,4 +220,5 @@ def _end(bursts: Bursts) -> None:
     """The open burst has ended; its message waits for its turn."""
     if bursts.newest is not None:
         bursts.ended.append(bursts.newest)
+    bursts.past, bursts.past_end = bursts.newest or bursts.first, bursts.end
     bursts.start = bursts.newest = bursts.first = None

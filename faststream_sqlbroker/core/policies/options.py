@@ -40,6 +40,16 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
         raise SetupError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
+def without_key(name: str, value: object, *, keyed: bool, mend: str) -> None:
+    """Refuse what is no answer, and an answer where no key is asked for."""
+    one_of(f"{name}'s without_key", value, WITHOUT_KEY)
+    if not keyed and value != WITHOUT_KEY[0]:
+        raise SetupError(
+            f"{name}'s without_key={value!r} says what becomes of messages without a key, but without {mend} it does "
+            f"not look at keys: add {mend}, or leave without_key out"
+        )
+
+
 def flag(name: str, value: object) -> None:
     """Refuse what is not a bool."""
     if not isinstance(value, bool):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.options import (
     MICROSECONDS,
-    WITHOUT_KEY,
     flag,
     microseconds,
     one_of,
@@ -75,14 +75,14 @@ class Throttle:
             without_key: With key=True, what becomes of a message without one: it passes, or it is FAILED.
 
         Raises:
-            SetupError: a value out of its range, or a burst that would need more than 10 000 kept slots.
+            SetupError: a value out of its range, `without_key` where no key is asked for, or a burst that would need more than 10 000 kept slots.
         """
         whole_number("Throttle's rate", rate, MOST_RATE)
         period = microseconds("Throttle's per", per)
         flag("Throttle's key", key)
         whole_number("Throttle's burst", burst, rate)
         one_of("Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter"))
-        one_of("Throttle's without_key", without_key, WITHOUT_KEY)
+        options.without_key("Throttle", without_key, keyed=key, mend="key=True")
         if period < rate:
             raise SetupError(
                 f"Throttle({rate}, per={seconds(period)}) is more than one slot a microsecond, which no clock "

@@ -2,9 +2,8 @@ INSERT INTO message_archive (id, queue, priority, `key`, dedup_id, headers, payl
 SELECT m.id, m.queue, m.priority, m.`key`, m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
   m.created_at, m.next_attempt_at, m.expires_at,
-  CASE WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND)
-    ELSE m.first_attempt_at END,
-  CASE WHEN u.attempts > 0 THEN m.acquired_at + INTERVAL u.ended MICROSECOND ELSE m.last_attempt_at END,
+  COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND),
+  COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at),
   m.acquired_at, COALESCE(u.error, m.last_error), UTC_TIMESTAMP(6), u.reason
 FROM JSON_TABLE(:rows, '$[*]' COLUMNS (
     id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',

@@ -5,11 +5,10 @@ UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u
 STRAIGHT_JOIN message m ON m.id = u.id
 SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
-  m.first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND)
-    ELSE m.first_attempt_at END,
-  m.last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN m.acquired_at + INTERVAL u.ended MICROSECOND ELSE m.last_attempt_at END,
+  m.first_attempt_at = CASE WHEN u.queue IS NULL
+    THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND) END,
+  m.last_attempt_at = CASE WHEN u.queue IS NULL
+    THEN COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at) END,
   m.acquired_at = NULL, m.lease_token = NULL, m.lease_expires_at = NULL,
   m.attempts_count = CASE WHEN u.queue IS NULL THEN m.attempts_count + u.attempts ELSE 0 END,
   m.deliveries_count = CASE WHEN u.queue IS NULL THEN m.deliveries_count + u.charge ELSE 0 END,

@@ -8,11 +8,8 @@ WITH u AS MATERIALIZED (
   SELECT d.id, d.queue, d.priority, d.key, d.dedup_id, d.headers, d.payload, u.state,
     d.attempts_count + u.attempts, d.deliveries_count + u.charge, d.publish_count, d.origin_id,
     d.created_at, d.next_attempt_at, d.expires_at,
-    CASE WHEN u.attempts > 0
-      THEN coalesce(d.first_attempt_at, d.acquired_at + u.ended * interval '1 second')
-      ELSE d.first_attempt_at END,
-    CASE WHEN u.attempts > 0
-      THEN d.acquired_at + u.ended * interval '1 second' ELSE d.last_attempt_at END,
+    coalesce(d.first_attempt_at, d.acquired_at + u.ended * interval '1 second'),
+    coalesce(d.acquired_at + u.ended * interval '1 second', d.last_attempt_at),
     d.acquired_at, coalesce(u.error, d.last_error), statement_timestamp(), u.reason
   FROM d JOIN u ON u.id = d.id AND u.token = d.lease_token
 )

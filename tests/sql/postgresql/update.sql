@@ -5,17 +5,17 @@ SET state = coalesce(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' EL
   deliveries_count = CASE WHEN u.queue IS NULL THEN m.deliveries_count + u.charge ELSE 0 END,
   next_attempt_at = CASE WHEN u.delay IS NULL THEN m.next_attempt_at
     ELSE statement_timestamp() + u.delay * interval '1 second' END,
-  first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN coalesce(m.first_attempt_at, m.acquired_at + u.ended * interval '1 second')
-    ELSE m.first_attempt_at END,
-  last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN m.acquired_at + u.ended * interval '1 second' ELSE m.last_attempt_at END,
+  first_attempt_at = CASE WHEN u.queue IS NULL
+    THEN coalesce(m.first_attempt_at, m.acquired_at + u.ended * interval '1 second') END,
+  last_attempt_at = CASE WHEN u.queue IS NULL
+    THEN coalesce(m.acquired_at + u.ended * interval '1 second', m.last_attempt_at) END,
   last_error = coalesce(u.error, m.last_error),
   policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32763 ELSE 0 END,
   queue = coalesce(u.queue, m.queue),
   dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
-  payload = coalesce(u.payload, m.payload)
-FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors, :queues, :payloads)
-  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload)
+  payload = coalesce(u.payload, m.payload),
+  headers = coalesce(u.headers::jsonb, m.headers)
+FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors, :queues, :payloads, :headers)
+  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload, headers)
 WHERE m.id = u.id AND m.lease_token = u.token
 RETURNING m.id

@@ -2,9 +2,7 @@ INSERT INTO message_archive (id, queue, priority, "key", dedup_id, headers, payl
 SELECT m.id, m.queue, m.priority, m."key", m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
   m.created_at, m.next_attempt_at, m.expires_at,
-  CASE WHEN u.attempts > 0 THEN COALESCE(m.first_attempt_at, m.acquired_at + u.ended)
-    ELSE m.first_attempt_at END,
-  CASE WHEN u.attempts > 0 THEN m.acquired_at + u.ended ELSE m.last_attempt_at END,
+  COALESCE(m.first_attempt_at, m.acquired_at + u.ended), COALESCE(m.acquired_at + u.ended, m.last_attempt_at),
   m.acquired_at, COALESCE(u.error, m.last_error), (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000), u.reason
 FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS state,
   json_extract(value, '$[2]') AS attempts, json_extract(value, '$[3]') AS charge,

@@ -5,10 +5,8 @@ SET state = COALESCE(u.state,
   attempts_count = CASE WHEN u.queue IS NULL THEN attempts_count + u.attempts ELSE 0 END,
   deliveries_count = CASE WHEN u.queue IS NULL THEN deliveries_count + u.charge ELSE 0 END,
   next_attempt_at = CASE WHEN u.delay IS NULL THEN next_attempt_at ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) + u.delay END,
-  first_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN COALESCE(first_attempt_at, acquired_at + u.ended) ELSE first_attempt_at END,
-  last_attempt_at = CASE WHEN u.queue IS NOT NULL THEN NULL
-    WHEN u.attempts > 0 THEN acquired_at + u.ended ELSE last_attempt_at END,
+  first_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(first_attempt_at, acquired_at + u.ended) END,
+  last_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(acquired_at + u.ended, last_attempt_at) END,
   last_error = COALESCE(u.error, last_error),
   policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & 32763 ELSE 0 END,
   queue = COALESCE(u.queue, message.queue),

@@ -1,0 +1,176 @@
+"""Schedules: rows of the policy state with scope "schedule"; the same on every database.
+
+Whoever publishes what is due has the row's lease, by a token of its own; every write names it, and whoever else
+changes the row takes it away. A row whose lease is over, or that has none, is free.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    delete,
+    literal,
+    null,
+    select,
+    update,
+)
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.schedules import Schedule, ScheduleState, load_state
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.policy_state import upsert
+from faststream_sqlbroker.schema.types import clock, later
+
+SCHEDULE = "schedule"
+"""The scope of all schedules; the key is the schedule's name."""
+
+Decide = Callable[[ScheduleState | None, datetime], ScheduleState | None]
+"""From a state and the database's now to a new state; None leaves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A schedule as it was read."""
+
+    state: ScheduleState | None
+    busy_for: float
+    """Seconds for which somebody else has it, at most; 0 or less: it is free."""
+
+
+def define(dialect: Dialect, connection: Connection, name: str, decide: Decide) -> ScheduleState | None:
+    """Lock the schedule, made if it is new, and let `decide` write its state; the state then."""
+    table = dialect.tables.policy_state
+    # Makes the row, or locks the one that is there.
+    upsert(connection, table, [{"scope": SCHEDULE, "key": name}], replaced=("scope",), created_at=clock())
+    row = _lock(connection, table, name)
+    known = load_state(row.info)
+    state = decide(known, dialect.now(connection))
+    if state is None:
+        return known
+    _write(connection, table, name, state, None, null())
+    return state
+
+
+def read(dialect: Dialect, connection: Connection, names: Sequence[str]) -> tuple[datetime, dict[str, Seen]]:
+    """The database's now, and the schedules `names` as far as there are any."""
+    c = dialect.tables.policy_state.c
+    statement = select(c.key, c.info, c.lease_expires_at).where(c.scope == SCHEDULE, c.key.in_(names))
+    rows = connection.execute(statement).all()
+    now = dialect.now(connection)
+    return now, {
+        row.key: Seen(
+            load_state(row.info),
+            0.0 if row.lease_expires_at is None else (row.lease_expires_at - now).total_seconds(),
+        )
+        for row in rows
+    }
+
+
+def hold(
+    dialect: Dialect, connection: Connection, name: str, token: UUID, lease: float
+) -> ScheduleState | None:
+    """Take the schedule for `lease` seconds if it is due and free; its state, or None.
+
+    The state says until when fire times are to be published: what was decided once stays so until it is done.
+    """
+    table = dialect.tables.policy_state
+    row = _lock(connection, table, name)
+    now = dialect.now(connection)
+    state = None if row is None else load_state(row.info)
+    if state is None or state.next_at is None or state.next_at > now:
+        return None
+    if row.lease_token != token and row.lease_expires_at is not None and row.lease_expires_at > now:
+        return None
+    if state.decided_at is None:
+        state = replace(state, decided_at=now)
+    _write(connection, table, name, state, token, _from_now(lease))
+    return state
+
+
+def extend(connection: Connection, table: Table, name: str, token: UUID, lease: float) -> bool:
+    """Lengthen the lease of `token` to `lease` seconds from now; false if it is gone."""
+    held = update(table).where(_of(table, name), table.c.lease_token == token)
+    return bool(connection.execute(held.values(lease_expires_at=_from_now(lease))).rowcount)
+
+
+def publish(
+    dialect: Dialect,
+    connection: Connection,
+    name: str,
+    token: UUID,
+    state: ScheduleState,
+    rows: Sequence[NewMessage],
+    lease: float | None,
+) -> bool:
+    """Insert `rows` and write `state`, if `token` has the schedule; whether it had.
+
+    `lease` seconds from now it is free, None: at once.
+    """
+    table = dialect.tables.policy_state
+    row = _lock(connection, table, name)
+    if row is None or row.lease_token != token:
+        return False
+    if rows:
+        dialect.insert(connection, rows)
+    if lease is None:
+        _write(connection, table, name, state, None, null())
+    else:
+        _write(connection, table, name, state, token, _from_now(lease))
+    return True
+
+
+def put_off(
+    connection: Connection, table: Table, name: str, token: UUID, state: ScheduleState, pause: float
+) -> None:
+    """Give the schedule back with `state`; nobody takes it for `pause` seconds."""
+    row = _lock(connection, table, name)
+    if row is not None and row.lease_token == token:
+        _write(connection, table, name, state, None, _from_now(pause))
+
+
+def give_back(connection: Connection, table: Table, name: str, token: UUID) -> None:
+    """Let anybody take the schedule, if `token` has it."""
+    held = update(table).where(_of(table, name), table.c.lease_token == token)
+    connection.execute(held.values(lease_token=None, lease_expires_at=None))
+
+
+def forget(connection: Connection, table: Table, name: str) -> bool:
+    """Remove a schedule; whether it was there."""
+    return bool(connection.execute(delete(table).where(_of(table, name))).rowcount)
+
+
+def listed(connection: Connection, table: Table, limit: int) -> list[Schedule]:
+    """Up to `limit` schedules, by name."""
+    statement = select(table.c.key, table.c.info).where(table.c.scope == SCHEDULE)
+    rows = connection.execute(statement.order_by(table.c.key).limit(limit)).all()
+    states = [(row.key, load_state(row.info)) for row in rows]
+    return [state.listed(name) for name, state in states if state is not None]
+
+
+def _lock(connection: Connection, table: Table, name: str) -> Any:
+    c = table.c
+    statement = select(c.info, c.lease_token, c.lease_expires_at).where(_of(table, name))
+    return connection.execute(statement.with_for_update()).one_or_none()
+
+
+def _write(
+    connection: Connection, table: Table, name: str, state: ScheduleState, token: UUID | None, ends: Any
+) -> None:
+    values = {"info": state.dump(), "lease_token": token, "lease_expires_at": ends}
+    connection.execute(update(table).where(_of(table, name)).values(values))
+
+
+def _of(table: Table, name: str) -> ColumnElement[bool]:
+    return and_(table.c.scope == SCHEDULE, table.c.key == name)
+
+
+def _from_now(seconds: float) -> Any:
+    return later(literal(round(seconds * 1_000_000), BigInteger))

@@ -1,0 +1,284 @@
+"""Policies where they meet: backlogs, suspects, expiry, few workers, odd keys; on every database."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from faststream_sqlbroker.core.outcome import Ack, Nack
+from faststream_sqlbroker.core.policies import Concurrency, Debounce, Once, Policy, Throttle
+from faststream_sqlbroker.core.policies.marks import SLOT
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
+from faststream_sqlbroker.exceptions import TransientStoreError
+from tests.flow.conftest import Rig
+from tests.flow.test_policies import QUICK, archived
+from tests.helpers import eventually
+
+
+class Process:
+    """Claims of one process, which remembers where it has looked."""
+
+    def __init__(self, rig: Rig, policies: list[Policy], **wanted: Any) -> None:
+        self._rig, self._policies, self._wanted, self._memory = rig, policies, wanted, Memory()
+
+    async def claim(self, limit: int = 10, **wanted: Any) -> Claim:
+        """One."""
+        asked = Wanted(["q"], limit, 60.0, uuid4(), self._policies, **self._wanted, **wanted)
+        claimed, self._memory = await self._rig.store.policies.claim(asked, self._memory)
+        return claimed
+
+
+async def backlog(rig: Rig, count: int, seconds: int, **fields: Any) -> list[int]:
+    """Messages that have been due for `seconds`."""
+    ids = await rig.put(count, **fields)
+    past = rig.past(seconds)
+    await rig.execute(
+        f"UPDATE message SET next_attempt_at = {past}, created_at = {past} WHERE id >= {ids[0]}"
+    )
+    return ids
+
+
+@pytest.mark.parametrize("key", [False, True])
+async def test_a_suspect_gets_a_slot_and_starves_nobody(rig: Rig, key: bool) -> None:
+    """Z10: what has lost leases runs alone; looking at it spends no slot."""
+    [suspect] = await backlog(rig, 1, 10, key="a")
+    await rig.execute("UPDATE message SET deliveries_count = 2")
+    [other] = await rig.put(1, key="a")
+    await rig.consumer(policies=[Throttle(1, per="700ms", key=key)], max_workers=1, **QUICK).start()
+    await archived(rig, 2)
+    assert {row.id for row in rig.handled} == {suspect, other}
+
+
+@pytest.mark.parametrize("exceeded", ["drop", "dead_letter"])
+async def test_a_backlog_is_looked_at_whatever_a_claim_leaves_of_it(rig: Rig, exceeded: Any) -> None:
+    """Z10: with few workers each claim grants few slots; the next goes on where it has stopped."""
+    await backlog(rig, 40, 30)
+    process = Process(rig, [Throttle(15, per="1h", burst=15, when_exceeded=exceeded)])
+    rows: list[ClaimedMessage] = []
+    for _ in range(30):
+        claim = await process.claim(2)
+        rows += claim.rows
+        assert claim.rows or claim.more or not await waiting(rig)
+    assert not await waiting(rig)
+    assert len([row for row in rows if row.outcome is None]) == 15
+
+
+async def waiting(rig: Rig) -> list[int]:
+    """What nobody has claimed."""
+    return [row["id"] for row in await rig.rows() if row["state"] == "PENDING"]
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [Concurrency(1), Throttle(100, per="1s", burst=100, when_exceeded="drop")],
+        [Throttle(1, per="1h"), Throttle(1, per="1h", key=True, when_exceeded="dead_letter")],
+    ],
+    ids=str,
+)
+async def test_nothing_turns_in_circles(rig: Rig, policies: list[Policy]) -> None:
+    """A claim that can start nothing does not ask to be repeated at once, for ever."""
+    process = Process(rig, policies)
+    await rig.put(5, key="a")
+    for _ in range(10):
+        claim = await process.claim()
+        if not claim.rows and not claim.more:
+            break
+    else:
+        pytest.fail("no end")
+
+
+async def test_missed_slots_of_one_key_keep_no_other_waiting(rig: Rig) -> None:
+    """Z10: after an outage all of them are asked for again."""
+    await backlog(rig, 150, 60, key="a")
+    await rig.execute(f"UPDATE message SET policy_marks = {SLOT}")
+    [other] = await rig.put(1, key="b")
+    process = Process(rig, [Throttle(1, per="1h", key=True, max_lag="1s")])
+    found: list[int] = []
+    for _ in range(8):
+        found += [row.id for row in (await process.claim(1)).rows]
+    assert other in found
+    assert len(found) == 2
+
+
+async def test_arrivals_of_all_priorities_are_taken_in_order(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Z7: also where there are more than one look finds, of one priority and not of another."""
+    for module in ("policy_rows", "policy_intake"):
+        monkeypatch.setattr(f"faststream_sqlbroker.dialects.{module}.SCAN", 10)
+    await backlog(rig, 20, 100, key="b")
+    [first] = await backlog(rig, 1, 90, key="a")
+    await backlog(rig, 20, 89, key="b")
+    [second] = await backlog(rig, 1, 80, key="a")
+    [newest] = await backlog(rig, 1, 85, key="a", priority=5)
+    process = Process(rig, [Debounce("6s")])
+    delivered: list[int] = []
+    for _ in range(30):
+        claim = await process.claim()
+        delivered += [row.id for row in claim.rows if row.key == "a"]
+    assert delivered == [newest]
+    gone = {r["id"]: r["reason"] for r in await rig.rows(archive=True) if r["key"] == "a"}
+    assert set(gone) == {first, second}
+
+
+async def test_what_was_started_does_not_run_again_when_its_key_is_free(rig: Rig) -> None:
+    """Z4: a crash leaves the outcome unknown, however short the ttl."""
+    [message] = await rig.put(1, key="a")
+    policies = [Once("10ms")]
+    process = Process(rig, policies)
+    [row] = (await process.claim()).rows
+    verdicts = await rig.store.policies.claim_keys([row], 0.01)
+    assert verdicts[message][0].name == "START"
+    await asyncio.sleep(0.05)
+    await rig.expire()
+    assert await rig.store.release_stuck(["q"], 10) == 1
+    await rig.store.policies.forget_expired(10)
+    [row] = (await process.claim()).rows
+    verdicts = await rig.store.policies.claim_keys([row], 0.01)
+    assert verdicts[message][0].name == "UNKNOWN"
+
+
+async def test_the_expired_spend_no_slot(rig: Rig) -> None:
+    """Z10: a slot is for a start."""
+    expired = await rig.put(3, expires_in=1e-6)
+    [good] = await rig.put(1)
+    process = Process(rig, [Throttle(1, per="1h")])
+    rows: list[int] = []
+    for _ in range(4):
+        claim = await process.claim()
+        rows += [row.id for row in claim.rows]
+        assert not claim.gated or good in rows
+    assert rows == [*expired, good]
+
+
+async def test_who_waits_for_a_slot_is_no_free_worker(rig: Rig) -> None:
+    """Z10: no slot is taken for a message that nobody can start in time."""
+    go = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        rig.handled.append(row)
+        if len(rig.handled) == 2:
+            await go.wait()
+        row.settle_as(Ack())
+
+    consumer = rig.consumer(handle, policies=[Throttle(10, per="1s")], max_workers=1, **QUICK)
+    await rig.put(6)
+    await consumer.start()
+    await eventually(lambda: len(rig.handled) == 2)
+    await asyncio.sleep(0.3)
+    taken = [r for r in await rig.rows() if r["state"] == "PROCESSING"]
+    assert len(taken) == 1
+    go.set()
+
+
+async def test_the_first_of_a_key_gets_the_next_slot_again(rig: Rig) -> None:
+    """Z10 and P8: with ordered=True a retry does not wait for slots of messages that wait for it."""
+    handled: list[int] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        handled.append(row.id)
+        row.settle_as(Nack(delay=0.0) if len(handled) == 1 else Ack())
+
+    policies = [Throttle(4, per="1s", key=True, max_lag="100ms")]
+    ids = await rig.put(8, key="a")
+    await rig.consumer(handle, policies=policies, ordered=True, **QUICK).start()
+    await eventually(lambda: len(handled) >= 3, timeout=1.9)
+    await archived(rig, 8)
+    assert handled == [ids[0], *ids]
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [[Debounce("100ms")], [Throttle(1, per="1ms", key=True)], [Concurrency(1, per_key=True)], [Once("1h")]],
+    ids=str,
+)
+async def test_keys_are_what_they_are(rig: Rig, policies: list[Policy]) -> None:
+    """Keys that a database could take for the same are different keys."""
+    keys = ["a", " a", "A", "ä", "a\u0308", "", "\U0001f600", "'\"\\", "%"]
+    for key in keys:
+        await rig.put(1, key=key)
+    await rig.consumer(policies=policies, max_workers=4, **QUICK).start()
+    rows = await archived(rig, len(keys))
+    assert {row["state"] for row in rows} == {"COMPLETED"}
+    assert sorted(row.key or "" for row in rig.handled) == sorted(keys)
+
+
+@pytest.mark.parametrize("exceeded", ["wait", "backoff"])
+async def test_what_waits_for_its_turn_keeps_no_slot(rig: Rig, exceeded: Any) -> None:
+    """Z7 and Z10: bursts of a key that have ended start one after the other, each at a slot of its own."""
+    starts: list[float] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        starts.append(monotonic())
+        if len(starts) == 1:
+            await asyncio.sleep(1.0)
+        row.settle_as(Ack())
+
+    for seconds in (90, 60, 30):
+        await backlog(rig, 1, seconds, key="a")
+    throttle = Throttle(1, per="400ms", key=True, max_lag="100ms", when_exceeded=exceeded)
+    await rig.consumer(handle, policies=[Debounce("1s"), throttle], max_workers=3, **QUICK).start()
+    await archived(rig, 3)
+    assert min(late - early for early, late in pairwise(starts)) > 0.29
+
+
+async def test_a_policy_before_it_does_not_forget_the_slots_of_a_throttle(rig: Rig) -> None:
+    """Z10: the policies of a queue change, its rate goes on."""
+    throttle = Throttle(1, per="1h")
+    await rig.put(2)
+    assert len((await Process(rig, [throttle]).claim()).rows) == 1
+    assert (await Process(rig, [Concurrency(10), throttle]).claim()).rows == []
+
+
+async def test_a_passing_error_does_not_cost_the_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Z4: what may be repeated is, also when its key could not be given back at first."""
+    handled: list[int] = []
+    give_back, failures = rig.store.policies.give_back_keys, iter([TransientStoreError("busy")])
+
+    async def fail_once(rows: Sequence[ClaimedMessage]) -> None:
+        for failure in failures:
+            raise failure
+        await give_back(rows)
+
+    async def handle(row: ClaimedMessage) -> None:
+        handled.append(row.id)
+        row.settle_as(Nack(delay=0.0, retry_possible=True) if len(handled) == 1 else Ack())
+
+    monkeypatch.setattr(rig.store.policies, "give_back_keys", fail_once)
+    await rig.consumer(handle, policies=[Once("1h")], **QUICK).start()
+    [message] = await rig.put(1, key="a")
+    [row] = await archived(rig, 1)
+    assert (row["state"], handled) == ("COMPLETED", [message, message])
+
+
+async def test_a_handler_that_cancels_itself_has_failed_once(rig: Rig) -> None:
+    """Z4: its outcome is known."""
+
+    async def handle(row: ClaimedMessage) -> None:
+        raise asyncio.CancelledError
+
+    await rig.consumer(handle, policies=[Once("1h")], **QUICK).start()
+    await rig.put(1, key="a")
+    [row] = await archived(rig, 1)
+    assert (row["state"], row["reason"]) == ("FAILED", "failed_once")
+
+
+async def test_a_burst_does_not_wait_for_long_for_what_somebody_may_cancel(rig: Rig) -> None:
+    """Z7: the message before it is tried again in an hour, or never."""
+    process = Process(rig, [Debounce("1s")])
+    [first] = await backlog(rig, 1, 60, key="a")
+    assert [row.id for row in (await process.claim()).rows] == [first]
+    [second] = await backlog(rig, 1, 30, key="a")
+    await rig.execute(
+        "UPDATE message SET state = 'RETRYABLE', acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL, "
+        f"next_attempt_at = {rig.past(-3600)} WHERE id = {first}"
+    )
+    assert (await Process(rig, [Debounce("1s")]).claim()).rows == []
+    due = {row["id"]: row["next_attempt_at"] for row in await rig.rows()}
+    assert 10 < (due[second] - await rig.store.now()).total_seconds() <= 60

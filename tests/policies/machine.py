@@ -1,0 +1,193 @@
+"""Rules that every model of a policy shares: publish, let time pass, claim by one of three processes, end a delivery."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+
+from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.dialects.policy_wanted import Claim
+from tests.policies.world import PROCESSES, World, microseconds, outcome
+
+UNIT = 500_000
+"""Times are few, so that they meet; so long that looks which begin where the last one ended are tried, too."""
+LONGER = int(os.environ.get("SQLBROKER_MODELS", "1"))
+"""So many times as many examples as usual, and longer ones."""
+
+keys = st.sampled_from(["a", "b", None])
+delays = st.sampled_from([0, 0, 0, 1, 2, 3, 7]).map(lambda n: n * UNIT)
+
+
+@dataclass
+class Message:
+    """What a model knows of a live message; times are microseconds since 1970."""
+
+    id: int
+    key: str | None
+    priority: int
+    created: int
+    due: int
+    expires: int | None = None
+    lease: ClaimedMessage | None = field(default=None, repr=False)
+    acquired: int = 0
+    delivered: bool = False
+
+    def expired(self, now: int) -> bool:
+        """Whether it is not to be handled any more."""
+        return self.expires is not None and self.expires <= now
+
+
+class Machine(RuleBasedStateMachine):
+    """A queue under policies; a model of them says after each claim what had to come."""
+
+    kinds: ClassVar[Sequence[str]] = ("publish", "wait", "settle", "wait", "settle", "claim", "publish")
+    policies: ClassVar[st.SearchStrategy[Sequence[Policy]]]
+    orders: ClassVar[st.SearchStrategy[bool]] = st.just(False)
+    outcomes: ClassVar[Sequence[str]] = ("ack", "ack", "nack", "reject", "postpone", "release", "crash")
+    expires: ClassVar[st.SearchStrategy[int | None]] = st.none()
+    late: ClassVar[st.SearchStrategy[int]] = st.just(0)
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self.live: dict[int, Message] = {}
+        self.seen: set[int] = set()
+        self.checking = False
+
+    @property
+    def now(self) -> int:
+        return self.world.now
+
+    @property
+    def leased(self) -> list[Message]:
+        return [m for m in self.live.values() if m.lease is not None]
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        policies, ordered = data.draw(self.policies, "policies"), data.draw(self.orders, "ordered")
+        self.world.begin(policies, ordered=ordered)
+        self.given, self.ordered = policies, ordered
+        self.start()
+
+    def start(self) -> None:
+        """The policies are known."""
+
+    @rule(data=st.data())
+    def act(self, data: st.DataObject) -> None:
+        """One rule, of which Hypothesis cannot leave out parts: without claims and time little happens."""
+        kind = data.draw(st.sampled_from(self.kinds), "kind")
+        getattr(self, kind)(data)
+
+    def publish(self, data: st.DataObject) -> None:
+        """One message, or several of a key."""
+        key, delay = data.draw(keys, "key"), data.draw(delays, "delay")
+        priority = data.draw(st.sampled_from([0, 0, 0, 5, -5]), "priority")
+        count = data.draw(st.sampled_from([1, 1, 3]), "count")
+        expires, ago = data.draw(self.expires, "expires"), data.draw(self.late, "ago")
+        for _ in range(count):
+            fields: dict[str, Any] = {"expires_in": expires / 1e6} if expires else {}
+            message = self.world.put(key, delay=delay, ago=ago, priority=priority, **fields)
+            created = self.now - ago
+            gone = None if not expires else self.now + expires
+            self.live[message] = Message(message, key, priority, created, created + delay, gone)
+            self.published(self.live[message])
+
+    def published(self, message: Message) -> None:
+        """There is a new one."""
+
+    def wait(self, data: st.DataObject) -> None:
+        """Time passes; then somebody claims."""
+        units = data.draw(st.sampled_from([1, 1, 2, 3, 5, 11]), "units")
+        self.world.advance(units * UNIT - data.draw(st.sampled_from([0, 0, 1_000]), "less"))
+        self.claim(data)
+
+    def claim(self, data: st.DataObject) -> None:
+        """By one of the processes."""
+        process = data.draw(st.integers(0, PROCESSES - 1), "process")
+        self.claim_by(process, data.draw(st.sampled_from([1, 2, 5, 20]), "limit"))
+
+    def claim_by(self, process: int, limit: int) -> None:
+        """Claim, and compare."""
+        self.checking = True
+        claim = self.world.claim(process, limit)
+        ids = [row.id for row in claim.rows]
+        assert len(ids) == len(set(ids)) <= limit
+        for row in claim.rows:
+            message = self.live[row.id]
+            assert message.lease is None, "two leases of a message"
+            assert message.due <= microseconds(row.acquired_at) == self.now
+        self.check(claim, limit)
+        for row in claim.rows:
+            message = self.live[row.id]
+            message.lease, message.acquired, message.delivered = row, self.now, True
+        self.checking = False
+
+    def check(self, claim: Claim, limit: int) -> None:
+        """Compare with the model; the leases are noted afterwards."""
+        raise NotImplementedError
+
+    def settle(self, data: st.DataObject) -> None:
+        """One of the deliveries ends, if there is any."""
+        if not self.leased:
+            return
+        message = data.draw(st.sampled_from(self.leased), "message")
+        delay = data.draw(st.sampled_from([0, 0, 1, 4]), "units") * UNIT
+        assert message.lease is not None
+        how = data.draw(st.sampled_from(self.outcomes), "how")
+        if message.lease.outcome is not None:
+            how = "reject"
+        elif message.expired(message.acquired):
+            how = "expired"  # a worker does not start it
+        self.end(message, how, delay)
+
+    def end(self, message: Message, how: str, delay: int = 0) -> None:
+        """A delivery ends."""
+        assert message.lease is not None
+        if how == "crash":
+            self.world.crash(message.lease)
+        else:
+            self.world.settle(message.lease, outcome(how, delay))
+        message.lease = None
+        if how in {"nack", "postpone"}:
+            message.due = self.now + delay
+        if how in {"ack", "reject", "expired"}:
+            del self.live[message.id]
+        self.ended(message, how)
+
+    def ended(self, message: Message, how: str) -> None:
+        """Its lease is over."""
+
+    def archived(self) -> dict[int, dict[str, Any]]:
+        """What has left the queue since the last call."""
+        rows = self.world.archived()
+        found = {i: row for i, row in rows.items() if i not in self.seen}
+        self.seen |= set(found)
+        return found
+
+
+def check_model(machine: type[Machine], url: str, *, examples: int, steps: int = 30) -> None:
+    """Run `machine` on the database at `url`."""
+    with World(url) as world:
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            lambda: machine(world),
+            settings=settings(
+                max_examples=examples * LONGER,
+                stateful_step_count=steps if LONGER == 1 else 2 * steps,
+                deadline=None,
+                database=None,
+                report_multiple_bugs=False,
+                phases=[Phase.generate] if os.environ.get("NOSHRINK") else list(Phase),
+                derandomize=LONGER == 1,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -1,0 +1,149 @@
+"""Debounce on real databases, against a model of its definition: what is delivered, when, what is superseded (Z7)."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import ClassVar
+
+from hypothesis import strategies as st
+
+from faststream_sqlbroker.core.policies import Debounce, Delay, Policy
+from faststream_sqlbroker.dialects.policy_bursts import LONGEST_PAUSE, SHORTEST_PAUSE
+from faststream_sqlbroker.dialects.policy_wanted import Claim
+from tests.policies.bursts import Burst
+from tests.policies.machine import UNIT, Machine, Message, check_model
+
+EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8}
+
+trailing = st.builds(
+    lambda window, more: Debounce(
+        window * UNIT / 1e6, max_wait=None if more is None else (window + more) * UNIT / 1e6
+    ),
+    st.integers(1, 4),
+    st.sampled_from([None, 0, 1, 5]),
+)
+leading = st.integers(1, 4).map(lambda window: Debounce(window * UNIT / 1e6, edge="leading"))
+delay = st.integers(1, 3).map(lambda n: Delay(n * UNIT / 1e6))
+
+
+class Key:
+    """The bursts of one key: those whose message is to come, and the message that was delivered last."""
+
+    def __init__(self) -> None:
+        self.bursts: list[Burst] = []
+        self.current: int | None = None
+        self.acquired = self.settled_at = 0
+
+
+class DebounceMachine(Machine):
+    """Each claim: all that has come takes part, in the order of arrival; then ended bursts are delivered in theirs."""
+
+    policies: ClassVar[st.SearchStrategy[Sequence[Policy]]] = st.one_of(
+        st.tuples(trailing), st.tuples(leading), st.tuples(delay, trailing | leading)
+    )
+    late: ClassVar = st.sampled_from([0, 0, 0, 0, UNIT, 3 * UNIT])
+    expires: ClassVar = st.sampled_from([None, None, None, None, UNIT, 5 * UNIT])
+
+    def start(self) -> None:
+        self.policy = next(p for p in self.given if isinstance(p, Debounce))
+        self.delay = sum(p.length for p in self.given if isinstance(p, Delay))
+        self.of: dict[str, Key] = defaultdict(Key)
+        self.unseen: list[Message] = []
+        self.reasons: dict[int, set[str]] = {}
+
+    def published(self, message: Message) -> None:
+        message.due += self.delay
+        self.unseen.append(message)
+
+    def take_part(self) -> None:
+        """All that has come by now, in the order of arrival."""
+        come = [m for m in self.unseen if m.due <= self.now]
+        self.unseen = [m for m in self.unseen if m.due > self.now]
+        for message in sorted(come, key=lambda m: (max(m.due, m.created), m.id)):
+            if message.key is None:
+                continue
+            if message.expired(self.now):
+                self.reasons[message.id] = {"expired"}
+                del self.live[message.id]
+                continue
+            self.arrive(message, self.of[message.key])
+        for burst in (burst for key in self.of.values() for burst in key.bursts):
+            for gone in burst.gone & set(self.live):
+                self.reasons[gone] = {f"superseded by {i}" for _, i in burst.arrivals if i != gone}
+                del self.live[gone]
+
+    def arrive(self, message: Message, key: Key) -> None:
+        at = max(message.due, message.created)
+        if not key.bursts or not key.bursts[-1].open or at > key.bursts[-1].end:
+            key.bursts.append(Burst(self.policy))
+        burst = key.bursts[-1]
+        burst.arrivals.append((at, message.id))
+
+    def turn(self, key: Key) -> Burst | None:
+        """The first burst of the key whose message was not delivered and has not gone otherwise."""
+        return next((b for b in key.bursts if not b.delivered and b.chosen in self.live), None)
+
+    def check(self, claim: Claim, limit: int) -> None:
+        self.take_part()
+        archived = self.archived()
+        assert set(archived) == set(self.reasons), "others are superseded"
+        assert all(row["reason"] in self.reasons[i] for i, row in archived.items())
+        assert all(row["state"] == "DISCARDED" for row in archived.values())
+        self.reasons.clear()
+        for row in claim.rows:
+            self.deliver(self.live[row.id])
+        if len(claim.rows) < limit:
+            self.nobody_is_late({row.id for row in claim.rows})
+
+    def deliver(self, message: Message) -> None:
+        if message.key is None:
+            return
+        key = self.of[message.key]
+        if key.current in self.live:
+            assert key.current == message.id, "the message before has not settled"
+        else:
+            burst = self.turn(key)
+            assert burst is not None
+            assert message.id == burst.chosen
+            assert burst.due <= self.now
+            burst.delivered = True
+            burst.open = burst.open and self.policy.edge == "leading"
+            key.current = message.id
+        key.acquired = self.now
+
+    def nobody_is_late(self, claimed: set[int]) -> None:
+        """A message that waits for the one before it does so at most twice as long as it must."""
+        for message in self.live.values():
+            if message.key is None and message.lease is None and message.id not in claimed:
+                assert message.due > self.now
+        for key in self.of.values():
+            if key.current in self.live:
+                current = self.live[key.current]
+                assert current.lease or current.id in claimed or current.due > self.now, "it is tried again"
+            elif (burst := self.turn(key)) is not None:
+                waited = key.settled_at - key.acquired
+                pause = min(max(SHORTEST_PAUSE, waited), LONGEST_PAUSE)
+                assert self.now < max(burst.due, key.settled_at + pause), "it waits too long"
+
+    def ended(self, message: Message, how: str) -> None:
+        if how in {"ack", "reject", "expired"}:
+            self.seen.add(message.id)
+            if message.key is not None:
+                self.of[message.key].settled_at = self.now
+
+    def teardown(self) -> None:
+        """Everything that was published is delivered or superseded in the end, and nothing twice."""
+        if self.checking or not hasattr(self, "policy"):
+            return
+        for _ in range(60):
+            if not self.live:
+                break
+            for message in self.leased:
+                self.end(message, "expired" if message.expired(message.acquired) else "ack")
+            self.world.advance(3 * UNIT)
+            self.claim_by(0, 20)
+        assert not self.live
+
+
+def test_each_burst_delivers_its_one_message(database: str, database_url: str) -> None:
+    """With deliveries that fail, wait, crash and come back meanwhile, and commits that were late."""
+    check_model(DebounceMachine, database_url, examples=EXAMPLES[database])

@@ -1,0 +1,137 @@
+"""Throttle with a slot for each message, on real databases, against a model that knows every slot that was granted
+(Z10)."""
+
+from collections import Counter, defaultdict
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.marks import SLOT
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.dialects.policy_wanted import Claim
+from tests.policies.machine import UNIT, Machine, Message, check_model
+from tests.policies.slots import allowed, earliest, limits
+from tests.policies.world import microseconds
+
+EXAMPLES = {"sqlite": 30, "postgresql": 6, "mariadb": 6}
+
+throttles = st.builds(
+    lambda rate, per, burst, lag, exceeded, key: Throttle(
+        rate, per=per * UNIT / 1e6, burst=min(burst, rate), key=key or exceeded == "wait", when_exceeded=exceeded,
+        max_lag=lag * UNIT / 1e6,
+    ),
+    st.integers(1, 4), st.integers(1, 6), st.integers(1, 4), st.sampled_from([1, 2, 100]),
+    st.sampled_from(["wait", "wait", "backoff", "drop", "dead_letter"]), st.booleans(),
+)  # fmt: skip
+
+
+class KeyedThrottleMachine(Machine):
+    """Each message asks for a slot of its key when it is due; what becomes of it without one, the policy says."""
+
+    policies: ClassVar = st.tuples(throttles)
+    outcomes: ClassVar = ("ack", "nack", "release", "crash", "crash")
+
+    def start(self) -> None:
+        self.policy: Throttle = self.given[0]  # type: ignore[assignment]
+        self.slots: dict[str | None, list[int]] = defaultdict(list)
+        self.slot: dict[int, int] = {}
+        self.spent: Counter[tuple[int, int]] = Counter()
+
+    def log_of(self, message: Message) -> str | None:
+        """Whose slots it takes; None: it takes none."""
+        return message.key if self.policy.key else ""
+
+    def check(self, claim: Claim, limit: int) -> None:
+        before, self.refused = dict(self.slot), list[Message]()
+        self.gone = set(self.archived())
+        rows = self.world.live()
+        claimed = {row.id: row for row in claim.rows}
+        for message in list(self.live.values()):
+            if message.id not in self.gone and message.id not in claimed:
+                self.look_at(message, rows[message.id])
+        for row in claim.rows:
+            self.start_of(row, self.live[row.id])
+        self.new_slots(before)
+        for message_id in self.gone:
+            assert self.policy.when_exceeded == "drop"
+            self.refused.append(self.live.pop(message_id))
+        for message in self.refused:
+            self.nothing_was_free(message)
+        self.nobody_is_forgotten(claim, limit)
+
+    def look_at(self, message: Message, row: dict[str, Any]) -> None:
+        """What a claim has done with a message that it did not lease."""
+        due = microseconds(row["next_attempt_at"])
+        if message.lease is None and row["policy_marks"] & SLOT:
+            self.slot[message.id] = due
+        elif message.lease is None and due != message.due:
+            assert self.policy.when_exceeded == "backoff"
+            assert self.now + self.policy.per <= due <= self.now + 2 * self.policy.per
+            self.refused.append(message)
+        message.due = due
+
+    def start_of(self, row: ClaimedMessage, message: Message) -> None:
+        """A message is leased: in its slot, or to be made a dead letter."""
+        if row.outcome is not None:
+            assert self.policy.when_exceeded == "dead_letter"
+            self.refused.append(message)
+            return
+        slot = microseconds(row.next_attempt_at)
+        assert row.slot is not None
+        assert self.now + round(row.slot[0] * 1e6) == slot <= self.now, "before its slot"
+        if slot + self.policy.max_lag < self.now:
+            # Others had asked for all the room there was; the worker sees that it is too late, and hands it back.
+            assert self.policy.when_exceeded != "wait"
+            assert row.slot[1] < 0
+            return
+        self.slot[row.id] = message.due = slot
+        if self.log_of(message) is not None:
+            self.spent[row.id, slot] += 1
+
+    def new_slots(self, before: dict[int, int]) -> None:
+        """Each that was granted now is the earliest of its key."""
+        granted = defaultdict(list)
+        for message_id, slot in self.slot.items():
+            if before.get(message_id) != slot:
+                granted[self.log_of(self.live[message_id])].append(slot)
+        for key, slots in granted.items():
+            for slot in sorted(slots):
+                if key is not None:
+                    assert slot == earliest([self.policy], self.slots[key], self.now), "not the earliest slot"
+                    self.slots[key].append(slot)
+            assert key is None or allowed(limits([self.policy]), self.slots[key])
+
+    def nothing_was_free(self, message: Message) -> None:
+        log = self.log_of(message)
+        assert log is not None, "a message without a key takes no slot"
+        assert earliest([self.policy], self.slots[log], self.now) > self.now, "there was a slot for it"
+
+    def nobody_is_forgotten(self, claim: Claim, limit: int) -> None:
+        """With room left, what has a slot now is leased, and nobody waits without having asked."""
+        if len(claim.rows) == limit:
+            return
+        ids = {row.id for row in claim.rows}
+        for message in self.live.values():
+            if message.lease is None and message.id not in ids:
+                assert message.due > self.now or claim.again == 0, "it waits without a slot"
+
+    def end(self, message: Message, how: str, delay: int = 0) -> None:
+        row = message.lease
+        late = row is not None and row.slot is not None and row.slot[1] < 0
+        super().end(message, "release" if late else how, delay)
+
+    def ended(self, message: Message, how: str) -> None:
+        # Whatever its attempt has come to, its slot is gone, but that of one that has not been started.
+        self.slot.pop(message.id, None)
+        if how in {"ack", "reject"}:
+            self.seen.add(message.id)
+
+    def teardown(self) -> None:
+        for (_, slot), starts in getattr(self, "spent", Counter()).items():
+            assert starts == 1, f"{starts} attempts in the slot {slot}"
+
+
+def test_each_slot_is_the_earliest_and_starts_one_attempt(database: str, database_url: str) -> None:
+    """Never more than the rate of a key in any period, lost slots are not given again, nothing waits for no reason."""
+    check_model(KeyedThrottleMachine, database_url, examples=EXAMPLES[database])

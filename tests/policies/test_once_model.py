@@ -1,0 +1,114 @@
+"""Once on real databases, against a model of who has a key: never two starts, and what is not known is listed (Z4)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from uuid import UUID
+
+from hypothesis import strategies as st
+
+from faststream_sqlbroker.core.policies import Once
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.dialects.once import Verdict
+from faststream_sqlbroker.dialects.policy_wanted import Claim
+from tests.policies.machine import UNIT, Machine, Message, check_model
+from tests.policies.world import QUEUE
+
+EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8}
+STEPS = 50
+
+
+@dataclass
+class Owner:
+    """Who has claimed a key."""
+
+    message: int
+    delivery: tuple[UUID, int]
+    until: int
+    unknown: bool = False
+
+
+class OnceMachine(Machine):
+    """Workers claim keys before they start handlers: some at a time, some twice, some after they have lost the lease."""
+
+    kinds: ClassVar = (
+        "publish", "wait", "claim", "settle", "settle", "settle", "start_handlers", "start_handlers",
+        "start_handlers", "start_handlers", "operator_looks", "maintain",
+    )  # fmt: skip
+    policies: ClassVar = st.integers(4, 60).map(lambda n: (Once(n * UNIT / 1e6),))
+    outcomes: ClassVar = ("crash", "crash", "release", "retry", "ack", "reject")
+
+    def start(self) -> None:
+        self.ttl: int = self.given[0].ttl  # type: ignore[union-attr]
+        self.owners: dict[str, Owner] = {}
+        self.zombies: list[ClaimedMessage] = []
+        self.started: list[tuple[str, int]] = []
+
+    def check(self, claim: Claim, limit: int) -> None:
+        due = [m for m in self.live.values() if m.lease is None and m.due <= self.now]
+        expected = sorted(due, key=lambda m: (-m.priority, m.due, m.id))[:limit]
+        assert [row.id for row in claim.rows] == [m.id for m in expected]
+
+    def start_handlers(self, data: st.DataObject) -> None:
+        """Of some that are leased, or were."""
+        held = [m.lease for m in self.leased if m.key is not None and m.lease is not None]
+        if not held and not self.zombies:
+            return
+        rows = data.draw(
+            st.lists(st.sampled_from([*held, *self.zombies]), min_size=1, max_size=3, unique_by=id)
+        )
+        rows = list({row.id: row for row in rows}.values())
+        verdicts = self.world.run(self.world.store.policies.claim_keys(rows, self.ttl / 1e6))
+        assert set(verdicts) == {row.id for row in rows}
+        for row in sorted(rows, key=lambda r: (r.key or "", r.id)):
+            assert verdicts[row.id] == self.expected(row), row.id
+
+    def expected(self, row: ClaimedMessage) -> tuple[Verdict, int | None]:
+        """What is to become of a delivery whose handler is about to start."""
+        message = self.live.get(row.id)
+        if message is None or message.lease is not row:
+            return Verdict.LOST, None
+        assert row.key is not None
+        owner, delivery = self.owners.get(row.key), (row.lease_token, row.id)
+        if owner is None or owner.until <= self.now or owner.delivery == delivery:
+            self.owners[row.key] = Owner(row.id, delivery, self.now + self.ttl)
+            return Verdict.START, row.id
+        if owner.message != row.id:
+            return Verdict.DUPLICATE, owner.message
+        owner.unknown = True
+        return Verdict.UNKNOWN, row.id
+
+    def end(self, message: Message, how: str, delay: int = 0) -> None:
+        row = message.lease
+        assert row is not None
+        if how == "retry":
+            # RetryPossible: the key is given back, if it was this delivery that had claimed it.
+            owner = self.owners.get(message.key or "")
+            self.world.run(self.world.store.policies.give_back_keys([row] if message.key else []))
+            if message.key and owner is not None and owner.delivery == (row.lease_token, row.id):
+                del self.owners[message.key]
+            how = "nack"
+        if how == "crash":
+            self.zombies.append(row)
+        super().end(message, how, delay)
+
+    def operator_looks(self, data: st.DataObject) -> None:
+        """The list of unknown outcomes is what the model says; what is taken off it stays claimed."""
+        expected = {o.message: key for key, o in self.owners.items() if o.unknown}
+        found: Any = self.world.run(self.world.store.starts.unknown(QUEUE, 100))
+        assert {(u.message_id, u.key) for u in found} == set(expected.items())
+        forgotten = data.draw(st.sets(st.sampled_from(sorted(expected)))) if expected else set()
+        assert self.world.run(self.world.store.starts.forget(sorted(forgotten))) == len(forgotten)
+        for message in forgotten:
+            self.owners[expected[message]].unknown = False
+
+    def maintain(self, _: st.DataObject) -> None:
+        """What may be forgotten is, and only that."""
+        over = [key for key, owner in self.owners.items() if owner.until <= self.now]
+        assert self.world.run(self.world.store.policies.forget_expired(100)) == len(over)
+        for key in over:
+            del self.owners[key]
+
+
+def test_a_key_is_started_once(database: str, database_url: str) -> None:
+    """Never twice within its time unless it was given back; a crash never gives it back, and is listed."""
+    check_model(OnceMachine, database_url, examples=EXAMPLES[database], steps=STEPS)

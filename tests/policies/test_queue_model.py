@@ -1,0 +1,137 @@
+"""Delay, Concurrency, Throttle of a queue and ordered=True on real databases, against a model that lists exactly what
+each claim has to lease (P1, P7, Z6, Z10, promise 7)."""
+
+from collections import Counter
+from typing import ClassVar
+
+import pytest
+from hypothesis import strategies as st
+
+from faststream_sqlbroker.core.policies import Concurrency, Delay, Policy, Throttle
+from faststream_sqlbroker.core.policies.throttle import AHEAD
+from faststream_sqlbroker.dialects.policy_wanted import Claim
+from tests.policies.machine import UNIT, Machine, Message, check_model
+from tests.policies.slots import allowed, earliest, limits
+from tests.policies.world import microseconds
+
+EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8}
+
+delay = st.integers(1, 4).map(lambda n: [Delay(n * UNIT / 1e6)])
+throttle = st.builds(
+    lambda rate, per, burst: Throttle(rate, per=per * UNIT / 1e6, burst=min(burst, rate)),
+    st.integers(1, 6), st.integers(1, 8), st.integers(1, 6),
+)  # fmt: skip
+concurrency = st.builds(Concurrency, st.integers(1, 3))
+per_key = st.builds(Concurrency, st.integers(1, 2), per_key=st.just(True))
+nothing: st.SearchStrategy[list[Policy]] = st.just([])
+
+
+class QueueMachine(Machine):
+    """Everything but what depends on when somebody has looked; so each claim has one right answer."""
+
+    policies: ClassVar = st.builds(
+        lambda first, rest: [*first, *rest],
+        nothing | delay,
+        st.permutations([concurrency, per_key, throttle, throttle]).flatmap(
+            lambda several: st.integers(0, 3).flatmap(lambda n: st.tuples(*several[:n]))
+        ),
+    )
+    expires: ClassVar = st.sampled_from([None, None, None, UNIT, 5 * UNIT])
+
+    def start(self) -> None:
+        self.delay = next((p.length for p in self.given if isinstance(p, Delay)), 0)
+        self.throttles = [p for p in self.given if isinstance(p, Throttle)]
+        self.slots: list[int] = []
+
+    def published(self, message: Message) -> None:
+        message.due += self.delay
+
+    def may_start(self, message: Message, running: Counter[str | None]) -> bool:
+        if message.key is None:
+            return True
+        if self.ordered:
+            earlier = (m for m in self.live.values() if m.key == message.key and m.id < message.id)
+            held = running[message.key] or any(not m.expired(self.now) for m in earlier)
+            return not held
+        most = next((p.limit for p in self.given if isinstance(p, Concurrency) and p.per_key), None)
+        return most is None or running[message.key] < most
+
+    def expected(self, room: int) -> list[int]:
+        """What a claim of up to `room` leases, in order."""
+        due = [m for m in self.live.values() if m.lease is None and m.due <= self.now]
+        running = Counter(m.key for m in self.leased)
+        found: list[int] = []
+        by_key = self.ordered or any(isinstance(p, Concurrency) and p.per_key for p in self.given)
+        heads = 0
+        for message in sorted(due, key=lambda m: (-m.priority, m.due, m.id)):
+            if by_key and message.expired(self.now):
+                found.append(message.id)  # it only goes
+            elif heads < room and self.may_start(message, running):
+                heads += 1
+                running[message.key] += 1
+                found.append(message.id)
+        return found[:room]
+
+    def check(self, claim: Claim, limit: int) -> None:
+        room = limit
+        for policy in self.given:
+            if isinstance(policy, Concurrency) and not policy.per_key:
+                room = min(room, policy.limit - len(self.leased))
+        asked = room
+        if room > 0 and self.throttles:
+            room = min(room, self.granted(room))
+        assert [row.id for row in claim.rows] == (self.expected(room) if room > 0 else [])
+        for number, row in enumerate(r for r in claim.rows if not self.live[r.id].expired(self.now)):
+            self.started(row.slot, microseconds(row.acquired_at), number)
+        if self.throttles:
+            assert allowed(limits(self.throttles), self.slots)
+            next_slot = earliest(self.throttles, self.slots, self.now)
+            ids = {row.id for row in claim.rows}
+            waiting = [m for m in self.live.values() if m.due <= self.now and not m.lease and m.id not in ids]
+            if claim.gated:
+                assert claim.again is not None
+                assert self.now + claim.again * 1e6 <= max(next_slot, self.now + 1_000), (
+                    "it would miss a slot"
+                )
+            starts = [row for row in claim.rows if not self.live[row.id].expired(self.now)]
+            if room < asked and len(starts) == room and (waiting or starts):
+                assert claim.gated, "it would look for more where nothing can start"
+
+    def granted(self, most: int) -> int:
+        """How many slots there are before the next claim, at most so many."""
+        slots = list(self.slots)
+        while len(slots) - len(self.slots) < most:
+            slot = earliest(self.throttles, slots, self.now)
+            if slot > self.now + AHEAD:
+                break
+            slots.append(slot)
+        return len(slots) - len(self.slots)
+
+    def started(self, slot: tuple[float, float] | None, acquired: int, number: int) -> None:
+        if not self.throttles:
+            assert slot is None
+            return
+        assert slot is not None
+        at = acquired + round(slot[0] * 1e6)
+        assert at == earliest(self.throttles, self.slots, self.now), "not the earliest slot"
+        assert round((slot[1] - slot[0]) * 1e6) == min(t.max_lag for t in self.throttles)
+        self.slots.append(at)
+
+
+class OrderedMachine(QueueMachine):
+    """Of each key one lease at a time, by id; what is delayed, retried or postponed holds the later ones."""
+
+    orders: ClassVar = st.just(True)
+    policies: ClassVar = st.builds(
+        lambda *parts: [policy for part in parts for policy in part],
+        nothing | delay,
+        nothing | st.tuples(concurrency) | st.tuples(throttle) | st.tuples(throttle, concurrency),
+    )
+
+
+@pytest.mark.parametrize("machine", [QueueMachine, OrderedMachine])
+def test_each_claim_leases_exactly_what_it_may(
+    machine: type[Machine], database: str, database_url: str
+) -> None:
+    """Never above a limit or a rate, never out of order; and never less than there is room for."""
+    check_model(machine, database_url, examples=EXAMPLES[database])

@@ -1,0 +1,187 @@
+"""The race of two claims under READ COMMITTED, by hand: one has read and written but not committed, the other runs.
+
+Without the queue's lock each of these interleavings breaks its policy, which the same test shows.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, delete, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.util import await_only
+
+from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.policy_rows import PolicyRows
+from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import Store
+from tests.policies.clock import MICROSECONDS, Clock
+
+QUEUE = "q"
+WRITES = "keep", "shift", "discard"
+
+
+@dataclass(frozen=True)
+class Race:
+    """One message is leased by a claim that is not committed yet; then another becomes visible."""
+
+    name: str
+    policies: Sequence[Policy] = ()
+    ordered: bool = False
+    late: bool = False
+    """The other was written before the claim, and its commit is late; else it is new, and of a higher priority."""
+    wait: float = 0.0
+    """Seconds from the message to its claim; the late one was written in the middle, else just before the message."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+RACES = [
+    Race("ordered", ordered=True, late=True),
+    Race("concurrency", [Concurrency(1)]),
+    Race("concurrency-per-key", [Concurrency(1, per_key=True)]),
+    Race("throttle", [Throttle(1, per="1h")]),
+    Race("throttle-per-key", [Throttle(1, per="1h", key=True)]),
+    Race("leading-debounce", [Debounce("1m", edge="leading")], late=True),
+    Race("trailing-debounce", [Debounce("1m")], late=True, wait=60),
+]
+
+
+class Hand:
+    """Two claims, a late publisher and the clock, driven by the test."""
+
+    def __init__(self, clock: Clock, store: Store, race: Race) -> None:
+        self.clock, self.store, self.race = clock, store, race
+        self.memory = Memory()
+
+    def wanted(self) -> Wanted:
+        return Wanted([QUEUE], 5, 3600.0, uuid4(), self.race.policies, self.race.ordered)
+
+    async def put(self, **fields: Any) -> int:
+        [message] = await self.store.insert([NewMessage(QUEUE, b"1", key="a", **fields)])
+        assert message is not None
+        return message
+
+    async def claim(self) -> list[int]:
+        """Another process claims; it never waits for the first."""
+        claim = self.store.policies.claim(self.wanted(), Memory())
+        found, _ = await asyncio.wait_for(claim, 5)
+        return [row.id for row in found.rows]
+
+    async def claim_first(self, connection: AsyncConnection) -> list[ClaimedMessage]:
+        """The claim that is not committed."""
+        await connection.begin()
+
+        def work(sync: Connection) -> list[ClaimedMessage]:
+            self.store.dialect.begin(sync)
+            return self.store.dialect.scheduled.claim(sync, self.wanted(), self.memory).rows
+
+        return await connection.run_sync(work)
+
+    async def begin(self) -> None:
+        """Nothing but the row that claims lock: the very first claim of a queue makes it, and others wait for that."""
+        async with self.clock.engine.begin() as connection:
+            for table in self.store.tables.ours:
+                await connection.execute(delete(table))
+        await self.put()
+        claim, _ = await self.store.policies.claim(
+            Wanted([QUEUE], 1, 3600.0, uuid4(), [Concurrency(1)]), Memory()
+        )
+        [row] = claim.rows
+        await self.store.settle([Settlement(row.id, row.lease_token, MessageState.COMPLETED)])
+
+    async def leases(self) -> list[int]:
+        table = self.store.tables.message
+        async with self.clock.engine.connect() as connection:
+            rows = await connection.execute(select(table.c.id).where(table.c.state == "PROCESSING"))
+            return sorted(rows.scalars())
+
+
+@pytest.fixture
+async def hands(database_url: str) -> AsyncIterator[list[Hand]]:
+    """One for each race, on the same database."""
+    clock = Clock(database_url)
+    await clock.prepare()
+    store = Store(clock.engine, build_tables(SqlBrokerSchemaConfig()))
+    await store.create_tables()
+    await store.setup()
+    yield [Hand(clock, store, race) for race in RACES]
+    await store.close()
+    await clock.engine.dispose()
+
+
+def before_writes(monkeypatch: pytest.MonkeyPatch, hand: Hand, connection: AsyncConnection) -> list[str]:
+    """Commit the first claim when the second has read everything; which write that was."""
+    reached: list[str] = []
+
+    def hook(owner: Any, name: str) -> None:
+        write = getattr(owner, name)
+
+        def first(*args: Any, **kwargs: Any) -> Any:
+            if not reached:
+                reached.append(name)
+                await_only(connection.commit())
+            return write(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, first)
+
+    for name in WRITES:
+        hook(PolicyRows, name)
+    hook(hand.store.dialect, "claim_ids")
+    return reached
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("locking", [True, False], ids=["locked", "unlocked"])
+async def test_two_claims_at_once_do_not_break_a_policy(hands: list[Hand], locking: bool) -> None:
+    """Promise 7, Z7, Z10: with the lock never two leases; without it each of these interleavings gives two."""
+    for hand in hands:
+        with pytest.MonkeyPatch.context() as patch:
+            if not locking:
+                patch.setattr(hand.store.dialect, "lock_order", lambda _, queues: set(queues))
+            await hand.begin()
+            await interleave(hand, patch, locking=locking)
+
+
+async def interleave(hand: Hand, patch: pytest.MonkeyPatch, *, locking: bool) -> None:
+    race, engine, clock = hand.race, hand.clock.engine, hand.clock
+    async with engine.connect() as publisher, engine.connect() as claimer:
+        first, other = await published(hand, publisher)
+        assert [row.id for row in await hand.claim_first(claimer)] == [first], race
+        if race.late:
+            await publisher.commit()
+        else:
+            other = await hand.put(priority=5)
+        reached = before_writes(patch, hand, claimer)
+        found = await hand.claim()
+        if locking:
+            assert (found, reached) == ([], []), f"{race}: it has passed the lock"
+            await claimer.commit()
+            assert await hand.claim() == [], f"{race}: it has not seen what the first has written"
+    # A trailing burst that the second claim has opened would end now.
+    await clock.set(clock.now + 61 * MICROSECONDS)
+    await hand.claim()
+    assert await hand.leases() == ([first] if locking else sorted([first, other])), race
+
+
+async def published(hand: Hand, publisher: AsyncConnection) -> tuple[int, int]:
+    """The message that is claimed first, and the late one; 0 if there is none yet."""
+    race, clock = hand.race, hand.clock
+    half = round(race.wait * MICROSECONDS) // 2
+    await publisher.begin()
+    if half:
+        first = await hand.put()
+        await clock.set(clock.now + half)
+    late = await hand.store.insert_in(publisher, [NewMessage(QUEUE, b"late", key="a")]) if race.late else [0]
+    await clock.set(clock.now + (half or 1_000))
+    if not half:
+        first = await hand.put()
+    return first, late[0] or 0

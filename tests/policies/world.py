@@ -1,0 +1,156 @@
+"""A queue of a real database, its clock, and the processes that claim from it; for models, which are synchronous."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from datetime import datetime, timedelta, timezone
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import delete, select, update
+
+from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Postpone, Reject, Release
+from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.dialects import policy_intake
+from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import Store
+from tests.policies.clock import MICROSECONDS, START, Clock
+
+T = TypeVar("T")
+LEASE = 3600.0
+PROCESSES = 3
+QUEUE = "q"
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class World:
+    """Empty at each `begin`; times are microseconds since 1970."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._runner = asyncio.Runner()
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> Self:
+        # A process measures how long ago it has looked at everything; that goes by the same clock here.
+        self._patch.setattr(policy_intake, "monotonic", lambda: self.now / MICROSECONDS)
+        self.run(self._open())
+        return self
+
+    async def _open(self) -> None:
+        self.clock = Clock(self.url)
+        await self.clock.prepare()
+        self.store = Store(self.clock.engine, build_tables(SqlBrokerSchemaConfig()))
+        await self.store.create_tables()
+        await self.store.setup()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.run(self.store.close())
+        self.run(self.clock.engine.dispose())
+        self._runner.close()
+        self._patch.undo()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for `work`."""
+        return self._runner.run(work)
+
+    @property
+    def now(self) -> int:
+        """What the database's clock shows."""
+        return self.clock.now
+
+    def begin(self, policies: Sequence[Policy], *, ordered: bool = False) -> None:
+        """Empty the tables; the processes know nothing and have these policies."""
+        self.policies, self.ordered = policies, ordered
+        self.memories = [Memory() for _ in range(PROCESSES)]
+        self.run(self._empty())
+
+    async def _empty(self) -> None:
+        await self.clock.set(round(START.timestamp()) * MICROSECONDS)
+        async with self.clock.engine.begin() as connection:
+            for table in self.store.tables.ours:
+                await connection.execute(delete(table))
+
+    def advance(self, length: int) -> None:
+        """Let time pass."""
+        self.run(self.clock.set(self.now + length))
+
+    def put(self, key: str | None, *, delay: int = 0, ago: int = 0, **fields: Any) -> int:
+        """Publish; `ago`: it was written so long ago, and its commit is seen only now."""
+        [message] = self.run(
+            self.store.insert([NewMessage(QUEUE, b"1", key=key, delay=delay / MICROSECONDS, **fields)])
+        )
+        assert message is not None
+        if ago:
+            self.run(self._written(message, ago, delay))
+        return message
+
+    async def _written(self, message: int, ago: int, delay: int) -> None:
+        at = EPOCH + timedelta(microseconds=self.now - ago)
+        table = self.store.tables.message
+        async with self.clock.engine.begin() as connection:
+            await connection.execute(
+                update(table)
+                .where(table.c.id == message)
+                .values(created_at=at, next_attempt_at=at + timedelta(microseconds=delay))
+            )
+
+    def claim(self, process: int, limit: int) -> Claim:
+        """What one of the processes leases."""
+        wanted = Wanted([QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered)
+        claim, self.memories[process] = self.run(self.store.policies.claim(wanted, self.memories[process]))
+        return claim
+
+    def settle(self, row: ClaimedMessage, outcome: Outcome) -> None:
+        """End a delivery."""
+        attempted = isinstance(outcome, Ack | Nack | Reject)
+        written = settle(row, outcome, SettleRules(), ended_after=0.0, attempted=attempted)
+        assert self.run(self.store.settle([written])).settled == {row.id}
+
+    def crash(self, row: ClaimedMessage) -> None:
+        """Its worker is gone; the lease runs out, and somebody gives the message back."""
+        self.run(self._expire(row.id))
+        assert self.run(self.store.release_stuck([QUEUE], 100)) == 1
+
+    async def _expire(self, message: int) -> None:
+        table, past = self.store.tables.message, START - timedelta(days=1)
+        async with self.clock.engine.begin() as connection:
+            await connection.execute(update(table).where(table.c.id == message).values(lease_expires_at=past))
+
+    def live(self) -> dict[int, dict[str, Any]]:
+        """The messages of the queue, by id."""
+        return self.run(self._rows(self.store.tables.message))
+
+    def archived(self) -> dict[int, dict[str, Any]]:
+        """Those that have left it."""
+        return self.run(self._rows(self.store.tables.archive))
+
+    async def _rows(self, table: Any) -> dict[int, dict[str, Any]]:
+        async with self.clock.engine.connect() as connection:
+            rows = await connection.execute(select(table).order_by(table.c.id))
+            return {row.id: dict(row._mapping) for row in rows}
+
+
+def microseconds(at: datetime) -> int:
+    """Since 1970."""
+    return (at - EPOCH) // timedelta(microseconds=1)
+
+
+def outcome(how: str, delay: int) -> Outcome:
+    """How a delivery ends."""
+    seconds = delay / MICROSECONDS
+    return {
+        "ack": Ack(),
+        "nack": Nack(delay=seconds),
+        "reject": Reject(),
+        "postpone": Postpone(seconds),
+        "release": Release(),
+        "expired": Discard("expired"),
+    }[how]
