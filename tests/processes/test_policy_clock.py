@@ -13,14 +13,14 @@ from tests.processes.test_clock import faketime
 
 __all__ = ("faketime",)
 
-# In SQLite the process's clock is the database's.
-pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-
 OPENS = 8
 """Seconds from the beginning: workers are up by then."""
 
 
-@pytest.mark.parametrize("shift", ["-3600", "+3600"])
+# In SQLite the process's clock is the database's.
+@pytest.mark.parametrize(
+    ("database", "shift"), [("postgresql", "-3600"), ("mariadb", "+3600")], indirect=["database"]
+)
 async def test_a_shifted_process_keeps_the_databases_time(fleet: Fleet, faketime: str, shift: str) -> None:
     """Z7, Z10, P1, P6."""
     policies = PolicyFleet(fleet)
