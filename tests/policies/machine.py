@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -196,9 +196,9 @@ def check_model(machine: type[Machine], url: str, *, examples: int, steps: int =
                 max_examples=examples * LONGER,
                 stateful_step_count=steps if LONGER == 1 else 2 * steps,
                 deadline=None,
+                phases=[__import__("hypothesis").Phase.generate],
                 database=None,
                 report_multiple_bugs=False,
-                phases=[Phase.generate] if os.environ.get("NOSHRINK") else list(Phase),
                 derandomize=LONGER == 1,
                 suppress_health_check=list(HealthCheck),
             ),
