@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -20,6 +19,7 @@ from faststream_sqlbroker import (
     SqlBroker,
     SqlBrokerMessage,
     SqlBrokerMessageState,
+    Step,
 )
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.presence import describe
@@ -378,25 +378,14 @@ async def test_what_was_removed_first_and_never_ended(
 # -- what others add ----------------------------------------------------------------------------------
 
 
-@dataclass
-class Step:
-    queue: str
-
-
-@dataclass
-class Pipeline:
-    name: str
-    steps: list[Any]
-
-
 async def test_its_place_in_a_pipeline_is_named(broker: SqlBroker) -> None:
-    pipelines = [Pipeline("Else", ["x"]), Pipeline("Email", ["debounce", Step("q"), "send"])]
-    broker.pipelines = pipelines  # type: ignore[attr-defined]
+    broker.pipeline("Else", Step("x"), forward_to="z")
+    broker.pipeline("Email", Step("debounce"), Step("q"), forward_to="send")
     message_id = await broker.publish("x", "q")
     explanation = await broker.admin.explain(message_id)
-    assert explanation.pipeline == "step 2 of 3 of Email"
+    assert explanation.pipeline == "step 2 of 2 of Email"
     assert str(explanation).startswith(
-        f"message {message_id} of queue 'q' (step 2 of 3 of Email) is PENDING:\n"
+        f"message {message_id} of queue 'q' (step 2 of 2 of Email) is PENDING:\n"
     )
     elsewhere = await broker.publish("x", "y")
     assert (await broker.admin.explain(elsewhere)).pipeline is None
