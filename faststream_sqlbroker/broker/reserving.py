@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from faststream_sqlbroker.broker.locking import SqlBrokerLocking
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
+from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.duration import Duration
 from faststream_sqlbroker.core.lengths import lease_seconds, wait_seconds
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
@@ -166,5 +167,5 @@ def _most_deliveries(given: int | Auto | None, attempts: int | None) -> float:
         return MOST_DELIVERIES if attempts is None else attempts + MORE_DELIVERIES
     if given is None:
         return float("inf")
-    checks.whole_number("max_deliveries", given, other=', "auto", or None for no limit')
+    whole_number("max_deliveries", given, other=', "auto", or None for no limit')
     return given

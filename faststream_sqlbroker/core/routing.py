@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from faststream_sqlbroker.core.duration import parse_duration
+from faststream_sqlbroker.core.moments import EPOCH
 from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
@@ -26,7 +27,6 @@ NO_DESTINATION = "no_destination"
 LATEST = datetime(9998, 12, 31, tzinfo=timezone.utc)
 """No due time may be later: what is written is a little later still, and must be a date in every database."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,15}(?:\.[0-9]{1,9})?")
 
 
@@ -105,7 +105,7 @@ def unix_time(seconds: float) -> datetime:
         ValueError: NaN.
         OverflowError: no year from 1 to 9999.
     """
-    return _EPOCH + timedelta(seconds=seconds)
+    return EPOCH + timedelta(seconds=seconds)
 
 
 def _moment(value: Any, created_at: datetime) -> datetime:

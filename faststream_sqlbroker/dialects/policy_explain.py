@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from sqlalchemy import Connection, select
 
 from faststream_sqlbroker.core.explanation import Reason, WaitingMessage, moment_text
+from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.policies.debounce import Bursts
 from faststream_sqlbroker.core.policies.marks import BURST, SLOT
@@ -21,7 +22,6 @@ from faststream_sqlbroker.dialects.policy_state import ONCE
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _CONCURRENCY = re.compile(r"Concurrency\((\d+)(, per_key=True)?\)")
 
 Subscribers = Sequence[LiveSubscriber]
@@ -29,7 +29,7 @@ Subscribers = Sequence[LiveSubscriber]
 
 def window(_c: Connection, _d: "Dialect", message: WaitingMessage, subscribers: Subscribers) -> list[Reason]:
     """Whether every live subscriber is outside of its window."""
-    now = _microseconds(message.now)
+    now = to_microseconds(message.now)
     spans = []
     for subscriber in subscribers:
         windows = [found for text in subscriber.policies if (found := Window.read(text)) is not None]
@@ -37,7 +37,7 @@ def window(_c: Connection, _d: "Dialect", message: WaitingMessage, subscribers: 
     if not spans or not all(spans):
         return []
     closed, opens = min((max(closed, key=lambda c: c[1]) for closed in spans), key=lambda c: c[1])
-    until = _moment(opens)
+    until = from_microseconds(opens)
     words = f"it is outside of {closed}, which opens at {moment_text(until, message.now)}"
     return [Reason("outside_window", words, until=until)]
 
@@ -78,8 +78,8 @@ def slot(
     for number, text in _numbered(subscribers, "Throttle("):
         state = dialect.scheduled.rows.states(connection, slot_scope(message.queue, number), [""]).get("")
         at_next = next_known(state)
-        if at_next is not None and at_next > _microseconds(message.now):
-            until = _moment(at_next)
+        if at_next is not None and at_next > to_microseconds(message.now):
+            until = from_microseconds(at_next)
             words = f"every slot of {text} is taken until {moment_text(until, message.now)}"
             found.append(Reason("throttled", words, until=until))
     return found
@@ -163,11 +163,3 @@ def _holder(
     c = dialect.tables.message.c
     token = connection.execute(select(c.lease_token).where(c.id == message_id)).scalar_one_or_none()
     return next((s.worker for s in subscribers if s.holds(token)), None)
-
-
-def _microseconds(at: datetime) -> int:
-    return (at - _EPOCH) // timedelta(microseconds=1)
-
-
-def _moment(at: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=at)

@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.policies import Debounce, Delay, Throttle
 from faststream_sqlbroker.core.policies.debounce import Bursts, take
 from faststream_sqlbroker.core.policies.marks import BURST, DELAYED, SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.throttle import THROTTLED, dump_slots, load_slots
+from faststream_sqlbroker.core.policies.throttle import THROTTLED, kept_slots, load_slots
 from faststream_sqlbroker.core.rows import ReadyPair
 from faststream_sqlbroker.core.settle import EXPIRED
 from faststream_sqlbroker.dialects.policy_rows import SCAN, Arrival, PolicyRows
@@ -138,12 +138,7 @@ class Intake:
             else:
                 self.dead.append(a.id)
                 left.append(a.due)  # until it is claimed as one
-        kept = {
-            key: (dump_slots(policy, log), log[-1] + policy.per + MICROSECONDS)
-            for key, log in logs.items()
-            if log
-        }
-        self.rows.keep(self.connection, scope, kept)
+        self.rows.keep(self.connection, scope, kept_slots(policy, logs))
         self.rows.discard(self.connection, self.queue, dropped, keep=self.keep)
         self._shift(put_off, 0)
         self._shift(due, SLOT)

@@ -4,20 +4,17 @@ Times are microseconds since 1970.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
-from typing import Any
 
 from sqlalchemy import Connection
 
+from faststream_sqlbroker.core.moments import to_microseconds
 from faststream_sqlbroker.core.policies import Policy, Throttle
 from faststream_sqlbroker.core.policies.marks import SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.throttle import AHEAD, dump_slots, first_slot, load_slots, next_slots
+from faststream_sqlbroker.core.policies.throttle import AHEAD, first_slot, kept_slots, load_slots, next_slots
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_intake import slot_scope
 from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class Slots:
@@ -104,17 +101,9 @@ class Slots:
                 self.later.append(self._again[message])
             else:
                 starting.append(message)
-        self._rows.keep(self._connection, slot_scope(self._queue), self._kept(logs))
+        self._rows.keep(self._connection, slot_scope(self._queue), kept_slots(self._each, logs))
         self._rows.shift(self._connection, self._queue, put_off, SLOT)
         return starting
-
-    def _kept(self, logs: Mapping[str, list[int]]) -> dict[str, tuple[Any, int]]:
-        each = self._each
-        if each is None:
-            return {}
-        return {
-            k: (dump_slots(each, log), log[-1] + each.per + MICROSECONDS) for k, log in logs.items() if log
-        }
 
     def give(self, rows: Sequence[ClaimedMessage]) -> int:
         """Tell each row when it may start, and note the slots that are taken; how many rows start."""
@@ -122,19 +111,15 @@ class Slots:
         if self._lag is None or not starting:
             return len(starting)
         for n, row in enumerate(starting):
-            acquired, own = _microseconds(row.acquired_at), _microseconds(row.next_attempt_at)
+            acquired, own = to_microseconds(row.acquired_at), to_microseconds(row.next_attempt_at)
             slot = self._again.get(row.id, own) if self._granted is None else self._granted[n]
             row.slot = (slot - acquired) / MICROSECONDS, (slot + self._lag - acquired) / MICROSECONDS
         for (number, policy), log in zip(self._gates, self._logs, strict=True):
             taken = [*log, *(self._granted or ())[: len(starting)]]
-            state = dump_slots(policy, taken), taken[-1] + policy.per + MICROSECONDS
-            self._rows.keep(self._connection, slot_scope(self._queue, number), {"": state})
+            scope = slot_scope(self._queue, number)
+            self._rows.keep(self._connection, scope, kept_slots(policy, {"": taken}))
         return len(starting)
 
 
 def _expired(row: ClaimedMessage) -> bool:
     return row.expires_at is not None and row.expires_at <= row.acquired_at
-
-
-def _microseconds(at: datetime) -> int:
-    return (at - _EPOCH) // timedelta(microseconds=1)

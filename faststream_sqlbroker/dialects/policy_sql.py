@@ -33,7 +33,10 @@ class Words:
     upsert: str
     """What follows an INSERT … SELECT into the policy state."""
     as_text: Callable[[str], str] = lambda name: name
-    key_hint: str = ""
+    as_json: str = ""
+    """What makes JSON of text."""
+    column: str = ""
+    """What stands before a column that is set: MySQL has the message table in a join there, the others refuse it."""
     ready_hint: str = ""
     leased_hint: str = ""
     id_hint: str = ""
@@ -71,6 +74,7 @@ POSTGRESQL = Words(
     update="UPDATE {message} m SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
     upsert="ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, expires_at = excluded.expires_at",
     as_text=lambda name: f"{name}::text",
+    as_json="::jsonb",
 )
 MYSQL = Words(
     now="UTC_TIMESTAMP(6)",
@@ -79,6 +83,7 @@ MYSQL = Words(
     at=lambda x: f"(TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL {x} MICROSECOND)",
     rows=_mysql_rows,
     join="STRAIGHT_JOIN",
+    column="m.",
     update="UPDATE {rows} STRAIGHT_JOIN {message} m ON m.id = u.id SET {set} WHERE {where}",
     upsert="ON DUPLICATE KEY UPDATE info = VALUES(info), expires_at = VALUES(expires_at)",
     ready_hint="FORCE INDEX ({ready_index})",
@@ -117,7 +122,10 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
     ids, states = w.rows({"id": "int"}), w.rows({"k": "key"})
     keyed = w.rows({"k": "key", "info": "text", "expires": "int"})
     found = f"{w.update}".replace("{where}", f"m.queue = :queue AND {w.claimable}")
-    shifted = f"next_attempt_at = COALESCE({w.at('u.due')}, {{m}}next_attempt_at), policy_marks = ({{m}}policy_marks | :mark) & :kept"
+    shifted = (
+        f"{w.column}next_attempt_at = COALESCE({w.at('u.due')}, m.next_attempt_at), "
+        f"{w.column}policy_marks = (m.policy_marks | :mark) & :kept"
+    )
     texts = {
         "policy_now": f"SELECT {w.us(w.now)}",
         "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}, {w.us('m.created_at')},\n"
@@ -126,12 +134,12 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
         "  AND (m.policy_marks & :own) = 0\n"
         "ORDER BY m.next_attempt_at, m.id LIMIT :size",
         "policy_shift": found.replace("{rows}", w.rows({"id": "int", "due": "int"})).replace(
-            "{set}", _assignments(w, shifted)
+            "{set}", shifted
         ),
         "policy_states": f"SELECT {w.open}p.{{key}}{w.close}, {w.as_text('p.info')}\n"
         f"FROM {states} {w.join} {{policy_state}} p ON p.scope = :scope AND p.{{key}} = u.k",
         "policy_keep": "INSERT INTO {policy_state} (scope, {key}, info, expires_at)\n"
-        f"SELECT :scope, u.k, {_json(w)}, {w.at('u.expires')} FROM {keyed}\n{w.upsert}",
+        f"SELECT :scope, u.k, u.info{w.as_json}, {w.at('u.expires')} FROM {keyed}\n{w.upsert}",
         "policy_running": f"SELECT count(*) FROM (SELECT 1 FROM {{message}} m {w.leased_hint}\n"
         "  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL LIMIT :size) r",
         "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, {w.us('m.acquired_at')},\n"
@@ -139,29 +147,18 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END\n"
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
     }
+    return texts | _choices(w, due, marked) | _discards(w, archive=archive)
+
+
+def _choices(w: Words, due: str, marked: str) -> dict[str, str]:
+    texts = {}
     for name, which in (("", ""), ("_others", "{others}"), ("_one", "\n  AND m.id = :only")):
         texts[f"policy_due{name}"] = (
             f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}\n{due}\n"
             f"  AND m.next_attempt_at <= {w.at(':now')} AND {marked}{which}\n"
             "ORDER BY m.next_attempt_at, m.id LIMIT :size"
         )
-    texts |= _discards(w, archive=archive)
     return texts
-
-
-def _assignments(w: Words, text: str) -> str:
-    """MySQL has the message table in a join, where columns need its name; the others refuse it on the left."""
-    if w.join == "STRAIGHT_JOIN":
-        return (
-            text.replace("{m}", "m.")
-            .replace("next_attempt_at = ", "m.next_attempt_at = ", 1)
-            .replace(", policy_marks = ", ", m.policy_marks = ")
-        )
-    return text.replace("{m}", "m.")
-
-
-def _json(w: Words) -> str:
-    return "u.info::jsonb" if w is POSTGRESQL else "u.info"
 
 
 def _discards(w: Words, *, archive: bool) -> dict[str, str]:
@@ -181,7 +178,7 @@ def _discards(w: Words, *, archive: bool) -> dict[str, str]:
             text += f", a AS (\n  {insert}  SELECT {kept}, {w.now}, d.why FROM d\n)"
         return {
             "policy_discard": f"{text}\nSELECT count(*) FROM d",
-            "policy_drop": _without_archive(rows, these),
+            "policy_drop": f"DELETE FROM {{message}} m USING {rows} WHERE m.id = u.id AND {these}",
         }
     held = f"FROM {rows} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE {these}"
     if w is MYSQL:
@@ -197,7 +194,3 @@ def _discards(w: Words, *, archive: bool) -> dict[str, str]:
     if archive:
         texts["policy_archive"] = f"{insert}SELECT {of_message}, {w.now}, u.reason\n{held}"
     return texts
-
-
-def _without_archive(rows: str, these: str) -> str:
-    return f"DELETE FROM {{message}} m USING {rows} WHERE m.id = u.id AND {these}"

@@ -5,12 +5,13 @@ write lock at its start and waits for it (busy timeout). Times are integers, mic
 """
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import sqlite_words
@@ -18,7 +19,6 @@ from faststream_sqlbroker.dialects.steps import StepDialect
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 BUSY_TIMEOUT = 10.0
 """Most seconds that a transaction waits for the write lock; the store's time limit may be shorter."""
 NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
@@ -185,11 +185,11 @@ class SqliteDialect(StepDialect):
 
     def bind_time(self, value: datetime) -> int:
         """Microseconds since 1970 (UTC)."""
-        return (value - EPOCH) // timedelta(microseconds=1)
+        return to_microseconds(value)
 
     def time(self, value: Any) -> Any:
         """Microseconds since 1970 as an aware datetime."""
-        return EPOCH + timedelta(microseconds=value)
+        return from_microseconds(value)
 
     def now(self, connection: Connection) -> datetime:
         """The host's clock as SQLite reads it (milliseconds)."""

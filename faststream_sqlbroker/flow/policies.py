@@ -164,15 +164,17 @@ class PolicyStarts:
         return again
 
     async def _give_back(self, rows: Rows) -> None:
-        for failures in range(1, REPEATS):
+        for failures in range(1, REPEATS + 1):
             try:
-                return await self._store.policies.give_back_keys(rows)
-            except (TransientStoreError, UnknownOutcomeError):
-                await asyncio.sleep(backoff(failures))
-            except StoreError:
-                break  # said below, by the last try
-        try:
-            await self._store.policies.give_back_keys(rows)
-        except StoreError as error:
-            text = f"the keys of messages {[row.id for row in rows]} could not be given back, so they do not run again"
-            self._log(logging.ERROR, f"{text}: {error}", message_id=rows[0].id)
+                await self._store.policies.give_back_keys(rows)
+            except StoreError as error:
+                if failures == REPEATS or not isinstance(error, TransientStoreError):
+                    self._not_given_back(rows, error)
+                    return
+            else:
+                return
+            await asyncio.sleep(backoff(failures))
+
+    def _not_given_back(self, rows: Rows, error: StoreError) -> None:
+        text = f"the keys of messages {[row.id for row in rows]} could not be given back, so they do not run again"
+        self._log(logging.ERROR, f"{text}: {error}", message_id=rows[0].id)

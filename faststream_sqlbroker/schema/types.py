@@ -1,6 +1,6 @@
 """Column types and the clock, one spelling for each database."""
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 from sqlalchemy import (
@@ -21,7 +21,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
+
 MYSQL = ("mysql", "mariadb")
 
 SQLITE_CLOCK = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
@@ -58,7 +59,7 @@ class UtcTimestamp(TypeDecorator[datetime]):
             raise ValueError(msg)
         value = value.astimezone(timezone.utc)
         if dialect.name == "sqlite":
-            return (value - EPOCH) // timedelta(microseconds=1)
+            return to_microseconds(value)
         return value.replace(tzinfo=None) if dialect.name in MYSQL else value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
@@ -66,7 +67,7 @@ class UtcTimestamp(TypeDecorator[datetime]):
         if value is None:
             return None
         if dialect.name == "sqlite":
-            return EPOCH + timedelta(microseconds=value)
+            return from_microseconds(value)
         aware: datetime = value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value
         return aware.astimezone(timezone.utc)
 

@@ -76,22 +76,10 @@ def weighted(queues: object) -> tuple[object, tuple[int, ...] | None]:
     return tuple(queues), tuple(queues.values())
 
 
-def whole_number(name: str, value: object, *, other: str = "") -> None:
-    """Refuse what is not an int of 1 or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SetupError(f"{name} must be a whole number of 1 or more{other}, got {value!r}")
-
-
 def factor(name: str, value: object) -> None:
     """Refuse what is not a number from 1 to 1000."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= LARGEST_FACTOR:
         raise SetupError(f"{name} must be a number from 1 to 1000, got {value!r}")
-
-
-def flag(name: str, value: object) -> None:
-    """Refuse what is not a bool."""
-    if not isinstance(value, bool):
-        raise SetupError(f"{name} must be True or False, got {value!r}")
 
 
 def header_names(value: object) -> bool | tuple[str, ...]:
@@ -108,12 +96,6 @@ def header_names(value: object) -> bool | tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise SetupError(f"forward_headers must hold names of headers, got {value!r}")
     return names
-
-
-def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse what is not among `allowed`."""
-    if value not in allowed:
-        raise SetupError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def ack_policy(value: object) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, cast, get_args, get_type_hints
 from faststream import AckPolicy
 from faststream._internal.constants import EMPTY
 
+from faststream_sqlbroker.core.checks import flag, one_of, whole_number
 from faststream_sqlbroker.core.duration import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.core.policies import Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
@@ -119,12 +120,12 @@ class SubscriberSettings:
         self._set("queues", checks.queue_names(self.queues))
         checks.dead_letter_queue(self.dead_letter_queue, self.queues)
         for name in ("max_workers", "fetch_batch_size", "flush_batch_size"):
-            checks.whole_number(name, getattr(self, name))
+            whole_number(name, getattr(self, name))
         checks.factor("max_not_processed_factor", self.max_not_processed_factor)
         for name in _FLAGS:
-            checks.flag(name, getattr(self, name))
+            flag(name, getattr(self, name))
         self._set("forward_headers", checks.header_names(self.forward_headers))
-        checks.one_of("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
+        one_of("wakeup", self.wakeup, get_args(_HINTS["wakeup"]))
         self._set("policies", checked_policies(self.policies))
         checks.ack_policy(self.ack_policy)
         checks.retry_strategy(self.retry_strategy)
@@ -151,7 +152,7 @@ class SubscriberSettings:
             attempts = checks.most_attempts(self.retry_strategy)
             self._set("max_deliveries", 20 if attempts is None else attempts + 3)
         elif self.max_deliveries is not None:
-            checks.whole_number("max_deliveries", self.max_deliveries, other=" or None for no limit")
+            whole_number("max_deliveries", self.max_deliveries, other=" or None for no limit")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from faststream_sqlbroker.core.checks import flag, whole_number
 from faststream_sqlbroker.core.policies import options
-from faststream_sqlbroker.core.policies.options import flag, whole_number
 
 
 @dataclass(frozen=True, init=False)
@@ -31,7 +31,7 @@ class Concurrency:
         Raises:
             SetupError: a value out of its range, or `without_key` where no key is asked for.
         """
-        object.__setattr__(self, "limit", whole_number("Concurrency's limit", limit, 1_000_000))
+        object.__setattr__(self, "limit", whole_number("Concurrency's limit", limit, most=1_000_000))
         flag("Concurrency's per_key", per_key)
         options.without_key("Concurrency", without_key, keyed=per_key, mend="per_key=True")
         object.__setattr__(self, "per_key", per_key)

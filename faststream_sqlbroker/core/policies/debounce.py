@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from faststream_sqlbroker.core.checks import flag, one_of
 from faststream_sqlbroker.core.duration import Duration
-from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, flag, microseconds, one_of, seconds
+from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
 from faststream_sqlbroker.exceptions import SetupError
 
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from faststream_sqlbroker.core.checks import one_of
 from faststream_sqlbroker.core.duration import Duration
-from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, one_of, seconds
+from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
 
 
 @dataclass(frozen=True, init=False)

@@ -3,20 +3,14 @@
 Times are whole microseconds of the database's clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from faststream_sqlbroker.core.checks import flag, one_of, whole_number
 from faststream_sqlbroker.core.duration import Duration
 from faststream_sqlbroker.core.policies import options
-from faststream_sqlbroker.core.policies.options import (
-    MICROSECONDS,
-    flag,
-    microseconds,
-    one_of,
-    seconds,
-    whole_number,
-)
+from faststream_sqlbroker.core.policies.options import MICROSECONDS, microseconds, seconds
 from faststream_sqlbroker.exceptions import SetupError
 
 MOST_RATE = 1_000_000
@@ -77,10 +71,10 @@ class Throttle:
         Raises:
             SetupError: a value out of its range, `without_key` where no key is asked for, or a burst that would need more than 10 000 kept slots.
         """
-        whole_number("Throttle's rate", rate, MOST_RATE)
+        whole_number("Throttle's rate", rate, most=MOST_RATE)
         period = microseconds("Throttle's per", per)
         flag("Throttle's key", key)
-        whole_number("Throttle's burst", burst, rate)
+        whole_number("Throttle's burst", burst, most=rate)
         one_of("Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter"))
         options.without_key("Throttle", without_key, keyed=key, mend="key=True")
         if period < rate:
@@ -154,6 +148,15 @@ def dump_slots(policy: Throttle, slots: Sequence[int]) -> dict[str, Any]:
         else:
             runs.append([slot, 1])
     return {"slots": runs, "next": policy.next_slot(slots, slots[-1])} if runs else {"slots": runs}
+
+
+def kept_slots(policy: Throttle, logs: Mapping[str, Sequence[int]]) -> dict[str, tuple[dict[str, Any], int]]:
+    """What is stored of each key's slots, and when it may be forgotten."""
+    return {
+        key: (dump_slots(policy, log), log[-1] + policy.per + MICROSECONDS)
+        for key, log in logs.items()
+        if log
+    }
 
 
 def next_known(info: Any) -> int | None:

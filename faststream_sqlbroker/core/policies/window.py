@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIME = re.compile(r"([01]?[0-9]|2[0-4]):([0-5][0-9])")
 _WRITTEN = re.compile(r"Window\((\d\d:\d\d)-(\d\d:\d\d) ([^,)]+)(?:, days=([a-z,]+))?\)")
 _MIDNIGHT = time(0, 0)
@@ -92,7 +92,7 @@ class Window:
         if since <= now < closes:
             return opens, closes
         zone = ZoneInfo(self.tz)
-        today = (_EPOCH + timedelta(microseconds=now)).astimezone(zone).date()
+        today = from_microseconds(now).astimezone(zone).date()
         for opens, closes in self._spans(today - _LONGEST, zone):
             if closes > now:
                 object.__setattr__(self, "_last", (now, opens, closes))
@@ -127,7 +127,7 @@ def _moment(day: date, at: time, zone: ZoneInfo, *, fold: int) -> int:
         utc = _change(
             wall.replace(fold=1).astimezone(timezone.utc), wall.replace(fold=0).astimezone(timezone.utc), zone
         )
-    return (utc - _EPOCH) // timedelta(microseconds=1)
+    return to_microseconds(utc)
 
 
 def _change(low: datetime, high: datetime, zone: ZoneInfo) -> datetime:
