@@ -40,6 +40,8 @@ from faststream_sqlbroker.core.schedules import Schedule
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
 from faststream_sqlbroker.core.tiers import Hops, next_hop, plan_hops
 from faststream_sqlbroker.exceptions import (
+    ConcurrentLoadError,
+    ExportMismatchError,
     LeaseLostError,
     LockLostError,
     LockNotAcquiredError,
@@ -67,6 +69,7 @@ __all__ = (
     "DESTINATION",
     "BlockingWait",
     "Concurrency",
+    "ConcurrentLoadError",
     "ConstantRetryStrategy",
     "ConstantWithJitterRetryStrategy",
     "Debounce",
@@ -74,6 +77,7 @@ __all__ = (
     "Explanation",
     "ExponentialBackoffRetryStrategy",
     "ExponentialBackoffWithJitterRetryStrategy",
+    "ExportMismatchError",
     "HeldLock",
     "Hops",
     "LeaseLostError",

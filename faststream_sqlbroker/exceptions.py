@@ -9,6 +9,8 @@ SqlBrokerError
 ├── LeaseLostError        a reservation's lease is gone: what it ended in was not written
 ├── LockLostError         a lock's lease is gone: somebody else may have it
 ├── LockNotAcquiredError  somebody else has the lock, for longer than was waited
+├── ExportMismatchError   what an export wrote is not what the database has
+├── ConcurrentLoadError   two loads of one state at the same time
 └── StoreError            the database answered with an error
     ├── TransientStoreError   worth repeating: connection, deadlock, serialization, busy, disk full
     └── UnknownOutcomeError   the answer to a COMMIT was lost: it may have been committed
@@ -49,6 +51,24 @@ class LockLostError(SqlBrokerError):
 
 class LockNotAcquiredError(SqlBrokerError):
     """Somebody else has the lock, and kept it for as long as was waited."""
+
+
+class ExportMismatchError(SqlBrokerError):
+    """What was written is not what it was written from; the export's state has not moved.
+
+    Attributes:
+        window: Name of the window.
+        expected: Figures of the source, as text.
+        found: Figures of what was written, as text.
+    """
+
+    def __init__(self, window: str, expected: str, found: str, advice: str) -> None:
+        super().__init__(f"window {window}: expected {expected}; found {found}. {advice}")
+        self.window, self.expected, self.found = window, expected, found
+
+
+class ConcurrentLoadError(SqlBrokerError):
+    """Another load of the same state ran at the same time; the state is as that one left it."""
 
 
 class StoreError(SqlBrokerError):

@@ -7,12 +7,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.broker.engine import through_pgbouncer
 from tools.private import CannotStartError, pgbouncer
 from tools.servers import VARIABLES, NoServerError, server
+
+# A pause of a busy machine is no failure: 200 ms for an example are not ours to promise.
+settings.register_profile("ours", deadline=None)
+settings.load_profile("ours")
 
 DRIVERS = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mariadb": "aiomysql"}
 NUMBERS = itertools.count()

@@ -42,7 +42,7 @@ class Wakeups:
         self._watched: list[tuple[weakref.ref[Any], frozenset[str]]] = []
         self._timers: set[asyncio.TimerHandle] = set()
         self._sent_at = 0.0
-        self.channel = f"sqlbroker_{store.tables.message.name}"[:63]
+        self.channel = store.tables.config.channel
         self.listening = False
         self.on_pauses: Callable[[], None] = lambda: None
         """Called when another process may have paused or resumed a queue."""

@@ -50,6 +50,11 @@ class SqlBrokerSchemaConfig:
         return f"{self.message_table_name}_policy_state"
 
     @property
+    def channel(self) -> str:
+        """PostgreSQL's channel of wake-ups: each notification carries a queue."""
+        return f"sqlbroker_{self.message_table_name}"[:63]
+
+    @property
     def version_table_name(self) -> str:
         """The table in which Alembic notes the version of these tables."""
         return f"{self.message_table_name}_schema_version"

@@ -51,7 +51,7 @@ def test_the_table_of_capabilities_is_todays() -> None:
     """In a process of its own: it collects the tests."""
     command = [sys.executable, "-m", "tools.capabilities", "--check"]
     done = subprocess.run(
-        command, cwd=capabilities.README.parent, capture_output=True, text=True, check=False
+        command, cwd=capabilities.PAGE.parent.parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,0 +1,174 @@
+"""Where the database is: one SQLAlchemy URL, told apart for JDBC and for Python's own drivers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
+
+from faststream_sqlbroker.exceptions import MissingExtraError, NotSupportedError, SetupError
+
+KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
+PORTS = {"postgresql": 5432, "mysql": 3306}
+PYTHON_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "pysqlite"}
+CONNECT_TIMEOUT = 10
+"""Seconds, where the URL does not say."""
+
+_SSL_MODES = {"true": "require", "1": "require", "false": "disable", "0": "disable"}
+_POSTGRESQL = ("sslmode", "sslrootcert", "sslcert", "sslkey", "application_name", "connect_timeout", "ssl")
+_MYSQL = ("ssl_ca", "connect_timeout", "charset")
+_IGNORED = {
+    "prepared_statement_cache_size",
+    "statement_cache_size",
+    "prepared_statement_name_func",
+    "async_fallback",
+    "prepare_threshold",
+    "command_timeout",
+    "autocommit",
+    "pool_recycle",
+}
+"""Options of the broker's own drivers that change nothing of what is read."""
+
+_ALLOWED = {"postgresql": _POSTGRESQL, "mysql": _MYSQL, "sqlite": ("timeout",)}
+
+
+@dataclass(frozen=True)
+class Address:
+    """One database, as JDBC and as Python reach it; the password shows in no repr.
+
+    Attributes:
+        kind: "postgresql", "mysql" (MySQL and MariaDB) or "sqlite".
+        jdbc_url: Without user and password.
+        properties: What JDBC gets besides, user and password among them.
+        python_url: For a synchronous SQLAlchemy engine.
+    """
+
+    kind: str
+    jdbc_url: str
+    properties: Mapping[str, str] = field(repr=False)
+    python_url: URL
+
+    def engine(self) -> Engine:
+        """A synchronous engine in autocommit that keeps no connection open.
+
+        Raises:
+            MissingExtraError: the driver is not installed.
+        """
+        arguments: dict[str, Any] = {}
+        if self.kind != "sqlite" and "connect_timeout" not in self.python_url.query:
+            arguments["connect_timeout"] = CONNECT_TIMEOUT
+        try:
+            return create_engine(
+                self.python_url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=arguments
+            )
+        except ModuleNotFoundError as error:
+            msg = f"the driver {error.name!r} is not installed: pip install 'faststream-sqlbroker[spark]'"
+            raise MissingExtraError(msg) from error
+
+
+def parse_address(url: str | URL) -> Address:
+    """Tell a SQLAlchemy URL apart; its driver (asyncpg, aiomysql, …) does not matter.
+
+    Raises:
+        SetupError: no URL, an option of the URL that has no counterpart in JDBC, an in-memory SQLite
+            database (nobody else can see it), a Unix socket (Java cannot use it). The URL may hold a
+            password, so none of it is repeated but the names of options.
+        NotSupportedError: another database.
+    """
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        msg = "the database URL cannot be read: give one like postgresql+asyncpg://user@host/name"
+        raise SetupError(msg) from error
+    kind = KINDS.get(backend)
+    if kind is None:
+        raise NotSupportedError(f"{backend!r} is not supported: {', '.join(KINDS)} are")
+    _refuse_options(kind, parsed)
+    if kind == "sqlite":
+        return _sqlite(parsed)
+    options = {name: _text(value) for name, value in parsed.query.items() if name not in _IGNORED}
+    return (_postgresql if kind == "postgresql" else _mysql)(parsed, options)
+
+
+def _refuse_options(kind: str, url: URL) -> None:
+    socket = url.query.get("unix_socket") or url.query.get("host")
+    if socket is not None:
+        raise SetupError("Java cannot connect by a Unix socket or by ?host=: give host and port in the URL")
+    unknown = sorted(set(url.query) - set(_ALLOWED[kind]) - _IGNORED)
+    if unknown:
+        msg = (
+            f"the URL's option {unknown[0]!r} has no counterpart in JDBC: leave it out; allowed are "
+            f"{', '.join(_ALLOWED[kind])}"
+        )
+        raise SetupError(msg)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value[-1])
+
+
+def _postgresql(url: URL, options: dict[str, str]) -> Address:
+    if "ssl" in options:
+        mode = options.pop("ssl")
+        options.setdefault("sslmode", _SSL_MODES.get(mode.lower(), mode))
+    # Without -1 pgjdbc transfers a statement's first five runs as text, and Spark runs each once.
+    java = {"prepareThreshold": "-1", "ApplicationName": "faststream_sqlbroker.spark"}
+    names = {"connect_timeout": "connectTimeout", "application_name": "ApplicationName"}
+    java |= {names.get(name, name): value for name, value in options.items()}
+    return Address("postgresql", _jdbc_url(url, "postgresql", java), _credentials(url), _python(url, options))
+
+
+def _mysql(url: URL, options: dict[str, str]) -> Address:
+    options.pop("charset", None)  # always utf8mb4
+    # MariaDB's driver under its own scheme makes Spark quote names as strings: filters then match nothing.
+    java = {"permitMysqlScheme": "true", "tinyInt1isBit": "false"}
+    if "ssl_ca" in options:
+        java |= {"useSSL": "true", "sslMode": "verify-ca", "serverSslCert": options["ssl_ca"]}
+    if "connect_timeout" in options:
+        java["connectTimeout"] = str(int(options["connect_timeout"]) * 1000)
+    python = _python(url, options).update_query_dict({"charset": "utf8mb4"})
+    return Address("mysql", _jdbc_url(url, "mysql", java), _credentials(url), python)
+
+
+def _sqlite(url: URL) -> Address:
+    database = url.database
+    if not database or database == ":memory:" or database.startswith("file:"):
+        raise SetupError(
+            "an in-memory or file: SQLite database cannot be read by Spark: give the path of a file, like "
+            "sqlite:////data/shop.db"
+        )
+    path = Path(database).resolve()
+    # 1 is SQLITE_OPEN_READONLY: a reader never holds up the writer.
+    return Address("sqlite", f"jdbc:sqlite:{path}", {"open_mode": "1"}, _existing_file(path))
+
+
+def _existing_file(path: Path) -> URL:
+    """Without mode=rw a wrong path would make an empty database there."""
+    return URL.create(
+        "sqlite+pysqlite", database=f"file:{quote(str(path))}", query={"mode": "rw", "uri": "true"}
+    )
+
+
+def _credentials(url: URL) -> dict[str, str]:
+    found = {"user": url.username, "password": None if url.password is None else str(url.password)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
+    """With the driver's options: Spark turns the names of properties into lower case, which drivers ignore."""
+    host = url.host or "127.0.0.1"
+    if not url.database:
+        raise SetupError("the URL names no database: add /name after the host")
+    place = f"{f'[{host}]' if ':' in host else host}:{url.port or PORTS[kind]}"
+    return f"jdbc:{kind}://{place}/{quote(url.database, safe='')}?{urlencode(options)}"
+
+
+def _python(url: URL, options: dict[str, str]) -> URL:
+    kind = KINDS[url.get_backend_name()]
+    name = "postgresql" if kind == "postgresql" else "mysql"
+    return url.set(drivername=f"{name}+{PYTHON_DRIVERS[kind]}", query=options)

@@ -1,0 +1,163 @@
+"""What failed, how often it was tried, and what lies among the dead letters."""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from faststream_sqlbroker.spark.analytics.results import RESULTS, ends, limited, need, seconds, shaped
+from faststream_sqlbroker.spark.decode import header
+from faststream_sqlbroker.spark.moments import Moment, parse_moment
+
+HOUR, DAY = 3600, 86_400
+
+
+def retry_histogram(df: DataFrame) -> DataFrame:
+    """How many attempts messages took.
+
+    Args:
+        df: With queue, state and attempts_count.
+
+    Returns:
+        queue STRING, attempts INT (0: it never ran), messages, completed, failed, discarded BIGINT.
+
+    Raises:
+        SetupError: columns are missing.
+    """
+    need(df, "retry_histogram", "queue", "state", "attempts_count")
+    counted = df.groupBy("queue", F.col("attempts_count").alias("attempts")).agg(
+        F.count("*").alias("messages"), *ends()
+    )
+    return shaped(counted, RESULTS["retry_histogram"])
+
+
+def failure_rate(df: DataFrame) -> DataFrame:
+    """Which share of its messages each queue failed.
+
+    A message that a `dead_letter_queue` took over failed in the queue that it came from, where it counts as
+    moved; what became of it since counts for the queue that it was archived from. Those that still wait in a dead
+    letter queue are not in the archive, and not here.
+
+    Args:
+        df: With queue, state and headers.
+
+    Returns:
+        queue STRING, completed, failed, discarded, moved BIGINT, rate DOUBLE ((failed + moved) / (completed +
+        failed + moved), between 0 and 1; NULL where the queue has none of these).
+
+    Raises:
+        SetupError: columns are missing.
+    """
+    need(df, "failure_rate", "queue", "state", "headers")
+    moves = F.when(
+        _origin("queue").isNotNull(), F.struct(_origin("queue").alias("queue"), F.lit("MOVED").alias("state"))
+    )
+    own = F.struct(F.col("queue"), F.col("state"))
+    events = df.select(F.explode(F.array_compact(F.array(own, moves))).alias("event")).select("event.*")
+    counted = events.groupBy("queue").agg(*ends(), F.count_if(F.col("state") == "MOVED").alias("moved"))
+    bad = F.col("failed") + F.col("moved")
+    ended = F.col("completed") + bad
+    return shaped(counted.withColumn("rate", F.when(ended > 0, bad / ended)), RESULTS["failure_rate"])
+
+
+def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
+    """What failures have in common: reason and class of the exception, the most frequent first.
+
+    A failure is a FAILED message, and one that a `dead_letter_queue` took over: that one counts for the queue that
+    it came from, with the reason and error of that time.
+
+    Args:
+        df: With id, queue, state, headers, last_error, reason and archived_at.
+        limit: How many rows, over all queues; None is all.
+
+    Returns:
+        queue, reason (such as "max_attempts" or "rejected"), error_type (class of the exception, with its module;
+        NULL if there was none) STRING, messages BIGINT, share DOUBLE (of all failures in the frame), example
+        STRING (first line of the latest error: type and text), last_id BIGINT, last_at TIMESTAMP (the latest
+        message and when it was archived). The most messages first, then by queue, reason and type.
+
+    Raises:
+        SetupError: columns are missing, or `limit` is no whole number above 0.
+    """
+    need(df, "top_errors", "id", "queue", "state", "headers", "last_error", "reason", "archived_at")
+    failed = F.when(F.col("state") == "FAILED", _failure("queue", "reason", "last_error"))
+    moved = F.when(
+        _origin("queue").isNotNull(), _failure(_origin("queue"), _origin("reason"), _origin("error"))
+    )
+    each = df.select("id", "archived_at", F.explode(F.array_compact(F.array(failed, moved))).alias("failure"))
+    line = F.substring_index("failure.error", "\n", 1)
+    lines = each.select("id", "archived_at", "failure.queue", "failure.reason", line.alias("line"))
+    typed = lines.withColumn("error_type", F.regexp_extract("line", r"^([^\s:]+)", 1))
+    named = typed.withColumn("error_type", F.when(F.col("error_type") != "", F.col("error_type")))
+    latest = F.max(F.struct("archived_at", "id", "line"))
+    counted = named.groupBy("queue", "reason", "error_type").agg(
+        F.count("*").alias("messages"), latest.alias("latest")
+    )
+    whole = named.agg(F.count("*").alias("whole"))
+    shares = counted.crossJoin(F.broadcast(whole)).select(
+        "*",
+        (F.col("messages") / F.col("whole")).alias("share"),
+        F.col("latest.line").alias("example"),
+        F.col("latest.id").alias("last_id"),
+        F.col("latest.archived_at").alias("last_at"),
+    )
+    ordered = shares.orderBy(F.desc("messages"), "queue", "reason", "error_type")
+    return shaped(limited(ordered, limit), RESULTS["top_errors"])
+
+
+def dlq_age(df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | None = None) -> DataFrame:
+    """How old the dead letters are that nobody has dealt with.
+
+    These are the FAILED messages of the archive, dead since archived_at; and, if `live` is given, what waits in
+    dead letter queues (it has the header "dead-letter"), dead since it was due there, or since its last retry
+    there. What a dead letter queue took counts for the queue that it came from.
+
+    Args:
+        df: With queue, state, headers and archived_at.
+        as_of: Ages are told as of this moment, and what died later is left out; None is the latest time found in
+            the frames.
+        live: A frame of `read_messages`: with queue, headers and next_attempt_at.
+
+    Returns:
+        queue STRING, messages BIGINT, under_1h, 1h_to_1d, 1d_to_7d, 7d_to_30d, over_30d BIGINT (messages by age,
+        each from its first bound on), oldest_at TIMESTAMP, oldest_age DOUBLE (seconds).
+
+    Raises:
+        SetupError: `as_of` is no moment, or columns are missing.
+    """
+    moment = parse_moment("as_of", as_of)
+    need(df, "dlq_age", "queue", "state", "headers", "archived_at")
+    queue = F.coalesce(_origin("queue"), F.col("queue")).alias("queue")
+    times = df.select(F.col("archived_at").alias("at"))
+    dead = df.where("state = 'FAILED'").select(queue, F.col("archived_at").alias("at"))
+    if live is not None:
+        need(live, "dlq_age (live)", "queue", "headers", "next_attempt_at")
+        waiting = live.where(_origin("queue").isNotNull()).select(queue, F.col("next_attempt_at").alias("at"))
+        dead, times = dead.unionAll(waiting), times.unionAll(waiting.select("at"))
+    latest = times.agg(F.max("at").alias("now")) if moment is None else None
+    dated = dead.withColumn("now", F.lit(moment)) if latest is None else dead.crossJoin(F.broadcast(latest))
+    aged = dated.where("at <= now").withColumn("age", seconds(F.col("at"), F.col("now")))
+    counted = aged.groupBy("queue").agg(
+        F.count("*").alias("messages"),
+        *_ages(),
+        F.min("at").alias("oldest_at"),
+        F.max("age").alias("oldest_age"),
+    )
+    return shaped(counted, RESULTS["dlq_age"])
+
+
+def _ages() -> list[Column]:
+    bounds = {"under_1h": 0, "1h_to_1d": HOUR, "1d_to_7d": DAY, "7d_to_30d": 7 * DAY, "over_30d": 30 * DAY}
+    starts, age = [*bounds.values()], F.col("age")
+    return [
+        F.count_if((age >= start) & (age < end)).alias(name)
+        for (name, start), end in zip(bounds.items(), [*starts[1:], float("inf")], strict=True)
+    ]
+
+
+def _origin(name: str) -> Column:
+    """What the header "dead-letter" says of where the message failed."""
+    return header(f"['dead-letter'].{name}")
+
+
+def _failure(queue: str | Column, reason: str | Column, error: str | Column) -> Column:
+    named = {"queue": queue, "reason": reason, "error": error}
+    return F.struct(*((F.col(c) if isinstance(c, str) else c).alias(name) for name, c in named.items()))

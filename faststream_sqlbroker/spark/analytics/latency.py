@@ -1,0 +1,112 @@
+"""How long messages waited, worked and took in all."""
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.spark.analytics.results import (
+    MICROS,
+    QUANTILES,
+    bucket,
+    columns_of,
+    grouped,
+    need,
+    shaped,
+    width,
+)
+
+ACCURACY = 10_000
+_TIMES = ("created_at", "next_attempt_at", "acquired_at", "last_attempt_at", "archived_at")
+
+
+def latency(df: DataFrame, by: str | Sequence[str] = "queue", *, accuracy: int = ACCURACY) -> DataFrame:
+    """How long messages took, in three phases; all times are the database's.
+
+    * `wait`: from when the message was due for the last time to its last claim: acquired_at − the later of
+      next_attempt_at and created_at. A delay that the publisher asked for, the pause before a retry, and what
+      policies put off (Delay, Debounce, a Throttle's slot) is not waiting; being behind others is, and so is the
+      lease of a process that died with the message. Of messages that were claimed.
+    * `work`: from the last claim to the end of the handler: last_attempt_at − acquired_at. The time in which the
+      process held the message before a worker was free is within. Of messages whose last claim led to an attempt;
+      with AckPolicy.ACK_FIRST the attempt ends where the handler starts.
+    * `total`: from publishing to the archive, with every delay, retry and pause: archived_at − created_at. Of
+      COMPLETED and FAILED messages.
+
+    Args:
+        df: With the five columns above, state and those of `by`.
+        by: Names of the columns to group by; () takes all messages as one group.
+        accuracy: A percentile is the time of a message whose rank is wrong by at most 1 / accuracy of the
+            number of messages; up to so many messages it is exact. Memory grows with it.
+
+    Returns:
+        A row for each group and phase that any message has: the columns of `by` (queue STRING), phase STRING,
+        messages BIGINT, mean, p50, p75, p90, p95, p99, p999 (99.9 %), max DOUBLE. All but `messages` are seconds; a percentile is
+        the smallest time that so many messages took at most, never one between two messages.
+
+    Raises:
+        SetupError: columns are missing, or `accuracy` is no whole number above 0.
+    """
+    columns = columns_of(by)
+    need(df, "latency", *_TIMES, "state", *columns)
+    return shaped(_measured(df, columns, accuracy), grouped("latency", columns, df))
+
+
+def latency_trend(
+    df: DataFrame, every: Duration = "1h", by: str | Sequence[str] = "queue", *, accuracy: int = ACCURACY
+) -> DataFrame:
+    """`latency` over time: by the bucket in which messages were archived.
+
+    Args:
+        df: As for `latency`.
+        every: Width of a bucket: seconds, a timedelta or text like "1h", at least a millisecond.
+        by: As for `latency`.
+        accuracy: As for `latency`.
+
+    Returns:
+        bucket TIMESTAMP (its first moment), then the columns of `latency`: those of `by` (queue STRING), phase
+        STRING, messages BIGINT, mean, p50, p75, p90, p95, p99, p999, max DOUBLE in seconds.
+
+    Raises:
+        SetupError: `every` is no such length, columns are missing, or `accuracy` is no whole number above 0.
+    """
+    columns = columns_of(by)
+    need(df, "latency_trend", *_TIMES, "state", *columns)
+    timed = df.where(F.col("archived_at").isNotNull()).withColumn(
+        "bucket", bucket("archived_at", width(every))
+    )
+    return shaped(_measured(timed, ("bucket", *columns), accuracy), grouped("latency_trend", columns, df))
+
+
+def _measured(df: DataFrame, by: Sequence[str], accuracy: int) -> DataFrame:
+    whole_number("accuracy", accuracy)
+    at = {name: F.unix_micros(F.col(name)) for name in _TIMES}
+    due = F.greatest(at["next_attempt_at"], at["created_at"])
+    attempted = at["last_attempt_at"] >= at["acquired_at"]
+    ended = F.col("state").isin("COMPLETED", "FAILED")
+    phases = {
+        "wait": F.greatest(at["acquired_at"] - due, F.lit(0)),
+        "work": F.when(attempted, at["last_attempt_at"] - at["acquired_at"]),
+        "total": F.when(ended, at["archived_at"] - at["created_at"]),
+    }
+    # GREATEST leaves NULLs out, so that a message that was never claimed would have waited 0.
+    phases["wait"] = F.when(at["acquired_at"].isNotNull() & due.isNotNull(), phases["wait"])
+    pairs = F.array(
+        *(F.struct(F.lit(name).alias("phase"), took.alias("took")) for name, took in phases.items())
+    )
+    long = df.select(*by, F.explode(pairs).alias("pair")).select(*by, "pair.phase", "pair.took")
+    found = F.percentile_approx("took", list(QUANTILES.values()), accuracy)
+    measured = (
+        long.where(F.col("took").isNotNull())
+        .groupBy(*by, "phase")
+        .agg(
+            F.count("*").alias("messages"),
+            (F.avg("took") / MICROS).alias("mean"),
+            found.alias("found"),
+            (F.max("took") / MICROS).alias("max"),
+        )
+    )
+    each = ((F.col("found")[place] / MICROS).alias(name) for place, name in enumerate(QUANTILES))
+    return measured.select(*by, "phase", "messages", "mean", *each, "max")

@@ -1,0 +1,31 @@
+"""What payloads look like."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from faststream_sqlbroker.spark.analytics.results import RESULTS, need, shaped
+from faststream_sqlbroker.spark.decode import decode_payload
+
+
+def payload_schema(df: DataFrame) -> DataFrame:
+    """The type that fits all readable payloads of a queue: what to give to `decode_payload` as a schema.
+
+    Args:
+        df: With queue, headers and payload. All payloads are read: give it a sample of a large archive.
+
+    Returns:
+        queue STRING, messages, decoded BIGINT (all, and those that `decode_payload` can read), schema STRING such
+        as "OBJECT<amount: DECIMAL(4,2), user: BIGINT>" (VOID where none was read, VARIANT where they have nothing
+        in common).
+
+    Raises:
+        SetupError: columns are missing.
+    """
+    need(df, "payload_schema", "queue", "headers", "payload")
+    decoded = decode_payload(df.select("queue", "headers", "payload"))
+    counted = decoded.groupBy("queue").agg(
+        F.count("*").alias("messages"),
+        F.count("body").alias("decoded"),
+        F.schema_of_variant_agg("body").alias("schema"),
+    )
+    return shaped(counted, RESULTS["payload_schema"])

@@ -1,0 +1,93 @@
+"""What policies, expiry and lost leases did to messages."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from faststream_sqlbroker.spark.analytics.results import RESULTS, need, shaped
+
+OTHER = "other"
+
+
+def policy_effects(df: DataFrame) -> DataFrame:
+    """Messages that ended without their handler having decided it, by what ended them.
+
+    | effect | state | by |
+    |---|---|---|
+    | superseded | DISCARDED | Debounce: a newer message of the key was delivered |
+    | duplicate | DISCARDED | Once: another message of the key was handled |
+    | expired | DISCARDED | expires_in |
+    | throttled | DISCARDED or FAILED | Throttle with "drop" or "dead_letter" |
+    | no_key | FAILED | a policy with without_key="dead_letter" |
+    | failed_once, unknown_outcome | FAILED | Once, after an error or a crash; ACK_FIRST after a crash |
+    | max_deliveries | FAILED | it was delivered too often without an end |
+    | other | DISCARDED | any other reason |
+
+    Args:
+        df: With queue, state and reason.
+
+    Returns:
+        queue, effect, state STRING, messages BIGINT, share DOUBLE (of all messages of the queue).
+
+    Raises:
+        SetupError: columns are missing.
+    """
+    need(df, "policy_effects", "queue", "state", "reason")
+    reason, gone = F.col("reason"), F.col("state") == "DISCARDED"
+    effect = (
+        F.when(gone & reason.rlike(r"^superseded by \d+$"), "superseded")
+        .when(gone & reason.rlike(r"^duplicate of \d+$"), "duplicate")
+        .when(gone & reason.isin("expired", "throttled"), reason)
+        .when(gone, OTHER)
+        .when((F.col("state") == "FAILED") & reason.isin(*FAILED_BY), reason)
+    )
+    counted = (
+        df.select("queue", "state", effect.alias("effect"))
+        .where(F.col("effect").isNotNull())
+        .groupBy("queue", "effect", "state")
+        .agg(F.count("*").alias("messages"))
+    )
+    whole = df.groupBy("queue").agg(F.count("*").alias("whole"))
+    shares = counted.join(whole, "queue").withColumn("share", F.col("messages") / F.col("whole"))
+    return shaped(shares, RESULTS["policy_effects"])
+
+
+FAILED_BY = ("throttled", "no_key", "failed_once", "unknown_outcome", "max_deliveries")
+"""Reasons of FAILED messages that no handler gave."""
+
+
+def duplicate_deliveries(df: DataFrame) -> DataFrame:
+    """Deliveries whose end was never recorded, so that the message was delivered again.
+
+    Each is a process that died, a lease that ran out or an end that the database never took: the handler may have
+    run, in part or whole, once more than attempts_count says. A message has deliveries_count − attempts_count of
+    them; one less if its last delivery ended without an attempt (expired at the start, delivered too often), which
+    nobody repeated.
+
+    Args:
+        df: With queue, attempts_count, deliveries_count, acquired_at and last_attempt_at.
+
+    Returns:
+        queue STRING, messages (all of the queue), redelivered (those with lost deliveries), lost_deliveries BIGINT,
+        share DOUBLE (redelivered / messages), most INT (of one message).
+
+    Raises:
+        SetupError: columns are missing.
+    """
+    columns = "queue", "attempts_count", "deliveries_count", "acquired_at", "last_attempt_at"
+    need(df, "duplicate_deliveries", *columns)
+    acquired, ended = F.col("acquired_at"), F.col("last_attempt_at")
+    unstarted = F.when(acquired.isNotNull() & (ended.isNull() | (ended < acquired)), 1).otherwise(0)
+    lost = F.greatest(F.col("deliveries_count") - F.col("attempts_count") - unstarted, F.lit(0))
+    counted = (
+        df.select("queue", lost.alias("lost"))
+        .groupBy("queue")
+        .agg(
+            F.count("*").alias("messages"),
+            F.count_if(F.col("lost") > 0).alias("redelivered"),
+            F.sum("lost").alias("lost_deliveries"),
+            F.max("lost").alias("most"),
+        )
+    )
+    return shaped(
+        counted.withColumn("share", F.col("redelivered") / F.col("messages")), RESULTS["duplicate_deliveries"]
+    )

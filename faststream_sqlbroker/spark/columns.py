@@ -1,0 +1,58 @@
+"""The columns of the two tables as Spark sees them: fixed, on every database the same."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column.
+
+    Attributes:
+        name: In the table and in the DataFrame.
+        type: Spark SQL's name of its type.
+        always: Whether it never holds NULL. Spark takes every column of a JDBC source to be nullable.
+        meaning: What it holds, and in which unit.
+    """
+
+    name: str
+    type: str
+    always: bool
+    meaning: str
+
+
+_SHARED = (
+    Field("id", "bigint", True, "number of the message; never used twice"),
+    Field("queue", "string", True, "name of the queue"),
+    Field("priority", "int", True, "-100 to 100, higher first"),
+    Field("key", "string", False, "what policies and ordered=True work on"),
+    Field("dedup_id", "string", False, "identity given by the publisher"),
+    Field("headers", "string", False, "a JSON object as text; spacing and order are the database's"),
+    Field("payload", "binary", True, "the body's bytes, as they were published"),
+    Field(
+        "state", "string", True, "archive: COMPLETED, FAILED, DISCARDED; live: PENDING, PROCESSING, RETRYABLE"
+    ),
+    Field("attempts_count", "int", True, "how often a handler was started and its end recorded"),
+    Field("deliveries_count", "int", True, "how often it was claimed"),
+    Field("publish_count", "int", True, "1, and 1 more each time it was published again"),
+    Field("origin_id", "bigint", False, "id of the message that it is a copy of"),
+    Field("created_at", "timestamp", True, "when it was published"),
+    Field("next_attempt_at", "timestamp", True, "when it was due last"),
+    Field("expires_at", "timestamp", False, "when it would have expired"),
+    Field("first_attempt_at", "timestamp", False, "end of the first attempt"),
+    Field("last_attempt_at", "timestamp", False, "end of the last attempt"),
+    Field("acquired_at", "timestamp", False, "the last claim"),
+    Field("last_error", "string", False, "the last failure: its type and text"),
+)
+
+ARCHIVE_FIELDS = (
+    *_SHARED,
+    Field("archived_at", "timestamp", True, "when it was settled"),
+    Field("reason", "string", False, "why it failed or was discarded"),
+)
+"""What `read_archive` returns, in this order. Timestamps are moments (microseconds, UTC in the table)."""
+
+MESSAGE_FIELDS = (
+    *_SHARED,
+    Field("lease_expires_at", "timestamp", False, "until when a worker has it; only while PROCESSING"),
+)
+"""What `read_messages` returns, in this order."""

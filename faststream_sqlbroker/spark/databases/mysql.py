@@ -1,0 +1,121 @@
+"""MySQL and MariaDB for readers."""
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from sqlalchemy import Connection, text
+
+from faststream_sqlbroker.core.moments import from_microseconds
+from faststream_sqlbroker.spark.columns import Field
+from faststream_sqlbroker.spark.databases.base import Database, Size, deep_cuts, halved, ranges
+
+SLICES = 8
+"""How many slices are looked at for each partition that is wanted."""
+
+MOMENT = "_archived_at"
+"""The hidden column of the bare time, which an index serves."""
+
+
+class MySQL(Database):
+    """MySQL and MariaDB; times are DATETIME(6) in UTC."""
+
+    kind = "mysql"
+    jdbc_driver = "org.mariadb.jdbc.Driver"
+    native_timestamps = False
+
+    def begin(self, connection: Connection) -> None:
+        """Without the gaps that REPEATABLE READ locks, in which parallel writers deadlock."""
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        connection.exec_driver_sql("START TRANSACTION")
+
+    def quote(self, name: str) -> str:
+        """Backticks."""
+        return "`" + name.replace("`", "``") + "`"
+
+    def text(self, value: str) -> str:
+        """By its bytes: whether a backslash escapes depends on the server's sql_mode."""
+        return f"CONVERT(X'{value.encode().hex()}' USING utf8mb4) COLLATE utf8mb4_bin"
+
+    def among(self, name: str, values: Sequence[str]) -> str:
+        """By an index, then byte by byte: the collation takes "a" and "a " for one."""
+        exact = ", ".join(f"X'{value.encode().hex()}'" for value in values)
+        return f"{super().among(name, values)} AND CAST({self.quote(name)} AS BINARY) IN ({exact})"
+
+    def moment(self, value: datetime) -> str:
+        """In UTC, as the columns are."""
+        return f"'{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S.%f}'"
+
+    def microseconds(self, expression: str) -> str:
+        """No time zone takes part."""
+        return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {expression})"
+
+    def column(self, field: Field) -> str:
+        """MySQL's JSON as text; MariaDB's is text."""
+        name = self.quote(field.name)
+        return f"CAST({name} AS CHAR) AS {name}" if field.name == "headers" else super().column(field)
+
+    def hidden(self, column: str) -> dict[str, str]:
+        """The bare time for ranges of it."""
+        return {MOMENT: self.quote(column)} if column == "archived_at" else {}
+
+    def clock(self) -> str:
+        """In UTC."""
+        return self.microseconds("UTC_TIMESTAMP(6)")
+
+    def exact_sum(self, expression: str) -> str:
+        """Whole numbers are summed as DECIMAL."""
+        return f"CAST(COALESCE(SUM({expression}), 0) AS CHAR)"
+
+    def length(self, column: str) -> str:
+        """In bytes."""
+        return f"LENGTH({column})"
+
+    def digest_sum(self, expression: str, *, text: bool) -> str:
+        """Texts are utf8mb4."""
+        bytes_ = f"CONVERT({expression} USING utf8mb4)" if text else expression
+        return self.exact_sum(f"CAST(CONV(SUBSTR(MD5({bytes_}), 1, 15), 16, 10) AS UNSIGNED)")
+
+    def joined(self, expressions: Sequence[str]) -> str:
+        """By casts to text."""
+        ones = (f"COALESCE(CONCAT('=', CONVERT({one} USING utf8mb4)), '~')" for one in expressions)
+        return f"CONCAT_WS('|', {', '.join(ones)})"
+
+    def size(self, connection: Connection, name: str, schema: str | None) -> Size:
+        """InnoDB's estimates."""
+        found = connection.execute(
+            text(
+                "SELECT table_rows, data_length FROM information_schema.tables "
+                "WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
+            ),
+            {"name": name, "schema": schema},
+        ).first()
+        return Size(int(found[0] or 0), int(found[1] or 0)) if found else Size(0, 0)
+
+    def _cut(
+        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+    ) -> list[str]:
+        """Ranges of about equal depth, by the optimizer's estimates."""
+        raw, table = self.quote(column), self.table(name, schema)
+        value = raw if column == "id" else self.microseconds(raw)
+        condition = f" WHERE {where}" if where else ""
+        low, high = connection.exec_driver_sql(
+            f"SELECT MIN({value}), MAX({value}) FROM {table}{condition}"
+        ).one()
+        if low is None:
+            return ["1=1"]
+
+        def literal(bound: int) -> str:
+            return str(bound) if column == "id" else self.moment(from_microseconds(bound))
+
+        def rows(start: int, end: int) -> float:
+            return self._estimate(connection, table, raw, literal(start), literal(end))
+
+        bounds, weights = halved(int(low), int(high) + 1, number * SLICES, rows)
+        cuts = [literal(bound) for bound in deep_cuts(bounds, weights, number)]
+        return ranges(self.quote("id" if column == "id" else MOMENT), cuts)
+
+    def _estimate(self, connection: Connection, table: str, column: str, start: str, end: str) -> float:
+        """How many rows the optimizer takes the slice to have."""
+        statement = f"EXPLAIN SELECT id FROM {table} WHERE {column} >= {start} AND {column} < {end}"
+        row = connection.exec_driver_sql(statement).mappings().first()
+        return float(row["rows"] or 0) if row else 0.0

@@ -1,0 +1,175 @@
+"""Java and the JDBC drivers: what is needed, where it is looked for, what was found."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from faststream_sqlbroker.exceptions import SetupError
+
+JARS_VARIABLE = "SQLBROKER_SPARK_JARS"
+"""Environment variable with paths of jars, separated as PATH is."""
+
+OLDEST_JAVA = 17
+DEBIAN_JARS = Path("/usr/share/java")
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A JDBC driver.
+
+    Attributes:
+        database: Whose it is, for people.
+        class_name: Java's name of it.
+        pattern: Of its jar's file name; the group is its version.
+        package: Debian's package that brings it.
+        coordinate: Maven's, for `spark.jars.packages`.
+        oldest: The oldest version that works.
+    """
+
+    database: str
+    class_name: str
+    pattern: str
+    package: str
+    coordinate: str
+    oldest: tuple[int, ...]
+
+
+DRIVERS: Mapping[str, Driver] = {
+    "postgresql": Driver(
+        "PostgreSQL",
+        "org.postgresql.Driver",
+        r"postgresql-([0-9][0-9.]*)\.jar",
+        "libpostgresql-jdbc-java",
+        "org.postgresql:postgresql:42.7.7",
+        (42, 2),
+    ),
+    "mysql": Driver(
+        "MySQL and MariaDB",
+        "org.mariadb.jdbc.Driver",
+        r"mariadb-java-client-([0-9][0-9.]*)\.jar",
+        "libmariadb-java",
+        "org.mariadb.jdbc:mariadb-java-client:3.5.3",
+        (2, 7),
+    ),
+    "sqlite": Driver(
+        "SQLite",
+        "org.sqlite.JDBC",
+        r"(?:xerial-)?sqlite-jdbc-([0-9][0-9.]*)\.jar",
+        "libxerial-sqlite-jdbc-java",
+        "org.xerial:sqlite-jdbc:3.50.3.0",
+        (3, 36),
+    ),
+}
+"""By the kind of database."""
+
+
+@dataclass(frozen=True)
+class FoundJar:
+    """A driver's jar: where, its version, and who named it ("argument", an environment variable, a folder)."""
+
+    path: Path
+    version: str
+    source: str
+
+
+def find_jar(kind: str, jars: Sequence[str | Path] = ()) -> FoundJar | None:
+    """The driver's jar for `kind`: of `jars`, of SQLBROKER_SPARK_JARS, of Debian's folder, of Maven's cache.
+
+    Raises:
+        SetupError: a jar that was named is not there, or the one found is too old.
+    """
+    driver = DRIVERS[kind]
+    for source, paths in _places(jars):
+        matching = [(m[1], path) for path in paths if (m := re.fullmatch(driver.pattern, path.name))]
+        if matching:
+            version, path = max(matching, key=lambda pair: _numbers(pair[0]))
+            if _numbers(version) < driver.oldest:
+                oldest = ".".join(map(str, driver.oldest))
+                raise SetupError(
+                    f"{path} is too old for {driver.database}: version {oldest} or newer is needed, "
+                    f"e.g. {driver.coordinate}"
+                )
+            return FoundJar(path, version, source)
+    return None
+
+
+def need_jar(kind: str, jars: Sequence[str | Path] = ()) -> FoundJar:
+    """As `find_jar`.
+
+    Raises:
+        SetupError: there is none; says what to install.
+    """
+    found = find_jar(kind, jars)
+    if found is None:
+        raise SetupError(f"no JDBC driver for {DRIVERS[kind].database} was found: {advice(kind)}")
+    return found
+
+
+def advice(kind: str) -> str:
+    """What to do to get a driver."""
+    driver = DRIVERS[kind]
+    return (
+        f"install Debian's {driver.package}, give the jar as jars=[...] or in {JARS_VARIABLE}, or let Spark "
+        f"fetch {driver.coordinate} with packages=True"
+    )
+
+
+def _places(jars: Sequence[str | Path]) -> list[tuple[str, list[Path]]]:
+    named = [Path(jar) for jar in jars]
+    variable = [Path(jar) for jar in os.environ.get(JARS_VARIABLE, "").split(os.pathsep) if jar]
+    for source, paths in (("jars", named), (JARS_VARIABLE, variable)):
+        missing = [str(path) for path in paths if not path.is_file()]
+        if missing:
+            raise SetupError(f"{source} names {missing[0]}, which is no file")
+    cache = Path.home() / ".m2" / "repository"
+    return [
+        ("argument", named),
+        (JARS_VARIABLE, variable),
+        (str(DEBIAN_JARS), sorted(DEBIAN_JARS.glob("*.jar"))),
+        (str(cache), sorted(cache.glob("org/*/**/*.jar")) if cache.is_dir() else []),
+    ]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+@dataclass(frozen=True)
+class Java:
+    """The Java that Spark will start: the program and its main version."""
+
+    path: str
+    version: int
+
+
+def find_java() -> Java | None:
+    """JAVA_HOME's java, else the one on PATH; None if there is none or it does not answer."""
+    home = os.environ.get("JAVA_HOME")
+    path = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if path is None:
+        return None
+    done = subprocess.run([path, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return Java(path, int(match[1])) if match else None
+
+
+def need_java() -> Java:
+    """As `find_java`.
+
+    Raises:
+        SetupError: none is there, or it is older than 17; says what to install.
+    """
+    java = find_java()
+    where = f"JAVA_HOME={os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else "PATH"
+    hint = f"install Java {OLDEST_JAVA} or newer, e.g. Debian's openjdk-17-jre-headless, or set JAVA_HOME"
+    if java is None:
+        raise SetupError(f"Spark needs Java and none was found ({where}): {hint}")
+    if java.version < OLDEST_JAVA:
+        raise SetupError(
+            f"Spark needs Java {OLDEST_JAVA}, {java.path} is version {java.version} ({where}): {hint}"
+        )
+    return java

@@ -1,0 +1,43 @@
+"""The horizon of SQLite, which has one writer at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from faststream_sqlbroker.spark.horizon.base import Horizon, Question
+
+LONGEST_WAIT = 5.0
+"""Seconds that the lock of a writer is waited for."""
+
+
+def find(question: Question, patience: float) -> Horizon:
+    """Be that writer for an instant: nobody else is under way, and who comes later has a later clock."""
+    connection, database = question.connection, question.database
+    with _waiting(connection, min(patience, LONGEST_WAIT)):
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except OperationalError as error:
+            return question.lagging(database.now(connection), f"a writer has its lock ({error.orig})")
+    try:
+        # A file that may only be read lets us begin without any lock, and refuses the first write: this one
+        # changes nothing.
+        version = int(database.scalar(connection, "PRAGMA user_version"))
+        connection.exec_driver_sql(f"PRAGMA user_version = {version}")
+        clock = database.now(connection)
+    except OperationalError as error:
+        return question.lagging(database.now(connection), f"the file cannot be locked ({error.orig})")
+    finally:
+        connection.exec_driver_sql("ROLLBACK")
+    return Horizon(clock, "transactions", "no writer was under way: its lock was taken for an instant")
+
+
+@contextmanager
+def _waiting(connection: Connection, seconds: float) -> Iterator[None]:
+    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")

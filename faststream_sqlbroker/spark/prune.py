@@ -1,0 +1,246 @@
+"""The archive made smaller: what a verified export holds, or what is old."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from sqlalchemy import URL, Connection
+
+from faststream_sqlbroker.core.duration import Duration, seconds_or_zero
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.figures import Figures, ask_figures, compute_figures
+from faststream_sqlbroker.spark.lake import Lake
+from faststream_sqlbroker.spark.partitions import Partition, Partitions
+from faststream_sqlbroker.spark.removal import CHUNK, Rows, delete_rows, list_rows
+from faststream_sqlbroker.spark.selection import Selection, select_archive
+from faststream_sqlbroker.spark.transfer import source_of
+from faststream_sqlbroker.spark.windows import Window
+
+
+@dataclass(frozen=True)
+class PrunedWindow:
+    """What became of one window of the export.
+
+    Attributes:
+        name: Such as 2026-03-01 or 2026-03-01T05, UTC.
+        rows: Removed from the database; of a dry run or a refusal those that are there.
+        refused: Why nothing was removed; None if it was, or would be.
+    """
+
+    name: str
+    rows: int
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """What was removed, or would be.
+
+    Attributes:
+        rows: Removed; of a dry run those that would be.
+        windows: Those of the export that had rows in the database; none if it went by age alone.
+        partitions: Of PostgreSQL, dropped as a whole; of a dry run those that would be.
+        cutoff: What was archived at or after it was left alone; None if there was no `older_than`.
+        dry_run: Whether nothing was removed.
+    """
+
+    rows: int
+    windows: tuple[PrunedWindow, ...]
+    partitions: tuple[str, ...]
+    cutoff: datetime | None
+    dry_run: bool
+
+
+@dataclass
+class _Work:
+    lake: Lake
+    database: Database
+    connection: Connection
+    selection: Selection
+    done: dict[str, PrunedWindow] = field(default_factory=dict)
+    found: dict[str, int] = field(default_factory=dict)
+    expected: dict[Partition, Figures] = field(default_factory=dict)
+
+
+def prune_archive(
+    url: str | URL,
+    *,
+    exported: str | None = None,
+    older_than: Duration | None = None,
+    spark: SparkSession | None = None,
+    table: str | None = None,
+    schema: str | None = None,
+    queues: Iterable[str] | None = None,
+    dry_run: bool = False,
+    on_window: Callable[[PrunedWindow], Any] | None = None,
+) -> PruneResult:
+    """Remove rows from the archive: those that an export holds, those that are old, or those that are both.
+
+    With `exported` a window's rows are removed only if the export has verified it, its files still hold as
+    many rows with the same sums of ids and times, and every row that the database has in it is among them.
+    A window with any other row is refused and named; the others go on. Rows that come while it runs stay.
+    Rows are deleted by id, 5 000 a transaction. Where PostgreSQL's archive is partitioned by range of
+    `archived_at`, partitions that lie within such windows are detached (CONCURRENTLY, unless there is a
+    default partition), compared once more, and dropped. If it dies, run it again.
+
+    Without `exported` everything older than `older_than` is gone for ever.
+
+    Args:
+        url: SQLAlchemy URL of the database, of a user who may delete.
+        exported: The path of an export of this archive.
+        older_than: Only what was archived longer ago than this, by the database's clock; needed without
+            `exported`. With it, whole windows count.
+        spark: Needed with `exported`: reads its state and files.
+        table: The archive table; None is that of the export, else message_archive.
+        schema: Its schema; None is that of the export, else the connection's.
+        queues: Only these; with `exported` it is the export's business.
+        dry_run: Remove nothing, tell what would be.
+        on_window: Called after each window of an export.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        SetupError: neither `exported` nor `older_than`, no session, or an export of something else.
+        NotSupportedError: Spark Connect.
+    """
+    if exported is None and older_than is None:
+        raise SetupError("give exported= (the path of an export), older_than= (like '720h'), or both")
+    if exported is not None and (spark is None or queues is not None):
+        raise SetupError("with exported= give spark=, and no queues=: the export says which")
+    seconds = None if older_than is None else seconds_or_zero("older_than", older_than)
+    database = database_of(parse_address(url))
+    with database.connect() as connection:
+        cutoff = None if seconds is None else database.now(connection) - timedelta(seconds=seconds)
+        if exported is None or spark is None:
+            selection = select_archive(table or "message_archive", schema, until=cutoff, queues=queues)
+            rows = _expire(database, connection, selection, dry_run=dry_run)
+            return PruneResult(rows, (), (), cutoff, dry_run)
+        lake = Lake(spark, exported)
+        selection = _selection(lake, database, table, schema)
+        work = _Work(lake, database, connection, selection)
+        dropped = _prune(work, cutoff, dry_run=dry_run, on_window=on_window)
+    windows = tuple(work.done[name] for name in sorted(work.done))
+    rows = sum(one.rows for one in windows if one.refused is None)
+    return PruneResult(rows, windows, dropped, cutoff, dry_run)
+
+
+def _expire(database: Database, connection: Connection, selection: Selection, *, dry_run: bool) -> int:
+    if dry_run:
+        return ask_figures(database, connection, selection, checksums=False).rows
+    gone = 0
+    while (rows := list_rows(database, connection, selection, CHUNK)).ids:
+        gone += delete_rows(database, connection, selection, rows)
+    return gone
+
+
+def _selection(lake: Lake, database: Database, table: str | None, schema: str | None) -> Selection:
+    """What the lake is the export of.
+
+    Raises:
+        SetupError: it is not of this database or table.
+    """
+    source = lake.need_state()["source"]
+    selection = select_archive(table or source["table"], schema or source["schema"], queues=source["queues"])
+    ours = source_of(database, selection, lake.size)
+    if ours != source:
+        raise SetupError(
+            f"{lake.folders.root} is the export of {source}, and this is {ours}: nothing was removed; give "
+            "the export of this archive"
+        )
+    return selection
+
+
+def _prune(
+    work: _Work,
+    cutoff: datetime | None,
+    *,
+    dry_run: bool,
+    on_window: Callable[[PrunedWindow], Any] | None,
+) -> tuple[str, ...]:
+    """Fill `work.done`; returns the partitions that were dropped."""
+    tell = on_window or (lambda _: None)
+    windows = [one for one in work.lake.windows() if cutoff is None or one.end <= cutoff]
+    partitions = Partitions(work.database, work.connection, work.selection)
+    if not dry_run:
+        partitions.resume()
+    parts = partitions.find()
+    if not parts or dry_run:
+        sure = [window for window in windows if _finish(work, window, parts, tell, dry_run=dry_run)]
+        return tuple(part.name for part in parts if _covered(part, sure))
+    sure = [window for window in windows if _weigh(work, window, parts)]
+    chosen = [part for part in parts if _covered(part, sure)]
+    dropped = [part for part in chosen if partitions.drop(part, work.expected.get(part, Figures()))]
+    for window in windows:
+        _finish(work, window, parts, tell, dry_run=False)
+    return tuple(part.name for part in dropped)
+
+
+def _weigh(work: _Work, window: Window, parts: list[Partition]) -> bool:
+    """Whether a window's rows may be removed; notes which of them lie in which partition."""
+    rows, refused = _check(work, window)
+    if refused is not None:
+        return False
+    work.found[window.name] = len(rows.ids)
+    for part in parts:
+        if part.start < window.end and part.end > window.start:
+            inside = rows.between(part.start, part.end).figures
+            work.expected[part] = work.expected.get(part, Figures()) + inside
+    return True
+
+
+def _finish(
+    work: _Work,
+    window: Window,
+    parts: list[Partition],
+    tell: Callable[[PrunedWindow], Any],
+    *,
+    dry_run: bool,
+) -> bool:
+    """Remove what no dropped partition has taken along; whether the window may be removed."""
+    rows, refused = _check(work, window)
+    number = len(rows.ids)
+    if refused is None and not dry_run:
+        number = delete_rows(work.database, work.connection, work.selection, rows)
+        # What was counted before is gone by now, with its partition or by this.
+        number = max(number, work.found.get(window.name, 0)) if parts else number
+    if number or refused is not None:
+        work.done[window.name] = PrunedWindow(window.name, number, refused)
+        tell(work.done[window.name])
+    return refused is None
+
+
+def _check(work: _Work, window: Window) -> tuple[Rows, str | None]:
+    """The window's rows in the database, and why they may not be removed."""
+    rows = list_rows(work.database, work.connection, work.selection.between(window.start, window.end))
+    entry = work.lake.entry(window)
+    if entry is None:
+        return rows, "it was not exported"
+    if not rows.ids:
+        return rows, None
+    if compute_figures(work.lake.read(window), checksums=False) != entry.lake.counts:
+        return rows, "its files are missing or are not those that were verified"
+    if rows.figures == entry.source:
+        return rows, None
+    # After a prune that died, or a retried dead letter, the database has fewer: what it has must be there.
+    lacking = set(zip(rows.ids, rows.times, strict=True))
+    pairs = work.lake.read(window).select("id", F.unix_micros("archived_at"))
+    for row in pairs.toLocalIterator():
+        lacking.discard((row[0], row[1]))
+    if lacking:
+        return rows, f"{len(lacking)} of its rows are not in the export: export again"
+    return rows, None
+
+
+def _covered(part: Partition, windows: list[Window]) -> bool:
+    """Whether every moment of a partition lies in one of the windows."""
+    reached = part.start
+    for window in windows:
+        if window.start <= reached < window.end:
+            reached = window.end
+    return reached >= part.end

@@ -1,0 +1,157 @@
+"""A report's figures: computed in Spark from one reading, small when they reach the driver."""
+
+import math
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+
+from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.spark import analytics
+from faststream_sqlbroker.spark.analytics.results import MICROS, ends, need, width
+from faststream_sqlbroker.spark.decode import header
+from faststream_sqlbroker.spark.moments import Moment, parse_moment
+from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
+
+MOST_QUEUES = 12
+MOST_ROWS = 15
+MOST_ATTEMPTS = 20
+"""More attempts than these count as these."""
+MOST_BUCKETS = 2000
+GOOD_BUCKETS = 150
+WIDTHS = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400)
+"""Seconds."""
+LONGEST_ERROR = 500
+"""Characters of an error's first line."""
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Figures:
+    """What a report shows.
+
+    Attributes:
+        totals: One row about all messages: messages, completed, failed, discarded, queues, first, last (aware
+            datetimes in UTC, or None), bytes.
+        every: Width of a bucket in seconds.
+        others: The name under which the smaller queues are put together; None if there are none.
+        tables: Rows of the results of `spark.analytics`, by function.
+    """
+
+    totals: Row
+    every: float
+    others: str | None
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+
+
+def gather(
+    frame: DataFrame, *, live: DataFrame | None, every: Duration | None, as_of: Moment | None
+) -> Figures:
+    """Compute all figures; the frame is read once."""
+    need(frame, "the report", *ARCHIVE_SCHEMA.names)
+    moment = parse_moment("as_of", as_of)
+    if every is not None:
+        width(every)
+    slim = _slim(frame).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        totals = _totals(slim)
+        named, others = slim, None
+        if totals["queues"] > MOST_QUEUES:
+            kept = [row["queue"] for row in _collect(_largest(slim))]
+            others = f"{totals['queues'] - len(kept):,} other queues"
+            name = F.when(F.col("queue").isin(kept), F.col("queue")).otherwise(others)
+            named = slim.withColumn("queue", name)
+        figures = Figures(totals, _width(totals, every), others)
+        found = _results(named, figures.every, live, moment)
+        figures.tables = {name: _collect(result) for name, result in found.items()}
+    finally:
+        slim.unpersist()
+    return figures
+
+
+def _slim(frame: DataFrame) -> DataFrame:
+    """Without payloads, and of headers and errors only what is looked at."""
+    return frame.select(*ARCHIVE_SCHEMA.names).withColumns(
+        {
+            "payload_bytes": F.octet_length("payload"),
+            "payload": F.lit(None).cast("binary"),
+            "headers": F.when(header("['dead-letter']").isNotNull(), F.col("headers")),
+            "last_error": F.substring(F.substring_index("last_error", "\n", 1), 1, LONGEST_ERROR),
+        }
+    )
+
+
+def _totals(slim: DataFrame) -> Row:
+    row = slim.agg(
+        F.count("*").alias("messages"),
+        *ends(),
+        F.count_distinct("queue").alias("queues"),
+        F.unix_micros(F.min("archived_at")).alias("first"),
+        F.unix_micros(F.max("archived_at")).alias("last"),
+        F.coalesce(F.sum("payload_bytes"), F.lit(0)).alias("bytes"),
+    ).collect()[0]
+    totals = row.asDict()
+    return totals | {name: _moment(totals[name]) for name in ("first", "last")}
+
+
+def _largest(slim: DataFrame) -> DataFrame:
+    """The queues that are shown by themselves when there are too many."""
+    counted = slim.groupBy("queue").agg(F.count("*").alias("messages"))
+    return counted.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES - 1)
+
+
+def _width(totals: Row, every: Duration | None) -> float:
+    """Seconds of a bucket."""
+    span = 0.0 if totals["first"] is None else (totals["last"] - totals["first"]).total_seconds()
+    if every is None:
+        days = 86_400 * math.ceil(span / GOOD_BUCKETS / 86_400)
+        return float(next((good for good in WIDTHS if span / good <= GOOD_BUCKETS), days))
+    seconds = width(every) / MICROS
+    if span / seconds > MOST_BUCKETS:
+        raise SetupError(
+            f"every={every!r} gives {math.ceil(span / seconds):,} buckets, at most {MOST_BUCKETS:,} are drawn: "
+            f"give {math.ceil(span / MOST_BUCKETS)} seconds or more, or a shorter period"
+        )
+    return seconds
+
+
+def _results(
+    slim: DataFrame, every: float, live: DataFrame | None, as_of: datetime | None
+) -> dict[str, DataFrame]:
+    tried = slim.withColumn("attempts_count", F.least("attempts_count", F.lit(MOST_ATTEMPTS)))
+    worst = F.desc(F.col("failed") + F.col("moved"))
+    ages = analytics.dlq_age(slim, as_of, live=live)
+    return {
+        "throughput": analytics.throughput(slim, every),
+        "latency": analytics.latency(slim),
+        "latency_all": analytics.latency(slim, by=()),
+        "latency_trend": analytics.latency_trend(slim, every, by=()),
+        # Where dead letters come from are names of queues too, and there may be many.
+        "failure_rate": analytics.failure_rate(slim).orderBy(worst, "queue").limit(2 * MOST_QUEUES),
+        "top_errors": analytics.top_errors(slim, MOST_ROWS),
+        "retry_histogram": analytics.retry_histogram(tried),
+        "dlq_age": ages.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES),
+        "hot_keys": analytics.hot_keys(slim, MOST_ROWS),
+        "policy_effects": analytics.policy_effects(slim),
+        "duplicate_deliveries": analytics.duplicate_deliveries(slim),
+    }
+
+
+def _collect(frame: DataFrame) -> list[Row]:
+    """The rows; moments as aware datetimes in UTC, whatever the zone of Python and of the session."""
+    times = [name for name, kind in frame.dtypes if kind == "timestamp"]
+    plain = frame.select(
+        *(F.unix_micros(f"`{n}`").alias(n) if n in times else F.col(f"`{n}`") for n in frame.columns)
+    )
+    return [row.asDict() | {name: _moment(row[name]) for name in times} for row in plain.collect()]
+
+
+def _moment(micros: int | None) -> datetime | None:
+    return (
+        None if micros is None else datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
+    )

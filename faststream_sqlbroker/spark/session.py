@@ -1,0 +1,126 @@
+"""A Spark session with everything that must be set before Java starts."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.spark.drivers import DRIVERS, find_jar, need_jar, need_java
+from faststream_sqlbroker.spark.java import java_of
+
+UTC = "-Duser.timezone=UTC"
+
+
+def build_session(
+    app_name: str = "faststream_sqlbroker",
+    *,
+    databases: Iterable[str] | None = None,
+    master: str | None = None,
+    jars: Sequence[str | Path] = (),
+    packages: bool = False,
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start (or get) a Spark session that can read the broker's tables.
+
+    It brings the JDBC drivers, lets Java and the session think in UTC, keeps directory names such as
+    `queue=00123` text, overwrites Parquet partition by partition, and lets Python workers run this Python.
+
+    Args:
+        app_name: The application's name.
+        databases: "postgresql", "mysql" (and MariaDB), "sqlite"; each must have its driver. None brings
+            those whose drivers are found.
+        master: Such as "local[*]"; None leaves it to spark-submit, or "local[*]" where nothing says.
+        jars: Paths of JDBC drivers; those not given are looked for in SQLBROKER_SPARK_JARS, Debian's
+            folder and Maven's cache, in this order.
+        packages: Let Spark fetch drivers that were not found from its package repositories.
+        config: More of Spark's settings; they win.
+
+    Returns:
+        The session. If one is running already it is returned as it is, when it has what is needed.
+
+    Raises:
+        SetupError: Java is missing or older than 17, a driver is missing or too old, an unknown database,
+            or a session is running that was started without the drivers.
+    """
+    wanted = _wanted(databases)
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        for kind in wanted if databases is not None else ():
+            need_driver(running, DRIVERS[kind].class_name, kind)
+        return running
+    need_java()
+    paths, coordinates = _resolve(wanted, jars, packages=packages, strict=databases is not None)
+    # Workers would run the python3 of PATH, which may lack pyarrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = _settings(paths, coordinates) | dict(config or {})
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def _wanted(databases: Iterable[str] | None) -> list[str]:
+    wanted = list(DRIVERS) if databases is None else list(databases)
+    wanted = ["mysql" if kind == "mariadb" else kind for kind in wanted]
+    for kind in wanted:
+        if kind not in DRIVERS:
+            raise SetupError(f"databases has {kind!r}: {', '.join(DRIVERS)} are allowed")
+    return wanted
+
+
+def _resolve(
+    kinds: list[str], jars: Sequence[str | Path], *, packages: bool, strict: bool
+) -> tuple[list[str], list[str]]:
+    """Paths of jars and coordinates of packages."""
+    paths: list[str] = [str(Path(jar).resolve()) for jar in jars]
+    coordinates = []
+    for kind in kinds:
+        need = need_jar if strict and not packages else find_jar
+        found = need(kind, jars)
+        if found is not None:
+            paths.append(str(found.path.resolve()))
+        elif packages:
+            coordinates.append(DRIVERS[kind].coordinate)
+    return list(dict.fromkeys(paths)), coordinates
+
+
+def _settings(paths: list[str], coordinates: list[str]) -> dict[str, str]:
+    settings = {
+        "spark.driver.extraJavaOptions": UTC,
+        "spark.executor.extraJavaOptions": UTC,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+        "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    }
+    if paths:
+        settings["spark.jars"] = ",".join(paths)
+    if coordinates:
+        settings["spark.jars.packages"] = ",".join(coordinates)
+    return settings
+
+
+def need_driver(spark: SparkSession, class_name: str, kind: str) -> None:
+    """Check that the session's Java has the driver; Spark Connect's cannot be asked and is believed.
+
+    Raises:
+        SetupError: it has not; says how to start a session with it.
+    """
+    java = java_of(spark)
+    if java is None:
+        return
+    utils = getattr(java, "org.apache.spark.util.Utils")
+    try:
+        utils.classForName(class_name, False, False)
+    except Exception as error:
+        msg = (
+            f"this Spark session was started without the JDBC driver {class_name}: stop it and start one with "
+            f"build_session(databases=[{kind!r}]), or give the jar in spark.jars (it must be there before "
+            "Java starts)"
+        )
+        raise SetupError(msg) from error

@@ -1,0 +1,132 @@
+"""Which statements read the rows: the columns that are wanted, and a cut of the table for each task."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.spark.columns import Field
+from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.schemas import to_struct
+from faststream_sqlbroker.spark.selection import Selection
+from faststream_sqlbroker.spark.source.options import Options
+from faststream_sqlbroker.spark.source.rows import read_batches
+
+PARTITION_BYTES = 64 << 20
+"""Less than by JDBC: Python decodes more slowly, so more tasks share the work."""
+
+SMALL_ROWS = 50_000
+"""Rows that one connection reads sooner than two connect."""
+
+MOST_PARTITIONS = 64
+"""That are chosen by themselves; each is a connection."""
+
+
+class Cut(InputPartition):
+    """The rows of one task: `value` is the statement that reads them."""
+
+    value: str
+
+
+def full_schema(options: Options) -> StructType:
+    """All columns of the table."""
+    return to_struct(options.selection.fields)
+
+
+def wanted_fields(schema: StructType, selection: Selection) -> list[Field]:
+    """The fields that a user's schema names, in its order.
+
+    Raises:
+        SetupError: a name that the table has not, or another type; it lists what is allowed.
+    """
+    known = {field.name: field for field in selection.fields}
+    types = {field.name: field.dataType for field in to_struct(selection.fields)}
+    for column in schema:
+        if column.name not in known or column.dataType != types[column.name]:
+            allowed = ", ".join(f"{field.name} {field.type}" for field in selection.fields)
+            raise SetupError(
+                f"the schema's column {column.name!r} of type {column.dataType.simpleString()} is not in the "
+                f"table; allowed are {allowed}"
+            )
+    return [known[column.name] for column in schema]
+
+
+def read_cut(options: Options, fields: Sequence[Field], cut: InputPartition | None) -> Iterator[Any]:
+    """The rows of one task, as record batches.
+
+    Raises:
+        SetupError: Spark gave none of the cuts that were planned.
+    """
+    if not isinstance(cut, Cut):
+        raise SetupError(f"Spark asks for the rows of {cut!r}, which was not planned: please report this")
+    return read_batches(options.address, cut.value, fields, options.fetch_rows)
+
+
+def whole_table(
+    database: Database, connection: Connection, options: Options, selection: Selection, fields: list[Field],
+    pushed: Sequence[str] = (),
+) -> list[InputPartition]:  # fmt: skip
+    """Cuts of the selected rows."""
+    number = options.num_partitions or _number(database, connection, selection)
+    column = _column(options, selection)
+    times = selection.times(database) if column == "archived_at" else ""
+    # Blocks are quicker than ids, but rows of the live table move from one to another.
+    by_blocks = options.partitioner != "id" and options.kind == "archive"
+    ask = database.predicates if column != "id" or by_blocks else database.id_ranges
+    cuts = ask(connection, selection.table, selection.schema, column, times, number)
+    return make_cuts(database, selection, fields, column, cuts, pushed)
+
+
+def make_cuts(
+    database: Database,
+    selection: Selection,
+    fields: Sequence[Field],
+    column: str,
+    cuts: Sequence[str],
+    pushed: Sequence[str] = (),
+) -> list[InputPartition]:
+    """A statement for each of `cuts`, which are conditions on `column` (as `Database.predicates` makes them)."""
+    names = {field.name for field in fields} | {column}
+    listed = [database.column(field) for field in selection.fields if field.name in names]
+    listed += [f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()]
+    conditions = [condition for condition in (selection.where(database), *pushed) if condition]
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    inner = f"SELECT {', '.join(listed)} FROM {selection.name(database)}{where}"
+    outer = ", ".join(database.quote(field.name) for field in fields)
+    return [Cut(f"SELECT {outer} FROM ({inner}) q WHERE {cut}") for cut in cuts]
+
+
+def _column(options: Options, selection: Selection) -> str:
+    """What the table is cut by."""
+    recent = options.kind == "archive" and options.partitioner == "auto" and selection.since is not None
+    return "archived_at" if options.partitioner == "time" or recent else "id"
+
+
+def check_partitioner(options: Options) -> None:
+    """Refuse a partitioner that the database or the table cannot have.
+
+    Raises:
+        NotSupportedError: it cannot; says what can.
+    """
+    live = options.kind == "messages"
+    if options.partitioner == "time" and live:
+        raise NotSupportedError('the live table has no partitioner "time": take "id"')
+    if options.partitioner != "ctid":
+        return
+    if options.address.kind != "postgresql":
+        raise NotSupportedError(
+            f'{options.address.kind} has no partitioner "ctid": take "id", "time" or "auto"'
+        )
+    if live:
+        raise NotSupportedError('rows of the live table move, so there is no partitioner "ctid": take "id"')
+
+
+def _number(database: Database, connection: Connection, selection: Selection) -> int:
+    size = database.size(connection, selection.table, selection.schema)
+    if size.rows <= SMALL_ROWS and size.bytes <= PARTITION_BYTES:
+        return 1
+    return min(max(math.ceil(size.bytes / PARTITION_BYTES), 2), MOST_PARTITIONS)

@@ -1,0 +1,131 @@
+"""How far a series of loads has come: a small JSON file beside the data, and who may move it."""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, cast
+from urllib.parse import unquote
+
+from pyspark.sql import SparkSession
+
+from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
+from faststream_sqlbroker.spark.address import PORTS, Address
+from faststream_sqlbroker.spark.files import read_json, write_json
+from faststream_sqlbroker.spark.horizon import Horizon
+from faststream_sqlbroker.spark.horizon.base import Source
+from faststream_sqlbroker.spark.moments import parse_moment
+from faststream_sqlbroker.spark.selection import Selection
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """What the file holds.
+
+    Attributes:
+        source: Which rows of which table; no password.
+        until: What was archived before is loaded, or not wanted; None until then.
+        load: A number of the last load that began; nobody else has it.
+        begun: Where the window of that load ends, while it has not ended.
+    """
+
+    source: Mapping[str, Any]
+    until: datetime | None = None
+    load: str = ""
+    begun: Horizon | None = None
+
+    def begin(self, since: datetime | None, end: Horizon) -> "Watermark":
+        """A load of [since, end) begins; one that began before can then no longer move the file."""
+        return replace(self, until=since, load=uuid.uuid4().hex, begun=end)
+
+    def finish(self) -> "Watermark":
+        """It has ended well."""
+        return self if self.begun is None else replace(self, until=self.begun.moment, begun=None)
+
+
+def describe_source(address: Address, selection: Selection, name: str | None) -> dict[str, Any]:
+    """Which rows of which table, without user and password.
+
+    Args:
+        address: Of the database.
+        selection: Its times do not count.
+        name: In place of host, port and database.
+    """
+    url = address.python_url
+    if address.kind == "sqlite":
+        place = unquote(str(url.database).removeprefix("file:"))
+    else:
+        place = f"{url.host}:{url.port or PORTS[address.kind]}/{url.database}"
+    return {
+        "kind": address.kind,
+        "database": name or place,
+        "schema": selection.schema,
+        "table": selection.table,
+        "queues": None if selection.queues is None else sorted(set(selection.queues)),
+        "states": None if selection.states is None else sorted(set(selection.states)),
+    }
+
+
+class WatermarkFile:
+    """The file of one series of loads."""
+
+    def __init__(self, spark: SparkSession, path: str, source: Mapping[str, Any]) -> None:
+        self._spark, self._path, self._source = spark, path, dict(source)
+
+    def read(self) -> Watermark:
+        """What it holds; a new one where there is no file.
+
+        Raises:
+            SetupError: it is not such a file, of a newer version, or of other rows.
+        """
+        content = read_json(self._spark, self._path)
+        if content is None:
+            return Watermark(self._source)
+        if content.get("format") != FORMAT or not isinstance(content.get("source"), dict):
+            raise SetupError(
+                f"{self._path} is no watermark that this version can read: give another path in state="
+            )
+        for key, ours in self._source.items():
+            if content["source"].get(key) != ours:
+                raise SetupError(
+                    f"{self._path} is the state of other rows: its {key} is {content['source'].get(key)!r} and "
+                    f"here it is {ours!r}; give each series of loads its own path (and source= where one "
+                    "database has several addresses)"
+                )
+        try:
+            return _parse(content, self._source)
+        except (KeyError, TypeError) as error:
+            msg = f"{self._path} is a damaged watermark ({error}): restore it from a copy"
+            raise SetupError(msg) from error
+
+    def write(self, old: Watermark, new: Watermark) -> None:
+        """Replace `old` by `new`.
+
+        Raises:
+            ConcurrentLoadError: the file does not hold `old` any more; it stays as it is.
+        """
+        found = self.read()
+        if found != old:
+            raise ConcurrentLoadError(
+                f"another load changed {self._path} while this one ran: its rows may have been loaded twice, so "
+                "drop what this one wrote, and run one load of a state at a time"
+            )
+        write_json(self._spark, self._path, _render(new))
+
+
+def _parse(content: Mapping[str, Any], source: Mapping[str, Any]) -> Watermark:
+    begun = content["begun"]
+    end = None
+    if begun is not None:
+        moment = cast("datetime", parse_moment("until", begun["until"]))
+        end = Horizon(moment, cast("Source", begun["source"]), str(begun["detail"]))
+    return Watermark(source, parse_moment("until", content["until"]), str(content["load"]), end)
+
+
+def _render(mark: Watermark) -> dict[str, Any]:
+    end = mark.begun
+    begun = end and {"until": end.moment.isoformat(), "source": end.source, "detail": end.detail}
+    until = None if mark.until is None else mark.until.isoformat()
+    return {"format": FORMAT, "source": mark.source, "until": until, "load": mark.load, "begun": begun}

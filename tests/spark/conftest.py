@@ -1,0 +1,191 @@
+"""One Spark session for all tests, in a time zone that shows every mistake; a database with tables each."""
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import Connection, Engine, create_engine, func, make_url, select, text
+
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables, ddl
+from faststream_sqlbroker.spark import build_session
+from tests.conftest import Servers
+from tools.packages import install
+
+NUMBERS = itertools.count()
+NEW_YORK = "America/New_York"
+PACKAGES = (
+    "openjdk-17-jre-headless",
+    "libpostgresql-jdbc-java",
+    "libmariadb-java",
+    "libxerial-sqlite-jdbc-java",
+)
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """`local[2]`; skip without Java or drivers that cannot be installed, fail in CI."""
+    session = _start(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+def _start(folder: Path) -> SparkSession:
+    java = f"-Duser.timezone={NEW_YORK} -XX:+UseSerialGC -Dderby.system.home={folder}"
+    config = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        # Each of our plans runs once: compiling it to Java costs more than it saves.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.driver.extraJavaOptions": java,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.driver.memory": "1g",
+    }
+    problems = []
+    for package in (None, *PACKAGES):
+        if package is not None:
+            problems.append(install(package) or "")
+        try:
+            return build_session(
+                "tests", databases=("postgresql", "mysql", "sqlite"), master="local[2]", config=config
+            )
+        except SetupError as error:
+            problems.append(str(error))
+    reason = "; ".join(problem for problem in problems if problem)
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+class Archive:
+    """A database with the broker's tables, filled by tests with plain SQL."""
+
+    def __init__(self, url: str, config: SqlBrokerSchemaConfig | None = None) -> None:
+        self.url = url
+        self.engine: Engine = create_engine(_synchronous(url))
+        self.kind = "postgresql" if self.engine.dialect.name == "postgresql" else self.engine.dialect.name
+        tables = build_tables(config or SqlBrokerSchemaConfig(), dialect_name=self.engine.dialect.name)
+        self.archive, self.message = tables.archive, tables.message
+        with self.engine.begin() as connection:
+            for statement in ddl(tables, self.engine.dialect.name):
+                connection.execute(statement)
+
+    def add(self, *rows: Mapping[str, Any], connection: Connection | None = None) -> None:
+        """Insert archived rows; what is not given has a value."""
+        complete = [archived(**row) for row in rows]
+        if connection is not None:
+            connection.execute(self.archive.insert(), complete)
+            return
+        with self.engine.begin() as own:
+            own.execute(self.archive.insert(), complete)
+
+    def add_many(self, count: int, *, first: int = 1, step: timedelta = timedelta(seconds=1)) -> None:
+        """`count` rows, `step` apart, over three queues."""
+        self.add(
+            *(
+                {"id": first + n, "queue": f"queue {n % 3}", "archived_at": START + step * n}
+                for n in range(count)
+            )
+        )
+
+    def count(self) -> int:
+        """Rows of the archive."""
+        with self.engine.connect() as connection:
+            return int(connection.execute(select(func.count()).select_from(self.archive)).scalar_one())
+
+    def execute(self, statement: str, **values: Any) -> Any:
+        """Run SQL in a transaction of its own."""
+        with self.engine.begin() as connection:
+            return connection.execute(text(statement), values)
+
+    def analyze(self) -> None:
+        """Let the database look at its rows."""
+        if self.engine.dialect.name == "postgresql":
+            self.execute("ANALYZE")
+        elif self.engine.dialect.name != "sqlite":
+            self.execute("ANALYZE TABLE message_archive, message")
+
+
+def archived(**given: Any) -> dict[str, Any]:
+    """A row of the archive, completed a second after it was published."""
+    at = given.get("archived_at", START)
+    row: dict[str, Any] = {
+        "queue": "orders",
+        "priority": 0,
+        "key": None,
+        "dedup_id": None,
+        "headers": {"content-type": "application/json"},
+        "payload": b'{"user": 1, "amount": 9.5}',
+        "state": "COMPLETED",
+        "attempts_count": 1,
+        "deliveries_count": 1,
+        "publish_count": 1,
+        "origin_id": None,
+        "created_at": at - timedelta(seconds=1),
+        "next_attempt_at": at - timedelta(seconds=1),
+        "expires_at": None,
+        "first_attempt_at": at - timedelta(milliseconds=500),
+        "last_attempt_at": at - timedelta(milliseconds=500),
+        "acquired_at": at - timedelta(milliseconds=600),
+        "last_error": None,
+        "archived_at": at,
+        "reason": None,
+    }
+    return row | given
+
+
+def _synchronous(url: str) -> str:
+    parsed = make_url(url)
+    driver = {"postgresql": "psycopg", "sqlite": "pysqlite"}.get(parsed.get_backend_name(), "pymysql")
+    return parsed.set(drivername=f"{parsed.get_backend_name()}+{driver}").render_as_string(
+        hide_password=False
+    )
+
+
+@pytest.fixture
+def archive(database_url: str) -> Iterator[Archive]:
+    """An empty archive on the database of the test."""
+    archive = Archive(database_url)
+    yield archive
+    archive.engine.dispose()
+
+
+@pytest.fixture
+def new_database(servers: Servers, tmp_path: Path) -> Iterator[Any]:
+    """A function that makes an empty archive on "postgresql", "mariadb" or "sqlite"."""
+    made: list[tuple[Archive, str | None]] = []
+
+    def make(kind: str, config: SqlBrokerSchemaConfig | None = None) -> Archive:
+        number = next(NUMBERS)
+        if kind == "sqlite":
+            made.append((Archive(f"sqlite:///{tmp_path / f'{number}.db'}", config), None))
+            return made[-1][0]
+        admin, name = servers.admin(kind), f"sqlbroker_spark_{os.getpid()}_{number}"
+        with admin.connect() as connection:
+            connection.execute(text(f"DROP DATABASE IF EXISTS {name}"))
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        url = admin.url.set(database=name).render_as_string(hide_password=False)
+        made.append((Archive(url, config), name))
+        return made[-1][0]
+
+    yield make
+    for archive, name in made:
+        kind = "postgresql" if archive.engine.dialect.name == "postgresql" else "mariadb"
+        archive.engine.dispose()
+        if name is not None:
+            force = " WITH (FORCE)" if kind == "postgresql" else ""
+            with servers.admin(kind).connect() as connection:
+                connection.execute(text(f"DROP DATABASE IF EXISTS {name}{force}"))

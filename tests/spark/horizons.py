@@ -1,0 +1,90 @@
+"""Transactions of other sessions, and horizons found beside them."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Table, create_engine, select
+
+from faststream_sqlbroker.schema.types import clock
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
+from tests.helpers import eventually
+from tests.spark.conftest import Archive, archived
+
+
+def find(url: str, **options: Any) -> Horizon:
+    """A horizon by a connection of its own; nothing is left for the margin unless asked for."""
+    database = database_of(parse_address(url))
+    with database.connect() as connection:
+        return find_horizon(database, connection, **{"margin": 0, **options})
+
+
+def settle(archive: Archive, connection: Connection, number: int) -> None:
+    """Archive a message as the broker does: the statement takes the database's clock."""
+    settle_in(archive.archive, connection, number)
+
+
+def settle_in(table: Table, connection: Connection, number: int) -> None:
+    """`settle` where there is only the table."""
+    connection.execute(table.insert().values(archived(id=number) | {"archived_at": clock()}))
+
+
+def archived_at(archive: Archive, connection: Connection, number: int) -> datetime:
+    """The row's, as that connection sees it."""
+    column = archive.archive.c
+    found: datetime = connection.execute(select(column.archived_at).where(column.id == number)).scalar_one()
+    return found
+
+
+def rows_before(archive: Archive, horizon: Horizon, connection: Connection | None = None) -> set[int]:
+    """Ids of what is archived before the horizon, as a new statement sees it."""
+    columns = archive.archive.c
+    statement = select(columns.id).where(columns.archived_at < horizon.moment)
+    if connection is not None:
+        return set(connection.execute(statement).scalars())
+    with archive.engine.connect() as own:
+        return set(own.execute(statement).scalars())
+
+
+async def passes(archive: Archive, rows: set[int]) -> None:
+    """The horizon passes them soon; MariaDB's sees other databases of the server, which other tests use."""
+
+    def look() -> bool:
+        horizon = find(archive.url)
+        return horizon.source == "transactions" and rows_before(archive, horizon) == rows
+
+    await eventually(look, timeout=30)
+
+
+async def stands_still(archive: Archive, statement: str, detail: str) -> None:
+    """The horizon is at the start of `statement` for as long as that runs."""
+    second = timedelta(seconds=1)
+    database = database_of(parse_address(archive.url))
+    with database.connect() as connection, running(archive, statement):
+        await eventually(lambda: find(archive.url).detail.startswith(detail))
+        first = find(archive.url)
+        await eventually(lambda: database.now(connection) > first.moment + second)
+        # Ages in MariaDB's list of processes are measured a little later than the clock.
+        assert abs(find(archive.url).moment - first.moment) < second / 2
+
+
+@contextmanager
+def running(archive: Archive, statement: str) -> Iterator[None]:
+    """`statement` runs on a connection of its own until it ends."""
+    engine = create_engine(archive.engine.url, isolation_level="AUTOCOMMIT")
+
+    def work() -> None:
+        with engine.connect() as connection:
+            connection.exec_driver_sql(statement)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        engine.dispose()

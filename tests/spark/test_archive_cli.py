@@ -1,0 +1,138 @@
+"""`faststream-sqlbroker archive …`: in process, and once as a process that is killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.exceptions import SetupError, StoreError
+from faststream_sqlbroker.spark import describe_export, export_archive, read_export
+from tests.helpers import eventually
+from tests.spark.conftest import Archive
+from tests.spark.test_export import of_lake, of_table
+from tests.spark.test_prune import fill
+
+OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+MAIN = "from faststream_sqlbroker.cli import main; main()"
+
+
+def run(*words: str, **variables: str) -> Any:
+    """The command in this process; wide enough for a table."""
+    return CliRunner().invoke(app, ["archive", *words], env={"COLUMNS": "200", **variables})
+
+
+def lines(output: str) -> list[list[str]]:
+    """Rows of the printed tables, as words."""
+    return [re.sub(r"[│┃,]", " ", line).split() for line in output.splitlines() if "│" in line]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path: Path) -> None:
+    """Proves D4 and M5 as an operator sees them; no password is printed."""
+    fill(archive)
+    path = str(tmp_path / "lake")
+    done = run(
+        "export", "--path", path, "--to", "2026-03-04", "--since", "2026-03-01", SQLBROKER_URL=archive.url
+    )
+    assert (done.exit_code, done.exception) == (0, None)
+    assert [line[:4] for line in lines(done.output)] == [
+        [f"2026-03-0{day}", "exported", "5", "1"] for day in (1, 2, 3)
+    ]
+    assert "15 rows written; 0 windows had no rows" in done.output
+    status = run("status", path)
+    assert "without a gap up to 2026-03-04 00:00:00+00:00; 15 rows" in status.output
+    assert [line[:3] for line in lines(status.output)] == [[f"2026-03-0{day}", "5", "1"] for day in (1, 2, 3)]
+    archive.execute("UPDATE message_archive SET id = 77 WHERE id = 12")
+    dry = run("prune", "--url", archive.url, "--exported", path, "--older-than", "1d12h", "--dry-run")
+    assert (dry.exit_code, archive.count()) == (1, 20)
+    assert "10 rows would be removed; 1 windows were refused" in dry.output
+    wet = run("prune", "--exported", path, SQLBROKER_URL=archive.url)
+    assert (wet.exit_code, archive.count()) == (1, 10)
+    assert re.search(r"2026-03-02 .* refused: 1 of its rows are not in the export", wet.output)
+    compacted = run("compact", "--path", path)
+    assert (compacted.exit_code, "0 windows were written again" in compacted.output) == (0, True)
+    secret = archive.engine.url.password
+    printed = "".join(one.output + one.stderr for one in (done, status, dry, wet, compacted))
+    assert secret is None or secret not in printed
+
+
+@OF_SQLITE
+def test_by_age_and_what_is_refused(archive: Archive, tmp_path: Path) -> None:
+    fill(archive)
+    gone = run("prune", "--url", archive.url, "--older-than", "30d")
+    assert (gone.exit_code, archive.count()) == (0, 0)
+    assert "20 rows removed; 0 windows were refused" in gone.output
+    for words, message in (
+        (["prune", "--url", archive.url], "give exported="),
+        (["prune", "--url", archive.url, "--older-than", "30 days"], "--older-than cannot be"),
+        (["prune", "--url", archive.url, "--older-than", "2d3"], "--older-than cannot be"),
+    ):
+        refused = run(*words)
+        assert isinstance(refused.exception, SetupError)
+        assert str(refused.exception).startswith(message)
+    archive.execute("DROP TABLE message_archive")
+    broken = run("prune", "--url", archive.url, "--older-than", "1d")
+    assert isinstance(broken.exception, StoreError)
+    assert str(broken.exception) == "the database answered: no such table: message_archive"
+
+
+def test_errors_are_one_line_without_the_password() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "archive", "prune", "--older-than", "1d"],
+        env=os.environ | {"SQLBROKER_URL": "postgresql://me:geheim@127.0.0.1:1/none"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the database answered: ")
+    assert "geheim" not in done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.timeout(300)  # a Java of its own, on a machine that may be busy
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_an_export_that_was_killed_is_ended_by_the_next(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Proves D5: kill -9 of the whole process while it writes a window; the lake is then as if nothing was."""
+    fill(archive, 8)
+    path = tmp_path / "lake"
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "archive", "export", "--path", str(path), "--to", "2026-03-09"],
+        env=os.environ | {"SQLBROKER_URL": archive.url, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    state = path / "_sqlbroker/state.json"
+
+    def half_way() -> bool:
+        assert process.poll() is None, process.communicate()
+        done = len(json.loads(state.read_text())["windows"]) if state.exists() else 0
+        return 2 <= done and any((path / "_sqlbroker/staging").glob("*/*"))
+
+    try:
+        await eventually(half_way, timeout=200, step=0.002)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        output = process.communicate()[0].decode()
+    secret = archive.engine.url.password
+    assert secret is None or secret not in output
+    before = describe_export(spark, str(path))
+    assert 2 <= len(before.windows) < 8
+    # What readers see meanwhile is whole windows.
+    assert read_export(spark, str(path)).count() % 5 == 0
+    result = export_archive(spark, archive.url, str(path), until="2026-03-05")
+    assert result.watermark is not None
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, result.watermark)
+    assert [one.name for one in (path / "_sqlbroker").iterdir()] == ["state.json"]

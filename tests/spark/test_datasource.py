@@ -1,0 +1,390 @@
+"""`spark.read.format("sqlbroker")`: the same rows as the table's, and no word of the password."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import datasource as source
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+from sqlalchemy import make_url, select
+
+from faststream_sqlbroker.core.moments import to_microseconds
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, read_archive
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.source import rows as source_rows
+from faststream_sqlbroker.spark.source.batch import (
+    BatchReader,
+    FilteringReader,
+    keeps_filters_apart,
+    make_reader,
+)
+from faststream_sqlbroker.spark.source.filters import to_sql
+from faststream_sqlbroker.spark.source.options import parse_options
+from faststream_sqlbroker.spark.source.scan import wanted_fields
+from tests.spark.conftest import START, Archive
+
+pytestmark = pytest.mark.capability('Spark: `spark.read.format("sqlbroker")`, without jars')
+
+URL = "postgresql://user@host/name"
+PUSH = "spark.sql.python.filterPushdown.enabled"
+TIMES = [field.name for field in ARCHIVE_SCHEMA if field.dataType.simpleString() == "timestamp"]
+
+
+def load(spark: SparkSession, archive: Archive, *, schema: str | None = None, **options: Any) -> DataFrame:
+    reader = spark.read.format("sqlbroker").option("url", archive.url).options(**options)
+    return (reader if schema is None else reader.schema(schema)).load()
+
+
+def as_numbers(frame: DataFrame) -> dict[int, dict[str, Any]]:
+    """Rows by id; times as microseconds, which no time zone of Python's or Java's can move."""
+    columns = [F.unix_micros(name).alias(name) if name in TIMES else F.col(name) for name in frame.columns]
+    found = [row.asDict() for row in frame.select(*columns).collect()]
+    assert len({row["id"] for row in found}) == len(found), "a row came twice"
+    return {row["id"]: row | {"headers": row["headers"] and json.loads(row["headers"])} for row in found}
+
+
+def of_table(archive: Archive) -> dict[int, dict[str, Any]]:
+    with archive.engine.connect() as connection:
+        found = [dict(row) for row in connection.execute(select(archive.archive)).mappings()]
+    for row in found:
+        row |= {name: row[name] and to_microseconds(row[name]) for name in TIMES}
+    return {row["id"]: row for row in found}
+
+
+def odd_rows() -> list[dict[str, Any]]:
+    """Everything that a column can hold and that has gone wrong somewhere."""
+    spring, autumn = (
+        datetime(2026, 3, 8, 5, tzinfo=timezone.utc),
+        datetime(2026, 11, 1, 4, tzinfo=timezone.utc),
+    )
+    hours = [
+        start + timedelta(minutes=30 * n, microseconds=n + 1) for start in (spring, autumn) for n in range(8)
+    ]
+    rows: list[dict[str, Any]] = [{"id": n, "archived_at": at} for n, at in enumerate(hours, 1)]
+    rows += [
+        {"id": 100, "queue": "00123", "key": "", "dedup_id": "a 'quoted' \\ name", "headers": None},
+        {
+            "id": 101,
+            "queue": "schön 🎉",
+            "headers": {"a": "ü🎉", "n": [1, None]},
+            "payload": b"\xff\xfe\x00\x80",
+        },
+        {"id": 102, "payload": bytes(range(256)) * 4096, "state": "FAILED", "last_error": "E: é\n🎉" * 99},
+        {"id": 103, "payload": b"", "priority": -100, "reason": "why", "origin_id": 2**62},
+        {
+            "id": 2**62,
+            "state": "DISCARDED",
+            "expires_at": START,
+            "first_attempt_at": None,
+            "acquired_at": None,
+        },
+    ]
+    return rows
+
+
+def test_every_value_is_the_tables(spark: SparkSession, archive: Archive) -> None:
+    """D4: all columns, in every zone; by ADBC, PyMySQL and sqlite3, without a JDBC driver."""
+    archive.add(*odd_rows())
+    archive.analyze()
+    frame = load(spark, archive, numPartitions=3)
+    assert frame.schema == ARCHIVE_SCHEMA
+    found = as_numbers(frame)
+    assert found == of_table(archive)
+    assert found == as_numbers(read_archive(spark, archive.url))
+
+
+def rows_of(reader: BatchReader) -> list[list[dict[str, Any]]]:
+    """What Spark would be given, cut by cut."""
+    return [[row for batch in reader.read(cut) for row in batch.to_pylist()] for cut in reader.partitions()]
+
+
+def read(archive: Archive, schema: StructType, **options: str) -> list[list[dict[str, Any]]]:
+    return rows_of(make_reader(parse_options({"url": archive.url, **options}, streaming=False), schema))
+
+
+ID = StructType([StructField("id", LongType())])
+
+
+@pytest.mark.parametrize("partitioner", ["auto", "id", "time", "ctid"])
+def test_partitions_take_every_row_once(archive: Archive, partitioner: str) -> None:
+    archive.add_many(300)
+    archive.analyze()
+    options = {"numPartitions": "3", "partitioner": partitioner, "fetchSize": "7"}
+    if partitioner == "ctid" and archive.kind != "postgresql":
+        with pytest.raises(NotSupportedError, match='no partitioner "ctid": take "id"'):
+            read(archive, ID, **options)
+        return
+    cuts = read(archive, ID, **options)
+    assert sorted(row["id"] for rows in cuts for row in rows) == list(range(1, 301))
+    assert len(cuts) == 3
+    assert all(cuts) or partitioner in ("auto", "ctid"), "by blocks, of which there are few here"
+
+
+def test_options_choose_rows(archive: Archive) -> None:
+    archive.add_many(30)
+    archive.add({"id": 99, "queue": "a,b", "state": "FAILED", "archived_at": START})
+
+    def ids(**options: str) -> list[int]:
+        return sorted(row["id"] for rows in read(archive, ID, **options) for row in rows)
+
+    assert ids(since="2026-03-01T00:00:10+00:00", until="2026-03-01T00:00:12+00:00") == [11, 12]
+    assert ids(QUEUES=" queue 0, queue 1 ", until="2026-03-01T00:00:04Z") == [1, 2, 4]
+    assert ids(queues='["a,b"]', states="failed") == [99]
+    assert ids(queues="[]") == []
+
+
+def test_the_live_table(archive: Archive) -> None:
+    """Cut by ids: a row that is claimed meanwhile gets another place in PostgreSQL's table, but keeps its id."""
+    with archive.engine.begin() as connection:
+        connection.execute(
+            archive.message.insert(),
+            [{"queue": f"q{n % 2}", "payload": b"\xff", "headers": {"n": n}} for n in range(200)],
+        )
+    archive.analyze()
+    options = parse_options({"url": archive.url, "kind": "messages", "numPartitions": "2"})
+    reader = make_reader(options, MESSAGE_SCHEMA)
+    first, second = reader.partitions()
+    found = [row for batch in reader.read(first) for row in batch.to_pylist()]
+    archive.execute("UPDATE message SET priority = 1")
+    found += [row for batch in reader.read(second) for row in batch.to_pylist()]
+    assert len({row["id"] for row in found}) == len(found) == 200
+    assert all(set(row) == set(MESSAGE_SCHEMA.names) for row in found)
+    assert {(row["queue"], row["state"], row["payload"]) for row in found} == {
+        ("q0", "PENDING", b"\xff"),
+        ("q1", "PENDING", b"\xff"),
+    }
+
+
+MOMENT = datetime(2026, 3, 8, 7, 30, 0, 1, tzinfo=timezone.utc)
+FILTERS: list[tuple[Any, Callable[[dict[str, Any]], Any]]] = [
+    (source.EqualTo(("id",), 3), lambda row: row["id"] == 3),
+    (source.In(("id",), (1, 3, 7)), lambda row: row["id"] in (1, 3, 7)),
+    (source.GreaterThan(("id",), 5), lambda row: row["id"] > 5),
+    (source.LessThanOrEqual(("id",), 9), lambda row: row["id"] <= 9),
+    (source.EqualTo(("queue",), "a"), lambda row: row["queue"] == "a"),
+    (source.EqualTo(("queue",), "a "), lambda row: row["queue"] == "a "),
+    (source.In(("queue",), ("a", "B")), lambda row: row["queue"] in ("a", "B")),
+    (source.EqualTo(("state",), "FAILED"), lambda row: row["state"] == "FAILED"),
+    (source.IsNull(("key",)), lambda row: row["key"] is None),
+    (source.IsNotNull(("key",)), lambda row: row["key"] is not None),
+    (source.EqualTo(("key",), "k 100%"), lambda row: row["key"] == "k 100%"),
+    (source.EqualNullSafe(("key",), None), lambda row: row["key"] is None),
+    (source.EqualTo(("reason",), "it's \\ so"), lambda row: row["reason"] == "it's \\ so"),
+    (source.GreaterThanOrEqual(("attempts_count",), 2), lambda row: row["attempts_count"] >= 2),
+    (source.EqualTo(("archived_at",), MOMENT), lambda row: row["archived_at"] == MOMENT),
+    (source.GreaterThan(("archived_at",), MOMENT), lambda row: row["archived_at"] > MOMENT),
+    (source.LessThan(("archived_at",), MOMENT), lambda row: row["archived_at"] < MOMENT),
+    (source.IsNotNull(("expires_at",)), lambda row: row["expires_at"] is not None),
+]
+
+
+def test_filters_pushed_and_not_pushed_give_the_same_rows(archive: Archive) -> None:
+    """D4: also where the database's idea of equality is another than Spark's ("a" and "a ")."""
+    values = [("a", None), ("A", "k"), ("a ", "K"), ("B", "k 100%"), ("", ""), ("b", "k ")]
+    changed: dict[int, dict[str, Any]] = {4: {"reason": "it's \\ so"}, 5: {"expires_at": START}}
+    archive.add(
+        *(
+            {"id": n, "queue": queue, "key": key, "attempts_count": n % 4}
+            | {"state": "FAILED" if n % 3 == 0 else "COMPLETED"}
+            | {"archived_at": MOMENT + timedelta(microseconds=n - 3)}
+            | changed.get(n, {})
+            for n, (queue, key) in enumerate(values * 2, 1)
+        )
+    )
+    everything = through([], archive)
+    assert len(everything) == 12
+    for given, holds in FILTERS:
+        expected = [row for row in everything if holds(row)]
+        found = through([given], archive)
+        # Spark checks again what it gets.
+        assert [row for row in found if holds(row)] == expected, given
+        assert 0 < len(expected) <= len(found) < 12, f"{given} was not pushed, or shows nothing"
+
+
+def through(filters: list[Any], archive: Archive) -> list[dict[str, Any]]:
+    """What Spark would be given by a reader that pushes `filters`."""
+    reader = FilteringReader(parse_options({"url": archive.url, "numPartitions": "2"}), ARCHIVE_SCHEMA)
+    assert list(reader.pushFilters(filters)) == filters
+    return sorted((row for rows in rows_of(reader) for row in rows), key=itemgetter("id"))
+
+
+def test_filters_are_pushed_only_by_a_spark_that_keeps_them_apart(
+    spark: SparkSession, new_database: Any
+) -> None:
+    """Spark 4.1.4 gives one query's filters to the next one of the same DataFrame, which then lacks rows."""
+    archive = new_database("sqlite")
+    archive.add_many(10)
+    spark.conf.set(PUSH, "true")
+    try:
+        frame = load(spark, archive, pushFilters="true")
+        if keeps_filters_apart():
+            assert frame.filter("id = 3").count() == 1
+            assert frame.count() == 10
+            assert frame.filter("id = 3").union(frame.filter("id = 4")).count() == 2
+        else:
+            with pytest.raises(
+                Exception, match=r"pushFilters: Spark .* gives the filters of one query to the next"
+            ):
+                frame.filter("id = 3").count()
+    finally:
+        spark.conf.unset(PUSH)
+
+
+def test_filters_reach_the_database() -> None:
+    fields = {field.name: field for field in parse_options({"url": URL}).selection.fields}
+    database = database_of(parse_options({"url": URL}).address)
+    moment = datetime(2026, 3, 8, tzinfo=timezone.utc)
+
+    def sql(given: Any) -> str | None:
+        return to_sql(given, database, fields)
+
+    assert sql(source.EqualTo(("id",), 3)) == '"id" = 3'
+    assert sql(source.In(("queue",), ("a'b", None))) == "\"queue\" IN (E'a''b')"
+    assert sql(source.EqualNullSafe(("key",), None)) == '"key" IS NULL'
+    assert sql(source.LessThan(("archived_at",), moment)) == (
+        "\"archived_at\" < timestamptz '2026-03-08 00:00:00.000000+00'"
+    )
+    for unknown in (
+        source.Not(source.EqualTo(("queue",), "a")),
+        source.GreaterThan(("queue",), "a"),
+        source.EqualTo(("headers",), "{}"),
+        source.EqualTo(("queue",), "a\0"),
+        source.In(("id",), (1, "a")),
+        source.EqualTo(("queue", "x"), 1),
+        source.EqualTo(("id",), 2**64),
+        source.LessThan(("archived_at",), datetime(2026, 3, 8)),
+        source.StringStartsWith(("queue",), "a"),
+    ):
+        assert sql(unknown) is None, unknown
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, '"url" is missing'),
+        ({"url": URL, "fetchsizes": "1"}, "'fetchsizes' is unknown; allowed are url, user"),
+        ({"url": URL, "kind": "lake"}, "kind must be one of 'archive', 'messages'"),
+        ({"url": URL, "states": "pending"}, "states holds 'pending': this table has"),
+        ({"url": URL, "since": "yesterday"}, "since 'yesterday' is no ISO 8601 time"),
+        (
+            {"url": URL, "numPartitions": "many"},
+            'numPartitions must be a whole number from 1 to 1000 or "auto"',
+        ),
+        ({"url": URL, "fetchSize": "0"}, "fetchSize must be a whole number of 1 or more"),
+        ({"url": URL, "pushFilters": "yes"}, "pushFilters must be one of 'true', 'false'"),
+        ({"url": URL, "partitioner": "hash"}, "partitioner must be one of 'auto', 'id', 'ctid', 'time'"),
+        ({"url": URL, "queues": "[1]"}, "queues must be names between commas or a JSON list"),
+        ({"url": URL, "safetyLag": "soon"}, "safetyLag"),
+        ({"url": URL, "maxWindowPerTrigger": "0s"}, "maxWindowPerTrigger must be longer than 0 seconds"),
+        ({"url": URL, "table": "a", "path": "b"}, "the table is named twice"),
+        ({"url": URL, "password": "a", "passwordEnv": "b"}, "password and passwordEnv are both given"),
+        (
+            {"url": URL, "passwordEnv": "NOT_THERE"},
+            "passwordEnv names 'NOT_THERE', which is not in the environment",
+        ),
+        ({"url": "no url of sesam"}, "the option 'url' is no URL"),
+        ({"url": "sqlite:///:memory:"}, "in-memory"),
+        ({"url": URL, "primary": "sesam"}, "the option 'primary' is no URL"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, str], words: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        parse_options(options)
+    assert words in str(caught.value)
+    assert "sesam" not in str(caught.value)
+
+
+def test_options_of_the_other_way_are_refused() -> None:
+    with pytest.raises(SetupError, match=r"'until' is not for spark.readStream; allowed are .*safetyLag"):
+        parse_options({"url": URL, "until": "2026-03-01"}, streaming=True)
+    with pytest.raises(SetupError, match=r"'maxRowsPerTrigger' is not for spark.read; allowed are .*since"):
+        parse_options({"url": URL, "maxRowsPerTrigger": "9"}, streaming=False)
+    with pytest.raises(NotSupportedError, match="'oracle' is not supported"):
+        parse_options({"url": "oracle://user@host/name"})
+
+
+def test_credentials_come_from_options_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_PASSWORD", "s@/ %&=?#'\\")
+    found = parse_options(
+        {"URL": URL, "User": "other", "passwordEnv": "SOURCE_PASSWORD", "primary": "postgresql://p/d"}
+    )
+    assert found.address.properties["user"] == "other"
+    assert found.address.properties["password"] == "s@/ %&=?#'\\"
+    assert found.primary is not None
+    assert (found.primary.username, found.primary.password) == ("other", "s@/ %&=?#'\\")
+    assert "s@/" not in repr(found)
+    # libpq's own reading of what ADBC gets.
+    from psycopg.conninfo import conninfo_to_dict
+
+    assert conninfo_to_dict(source_rows.conninfo(found.address))["password"] == "s@/ %&=?#'\\"
+
+
+def test_a_schema_is_a_choice_of_columns(spark: SparkSession, new_database: Any) -> None:
+    archive = new_database("sqlite")
+    archive.add({"id": 1, "payload": b"\xff"})
+    found = load(spark, archive, schema="payload binary, created_at timestamp, id long").collect()
+    assert [(bytes(row.payload), row.id) for row in found] == [(b"\xff", 1)]
+    for wrong in ("id int", "ID long", "nothing string"):
+        with pytest.raises(Exception, match=r"is not in the table; allowed are id bigint, queue string"):
+            load(spark, archive, schema=wrong).collect()
+
+
+def test_columns_of_a_schema_are_checked_without_spark() -> None:
+    selection = parse_options({"url": URL}).selection
+    assert wanted_fields(ARCHIVE_SCHEMA, selection) == list(selection.fields)
+
+
+def test_batches_are_bounded(archive: Archive) -> None:
+    """M5: 1 MiB payloads come in batches of about 8 MB, many small rows in batches of fetchSize."""
+    archive.add(*({"id": n, "payload": b"\xff" * (1 << 20), "archived_at": START} for n in range(12)))
+    archive.add(*({"id": 100 + n, "payload": b"", "archived_at": START} for n in range(50)))
+    options = parse_options({"url": archive.url})
+    fields = wanted_fields(ARCHIVE_SCHEMA, options.selection)
+    database = database_of(options.address)
+    names = ", ".join(database.column(field) for field in fields)
+    table = options.selection.name(database)
+    batches = list(
+        source_rows.read_batches(options.address, f"SELECT {names} FROM {table} ORDER BY id", fields, 20)
+    )
+    assert sum(batch.num_rows for batch in batches) == 62
+    assert max(batch.num_rows for batch in batches) <= 20
+    assert len([batch for batch in batches if batch.nbytes > 1 << 20]) >= 2
+    assert max(batch.nbytes for batch in batches) < 10 << 20
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_the_password_shows_nowhere(
+    spark: SparkSession, new_database: Any, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """D5: plans, logs and errors; and a wrong password is told as one sentence of the server's."""
+    archive = new_database(kind)
+    secret = "se@s/am %&=?#'\\x"
+    url = make_url(archive.url).set(password=secret, username="nobody")
+    reader = spark.read.format("sqlbroker").option("url", url.render_as_string(hide_password=False))
+    reader = reader.option("password", secret)
+    frame = reader.load()
+    for mode in ("extended", "formatted", "codegen", "cost"):
+        frame.explain(mode=mode)
+    with pytest.raises(Exception, match="nobody") as caught:
+        frame.collect()
+    shown = "".join(capfd.readouterr()) + str(caught.value)
+    assert "nobody" in shown
+    for hidden in (secret, "se%40s", "sesam", "se@s"):
+        assert hidden not in shown
+
+
+def test_finding_the_format_costs_other_sessions_little() -> None:
+    """Spark imports it wherever a session names a format written in Python."""
+    check = "import sys, pyspark_sqlbroker as p; assert p.DefaultSource.name() == 'sqlbroker'; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"faststream", "faststream_sqlbroker", "sqlalchemy"} & set(found)

@@ -1,0 +1,417 @@
+"""The export: whole windows, compared with the database, whatever comes in between."""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from sqlalchemy import select
+
+from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError, SetupError
+from faststream_sqlbroker.spark import compact_export, describe_export, export_archive, read_export
+from faststream_sqlbroker.spark.columns import ARCHIVE_FIELDS
+from faststream_sqlbroker.spark.entries import Entry
+from faststream_sqlbroker.spark.figures import NOTHING, Figures, compute_figures, figure_columns
+from faststream_sqlbroker.spark.lake import Lake
+from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
+from faststream_sqlbroker.spark.windows import parse_window
+from tests.spark.conftest import Archive
+
+pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
+
+NAMES = [field.name for field in ARCHIVE_FIELDS]
+TIMES = [field.name for field in ARCHIVE_FIELDS if field.type == "timestamp"]
+MARCH = datetime(2026, 3, 7, tzinfo=timezone.utc)
+UNTIL = "2026-03-11"
+AUTUMN = datetime(2025, 11, 2, 5, 30, tzinfo=timezone.utc)
+
+
+def fill(archive: Archive) -> None:
+    """Days around New York's spring change, with an empty one; moments at the edges; hard values."""
+    edge = timedelta(microseconds=1)
+    moments = [MARCH, MARCH + timedelta(days=1) - edge, MARCH + timedelta(days=1)]
+    moments += [MARCH + timedelta(days=1, hours=hour, minutes=30) for hour in (6, 7, 8)]
+    moments += [MARCH + timedelta(days=3, hours=5), MARCH + timedelta(days=4)]
+    archive.add(
+        *(
+            {
+                "id": n,
+                "queue": "00123" if n % 2 else "orders",
+                "archived_at": moment,
+                "payload": b"\xff\xfe\x00" + bytes([n]) if n % 3 else b"",
+                "headers": None if n % 3 else {"content-type": "text/plain", "a": "ü☃"},
+                "key": None if n % 2 else f"k{n}|=~\\'",
+                "last_error": None if n % 4 else "ValueError: ☃\n",
+                "state": "FAILED" if n % 4 == 0 else "COMPLETED",
+                "priority": n - 4,
+            }
+            for n, moment in enumerate(moments, 1)
+        )
+    )
+
+
+def of_table(archive: Archive, until: datetime) -> list[tuple[Any, ...]]:
+    """The table's rows before `until`, as Python's driver reads them; times as moments."""
+    table = archive.archive
+    with archive.engine.connect() as connection:
+        rows = connection.execute(
+            select(*(table.c[name] for name in NAMES)).where(table.c.archived_at < until).order_by(table.c.id)
+        )
+        return [tuple(row) for row in rows]
+
+
+def of_lake(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """The same of the lake."""
+    columns = [F.unix_micros(name).alias(name) if name in TIMES else F.col(name) for name in NAMES]
+    found = []
+    for row in frame.orderBy("id", "archived_at").select(*columns).collect():
+        values = row.asDict()
+        for name in TIMES:
+            micros = values[name]
+            values[name] = (
+                None
+                if micros is None
+                else datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
+            )
+        values["headers"] = None if values["headers"] is None else json.loads(values["headers"])
+        values["payload"] = bytes(values["payload"])
+        found.append(tuple(values[name] for name in NAMES))
+    return found
+
+
+def contents(path: Path) -> dict[str, str]:
+    """Every file of data, by its place."""
+    return {
+        str(file.relative_to(path)): hashlib.md5(file.read_bytes()).hexdigest()
+        for file in sorted(path.rglob("*.parquet"))
+    }
+
+
+def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Proves D4: every column on every database, over a change of the clocks, and again without a change."""
+    fill(archive)
+    path, seen = tmp_path / "lake", list[Any]()
+    result = export_archive(spark, archive.url, str(path), until=UNTIL, on_window=seen.append)
+    assert [(one.name, one.action, one.rows) for one in result.windows] == [
+        ("2026-03-07", "exported", 2),
+        ("2026-03-08", "exported", 4),
+        ("2026-03-09", "exported", 0),
+        ("2026-03-10", "exported", 1),
+    ]
+    assert tuple(seen) == result.windows
+    assert result.watermark == datetime(2026, 3, 11, tzinfo=timezone.utc)
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, result.watermark)
+    assert sorted(one.name for one in path.iterdir() if one.name != "_sqlbroker") == [
+        "date=2026-03-07",
+        "date=2026-03-08",
+        "date=2026-03-10",
+    ]
+    dates = read_export(spark, str(path)).groupBy("date").count().collect()
+    assert {str(row[0]): row[1] for row in dates} == {"2026-03-07": 2, "2026-03-08": 4, "2026-03-10": 1}
+    before = contents(path)
+    again = export_archive(spark, archive.url, str(path), since="2026-03-01", until=UNTIL)
+    assert {one.action for one in again.windows} == {"unchanged"}
+    assert contents(path) == before
+    secret = archive.engine.url.password
+    assert secret is None or secret not in (path / "_sqlbroker/state.json").read_text()
+
+
+def test_rows_that_come_late_are_exported_and_lost_ones_stay(
+    spark: SparkSession, archive: Archive, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Proves D5: a commit that the safety lag did not cover is found; a pruned row is not lost with it."""
+    fill(archive)
+    path = str(tmp_path / "lake")
+    export_archive(spark, archive.url, path, until="2026-03-09")
+    archive.execute("DELETE FROM message_archive WHERE id = 1")
+    left = export_archive(spark, archive.url, path, since="2026-03-07", until="2026-03-09")
+    assert [one.action for one in left.windows] == ["left", "unchanged"]
+    archive.add({"id": 70, "archived_at": MARCH + timedelta(hours=1)})  # as many rows as there were
+    with caplog.at_level(logging.WARNING, "faststream_sqlbroker.spark"):
+        again = export_archive(spark, archive.url, path, since="2026-03-07", until="2026-03-09")
+    assert [(one.action, one.rows) for one in again.windows] == [("again", 3), ("unchanged", 4)]
+    assert "1 rows came after it was exported" in caplog.text
+    rows = read_export(spark, path).select("id").collect()
+    assert sorted(row[0] for row in rows) == [1, 2, 3, 4, 5, 6, 70]
+    last = export_archive(spark, archive.url, path, since="2026-03-07", until="2026-03-09")
+    assert {one.action for one in last.windows} == {"unchanged"}
+
+
+def change_after_write(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Lake, str, int], None]
+) -> list[int]:
+    """Call `change` after each time that a window was written; returns how often it was."""
+    write, calls = Lake.write, list[int]()
+
+    def changed(lake: Lake, window: Any, frame: DataFrame) -> str:
+        folder = write(lake, window, frame)
+        calls.append(len(calls))
+        change(lake, folder, len(calls))
+        return folder
+
+    monkeypatch.setattr(Lake, "write", changed)
+    return calls
+
+
+def test_a_source_that_changes_while_it_is_read_is_caught(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves D5: what is not what the database has does not count; PostgreSQL's snapshot does not change."""
+    fill(archive)
+    path = str(tmp_path / "lake")
+    export_archive(spark, archive.url, path, until="2026-03-08")
+
+    def touch(_lake: Lake, _folder: str, number: int) -> None:
+        archive.execute("UPDATE message_archive SET payload = :new WHERE id = 5", new=bytes([number]))
+
+    with monkeypatch.context() as patched:
+        calls = change_after_write(patched, touch)
+        if archive.kind == "postgresql":
+            assert export_archive(spark, archive.url, path, until="2026-03-09").rows == 4
+            assert len(calls) == 1
+            return
+        with pytest.raises(
+            ExportMismatchError, match=r"2026-03-08: expected rows=4.*payloads=\d+.*found rows=4"
+        ):
+            export_archive(spark, archive.url, path, until="2026-03-09")
+        assert len(calls) == 2
+        assert describe_export(spark, path).watermark == MARCH + timedelta(days=1)
+        assert read_export(spark, path).count() == 2
+    with monkeypatch.context() as patched:
+        change_after_write(patched, lambda *given: touch(*given) if given[2] == 1 else None)
+        assert export_archive(spark, archive.url, path, until="2026-03-09").rows == 4
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_file_that_is_gone_is_caught(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(archive)
+
+    def lose(lake: Lake, folder: str, number: int) -> None:
+        for file in (tmp_path / "lake" / folder).glob("*.parquet") if number == 1 else ():
+            file.unlink()
+
+    calls = change_after_write(monkeypatch, lose)
+    result = export_archive(spark, archive.url, str(tmp_path / "lake"), until="2026-03-08", verify="counts")
+    assert (result.rows, len(calls)) == (2, 2)
+    assert read_export(spark, str(tmp_path / "lake")).count() == 2
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_hours_queues_and_a_lake_that_grows_at_both_ends(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    fill(archive)
+    archive.add({"id": 90, "archived_at": AUTUMN, "queue": "00123"})
+    given = {"window": "hour", "queues": ["00123"], "recheck": 0}
+    path = str(tmp_path / "lake")
+    result = export_archive(
+        spark, archive.url, path, since="2026-03-08T06:40Z", until="2026-03-08T08:50Z", **given
+    )
+    assert [(one.name, one.rows) for one in result.windows] == [("2026-03-08T07", 1)]
+    assert (tmp_path / "lake/date=2026-03-08/hour=07").is_dir()
+    # Earlier ones later: the watermark goes back and the gap is closed next.
+    back = export_archive(
+        spark, archive.url, path, since="2026-03-08T00:00Z", until="2026-03-08T02:00Z", **given
+    )
+    assert back.watermark == datetime(2026, 3, 8, 2, tzinfo=timezone.utc)
+    on = export_archive(spark, archive.url, path, until="2026-03-08T09:00Z", **given)
+    assert [one.name[-2:] for one in on.windows] == ["02", "03", "04", "05", "06", "08"]
+    assert on.watermark == datetime(2026, 3, 8, 9, tzinfo=timezone.utc)
+    rows = read_export(spark, path).where("hour = 7").select("id", "queue", "hour").collect()
+    assert [tuple(row) for row in rows] == [(5, "00123", 7)]
+    assert read_export(spark, path).where("queue <> '00123'").count() == 0
+
+
+def test_every_column_changes_the_figures(spark: SparkSession) -> None:
+    """The check can fail: a change of any one value shows."""
+    row: dict[str, Any] = {
+        field.name: {"string": "a", "binary": bytearray(b"a"), "timestamp": MARCH}.get(field.type, 1)
+        for field in ARCHIVE_FIELDS
+    }
+    other = {"string": "b", "binary": bytearray(b"b"), "timestamp": MARCH + timedelta(microseconds=1)}
+    rows = [row]
+    for field in ARCHIVE_FIELDS:
+        rows.append(row | {field.name: other.get(field.type, 2)})
+        if not field.always:
+            rows.append(row | {field.name: None})
+    frame = spark.createDataFrame(
+        [(n, *(one[name] for name in NAMES)) for n, one in enumerate(rows)],
+        "n int, " + ", ".join(f"{field.name} {field.type}" for field in ARCHIVE_FIELDS),
+    )
+    found = frame.groupBy("n").agg(*figure_columns(checksums=True)).collect()
+    sums = {Figures(*(int(value) for value in one[1:])) for one in found}
+    assert len(sums) == len(rows) == len(found)
+    assert compute_figures(frame, checksums=True) == sum(sums, NOTHING)
+
+
+def lake_of_one(spark: SparkSession, path: Path, files: int = 3) -> tuple[Lake, Any]:
+    """A lake with a window of `files` files, made without a database."""
+    lake = Lake(spark, str(path))
+    lake.begin({"window": "day", "table": "message_archive"})
+    window = parse_window("2026-03-07", "day")
+    put(lake, window, 10, files)
+    return lake, window
+
+
+def put(lake: Lake, window: Any, rows: int, files: int = 1) -> None:
+    """Bring rows 1 to `rows` into the lake, as an export does."""
+    numbers = lake.session.range(1, rows + 1).withColumn("archived_at", F.lit(MARCH))
+    known = {"id", "archived_at", "payload"}
+    frame = numbers.withColumn("payload", F.lit(b"x")).select(
+        *(
+            name if name in known else F.lit(None).cast(ARCHIVE_SCHEMA[name].dataType).alias(name)
+            for name in NAMES
+        )
+    )
+    figures = compute_figures(frame, checksums=True)
+    folder = lake.write(window, frame.repartition(files))
+    lake.publish(window, folder, Entry(figures, figures.counts))
+
+
+def test_two_exports_of_one_path_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    first, window = lake_of_one(spark, tmp_path)
+    lake_of_one(spark, tmp_path)
+    with pytest.raises(ConcurrentLoadError, match="another process has begun"):
+        put(first, window, 20)
+    assert Lake(spark, str(tmp_path)).read(window).count() == 10
+    # One that was opened before another ended begins from what that one has left.
+    early = Lake(spark, str(tmp_path))
+    second = Lake(spark, str(tmp_path))
+    second.begin(second.need_state()["source"])
+    second.note_empty(parse_window("2026-03-08", "day"))
+    second.finish()
+    early.begin(early.need_state()["source"])
+    assert [one.name for one in Lake(spark, str(tmp_path)).windows()] == ["2026-03-07", "2026-03-08"]
+
+
+class Killed(BaseException):
+    """As if the process were gone: nothing that follows runs."""
+
+
+def test_a_process_that_dies_at_any_step_of_a_replacement_loses_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves D5: killed before each operation on files, the next one finds the old rows or the new, and ends it."""
+    from faststream_sqlbroker.spark import lake as module
+    from faststream_sqlbroker.spark.folders import Folders
+
+    steps = [(Folders, "move"), (Folders, "delete"), (module, "write_json")]
+    ends = set()
+    prepared = tmp_path / "prepared"
+    _, window = lake_of_one(spark, prepared, 1)
+    for fatal in range(1, 20):
+        path = tmp_path / str(fatal)
+        shutil.copytree(prepared, path)
+        lake = Lake(spark, str(path))
+        lake.begin(lake.need_state()["source"])
+        count = 0
+
+        def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+            def step(*given: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count >= fatal:
+                    raise Killed
+                return original(*given)
+
+            return step
+
+        with monkeypatch.context() as patched:
+            for owner, name in steps:
+                patched.setattr(owner, name, counted(getattr(owner, name)))
+            try:
+                put(lake, window, 12)
+            except Killed:
+                pass
+        survived = count < fatal
+        found = Lake(spark, str(path))
+        found.begin(found.need_state()["source"])
+        entry = found.entry(window)
+        assert entry is not None
+        assert found.read(window).count() == entry.lake.rows
+        assert found.need_state()["pending"] is None
+        assert found.folders.names("_sqlbroker") == ["state.json"]
+        ends.add(entry.lake.rows)
+        if survived:
+            break
+    else:
+        raise AssertionError("it never came to its end")
+    assert fatal >= 6
+    assert ends == {10, 12}
+
+
+def test_compaction_makes_files_few_and_keeps_every_row(spark: SparkSession, tmp_path: Path) -> None:
+    lake, window = lake_of_one(spark, tmp_path)
+    before = compute_figures(lake.read(window), checksums=True)
+    assert [one.files for one in compact_export(spark, str(tmp_path), since="2026-03-08")] == []
+    done = compact_export(spark, str(tmp_path), until="2026-03-08")
+    assert [(one.name, one.rows, one.files_before, one.files) for one in done] == [("2026-03-07", 10, 3, 1)]
+    assert compute_figures(lake.read(window), checksums=True) == before
+    kept = contents(tmp_path)
+    assert compact_export(spark, str(tmp_path)) == []
+    assert contents(tmp_path) == kept
+    assert len(kept) == 1
+
+
+def test_compaction_refuses_a_window_that_has_lost_a_file(spark: SparkSession, tmp_path: Path) -> None:
+    lake_of_one(spark, tmp_path)
+    next((tmp_path / "date=2026-03-07").glob("*.parquet")).unlink()
+    kept = contents(tmp_path / "date=2026-03-07")
+    with pytest.raises(SetupError, match=r"window 2026-03-07 of .* has 2 files, and not 3: read again"):
+        read_export(spark, str(tmp_path))
+    with pytest.raises(ExportMismatchError, match="put the window's folder back"):
+        compact_export(spark, str(tmp_path))
+    assert contents(tmp_path / "date=2026-03-07") == kept
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_what_the_state_does_not_know_is_never_replaced(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    fill(archive)
+    path = tmp_path / "lake"
+    (path / "date=2026-03-08").mkdir(parents=True)
+    with pytest.raises(SetupError, match=r"has date=2026-03-08 and no _sqlbroker/state.json"):
+        export_archive(spark, archive.url, str(path))
+    (path / "date=2026-03-08").rmdir()
+    export_archive(spark, archive.url, str(path), until="2026-03-08")
+    (path / "date=2026-03-08").mkdir()
+    with pytest.raises(SetupError, match="does not know it: move it away"):
+        export_archive(spark, archive.url, str(path), until="2026-03-09")
+    with pytest.raises(SetupError, match="give another path"):
+        export_archive(spark, archive.url, str(path), queues=["other"])
+    state = path / "_sqlbroker/state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
+    with pytest.raises(SetupError, match="format 99"):
+        read_export(spark, str(path))
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_an_empty_archive_and_wrong_options(spark: SparkSession, archive: Archive, tmp_path: Path) -> None:
+    path = str(tmp_path / "lake")
+    with pytest.raises(SetupError, match="window must be one of 'day', 'hour', got 'week'"):
+        export_archive(spark, archive.url, path, window="week")  # type: ignore[arg-type]
+    with pytest.raises(SetupError, match="verify"):
+        export_archive(spark, archive.url, path, verify="no")  # type: ignore[arg-type]
+    for look in (read_export, describe_export, compact_export):
+        with pytest.raises(SetupError, match="give the path of an export"):
+            look(spark, path)
+    result = export_archive(spark, archive.url, path)
+    assert (result.windows, result.watermark) == ((), None)
+    empty = read_export(spark, path)
+    assert empty.columns == [*NAMES, "date"]
+    assert empty.count() == 0
+    # What was archived now lies in a window that is not closed.
+    archive.add({"id": 1, "archived_at": result.horizon})
+    assert export_archive(spark, archive.url, path).windows == ()

@@ -1,0 +1,105 @@
+"""Small files beside the data, on the file systems of Hadoop."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.spark.files import read_json, write_json
+
+
+@pytest.fixture(params=["plain", "file", "viewfs", "objects"])
+def place(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """A folder that is not there yet: a path, a URI, one that is renamed by FileContext, an object store."""
+    hadoop = spark._jsc.hadoopConfiguration()
+    if request.param == "viewfs":
+        # It stands for HDFS: its files are replaced through the same calls.
+        hadoop.set("fs.viewfs.mounttable.lake.link./data", tmp_path.as_uri())
+        yield "viewfs://lake/data/a/state"
+        hadoop.unset("fs.viewfs.mounttable.lake.link./data")
+    elif request.param == "objects":
+        hadoop.set("fs.objects.impl", "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme")
+        hadoop.set("fs.viewfs.overload.scheme.target.objects.impl", "org.apache.hadoop.fs.LocalFileSystem")
+        hadoop.set("fs.viewfs.mounttable.store.link./data", tmp_path.as_uri())
+        yield "objects://store/data/a/state"
+        for name in (
+            "objects.impl",
+            "viewfs.overload.scheme.target.objects.impl",
+            "viewfs.mounttable.store.link./data",
+        ):
+            hadoop.unset(f"fs.{name}")
+    else:
+        yield (
+            str(tmp_path / "a" / "state") if request.param == "plain" else (tmp_path / "a" / "state").as_uri()
+        )
+
+
+def test_what_is_written_is_read(spark: SparkSession, place: str, tmp_path: Path) -> None:
+    """A new file, one in place of another, and nothing beside it."""
+    path = f"{place}/orders.json"
+    assert read_json(spark, path) is None
+    for content in ({"until": None}, {"until": "größer", "rows": 2**60}, {}):
+        write_json(spark, path, content)
+        assert read_json(spark, path) == content
+    folder = tmp_path / "a" / "state"
+    assert [found.name for found in folder.iterdir() if not found.name.endswith(".crc")] == ["orders.json"]
+
+
+def test_a_reader_finds_the_old_or_the_new(spark: SparkSession, tmp_path: Path) -> None:
+    """Never a part, never nothing: 40 writes beside a reader."""
+    path = tmp_path / "state.json"
+    write_json(spark, str(path), {"n": 0})
+    done, wrong, reads = threading.Event(), list[str](), list[int]()
+
+    def look() -> None:
+        while not done.is_set():
+            try:
+                reads.append(json.loads(path.read_text())["n"])
+            except (OSError, ValueError) as error:
+                wrong.append(repr(error))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for number in range(1, 41):
+        write_json(spark, str(path), {"n": number, "text": "x" * 50_000})
+    done.set()
+    reader.join()
+    assert wrong == []
+    assert len(set(reads)) > 1
+    assert reads == sorted(reads)
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.json"
+    write_json(spark, str(path), {"n": 1})
+
+    def no_space(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("faststream_sqlbroker.spark.files.bytearray", no_space, raising=False)
+    with pytest.raises(OSError, match="no space left"):
+        write_json(spark, str(path), {"n": 2})
+    assert read_json(spark, str(path)) == {"n": 1}
+    assert [found.name for found in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_what_is_no_object(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(SetupError, match="holds no JSON object"):
+        read_json(spark, str(tmp_path / "list.json"))
+
+
+def test_a_session_without_java() -> None:
+    session: Any = SimpleNamespace()
+    with pytest.raises(NotSupportedError, match="Spark Connect"):
+        read_json(session, "/tmp/state.json")
+    with pytest.raises(NotSupportedError, match="Spark Connect"):
+        write_json(session, "/tmp/state.json", {})

@@ -1,0 +1,295 @@
+"""Pruning: nothing goes that no verified export has, unless its age alone was asked for."""
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from faststream_sqlbroker import NoRetryStrategy, SqlBroker
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.spark import export_archive, prune_archive, read_export
+from faststream_sqlbroker.spark import prune as module
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.partitions import Partitions
+from faststream_sqlbroker.spark.removal import Rows, list_rows
+from faststream_sqlbroker.spark.selection import select_archive
+from tests.helpers import eventually
+from tests.spark.conftest import START, Archive
+
+pytestmark = pytest.mark.capability("Spark: the archive pruned by a verified export, or by age")
+
+DAY = timedelta(days=1)
+OF_POSTGRESQL = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+
+
+def fill(archive: Archive, days: int = 4) -> None:
+    """Five rows a day: ids 1 to 5, 11 to 15, …"""
+    archive.add(
+        *(
+            {"id": day * 10 + n, "archived_at": START + DAY * day + timedelta(hours=n)}
+            for day in range(days)
+            for n in range(1, 6)
+        )
+    )
+
+
+def ids(archive: Archive) -> list[int]:
+    """Those that the database still has."""
+    with archive.engine.connect() as connection:
+        return list(connection.execute(text("SELECT id FROM message_archive ORDER BY id")).scalars())
+
+
+def test_only_what_a_verified_export_has_is_removed(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves M5: later windows, and windows with a row that the export lacks, stay; a dry run removes nothing."""
+    fill(archive)
+    monkeypatch.setattr("faststream_sqlbroker.spark.removal.CHUNK", 2)
+    path = str(tmp_path / "lake")
+    export_archive(spark, archive.url, path, until="2026-03-04")
+    archive.add({"id": 99, "archived_at": START + DAY})  # late, in the second window
+    archive.execute("DELETE FROM message_archive WHERE id = 21")  # retried by somebody
+    expected = [("2026-03-01", 5, False), ("2026-03-02", 6, True), ("2026-03-03", 4, False)]
+    for dry_run in (True, False):
+        assert len(ids(archive)) == 20
+        result = prune_archive(archive.url, exported=path, spark=spark, dry_run=dry_run)
+        assert [(one.name, one.rows, one.refused is not None) for one in result.windows] == expected
+        assert result.windows[1].refused == "1 of its rows are not in the export: export again"
+        assert (result.rows, result.partitions, result.dry_run) == (9, (), dry_run)
+    assert ids(archive) == [11, 12, 13, 14, 15, 31, 32, 33, 34, 35, 99]
+    # Exported again it may go; the lake has every row that ever was.
+    export_archive(spark, archive.url, path, since="2026-03-02", until="2026-03-04")
+    assert prune_archive(archive.url, exported=path, spark=spark).rows == 6
+    assert prune_archive(archive.url, exported=path, spark=spark).windows == ()
+    assert ids(archive) == [31, 32, 33, 34, 35]
+    assert read_export(spark, path).count() == 16
+
+
+def test_by_age_alone(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves M5: expiry by age, by the database's clock, without Spark."""
+    monkeypatch.setattr(module, "CHUNK", 3)
+    fill(archive)
+    with archive.engine.begin() as connection:
+        connection.execute(archive.archive.insert().from_select(
+            [c.name for c in archive.archive.c if c.name != "archived_at"],
+            archive.archive.select().where(archive.archive.c.id == 1).with_only_columns(
+                (archive.archive.c.id + 1000).label("id"),
+                *(c for c in archive.archive.c if c.name not in ("id", "archived_at")),
+            ),
+        ))  # fmt: skip
+    age = timedelta(hours=1)
+    dry = prune_archive(archive.url, older_than=age, dry_run=True)
+    assert (dry.rows, dry.dry_run, len(ids(archive))) == (20, True, 21)
+    assert prune_archive(archive.url, older_than=age, queues=["nobody's"]).rows == 0
+    assert prune_archive(archive.url, older_than=age).rows == 20
+    assert ids(archive) == [1001]
+
+
+@OF_SQLITE
+def test_rows_that_come_while_it_deletes_stay(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(archive)
+    path, delete = str(tmp_path / "lake"), module.delete_rows
+    export_archive(spark, archive.url, path, until="2026-03-02")
+
+    def late(database: Any, connection: Any, selection: Any, rows: Rows) -> int:
+        archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
+        return delete(database, connection, selection, rows)
+
+    monkeypatch.setattr(module, "delete_rows", late)
+    assert prune_archive(archive.url, exported=path, spark=spark).rows == 5
+    assert 99 in ids(archive)
+
+
+@OF_SQLITE
+def test_an_export_that_lost_a_file_age_and_wrong_options(
+    spark: SparkSession, archive: Archive, new_database: Any, tmp_path: Path
+) -> None:
+    fill(archive)
+    path = tmp_path / "lake"
+    export_archive(spark, archive.url, str(path), until="2026-03-03")
+    young = prune_archive(archive.url, exported=str(path), spark=spark, older_than="1000000h")
+    assert (young.rows, young.windows) == (0, ())
+    for file in (path / "date=2026-03-01").glob("*.parquet"):
+        file.unlink()
+    result = prune_archive(archive.url, exported=str(path), spark=spark, older_than="1h")
+    assert [(one.name, one.refused) for one in result.windows] == [
+        ("2026-03-01", "its files are missing or are not those that were verified"),
+        ("2026-03-02", None),
+    ]
+    assert ids(archive)[:6] == [1, 2, 3, 4, 5, 21]
+    with pytest.raises(SetupError, match=r"exported=.*older_than="):
+        prune_archive(archive.url)
+    with pytest.raises(SetupError, match="give spark="):
+        prune_archive(archive.url, exported=str(path))
+    with pytest.raises(SetupError, match="nothing was removed"):
+        prune_archive(new_database("sqlite").url, exported=str(path), spark=spark)
+
+
+def partition(archive: Archive, *days: int, default: bool = False) -> None:
+    """Make the archive anew, partitioned as docs/tables.md says; a partition for each of `days` after START."""
+    archive.execute("ALTER TABLE message_archive RENAME TO old_archive")
+    archive.execute(
+        "CREATE TABLE message_archive (LIKE old_archive INCLUDING DEFAULTS INCLUDING CONSTRAINTS, "
+        "PRIMARY KEY (id, archived_at)) PARTITION BY RANGE (archived_at)"
+    )
+    archive.execute("DROP TABLE old_archive")
+    archive.execute("CREATE INDEX message_archive_archived ON message_archive (archived_at, id)")
+    archive.execute("CREATE INDEX message_archive_queue ON message_archive (queue, archived_at)")
+    for day in days:
+        first, end = START + DAY * day, START + DAY * (day + 1)
+        archive.execute(
+            f"CREATE TABLE archive_{first:%Y_%m_%d} PARTITION OF message_archive "
+            f"FOR VALUES FROM ('{first.isoformat()}') TO ('{end.isoformat()}')"
+        )
+    if default:
+        archive.execute("CREATE TABLE archive_rest PARTITION OF message_archive DEFAULT")
+
+
+def partitions(archive: Archive) -> list[str]:
+    """Of the archive."""
+    found = archive_rows(
+        archive,
+        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'message_archive'::regclass",
+    )
+    return sorted(found)
+
+
+def archive_rows(archive: Archive, statement: str) -> list[Any]:
+    """The first column."""
+    with archive.engine.connect() as connection:
+        return list(connection.execute(text(statement)).scalars())
+
+
+@OF_POSTGRESQL
+@pytest.mark.capability("Spark: whole partitions of the archive pruned")
+@pytest.mark.parametrize("default", [False, True], ids=["concurrently", "with a default"])
+def test_partitions_go_as_a_whole(
+    spark: SparkSession, archive: Archive, tmp_path: Path, default: bool
+) -> None:
+    """Proves M5: partitions within verified windows are detached and dropped; other rows are deleted."""
+    partition(archive, 0, 1, 3, default=default)
+    archive.execute(
+        f"CREATE TABLE archive_wide PARTITION OF message_archive FOR VALUES FROM ('{START + DAY * 2}') TO "
+        f"('{START + DAY * 2 + timedelta(hours=3)}')"
+    )
+    if not default:
+        archive.execute(
+            "CREATE TABLE archive_half PARTITION OF message_archive FOR VALUES FROM "
+            f"('{START + DAY * 2 + timedelta(hours=3)}') TO ('{START + DAY * 3}')"
+        )
+    fill(archive)
+    path = str(tmp_path / "lake")
+    export_archive(spark, archive.url, path, until="2026-03-04")
+    archive.add({"id": 99, "archived_at": START + DAY})
+    going = ["archive_2026_03_01", "archive_wide"] + ([] if default else ["archive_half"])
+    dry = prune_archive(archive.url, exported=path, spark=spark, dry_run=True)
+    assert sorted(dry.partitions) == sorted(going)
+    assert dry.rows == 10
+    result = prune_archive(archive.url, exported=path, spark=spark)
+    assert sorted(result.partitions) == sorted(going)
+    assert [(one.name, one.rows, bool(one.refused)) for one in result.windows] == [
+        ("2026-03-01", 5, False),
+        ("2026-03-02", 6, True),
+        ("2026-03-03", 5, False),
+    ]
+    assert ids(archive) == [11, 12, 13, 14, 15, 31, 32, 33, 34, 35, 99]
+    assert not set(going) & set(partitions(archive))
+
+
+@OF_POSTGRESQL
+def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves M5: and what a prune that died has detached is ended by the next."""
+    partition(archive, 0, 1)
+    fill(archive, 2)
+    path, drop = str(tmp_path / "lake"), Partitions.drop
+    export_archive(spark, archive.url, path, until="2026-03-03")
+
+    def late(self: Partitions, part: Any, expected: Any) -> bool:
+        if part.name == "archive_2026_03_01":
+            archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
+        return drop(self, part, expected)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Partitions, "drop", late)
+        result = prune_archive(archive.url, exported=path, spark=spark)
+    assert result.partitions == ("archive_2026_03_02",)
+    assert [one.refused for one in result.windows] == [
+        "1 of its rows are not in the export: export again",
+        None,
+    ]
+    assert ids(archive) == [1, 2, 3, 4, 5, 99]
+    assert partitions(archive) == ["archive_2026_03_01"]
+    export_archive(spark, archive.url, path, since="2026-03-01", until="2026-03-02")
+    with monkeypatch.context() as patched:
+        patched.setattr(Partitions, "_end", die)
+        with pytest.raises(KeyboardInterrupt):
+            prune_archive(archive.url, exported=path, spark=spark)
+    assert (partitions(archive), ids(archive)) == ([], [])
+    prune_archive(archive.url, exported=path, spark=spark)
+    assert archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'") == []
+
+
+@OF_POSTGRESQL
+def test_a_detachment_that_was_cut_short_is_ended(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """A transaction holds it up until the server's patience ends: the partition is neither in nor out."""
+    partition(archive, 0)
+    fill(archive, 1)
+    path = str(tmp_path / "lake")
+    export_archive(spark, archive.url, path, until="2026-03-02")
+    database = database_of(parse_address(archive.url))
+    with archive.engine.connect() as reader, database.connect() as connection:
+        reader.execute(text("SELECT count(*) FROM message_archive"))
+        partitions_ = Partitions(database, connection, select_archive())
+        (part,) = partitions_.find()
+        figures = list_rows(database, connection, select_archive()).figures
+        connection.exec_driver_sql("SET statement_timeout = '300ms'")
+        with pytest.raises(OperationalError, match="statement timeout"):
+            partitions_.drop(part, figures)
+    assert archive_rows(archive, "SELECT inhdetachpending FROM pg_inherits WHERE inhdetachpending") == [True]
+    prune_archive(archive.url, exported=path, spark=spark)
+    assert (partitions(archive), ids(archive)) == ([], [])
+    assert archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'") == []
+
+
+def die(*_given: Any) -> bool:
+    """As if the process were gone."""
+    raise KeyboardInterrupt
+
+
+@OF_POSTGRESQL
+async def test_the_broker_settles_into_a_partitioned_archive(archive: Archive) -> None:
+    """Real messages, also failed ones; the schema's validation at the start finds nothing to say."""
+    today = archive_rows(archive, "SELECT (now() AT TIME ZONE 'UTC')::date")[0]
+    day = (datetime(today.year, today.month, today.day, tzinfo=timezone.utc) - START) // DAY
+    partition(archive, day - 1, day, day + 1)
+    engine = create_async_engine(archive.url)
+    broker = SqlBroker(engine)
+
+    @broker.subscriber("orders", retry_strategy=NoRetryStrategy())
+    async def handle(body: int) -> None:
+        if body == 3:
+            raise ValueError(body)
+
+    async with broker:
+        await broker.start()
+        await broker.publish_batch(1, 2, 3, queue="orders")
+        await eventually(lambda: archive.count() == 3)
+    await engine.dispose()
+    assert archive_rows(archive, "SELECT DISTINCT tableoid::regclass::text FROM message_archive") == [
+        f"archive_{today:%Y_%m_%d}"
+    ]
+    states = archive_rows(archive, "SELECT state FROM message_archive ORDER BY state")
+    assert states == ["COMPLETED", "COMPLETED", "FAILED"]

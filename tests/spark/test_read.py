@@ -1,0 +1,384 @@
+"""What Spark reads is what the table holds: types, values, counts, on every database, in every time zone."""
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from sqlalchemy import select
+
+from faststream_sqlbroker import NotSupportedError, SetupError
+from faststream_sqlbroker.spark import (
+    ARCHIVE_SCHEMA,
+    MESSAGE_SCHEMA,
+    open_snapshot,
+    read_archive,
+    read_messages,
+)
+from tests.helpers import eventually
+from tests.spark.conftest import START, Archive
+
+pytestmark = pytest.mark.capability("Spark: the archive and the live table by JDBC")
+TIMES = [field.name for field in ARCHIVE_SCHEMA if field.dataType.typeName() == "timestamp"]
+UTC = timezone.utc
+SPRING = datetime(2026, 3, 8, 6, 30, tzinfo=UTC)
+"""Half an hour before New York skips an hour."""
+
+AUTUMN = datetime(2026, 11, 1, 4, 30, tzinfo=UTC)
+"""Half an hour before New York's hour that comes twice begins; it ends two hours later."""
+
+HOSTILE = "00123'\"\\`%:$?; DROP TABLE message; -- ö\u2028{}"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def micros(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows by id, times as whole microseconds: Python's own conversion has a time zone of its own."""
+    exact = frame.select(*(F.unix_micros(c).alias(c) if c in TIMES else F.col(c) for c in frame.columns))
+    rows = [row.asDict() for row in exact.collect()]
+    for row in rows:
+        row["payload"] = None if row.get("payload") is None else bytes(row["payload"])
+    return sorted(rows, key=lambda row: row["id"])
+
+
+def truth(archive: Archive, table: Any = None) -> list[dict[str, Any]]:
+    """The table by SQLAlchemy, in the same form."""
+    table = archive.archive if table is None else table
+    with archive.engine.connect() as connection:
+        rows = [dict(row._mapping) for row in connection.execute(select(table).order_by(table.c.id))]
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, datetime):
+                row[name] = (value - EPOCH) // timedelta(microseconds=1)
+    return rows
+
+
+def without_headers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "headers"} for row in rows]
+
+
+def fill(archive: Archive) -> None:
+    """Rows that have broken readers: both changes of the clocks, bytes that are no text, NULLs, long ones."""
+    steps = [timedelta(minutes=10 * n, microseconds=n * 111_111) for n in range(18)]
+    rows = [{"archived_at": begin + step} for begin in (SPRING, AUTUMN) for step in steps]
+    for number, row in enumerate(rows, 1):
+        row |= {
+            "id": number,
+            "queue": (HOSTILE, "00123", "Orders", "orders")[number % 4],
+            "payload": (b"\xff\xfe\x00not text\x80", b"", b'{"n": 1}', bytes(range(256)))[number % 4],
+            "headers": (None, {}, {"a": "ö\u2028'\"\\", "n": 1.5}, {"deep": {"list": [1, None]}})[number % 4],
+            "state": ("COMPLETED", "FAILED", "DISCARDED")[number % 3],
+            "priority": (-100, 0, 100)[number % 3],
+            "key": (None, HOSTILE, "")[number % 3],
+            "last_error": (None, "ValueError: " + HOSTILE)[number % 2],
+            "reason": (None, "superseded by 5")[number % 2],
+            "expires_at": (None, datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC))[number % 2],
+            "first_attempt_at": (None, row["archived_at"])[number % 2],
+            "origin_id": (None, 2**62)[number % 2],
+            "attempts_count": number * 1000,
+        }
+    archive.add(*rows)
+    archive.add({"id": 2**63 - 1, "payload": bytes(range(256)) * 4096})
+
+
+def test_every_column_of_every_row_is_the_tables(spark: SparkSession, archive: Archive) -> None:
+    """D4: with Java in New York, over both changes of the clocks."""
+    fill(archive)
+    expected = truth(archive)
+    for partitions in (1, 3):
+        frame = read_archive(spark, archive.url, num_partitions=partitions)
+        assert frame.schema == ARCHIVE_SCHEMA
+        got = micros(frame)
+        assert without_headers(got) == without_headers(expected)
+        decoded = read_archive(spark, archive.url, num_partitions=partitions).select(
+            "id", F.from_json("headers", "map<string,string>").alias("headers")
+        )
+        names = {row.id: row.headers for row in decoded.collect()}
+        for row in expected:
+            found = names[row["id"]]
+            assert (found is None) == (row["headers"] is None), row
+            assert found is None or set(found) == set(row["headers"])
+
+
+FILTERS = (
+    "state = 'FAILED'",
+    "queue = '00123'",
+    "queue LIKE '0%'",
+    "queue = 'orders'",
+    "key IS NULL",
+    "key = ''",
+    "id > 20 AND id <= 30",
+    "attempts_count IN (1000, 5000)",
+    "headers LIKE '%deep%'",
+    "last_error IS NOT NULL AND priority = 100",
+    "created_at IS NOT NULL AND payload = X''",
+    "archived_at >= timestamp'2026-11-01 05:30:00+00' AND archived_at < timestamp'2026-11-01 06:30:00+00'",
+    "archived_at > timestamp'2026-03-08 06:59:59+00' AND archived_at < timestamp'2026-03-08 07:31:00+00'",
+)
+
+
+def test_a_filter_pushed_and_a_filter_not_pushed_give_the_same_rows(
+    spark: SparkSession, archive: Archive
+) -> None:
+    """And so do since and until, in the hour that comes twice as in any other."""
+    fill(archive)
+    frame = read_archive(spark, archive.url, num_partitions=2)
+    kept = spark.createDataFrame(frame.collect(), frame.schema).cache()
+    for condition in FILTERS:
+        pushed = {row.id for row in frame.filter(condition).select("id").collect()}
+        plain = {row.id for row in kept.filter(condition).select("id").collect()}
+        assert pushed == plain, condition
+        assert plain, f"{condition} shows nothing"
+    for begin in (SPRING, AUTUMN):
+        for minutes in (0, 35, 61, 100):
+            since = begin + timedelta(minutes=minutes)
+            until = since + timedelta(minutes=50)
+            read = read_archive(spark, archive.url, since=since, until=until, num_partitions=3)
+            expected = {
+                row["id"]
+                for row in truth(archive)
+                if since <= EPOCH + timedelta(microseconds=row["archived_at"]) < until
+            }
+            assert sorted(row.id for row in read.select("id").collect()) == sorted(expected) != []
+    kept.unpersist()
+
+
+def test_java_in_utc_pushes_times_down(spark: SparkSession, new_database: Any) -> None:
+    """Where Spark would write the right literals it is let; elsewhere it filters itself."""
+    archive = new_database("postgresql")
+    fill(archive)
+    condition = "archived_at >= timestamp'2026-11-01 05:30:00+00'"
+    zones = spark._jvm.java.util.TimeZone
+    before = zones.getDefault()
+    assert before.getID() == "America/New_York"
+    assert "GreaterThan" not in pushed_filters(read_archive(spark, archive.url).filter(condition))
+    expected = read_archive(spark, archive.url).filter(condition).count()
+    try:
+        zones.setDefault(zones.getTimeZone("UTC"))
+        frame = read_archive(spark, archive.url).filter(condition)
+        assert "GreaterThanOrEqual(archived_at" in pushed_filters(frame)
+        assert frame.count() == expected
+    finally:
+        zones.setDefault(before)
+
+
+def pushed_filters(frame: DataFrame) -> str:
+    plan = str(frame._jdf.queryExecution().executedPlan().toString())
+    return plan[plan.index("PushedFilters") :]
+
+
+def test_numbers_are_pushed_down_and_texts_are_not(spark: SparkSession, archive: Archive) -> None:
+    archive.add_many(20)
+    frame = read_archive(spark, archive.url)
+    pushed = pushed_filters(frame.filter("id > 5 AND attempts_count IN (1, 2) AND queue LIKE 'q%'"))
+    assert "GreaterThan(id,5)" in pushed
+    assert "In(attempts_count" in pushed
+    assert "queue" not in pushed.partition("ReadSchema")[0]
+
+
+HOSTILE_TEXTS = (
+    *(
+        "a'b",
+        "a\\b",
+        "a\\'b",
+        "a%b",
+        "a_b",
+        'a"b',
+        "a\\",
+        "\\",
+        "' OR 1=1 -- ",
+        "\\' OR 1=1 -- ",
+        "a?b",
+        "a:b",
+    ),
+    *("a'b ", "A'B", "ö\u2028", "a\nb", "$1", "{fn now()}"),
+)
+
+
+def test_no_text_can_break_out_of_a_filter(spark: SparkSession, archive: Archive) -> None:
+    """Spark's own pushdown gives other rows for most of these: it escapes no backslash."""
+    archive.add(*({"id": n, "queue": queue} for n, queue in enumerate(HOSTILE_TEXTS)))
+    for queue in HOSTILE_TEXTS:
+        only = read_archive(spark, archive.url, queues=[queue]).select("queue").collect()
+        assert [row.queue for row in only] == [queue]
+    frame, column = read_archive(spark, archive.url), F.col("queue")
+    checks = {
+        f"{n} {name}": condition
+        for n, text in enumerate(HOSTILE_TEXTS)
+        for name, condition in (
+            ("eq", column == text),
+            ("starts", column.startswith(text)),
+            ("contains", column.contains(text)),
+        )
+    }
+    for word in ("eq", "starts", "contains"):
+        wanted = {name: c for name, c in checks.items() if name.endswith(word)}
+        rows = [frame.filter(c).select(F.lit(name).alias("name"), "id") for name, c in wanted.items()]
+        union = rows[0]
+        for one in rows[1:]:
+            union = union.union(one)
+        found = {(row.name.split()[0], row.id) for row in union.collect()}
+        test = {"eq": str.__eq__, "starts": str.startswith, "contains": str.__contains__}[word]
+        assert found == {
+            (str(n), m)
+            for n, text in enumerate(HOSTILE_TEXTS)
+            for m, queue in enumerate(HOSTILE_TEXTS)
+            if test(queue, text)
+        }
+
+
+def test_options_choose_rows(spark: SparkSession, archive: Archive) -> None:
+    fill(archive)
+    rows = truth(archive)
+    read = read_archive(spark, archive.url, queues=[HOSTILE, "orders"], states=["failed", "DISCARDED"])
+    expected = [r["id"] for r in rows if r["queue"] in (HOSTILE, "orders") and r["state"] != "COMPLETED"]
+    assert sorted(row.id for row in read.select("id").collect()) == expected != []
+    assert read_archive(spark, archive.url, queues=[]).count() == 0
+    assert read_archive(spark, archive.url, until="2026-03-01").count() == 0
+
+
+@pytest.mark.parametrize("column", ["id", "archived_at"])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 500])
+def test_partitions_hold_every_row_once(
+    spark: SparkSession, archive: Archive, count: int, column: str
+) -> None:
+    """With holes in the ids and times that are all the same, too."""
+    for part, step in ((0, timedelta(0)), (1, timedelta(seconds=7))):
+        if count:
+            archive.add_many(count, first=1 + part * 10**12, step=step)
+    archive.analyze()
+    since = START - timedelta(days=1) if column == "archived_at" else None
+    frame = read_archive(spark, archive.url, num_partitions=5, since=since)
+    ids = [row.id for row in frame.select("id").collect()]
+    assert len(ids) == len(set(ids)) == 2 * count
+
+
+def test_partitions_are_of_about_the_same_size(spark: SparkSession, new_database: Any) -> None:
+    """By statistics: nine tenths of the rows lie in a hundredth of the range of ids and times."""
+    for kind in ("postgresql", "mariadb"):
+        archive = new_database(kind)
+        archive.add_many(1800, step=timedelta(seconds=1))
+        archive.add_many(200, first=10**6, step=timedelta(hours=1))
+        archive.analyze()
+        for since in (None, START - timedelta(days=1)):
+            frame = read_archive(spark, archive.url, num_partitions=4, since=since)
+            sizes = [row["count"] for row in frame.groupBy(F.spark_partition_id()).count().collect()]
+            assert sum(sizes) == 2000
+            assert len(sizes) >= 3, (kind, since, sizes)
+            assert max(sizes) < 1200, (kind, since, sizes)
+
+
+def test_a_small_table_is_read_by_one_connection_and_a_large_one_by_more(
+    spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.add_many(100)
+    archive.analyze()
+    assert read_archive(spark, archive.url).rdd.getNumPartitions() == 1
+    monkeypatch.setattr("faststream_sqlbroker.spark.read.SMALL", 10)
+    assert read_archive(spark, archive.url).rdd.getNumPartitions() == 2
+    monkeypatch.setattr("faststream_sqlbroker.spark.read.PARTITION_BYTES", 4096)
+    monkeypatch.setattr("faststream_sqlbroker.spark.read.MOST_PARTITIONS", 6)
+    assert read_archive(spark, archive.url).rdd.getNumPartitions() in (3, 4, 5, 6)
+
+
+def test_the_live_table(spark: SparkSession, archive: Archive) -> None:
+    rows = [
+        {"queue": "orders", "payload": b"\xff", "state": "PENDING", "headers": {"a": 1}},
+        {
+            "queue": "00123",
+            "payload": b"",
+            "state": "PROCESSING",
+            "lease_token": uuid4(),
+            "lease_expires_at": AUTUMN,
+        },
+    ]
+    with archive.engine.begin() as connection:
+        for row in rows:
+            connection.execute(archive.message.insert(), row)
+    frame = read_messages(spark, archive.url)
+    assert frame.schema == MESSAGE_SCHEMA
+    hidden = {"lease_token", "policy_marks", "claimable", "headers"}
+    expected = [{k: v for k, v in row.items() if k not in hidden} for row in truth(archive, archive.message)]
+    exact = frame.withColumn("lease_expires_at", F.unix_micros("lease_expires_at"))
+    assert without_headers(micros(exact)) == expected
+    assert read_messages(spark, archive.url, states=["processing"], queues=["00123"]).count() == 1
+    with pytest.raises(SetupError, match="PENDING, PROCESSING, RETRYABLE"):
+        read_messages(spark, archive.url, states=["completed"])
+
+
+def test_the_live_table_is_not_cut_by_blocks_that_rows_leave(spark: SparkSession, new_database: Any) -> None:
+    """A row that is claimed while it is read would be read by two connections, or by none."""
+    archive = new_database("postgresql")
+    rows = [{"queue": "orders", "payload": b"x" * 500} for _ in range(200)]
+    with archive.engine.begin() as connection:
+        connection.execute(archive.message.insert(), rows)
+    archive.analyze()
+    frame = read_messages(spark, archive.url, num_partitions=4)
+
+    def spread() -> list[tuple[int, int]]:
+        return [
+            tuple(row)
+            for row in frame.select(F.spark_partition_id().alias("p"), "id").orderBy("id").collect()
+        ]
+
+    before = spread()
+    assert len({part for part, _ in before}) == 4
+    archive.execute("UPDATE message SET priority = 1")  # every row has moved to another block
+    assert spread() == before
+
+
+@pytest.mark.capability("Spark: one snapshot for all connections of a load")
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_one_snapshot_over_all_partitions(spark: SparkSession, archive: Archive) -> None:
+    """Rows deleted and added meanwhile, in both tables, change nothing until the context ends."""
+    archive.add_many(300)
+    with open_snapshot(archive.url, max_duration="1m") as snapshot:
+        frame = read_archive(spark, archive.url, snapshot=snapshot, num_partitions=3)
+        waiting = read_messages(spark, archive.url, snapshot=snapshot)
+        archive.execute("DELETE FROM message_archive WHERE id % 3 = 0")
+        archive.add_many(10, first=1000)
+        with archive.engine.begin() as connection:
+            connection.execute(archive.message.insert(), {"queue": "orders", "payload": b""})
+        assert frame.count() == 300
+        assert {row.id for row in frame.select("id").collect()} == set(range(1, 301))
+        assert waiting.count() == 0
+        assert snapshot.connection.exec_driver_sql("SELECT count(*) FROM message_archive").scalar() == 300
+    assert read_archive(spark, archive.url, num_partitions=3).count() == 210
+    with pytest.raises(Exception, match="snapshot"):
+        frame.count()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_snapshot_is_not_held_for_ever(archive: Archive) -> None:
+    """The server ends it, as it holds up vacuum."""
+    with open_snapshot(archive.url, max_duration=0.2):
+        holders = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+        await eventually(lambda: archive.execute(holders).scalar() == 0)
+
+
+@pytest.mark.parametrize("database", ["sqlite", "mariadb"], indirect=True)
+def test_other_databases_have_no_shared_snapshot(archive: Archive) -> None:
+    with pytest.raises(NotSupportedError, match="closed windows"), open_snapshot(archive.url):
+        pass
+
+
+def test_a_dataframe_is_closed_at_the_databases_clock(spark: SparkSession, archive: Archive) -> None:
+    """What is archived after it was made does not appear in a later action, unless that is asked for."""
+    archive.add({"id": 1})
+    closed, open_ = read_archive(spark, archive.url), read_archive(spark, archive.url, snapshot=False)
+    archive.add({"id": 2, "archived_at": datetime(2999, 1, 1, tzinfo=UTC)})
+    assert (closed.count(), open_.count()) == (1, 2)
+
+
+def test_a_mebibyte_does_not_fill_the_memory(spark: SparkSession, archive: Archive) -> None:
+    """Rows are fetched by bytes: 120 MiB in payloads of one pass through Java's memory a few at a time."""
+    body = bytes(range(256)) * 4096
+    for first in range(1, 121, 10):
+        archive.add(*({"id": first + n, "payload": body} for n in range(10)))
+    archive.analyze()
+    frame = read_archive(spark, archive.url, num_partitions=2)
+    assert frame.agg(F.sum(F.length("payload")), F.countDistinct(F.md5("payload"))).first()[:] == (
+        120 << 20,
+        1,
+    )

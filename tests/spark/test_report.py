@@ -1,0 +1,300 @@
+"""The archive on one page, looked at in a browser (D4)."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from datetime import timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from typer.testing import CliRunner
+
+from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.cli.report import exported
+from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, report, write_report
+from faststream_sqlbroker.spark.report import figures as figures_
+from faststream_sqlbroker.spark.report.figures import gather
+from faststream_sqlbroker.spark.report.page import SECTIONS, render
+from tests.spark.conftest import START, archived
+from tests.spark.test_analytics import dead, frame, message
+from tools.packages import install
+
+SCRIPT = "<script>document.body.dataset.harm=1</script>"
+LINK = "<b>a</b><a href='javascript:alert(1)'>x</a>"
+HOSTILE = [
+    SCRIPT, LINK, "</script><img src=x onerror=document.body.dataset.harm=2>", "%{x} ${y} {{z}} $title", "'\"`&amp;\u2028\x00\u202e",
+    "https://example.org/x.js",
+]  # fmt: skip
+
+
+def hostile_rows() -> list[dict[str, Any]]:
+    """Something of every section, in queues and errors of names that would do harm."""
+    rows: list[dict[str, Any]] = []
+    for number, name in enumerate(HOSTILE):
+        for step in range(4):
+            at = START + timedelta(minutes=37 * (4 * number + step))
+            times = {"created_at": at - timedelta(seconds=3), "next_attempt_at": at - timedelta(seconds=3)}
+            rows.append({"queue": name, "archived_at": at, "key": name, "acquired_at": at, **times})
+        failed = {"state": "FAILED", "reason": name, "last_error": f"{name}: {name}\nmore"}
+        rows += [
+            {"queue": name, **failed},
+            {"queue": "letters", "headers": dead(name, reason=name, error=name)},
+        ]
+        rows.append(
+            {"queue": name, "state": "DISCARDED", "reason": f"superseded by {number}", "attempts_count": 0}
+        )
+    return [archived(**{"id": number, "deliveries_count": 2, **row}) for number, row in enumerate(rows, 1)]
+
+
+@pytest.fixture(scope="module")
+def page(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    assert write_report(frame(spark, hostile_rows()), path, title=SCRIPT) == path
+    assert [entry.name for entry in path.parent.iterdir()] == ["report.html"]
+    return path
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    """Its path; skip where it cannot be installed, fail in CI."""
+    if (found := _find_chromium()) is not None:
+        return found
+    problem = install("chromium") or "chromium was installed and is not in PATH"
+    if (found := _find_chromium()) is not None:
+        return found
+    if os.environ.get("CI"):
+        pytest.fail(problem)
+    pytest.skip(problem)
+
+
+def _find_chromium() -> str | None:
+    names = "chromium", "chromium-browser", "google-chrome"
+    return next((found for name in names if (found := shutil.which(name)) is not None), None)
+
+
+def look(chromium: str, page: Path, tmp_path: Path) -> str:
+    """The document as it is after its scripts have run."""
+    options = (
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1600", "--virtual-time-budget=20000",
+    )  # fmt: skip
+    environment = os.environ | {
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    command = [chromium, *options, "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environment)
+    return done.stdout
+
+
+class Elements(HTMLParser):
+    """What a document is made of."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.feed(document)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] += 1
+        self.attributes += [(tag, *pair) for pair in attrs]
+
+
+def drawn_part(document: str, name: str) -> str:
+    """The plot's part of the document."""
+    parts = re.split(r'<div id="(\w+)" class="plot', document)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))[name]
+
+
+def test_every_plot_is_drawn_and_nothing_of_a_message_runs(chromium: str, page: Path, tmp_path: Path) -> None:
+    """D4, M5: names of queues, keys and errors are text, in tables and in plots."""
+    document = look(chromium, page, tmp_path)
+    body = re.search("<body([^>]*)>", document)
+    assert body is not None
+    assert f'data-drawn="{len(SECTIONS)}"' in body[1]
+    assert "data-error" not in body[1]
+    assert "data-harm" not in body[1]
+    marks = {"latency": 'path class="point"', "latency_trend": 'class="js-line"'}
+    for name, _, _ in SECTIONS:
+        plot = drawn_part(document, name)
+        assert "<svg" in plot, name
+        assert re.search(marks.get(name, r'class="point"[^>]*><path[^>]* d="M'), plot), name
+        assert re.search(r'class="x\d*tick"', plot), name
+    seen = Elements(document)
+    assert (seen.counts["script"], seen.counts["b"]) == (3, 9)
+    assert not set("\u2028\u202e\x00") & set(re.sub("<script.*?</script>", "", document, flags=re.DOTALL))
+    assert not {"img", "iframe", "object", "embed", "form", "link", "i"} & set(seen.counts)
+    assert not [name for _, name, _ in seen.attributes if name.startswith("on") or name in {"src", "srcdoc"}]
+    links = [value for tag, name, value in seen.attributes if name.endswith("href") and tag != "path"]
+    assert all(value is None or value.startswith("#") for value in links), links
+    for name in (SCRIPT, HOSTILE[2], HOSTILE[3]):
+        assert f"<td>{html.escape(name, quote=False)}</td>" in document
+    # Plotly shows the tags of a queue's name as they are written.
+    assert html.escape(SCRIPT[:29], quote=False) + "…</text>" in drawn_part(document, "failure_rate")
+    assert f"<h1>{html.escape(SCRIPT, quote=False)}</h1>" in document
+    # Plotly has a button that sends the figures to its own servers.
+    titles = {value for _, name, value in seen.attributes if name == "data-title"}
+    assert "Zoom" in titles
+    assert not [title for title in titles if re.search("loud|hare|dit", str(title))]
+
+
+def test_the_page_needs_no_network(page: Path) -> None:
+    """Nothing in it is fetched, and its policy lets only its own two scripts run."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=", text)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline'; img" in policy[1]
+    assert "unsafe-eval" not in policy[1]
+    figures = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert figures is not None
+    assert set(json.loads(figures[1])) == {name for name, _, _ in SECTIONS}
+    for name, plot in json.loads(figures[1]).items():
+        axes = [axis for key, axis in plot["layout"].items() if re.fullmatch(r"[xy]axis\d*", key)]
+        titled = [axis["title"]["text"] for axis in axes if axis.get("title")]
+        assert len(titled) >= 2 or name in {"top_errors", "hot_keys"}, name
+        assert titled, name
+
+
+def test_figures_of_the_page(spark: SparkSession) -> None:
+    """Few queues by name, the others together; buckets in UTC; dead letters of the live table."""
+    rows = [
+        {"id": n, "queue": f"q{n % 30:02}", "archived_at": START + timedelta(hours=n), "attempts_count": n}
+        for n in range(60)
+    ]
+    rows += [
+        {"id": 100 + n, "queue": "q29", "archived_at": START, "headers": dead("orders")} for n in range(3)
+    ]
+    data = frame(spark, [archived(**row) for row in rows])
+    waiting = {"id": 1, "queue": "letters", "next_attempt_at": START, "headers": dead("mail")}
+    live = frame(spark, [waiting], MESSAGE_SCHEMA)
+    figures = gather(data, live=live, every=None, as_of=None)
+    assert figures.totals | {"bytes": 0} == {
+        "messages": 63, "completed": 63, "failed": 0, "discarded": 0, "queues": 30, "bytes": 0,
+        "first": START, "last": START + timedelta(hours=59),
+    }  # fmt: skip
+    assert (figures.every, figures.others) == (1800, "19 other queues")
+    counts: dict[str, int] = {}
+    for row in figures.tables["throughput"]:
+        counts[row["queue"]] = counts.get(row["queue"], 0) + row["messages"]
+    assert counts == {"q29": 5, **{f"q{n:02}": 2 for n in range(10)}, "19 other queues": 38}
+    assert max(row["attempts"] for row in figures.tables["retry_histogram"]) == figures_.MOST_ATTEMPTS
+    ages = {row["queue"]: row["1d_to_7d"] for row in figures.tables["dlq_age"]}
+    assert ages == {"mail": 1}
+    assert figures.tables["failure_rate"][0] == {
+        "queue": "orders", "completed": 0, "failed": 0, "discarded": 0, "moved": 3, "rate": 1.0
+    }  # fmt: skip
+    assert len(render(figures, "t")) < 6_000_000
+    assert not spark.sparkContext._jsc.getPersistentRDDs()
+
+
+def test_widths_of_buckets(spark: SparkSession) -> None:
+    def chosen(span: float, every: Any = None) -> float:
+        return figures_._width({"first": START, "last": START + timedelta(seconds=span)}, every)
+
+    assert [chosen(s) for s in (0, 150, 151, 86_400, 7 * 86_400, 366 * 86_400)] == [
+        1,
+        1,
+        5,
+        600,
+        10_800,
+        259_200,
+    ]
+    assert chosen(100, "2s") == 2
+    with pytest.raises(
+        SetupError, match=r"every='1s' gives 2,001 buckets, at most 2,000 are drawn: give 2 seconds"
+    ):
+        chosen(2001, "1s")
+    assert figures_._width({"first": None, "last": None}, "1s") == 1
+
+
+def test_what_cannot_be(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = spark.createDataFrame([], ARCHIVE_SCHEMA)
+    with pytest.raises(SetupError, match="there is no folder"):
+        write_report(data, tmp_path / "nowhere" / "x.html")
+    with pytest.raises(SetupError, match="this frame lacks payload"):
+        write_report(data.drop("payload"), tmp_path / "x.html")
+    with pytest.raises(SetupError, match=r"as_of .* has no time zone"):
+        write_report(data, tmp_path / "x.html", as_of="2026-03-01T00:00:00")
+    for name in ("page", "plots"):
+        monkeypatch.delitem(sys.modules, f"{report.__name__}.{name}", raising=False)
+        monkeypatch.delattr(report, name, raising=False)
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'faststream-sqlbroker\[report\]'"):
+        write_report(data, tmp_path / "x.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command(spark: SparkSession, new_database: Any, tmp_path: Path) -> None:
+    """D4: one page from a database; the password of its URL is nowhere."""
+    archive = new_database("postgresql")
+    archive.add(*({"id": n, "queue": "00123", **message(0, 0, 1, 2, 3 + n)} for n in range(5)))
+    archive.add(
+        {"id": 9, "queue": "other"}, {"id": 10, "queue": "00123", "archived_at": START + timedelta(days=9)}
+    )
+    out = tmp_path / "report.html"
+    options = [
+        "--since",
+        "2026-03-01",
+        "--to",
+        "2026-03-05",
+        "--queue",
+        "00123",
+        "--every",
+        "1s",
+        "--title",
+        "a & b",
+    ]
+    done = CliRunner().invoke(
+        app, ["archive", "report", "--url", archive.url, "--out", str(out), *options], catch_exceptions=False
+    )
+    assert (done.exit_code, done.output) == (0, f"written: {out}\n")
+    text = out.read_text(encoding="utf-8")
+    assert "<td>00123</td><td>5</td><td>0.00%</td><td>1 s</td><td>1 s</td><td>1 s</td>" in text
+    assert "Archived from 2026-03-01 00:00:03 to 2026-03-01 00:00:07 UTC, in buckets of 1 s." in text
+    assert "<title>a &amp; b</title>" in text
+    password = archive.engine.url.password
+    assert password is None or password not in text.replace(str(out), "")
+    with pytest.raises(SetupError, match="give --url"):
+        CliRunner(env={"SQLBROKER_URL": ""}).invoke(
+            app, ["archive", "report", "--out", "x"], catch_exceptions=False
+        )
+
+
+def test_the_command_on_an_export(spark: SparkSession, chromium: str, tmp_path: Path) -> None:
+    """Folders by date, the same limits; a period without messages gives a page without plots."""
+    rows = [{"id": n, "queue": f"00{n % 2}", "archived_at": START + timedelta(days=n)} for n in range(6)]
+    lake = str(tmp_path / "lake")
+    data = frame(spark, [archived(**row) for row in rows])
+    data.withColumn("date", F.to_date("archived_at")).write.partitionBy("date").parquet(lake)
+
+    def read(*options: Any) -> set[int]:
+        return {row.id for row in exported(spark, lake, *options).collect()}
+
+    assert read(None, None, None) == set(range(6))
+    assert read("2026-03-02", "2026-03-05T00:00:00+00:00", None) == {1, 2, 3}
+    assert read("2026-03-02", None, ["000"]) == {2, 4}
+    assert exported(spark, lake, None, None, None).columns == ARCHIVE_SCHEMA.names
+    out = tmp_path / "empty.html"
+    command = ["archive", "report", "--path", lake, "--since", "2027-01-01", "--out", str(out)]
+    assert (
+        CliRunner(env={"SQLBROKER_URL": "sqlite:///x"}).invoke(app, command, catch_exceptions=False).exit_code
+        == 0
+    )
+    document = look(chromium, out, tmp_path)
+    assert 'data-drawn="0"' in document
+    assert "There are no messages in this period." in document
+    assert document.count("Nothing in this period.") == len(SECTIONS) + 1

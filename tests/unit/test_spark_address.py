@@ -1,0 +1,142 @@
+"""One SQLAlchemy URL for JDBC and for Python: nothing is lost on the way, and no password shows."""
+
+import subprocess
+import sys
+
+import pytest
+from sqlalchemy import make_url
+
+from faststream_sqlbroker import NotSupportedError, SetupError
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.selection import select_archive, select_messages
+
+SECRET = "p@ss:w/rd?&=%ö"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql+asyncpg://u@db/shop", "jdbc:postgresql://db:5432/shop?"),
+        ("postgresql://u@db:6543/shop", "jdbc:postgresql://db:6543/shop?"),
+        ("postgresql+psycopg://u@[::1]:6543/sh%20op", "jdbc:postgresql://[::1]:6543/sh%20op?"),
+        ("mysql+aiomysql://u@db/shop", "jdbc:mysql://db:3306/shop?"),
+        ("mariadb+asyncmy://u@db:33/shop", "jdbc:mysql://db:33/shop?"),
+        ("sqlite+aiosqlite:////data/shop.db", "jdbc:sqlite:/data/shop.db"),
+    ],
+)
+def test_hosts_ports_and_names(url: str, expected: str) -> None:
+    assert parse_address(url).jdbc_url.startswith(expected)
+
+
+def test_what_the_drivers_need_is_in_the_url() -> None:
+    """As properties it would arrive in lower case, which they ignore."""
+    postgresql = parse_address(
+        "postgresql+asyncpg://u@db/shop?ssl=require&application_name=x&connect_timeout=3"
+    )
+    for part in ("prepareThreshold=-1", "sslmode=require", "ApplicationName=x", "connectTimeout=3"):
+        assert part in postgresql.jdbc_url
+    assert postgresql.python_url.query == {
+        "sslmode": "require",
+        "application_name": "x",
+        "connect_timeout": "3",
+    }
+    mysql = parse_address("mysql+aiomysql://u@db/shop?charset=latin1&ssl_ca=/ca.pem&connect_timeout=2")
+    for part in (
+        "permitMysqlScheme=true",
+        "sslMode=verify-ca",
+        "serverSslCert=%2Fca.pem",
+        "connectTimeout=2000",
+    ):
+        assert part in mysql.jdbc_url
+    assert mysql.python_url.query["charset"] == "utf8mb4"
+    own = parse_address("postgresql+asyncpg://u@db/shop?prepared_statement_cache_size=0")
+    assert (own.python_url.query, "cache" in own.jdbc_url) == ({}, False)
+    assert parse_address("postgresql://u@db/shop?ssl=true").python_url.query["sslmode"] == "require"
+
+
+def test_the_password_is_where_it_belongs_and_nowhere_else() -> None:
+    for backend in ("postgresql+asyncpg", "mysql+aiomysql"):
+        url = make_url(f"{backend}://ada@db/shop").set(password=SECRET)
+        for given in (url, url.render_as_string(hide_password=False)):
+            address = parse_address(given)
+            assert dict(address.properties) == {"user": "ada", "password": SECRET}
+            assert address.python_url.password == SECRET
+            for shown in (repr(address), str(address), address.jdbc_url, repr(address.engine())):
+                assert SECRET not in shown
+                assert "w%2Frd" not in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "words"),
+    [
+        ("not a url with hunter2", SetupError, "cannot be read"),
+        ("oracle://u:hunter2@db/x", NotSupportedError, "postgresql, mysql, mariadb, sqlite"),
+        ("postgresql://u:hunter2@db", SetupError, "names no database"),
+        ("postgresql://u:hunter2@/shop?host=/run/postgresql", SetupError, "Unix socket"),
+        ("mysql://u:hunter2@/shop?unix_socket=/run/mysqld.sock", SetupError, "Unix socket"),
+        ("postgresql://u:hunter2@db/x?target_session_attrs=any", SetupError, "target_session_attrs"),
+        ("sqlite://", SetupError, "in-memory"),
+        ("sqlite:///:memory:", SetupError, "in-memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", SetupError, "allowed are|in-memory"),
+    ],
+)
+def test_what_java_cannot_reach_is_refused(url: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        parse_address(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_wrong_path_makes_no_database(tmp_path) -> None:
+    path = tmp_path / "missing ?#%.db"
+    engine = parse_address(make_url("sqlite:///").set(database=str(path))).engine()
+    with pytest.raises(Exception, match="unable to open"):
+        engine.connect()
+    assert not path.exists()
+    path.touch()
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"since": "yesterday"}, "ISO 8601"),
+        ({"since": "2026-03-01T12:00:00"}, "no time zone"),
+        ({"since": 5}, "must be a datetime"),
+        ({"since": "2026-03-02", "until": "2026-03-01"}, "before since"),
+        ({"states": ["pending"]}, "COMPLETED, FAILED, DISCARDED"),
+        ({"queues": [5]}, "names of queues"),
+        ({"table": 'x"; DROP TABLE y'}, "letter or underscore"),
+        ({"schema": "a.b"}, "letter or underscore"),
+    ],
+)
+def test_rows_that_cannot_be_chosen(options: dict, words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        select_archive(**options)
+    if "states" not in options:
+        with pytest.raises(SetupError, match=words):
+            select_messages(**options)
+
+
+def test_spark_is_imported_only_where_it_is_used() -> None:
+    """Half a gigabyte: neither the broker nor the package's own import needs it."""
+    code = (
+        "import sys, faststream_sqlbroker, faststream_sqlbroker.spark as s, faststream_sqlbroker.cli;"
+        "assert 'pyspark' not in sys.modules and 'typer' not in sys.modules;"
+        "sys.modules['pyspark'] = None;"
+        "from faststream_sqlbroker import MissingExtraError\n"
+        "try: s.read_archive\n"
+        "except MissingExtraError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'faststream-sqlbroker[spark]'" in done.stdout
+
+
+def test_every_public_name_can_be_had() -> None:
+    import faststream_sqlbroker.spark as package
+
+    assert sorted(package._HOMES) == sorted(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        package.nothing  # noqa: B018

@@ -1,0 +1,125 @@
+"""Java and the drivers: where they are looked for, and what is said when they are missing."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from faststream_sqlbroker import SetupError
+from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.spark import drivers
+from faststream_sqlbroker.spark.session import build_session
+
+
+@pytest.fixture(autouse=True)
+def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without drivers, whose Java only tells its version."""
+    java(tmp_path / "java", 'openjdk version "17.0.9"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    monkeypatch.setattr(drivers, "DEBIAN_JARS", tmp_path / "debian")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.delenv(drivers.JARS_VARIABLE, raising=False)
+    (tmp_path / "debian").mkdir()
+    return tmp_path
+
+
+def jar(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).touch()
+    return folder / name
+
+
+def java(home: Path, said: str) -> None:
+    program = jar(home / "bin", "java")
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+def test_the_order_of_places(nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argument, environment variable, Debian's folder, Maven's cache; the newest of a folder."""
+    folder = nothing_installed
+    assert drivers.find_jar("postgresql") is None
+    cached = jar(folder / "home/.m2/repository/org/postgresql/postgresql/42.7.7", "postgresql-42.7.7.jar")
+    assert drivers.find_jar("postgresql").path == cached
+    jar(folder / "debian", "postgresql-42.5.5.jar")
+    newest = jar(folder / "debian", "postgresql-42.10.1.jar")
+    jar(folder / "debian", "postgresql.jar")
+    found = drivers.find_jar("postgresql")
+    assert (found.path, found.version) == (newest, "42.10.1")
+    named = jar(folder / "own", "postgresql-42.3.0.jar")
+    monkeypatch.setenv(
+        drivers.JARS_VARIABLE, f"{jar(folder / 'own', 'sqlite-jdbc-3.50.3.0.jar')}{os.pathsep}{named}"
+    )
+    assert drivers.find_jar("postgresql").path == named
+    assert drivers.find_jar("sqlite").version == "3.50.3.0"
+    given = jar(folder / "given", "postgresql-42.4.0.jar")
+    assert drivers.find_jar("postgresql", [given]).source == "argument"
+
+
+def test_what_is_said_of_a_missing_driver(nothing_installed: Path) -> None:
+    with pytest.raises(
+        SetupError, match=r"PostgreSQL was found: install Debian's libpostgresql-jdbc-java, give"
+    ):
+        drivers.need_jar("postgresql")
+    with pytest.raises(SetupError, match="which is no file"):
+        drivers.find_jar("postgresql", ["/nowhere/postgresql-42.7.7.jar"])
+    old = jar(nothing_installed / "debian", "mariadb-java-client-2.2.3.jar")
+    with pytest.raises(SetupError, match=rf"{old} is too old for MySQL and MariaDB: version 2\.7 or newer"):
+        drivers.find_jar("mysql")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (None, "none was found"),
+        ('openjdk version "11.0.2" 2019-01-15', "is version 11"),
+        ('java version "1.8.0_292"', "is version 8"),
+        ("what?", "none was found"),
+    ],
+)
+def test_what_is_said_of_java(
+    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, words: str
+) -> None:
+    home = nothing_installed / "jdk"
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    if said is not None:
+        java(home, said)
+    with pytest.raises(SetupError, match=words) as caught:
+        drivers.need_java()
+    assert "openjdk-17-jre-headless" in str(caught.value)
+    if said == "what?":
+        java(home, 'openjdk version "21.0.1"')
+        assert drivers.need_java().version == 21
+
+
+def test_a_session_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    with pytest.raises(SetupError, match="'oracle'"):
+        build_session(databases=["oracle"])
+    with pytest.raises(SetupError, match="libmariadb-java"):
+        build_session(databases=["mariadb"])
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    with pytest.raises(SetupError, match=r"JAVA_HOME=/nonexistent"):
+        build_session()
+
+
+def test_check_tells_what_is_there_and_what_is_not(
+    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`faststream-sqlbroker spark check`."""
+    monkeypatch.setenv("COLUMNS", "300")
+    found = jar(nothing_installed / "debian", "postgresql-42.5.5.jar")
+    done = CliRunner().invoke(app, ["spark", "check", "--database", "postgresql"])
+    assert done.exit_code == 0, done.output
+    for word in ("Java", "pyspark", "42.5.5", str(found)):
+        assert word in done.output
+    done = CliRunner().invoke(app, ["spark", "check"])
+    assert done.exit_code == 1
+    assert "libxerial-sqlite-jdbc-java" in done.output
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    done = CliRunner().invoke(app, ["spark", "check", "--database", "postgresql"])
+    assert (done.exit_code, "JAVA_HOME=/nonexistent" in done.output) == (1, True)
+    wrong = CliRunner().invoke(app, ["spark", "check", "--database", "oracle"])
+    assert isinstance(wrong.exception, SetupError)
