@@ -1,0 +1,20 @@
+"""The command `faststream-sqlbroker`: `pip install "faststream-sqlbroker[cli]"`."""
+
+import sys
+
+from faststream_sqlbroker.exceptions import SqlBrokerError
+
+
+def main() -> None:
+    """Run the command line; errors of this package are one line on stderr and exit code 2."""
+    try:
+        from faststream_sqlbroker.cli.app import app  # noqa: PLC0415 - Typer is an extra
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("faststream_sqlbroker"):
+            raise
+        sys.exit(f"{error.name!r} is not installed: pip install 'faststream-sqlbroker[cli]'")
+    try:
+        app()
+    except SqlBrokerError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)

@@ -1,0 +1,19 @@
+"""The commands, put together."""
+
+import typer
+
+from faststream_sqlbroker.cli.archive import app as archive
+from faststream_sqlbroker.cli.replay import replay
+from faststream_sqlbroker.cli.report import report
+from faststream_sqlbroker.cli.spark import app as spark
+
+archive.command()(replay)
+archive.command()(report)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # one of them is the database's URL, with its password
+    help="The tables of faststream_sqlbroker, from the outside.",
+)
+app.add_typer(archive, name="archive")
+app.add_typer(spark, name="spark")

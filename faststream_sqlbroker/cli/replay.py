@@ -1,0 +1,137 @@
+"""`faststream-sqlbroker archive replay`: publish rows of the archive, or of an export, again."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from faststream_sqlbroker import spark as our
+from faststream_sqlbroker.cli.exported import read_path
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.selection import Selection, select_archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from faststream_sqlbroker.spark import ReplayResult
+
+Url = Annotated[
+    str,
+    typer.Option(
+        envvar="SQLBROKER_URL",
+        help="SQLAlchemy URL of the database; the variable keeps a password out of the list of processes.",
+    ),
+]
+
+
+def replay(
+    url: Url,
+    job: Annotated[str, typer.Option(help="Name of this replay; under it each row is published once.")],
+    path: Annotated[
+        str | None, typer.Option(help="Read Parquet (an export) from here, not the archive table.")
+    ] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option(help="Only rows of this queue; may be given again.")
+    ] = None,
+    states: Annotated[
+        list[str] | None, typer.Option(help="Only rows in this state: failed, completed, discarded.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only what was archived at or after this moment.")] = None,
+    to: Annotated[str | None, typer.Option(help="Only what was archived before this moment.")] = None,
+    id_: Annotated[
+        list[int] | None, typer.Option("--id", help="Only the row with this id; may be given again.")
+    ] = None,
+    into: Annotated[
+        str | None, typer.Option(help="The queue of the messages; each row's own if not given.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Messages a second that become due.")] = None,
+    delay: Annotated[str | None, typer.Option(help='How much later they become due, like "10m".')] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="name=value put over each row's headers; may be given again.")
+    ] = None,
+    table: Annotated[str, typer.Option(help="The live table.")] = "message",
+    archive_table: Annotated[str, typer.Option(help="The archive table.")] = "message_archive",
+    schema: Annotated[str | None, typer.Option(help="Schema of both.")] = None,
+    jar: Annotated[list[Path] | None, typer.Option(help="A JDBC driver's jar to look at first.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Publish rows of the archive as new messages, each once for a job.
+
+    First it shows what would be published, then it asks. The same command may be repeated after a crash: what
+    the job has published is left out. Rows stay in the archive. The exit code is 1 if it was not wanted.
+    """
+    chosen = select_archive(archive_table, schema, since=since, until=to, queues=queue, states=states)
+    options: dict[str, Any] = {
+        "job": job,
+        "queue": into,
+        "rate": rate,
+        "delay": delay,
+        "headers": _headers(header or ()),
+        "table": table,
+        "schema": schema,
+    }
+    kind = parse_address(url).kind
+    session = our.build_session("replay", databases=None if path else [kind], jars=jar or ())
+    frame = _rows(session, path, url, chosen, id_ or [])
+    console = Console()
+    found = our.replay(frame, url, **options)
+    show(console, found)
+    if not found.messages:
+        console.print("There is nothing to publish.")
+        return
+    if not yes and not typer.confirm(f"Publish {found.messages} messages?"):
+        raise typer.Exit(1)
+    show(console, our.replay(frame, url, dry_run=False, **options))
+
+
+def _headers(given: Iterable[str]) -> Mapping[str, str]:
+    for header in given:
+        if not header.partition("=")[1]:
+            raise SetupError(f"--header takes name=value, got {header!r}")
+    return {name: value for name, _, value in (header.partition("=") for header in given)}
+
+
+def _rows(
+    session: "SparkSession", path: str | None, url: str, chosen: Selection, ids: list[int]
+) -> "DataFrame":
+    if path is not None:
+        return read_path(session, path, chosen, ids)
+    from faststream_sqlbroker.spark.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
+
+    frame = our.read_archive(
+        session,
+        url,
+        table=chosen.table,
+        schema=chosen.schema,
+        since=chosen.since,
+        until=chosen.until,
+        queues=chosen.queues,
+        states=chosen.states,
+    )
+    return filter_rows(
+        frame, Selection(chosen.table, chosen.schema, chosen.fields, chosen.time_column), ids=ids
+    )
+
+
+def show(console: Console, result: "ReplayResult") -> None:
+    """Print what a replay did or would do."""
+    done = "would be published" if result.dry_run else "published"
+    table = Table("queue", done, title=f"replay {escape(result.job)}: {result.rows} rows")
+    for name, count in result.queues.items():
+        table.add_row(escape(name), str(count))
+    table.add_section()
+    table.add_row("published before", str(result.already))
+    table.add_row("bytes of payloads", str(result.bytes))
+    console.print(table)
+    if result.dry_run and result.sample:
+        sample = Table("id", "queue", "key", "bytes", "headers", title="the first of them")
+        for one in result.sample:
+            shown = (one["id"], one["queue"], one["key"] or "", one["bytes"], short(one["headers"]))
+            sample.add_row(*(escape(str(value)) for value in shown))
+        console.print(sample)

@@ -1,0 +1,77 @@
+"""`faststream-sqlbroker spark …`: what Spark needs and whether it is there."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.spark.drivers import DRIVERS, need_jar, need_java
+
+OLDEST_SPARK = (4, 0)
+PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "pymysql", "adbc-driver-postgresql")
+
+app = typer.Typer(no_args_is_help=True, help="Spark and its JDBC drivers.")
+
+
+@app.callback()
+def commands() -> None:
+    """Spark and its JDBC drivers."""
+
+
+@app.command()
+def check(
+    database: Annotated[
+        list[str] | None, typer.Option(help="postgresql, mysql or sqlite; all of them if not given.")
+    ] = None,
+    jar: Annotated[list[Path] | None, typer.Option(help="A JDBC driver's jar to look at first.")] = None,
+) -> None:
+    """Tell which Java, packages and JDBC drivers Spark will find, and what to install.
+
+    The exit code is 1 if anything is missing.
+    """
+    table, missing = Table("", "found", "where, or what to do", title="Spark"), False
+    for kind in database or ():
+        one_of("--database", kind, tuple(DRIVERS))
+    for name, look in _looks(database or list(DRIVERS), jar or []):
+        try:
+            found, where = look()
+        except SetupError as error:
+            found, where, missing = "[red]no[/red]", str(error), True
+        table.add_row(name, found, where)
+    Console().print(table)
+    raise typer.Exit(1 if missing else 0)
+
+
+def _looks(kinds: list[str], jars: list[Path]) -> Iterator[tuple[str, Callable[[], tuple[str, str]]]]:
+    yield "Java", _java
+    for package in PACKAGES:
+        yield package, partial(_package, package)
+    for kind in kinds:
+        yield f"JDBC: {DRIVERS[kind].database}", partial(_jar, kind, jars)
+
+
+def _java() -> tuple[str, str]:
+    java = need_java()
+    return str(java.version), java.path
+
+
+def _package(name: str) -> tuple[str, str]:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError as error:
+        raise SetupError("pip install 'faststream-sqlbroker[spark]'") from error
+    if name == "pyspark" and tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SPARK:
+        raise SetupError(f"{version} is too old: pip install 'faststream-sqlbroker[spark]'")
+    return version, ""
+
+
+def _jar(kind: str, jars: list[Path]) -> tuple[str, str]:
+    jar = need_jar(kind, jars)
+    return jar.version, f"{jar.path} ({jar.source})"
