@@ -7,12 +7,12 @@ with 1 if a target is not reached. `report` measures nothing: it renders what th
 import argparse
 import sys
 
-from benchmarks import charts, report, scaling, targets
+from benchmarks import charts, report, scaling, spark_loads, targets
 from benchmarks.compare import Suite
 from benchmarks.harness import interleaved, keep, machine
 from benchmarks.peers.setup import environment
 
-ROUNDS = {"own": 5, "peers": 5, "scale": 3, "rate": 1, "effects": 5, "check": 3}
+ROUNDS = {"own": 5, "peers": 5, "scale": 3, "rate": 1, "effects": 5, "check": 3, "spark": 5}
 """Runs of each variant, if nothing else is said."""
 
 
@@ -31,6 +31,16 @@ def measure(suites: list[Suite], rounds: int) -> tuple[report.Content, bool]:
             all_reached = all_reached and reached
             print(f"  {row}", flush=True)
     return content, all_reached
+
+
+def measure_spark(rounds: int, rows: int) -> tuple[report.Content, bool]:
+    """As `measure`, of loads in Spark: their sessions live through all rounds."""
+    results = spark_loads.measure(rounds, rows)
+    suites = spark_loads.suites()
+    verdicts = [c.verdict(results[suite.name]) for suite in suites for c in suite.comparisons]
+    told = {suite.name: {"shows": suite.shows, "axis": suite.axis} for suite in suites}
+    content = {"machine": machine(), "rows": [row for row, _ in verdicts], "results": results, "suites": told}
+    return content, all(reached for _, reached in verdicts)
 
 
 def _suites(arguments: argparse.Namespace) -> list[Suite]:
@@ -68,11 +78,20 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=60_000, help="messages of a consuming run")
     parser.add_argument("--seconds", type=int, default=300, help="length of each run of `rate`")
     parser.add_argument("--large", action="store_true", help="`scale` with tens of millions of rows, too")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the archive for `spark`")
+    parser.add_argument("--check", action="store_true", help="`spark` writes nothing and tells the targets")
     arguments = parser.parse_args()
     which = arguments.which
     if which == "report":
         return render()
-    content, reached = measure(_suites(arguments), arguments.rounds or ROUNDS[which])
+    rounds = arguments.rounds or ROUNDS[which]
+    if which == "spark":
+        content, reached = measure_spark(rounds, arguments.rows)
+        if arguments.check:
+            print("\n".join(report.tables(content)))
+            return int(not reached)
+    else:
+        content, reached = measure(_suites(arguments), rounds)
     file = keep(which, content)
     text = report.document(which, content)
     file.with_suffix(".md").write_text(text)

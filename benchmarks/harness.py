@@ -96,7 +96,7 @@ def interleaved(
 
 def machine() -> dict[str, Any]:
     """What the figures are taken on, and when."""
-    names = ("faststream", "sqlalchemy", "asyncpg", "asyncmy", "aiosqlite")
+    names = ("faststream", "sqlalchemy", "asyncpg", "asyncmy", "aiosqlite", "pyspark")
     return {
         "taken": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),

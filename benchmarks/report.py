@@ -14,9 +14,10 @@ TITLES = {
     "scale": "With more rows, queues, bytes and processes",
     "rate": "At a fixed rate",
     "effects": "A handler that inserts a row",
+    "spark": "The archive in Spark",
     "check": "All targets, quickly",
 }
-KEPT = ("own", "peers", "scale", "rate", "effects")
+KEPT = ("own", "peers", "scale", "rate", "effects", "spark")
 """What the report is made of; `check` repeats parts of it in short."""
 Content = dict[str, Any]
 """A file of benchmarks/results: machine, rows, results and suites."""
@@ -57,7 +58,12 @@ FIGURES = {
     "claim_buffers": Figure("buffers of a claim", "buffers"),
     "look_buffers": Figure("buffers of a look", "buffers"),
 }
-AXES = {"ready": "ready rows", "subscribed": "queues of the subscriber", "payload": "bytes of a body"}
+AXES = {
+    "ready": "ready rows",
+    "subscribed": "queues of the subscriber",
+    "payload": "bytes of a body",
+    "partitions": "partitions",
+}
 """What stands at the x axis of a chart."""
 
 
