@@ -1,4 +1,4 @@
-"""The README's table of databases and capabilities, from the tests that are there.
+"""The table of databases and capabilities, from the tests that are there.
 
 A test marked `@pytest.mark.capability("...")` stands for a capability on every database it runs on.
 
@@ -16,7 +16,7 @@ import pytest
 
 from tools.files import update_block
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "databases.md"
 DATABASES = {"postgresql": "PostgreSQL", "mariadb": "MySQL, MariaDB", "sqlite": "SQLite"}
 IN_FRONT = {"pgbouncer": "postgresql"}
 """What tests call a database that they reach through something else."""
@@ -58,4 +58,4 @@ def collect() -> dict[str, set[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(update_block(README, "capabilities", table(collect()), check="--check" in sys.argv))
+    sys.exit(update_block(PAGE, "capabilities", table(collect()), check="--check" in sys.argv))

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.spark.drivers import need_jar, need_java
 from tests.helpers import eventually
+from tools.packages import install
 
 ROOT = Path(__file__).parent.parent.parent
+NOTEBOOK = "<!-- one notebook -->"
+"""First line of a page whose blocks are the cells of one program."""
+SPARK = ("openjdk-17-jre-headless", "libxerial-sqlite-jdbc-java")
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 
 
@@ -19,7 +25,11 @@ def blocks() -> list[tuple[str, str, str]]:
     """(name, code, output) of the pages under docs/."""
     found = []
     for page in sorted((ROOT / "docs").glob("*.md")):
-        for number, (code, output) in enumerate(BLOCK.findall(page.read_text()), 1):
+        text = page.read_text()
+        cells = BLOCK.findall(text)
+        if text.startswith(NOTEBOOK):
+            cells = [("\n".join(code for code, _ in cells), "".join(output for _, output in cells))]
+        for number, (code, output) in enumerate(cells, 1):
             found.append((f"{page.name} {number}", code, output))
     return found
 
@@ -31,16 +41,35 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize(("code", "output"), [b[1:] for b in blocks()], ids=[b[0] for b in blocks()])
 def test_a_block_prints_what_the_page_says(tmp_path: Path, code: str, output: str) -> None:
     assert output, "a block without its output cannot fail"
+    if "build_session" in code:
+        need_spark()
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110 if "build_session" in code else 60,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, output), done.stderr
+
+
+def need_spark() -> None:
+    """Install Java and SQLite's driver where they are missing; skip without them, fail in CI."""
+    try:
+        need_java()
+        need_jar("sqlite")
+    except SetupError:
+        problems = [install(package) for package in SPARK]
+        try:
+            need_java()
+            need_jar("sqlite")
+        except SetupError as error:
+            reason = "; ".join([str(error), *(problem for problem in problems if problem)])
+            if os.environ.get("CI"):
+                pytest.fail(reason)
+            pytest.skip(reason)
 
 
 def test_there_are_blocks() -> None:

@@ -1,0 +1,65 @@
+"""docs/spark.md says what the code says."""
+
+import re
+from pathlib import Path
+
+from faststream_sqlbroker import spark
+from faststream_sqlbroker.spark.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
+from faststream_sqlbroker.spark.drivers import DEBIAN_JARS, DRIVERS, JARS_VARIABLE
+from faststream_sqlbroker.spark.replay_rows import REPLAY_JOB_HEADER, REPLAY_OF_HEADER
+from faststream_sqlbroker.spark.replays import NEEDED
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "spark.md").read_text()
+
+
+def table(first: str) -> list[tuple[str, ...]]:
+    """The rows of the table whose first column is called `first`."""
+    lines = PAGE[PAGE.index(f"| {first} |") :].partition("\n\n")[0].splitlines()[2:]
+    return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+
+
+def test_the_columns_are_those_of_the_data_frames() -> None:
+    def row(field: Field) -> tuple[str, ...]:
+        return f"`{field.name}`", field.type, "" if field.always else "yes", field.meaning
+
+    live = [field for field in MESSAGE_FIELDS if field not in ARCHIVE_FIELDS]
+    assert table("column") == [row(field) for field in (*ARCHIVE_FIELDS, *live)]
+    assert [field.name for field in live] == ["lease_expires_at"]
+    gone = [field.name for field in ARCHIVE_FIELDS if field not in MESSAGE_FIELDS]
+    assert gone == ["archived_at", "reason"]
+
+
+def test_the_drivers_are_those_that_are_looked_for() -> None:
+    assert table("database") == [
+        (one.database, f"`{one.package}`", f"`{one.coordinate}`", ".".join(map(str, one.oldest)))
+        for one in DRIVERS.values()
+    ]
+    assert JARS_VARIABLE in PAGE
+    assert str(DEBIAN_JARS) in PAGE
+
+
+def test_every_public_name_is_told_of() -> None:
+    types = {"ARCHIVE_SCHEMA", "MESSAGE_SCHEMA"}
+    functions = [name for name in spark.__all__ if name[0].islower() and name not in types]
+    assert len(functions) > 5
+    assert [name for name in functions if f"`{name}" not in PAGE and f" {name}(" not in PAGE] == []
+
+
+def test_the_options_are_those_of_the_format() -> None:
+    from faststream_sqlbroker.spark.source.options import BATCH, BOTH, STREAM
+
+    told = {
+        name: (of, default)
+        for names, of, _meaning, default in table("option")
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    expected = {
+        name: of for of, names in (("both", BOTH), ("batch", BATCH), ("stream", STREAM)) for name in names
+    }
+    assert {name: of for name, (of, _) in told.items()} == expected
+
+
+def test_what_replay_needs_and_writes() -> None:
+    assert f"{', '.join(NEEDED[:-1])}\nand {NEEDED[-1]}" in PAGE
+    for header in (REPLAY_OF_HEADER, REPLAY_JOB_HEADER):
+        assert f"`{header}`" in PAGE
