@@ -24,15 +24,19 @@ email kind="sqlite" *args: setup
 
 # Run all tests on PostgreSQL, MariaDB and SQLite
 test *args: setup
-    @{{ servers }} -- {{ python }} -m pytest -n 2 --dist loadfile "$@"
+    @{{ servers }} -- sh tools/test.sh "$@"
 
 # The same, with coverage (at least 95 %)
 test-coverage *args: setup
-    @{{ servers }} -- sh tools/coverage.sh "$@"
+    @COVERAGE=1 {{ servers }} -- sh tools/test.sh "$@"
 
 # Run the contract suite with psycopg and asyncmy
 test-drivers *args: setup
     @SQLBROKER_TEST_DRIVERS=psycopg,asyncmy {{ servers }} -- {{ python }} -m pytest -n 2 tests/contract tests/flow "$@"
+
+# Run Spark's tests with another pyspark, in an environment of its own
+test-spark version="4.3.0" *args: setup
+    @{{ servers }} -- sh tools/spark.sh "$@"
 
 # Run most tests with the oldest SQLAlchemy allowed
 test-oldest *args: setup
@@ -99,6 +103,10 @@ bench-effects *args: setup
 # Every target of the others, quickly (10 minutes); fails if one is missed
 bench-check *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks check "$@"
+
+# How fast Spark reads 2 000 000 archived messages, beside COPY and Spark's defaults (--check: only tell the targets)
+bench-spark *args: setup
+    @{{ servers }} -- {{ python }} -m benchmarks spark "$@"
 
 # Draw and write benchmarks/results/README.md from what the others have measured
 bench-report *args: setup

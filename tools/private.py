@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -184,30 +184,41 @@ def _accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+POSTGRESQL_PLACES = ("/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin")
+
+
 @contextmanager
-def postgresql() -> Iterator[tuple[str, Process]]:
+def postgresql(**settings: str) -> Iterator[tuple[str, Process]]:
     """A PostgreSQL that commits to memory: a crash of the machine may lose it, a crash of a client not."""
-    places = ("/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin")
-    initdb = needed("initdb", "postgresql", *places)
-    user = "postgres"
-    with folder_of(user) as (folder, become):
-        data, port = folder / "data", free_port()
-        run([initdb, "-D", str(data), "-A", "trust", "-U", user, "-E", "UTF8", "--no-sync"], become, folder)
-        options = {
-            "listen_addresses": "127.0.0.1", "unix_socket_directories": str(folder), "max_connections": 300,
-            "fsync": "off", "full_page_writes": "off", "shared_buffers": "128MB",
-        }  # fmt: skip
-        settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-        server = str(Path(initdb).resolve().parent / "postgres")
-        command = [server, "-D", str(data), "-p", str(port), *settings]
-        with running(command, become, folder, port) as process:
-            url = f"postgresql+psycopg://{user}@127.0.0.1:{port}/postgres"
-            wait_until_ready(url)
-            yield url, process
+    initdb = needed("initdb", "postgresql", *POSTGRESQL_PLACES)
+    with folder_of("postgres") as (folder, become):
+        data = folder / "data"
+        options = ["-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-sync"]
+        run([initdb, "-D", str(data), *options], become, folder)
+        with serving(data, become, settings) as served:
+            yield served
+
+
+@contextmanager
+def serving(
+    data: Path, become: Callable[[], None], settings: Mapping[str, str]
+) -> Iterator[tuple[str, Process]]:
+    """The server of the folder `data`, and the URL of its administrator."""
+    folder, port = data.parent, free_port()
+    options = {
+        "listen_addresses": "127.0.0.1", "unix_socket_directories": str(folder), "max_connections": 300,
+        "fsync": "off", "full_page_writes": "off", "shared_buffers": "128MB", **settings,
+    }  # fmt: skip
+    chosen = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+    server = str(Path(needed("initdb", "postgresql", *POSTGRESQL_PLACES)).resolve().parent / "postgres")
+    with running([server, "-D", str(data), "-p", str(port), *chosen], become, folder, port) as process:
+        url = f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
+        wait_until_ready(url)
+        yield url, process
 
 
 def wait_until_ready(url: str) -> None:
-    """PostgreSQL accepts connections a moment before it lets anybody in."""
+    """It accepts connections a moment before it lets anybody in."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
         try:

@@ -117,12 +117,12 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
     """The archive is away for a moment (renamed, a partition missing, rights withdrawn)."""
     await rig.execute("ALTER TABLE message_archive RENAME TO away")
     await rig.put(30)
-    quick = {"release_stuck_timeout": 1.0, "release_stuck_interval": 0.1, "max_fetch_interval": 0.05}
+    quick = {"release_stuck_timeout": 3.0, "release_stuck_interval": 0.1, "max_fetch_interval": 0.05}
     consumer = rig.consumer(fetch_batch_size=10, flush_interval=0.01, **quick)
     await consumer.start()
     await eventually(lambda: rig.logged("they are kept and tried again"))
     await eventually(lambda: len(consumer.inflight.refused) == 30)
-    await asyncio.sleep(1.5)  # longer than the lease, which is kept meanwhile
+    await asyncio.sleep(3.5)  # longer than the lease, which is kept meanwhile
     await rig.execute("ALTER TABLE away RENAME TO message_archive")
     await eventually(lambda: _count(rig, 30), timeout=30)
     rows = await rig.rows(archive=True)

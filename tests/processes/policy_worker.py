@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
-from datetime import time as TimeOfDay  # noqa: N812 - the module has the name
+from datetime import time as TimeOfDay
 from pathlib import Path
 from time import monotonic
 from typing import Any
