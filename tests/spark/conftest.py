@@ -38,7 +38,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def _start(folder: Path) -> SparkSession:
-    java = f"-Duser.timezone={NEW_YORK} -XX:+UseSerialGC -Dderby.system.home={folder}"
+    java = f"-Duser.timezone={NEW_YORK} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dderby.system.home={folder}"
     config = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -53,6 +53,7 @@ def _start(folder: Path) -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.memory": "1g",
+        "spark.python.daemon.module": "tests.spark.daemon",
     }
     problems = []
     for package in (None, *PACKAGES):

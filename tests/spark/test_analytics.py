@@ -15,6 +15,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, analytics, read_archive
 from faststream_sqlbroker.spark.analytics import RESULTS
 from tests.spark.conftest import START, Archive, archived
+from tests.spark.frames import plain_frame
 
 pytestmark = pytest.mark.capability("Spark: analytics and a report of the archive")
 
@@ -55,7 +56,7 @@ def frame_of(spark: SparkSession) -> Callable[..., DataFrame]:
 def frame(spark: SparkSession, rows: list[dict[str, Any]], schema: Any = ARCHIVE_SCHEMA) -> DataFrame:
     texts = {"headers": lambda v: v if v is None or isinstance(v, str) else json.dumps(v)}
     data = [tuple(texts.get(n, lambda v: v)(row.get(n)) for n in schema.names) for row in rows]
-    return spark.createDataFrame(data, schema)
+    return plain_frame(spark, data, schema)
 
 
 def rows(found: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
@@ -92,7 +93,7 @@ def test_schemas_are_the_documented_ones_and_hold_without_rows(
     assert [f"{field.name} {field.type}" for field in RESULTS[name]] == SCHEMAS[name].split(", ")
     for word in SCHEMAS[name].split(", "):
         assert word.split()[0] in function.__doc__, word
-    empty = function(spark.createDataFrame([], ARCHIVE_SCHEMA))
+    empty = function(plain_frame(spark, [], ARCHIVE_SCHEMA))
     assert [f"{n} {t}" for n, t in empty.dtypes] == SCHEMAS[name].split(", ")
     assert empty.collect() == []
     nothing = frame(spark, [{"id": 1, "queue": "q", "state": "COMPLETED"}])
@@ -100,7 +101,7 @@ def test_schemas_are_the_documented_ones_and_hold_without_rows(
     assert found.schema == empty.schema
     assert {row.queue for row in found.collect()} <= {"q", "orders"}
     with pytest.raises(SetupError, match=f"{name} needs the columns .*; this frame lacks .*queue"):
-        function(spark.createDataFrame([(1,)], "id int"))
+        function(plain_frame(spark, [(1,)], "id int"))
 
 
 def test_throughput(frame_of: Any) -> None:
@@ -209,7 +210,7 @@ def test_percentiles_are_numpys(frame_of: Any, spark: SparkSession) -> None:
     micros = (random.lognormal(12, 2, 3000)).astype(int)
     base = message(0, 0, 0, 0, 0)
     data = frame(spark, [archived(**base, id=0, queue="q")]).crossJoin(
-        spark.createDataFrame([(int(m),) for m in micros], "m long")
+        plain_frame(spark, [(int(m),) for m in micros], "m long")
     )
     data = data.withColumn("archived_at", F.timestamp_micros(F.unix_micros("created_at") + F.col("m")))
     total = analytics.latency(data).where("phase = 'total'").first()

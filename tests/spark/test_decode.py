@@ -26,6 +26,7 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark import decode_payload, read_archive, struct_of
 from tests.spark.conftest import Archive
+from tests.spark.frames import plain_frame
 
 JSON = '{"content-type": "application/json"}'
 ROWS = "headers string, payload binary"
@@ -37,7 +38,7 @@ BROKEN = [
 
 def decoded(spark: SparkSession, rows: list[tuple[str | None, bytes]], schema: Any = "variant") -> list[Any]:
     """(body as a Python value, error) of each row."""
-    frame = decode_payload(spark.createDataFrame(rows, ROWS), schema, error="error")
+    frame = decode_payload(plain_frame(spark, rows, ROWS), schema, error="error")
     return [
         (row.body.toPython() if hasattr(row.body, "toPython") else row.body, row.error)
         for row in frame.collect()
@@ -46,7 +47,7 @@ def decoded(spark: SparkSession, rows: list[tuple[str | None, bytes]], schema: A
 
 def one(spark: SparkSession, text: str, schema: Any) -> Any:
     """(body as a plain value, error) of a JSON body."""
-    frame = decode_payload(spark.createDataFrame([(JSON, text.encode())], ROWS), schema, error="error")
+    frame = decode_payload(plain_frame(spark, [(JSON, text.encode())], ROWS), schema, error="error")
     row = frame.first()
     body = row.body.asDict(recursive=True) if hasattr(row.body, "asDict") else row.body
     return body, row.error
@@ -91,9 +92,7 @@ def test_variants_hold_any_json(spark: SparkSession) -> None:
     values = [0, -1.5, True, "é\U0001f600", "", [], {}, [[{"a": None}]], {"s": 1, "v": {"s": 2}}, 2**62]
     rows = [(JSON, json.dumps(value).encode()) for value in values]
     assert decoded(spark, rows) == [(value, None) for value in values]
-    frame = decode_payload(
-        spark.createDataFrame([(JSON, b"null"), (JSON, b' {"user": {"id": "7"}} \n')], ROWS)
-    )
+    frame = decode_payload(plain_frame(spark, [(JSON, b"null"), (JSON, b' {"user": {"id": "7"}} \n')], ROWS))
     null, user = frame.selectExpr(
         "is_variant_null(body) AS n", "try_variant_get(body, '$.user.id', 'int') AS i"
     ).collect()
@@ -126,7 +125,7 @@ def test_a_schema_takes_what_fits_it_whole(spark: SparkSession) -> None:
 
 
 def test_columns_are_those_asked_for(spark: SparkSession) -> None:
-    frame = spark.createDataFrame([(JSON, b'{"a": 1}', 7)], f"{ROWS}, id long")
+    frame = plain_frame(spark, [(JSON, b'{"a": 1}', 7)], f"{ROWS}, id long")
     assert decode_payload(frame).columns == ["headers", "payload", "id", "body"]
     other = decode_payload(frame, "a INT", column="the body", error="why not")
     assert other.drop("headers", "payload").first().asDict(recursive=True) == {

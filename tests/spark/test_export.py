@@ -23,6 +23,7 @@ from faststream_sqlbroker.spark.lake import Lake
 from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.windows import parse_window
 from tests.spark.conftest import Archive
+from tests.spark.frames import plain_frame
 
 pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
 
@@ -245,7 +246,8 @@ def test_every_column_changes_the_figures(spark: SparkSession) -> None:
         rows.append(row | {field.name: other.get(field.type, 2)})
         if not field.always:
             rows.append(row | {field.name: None})
-    frame = spark.createDataFrame(
+    frame = plain_frame(
+        spark,
         [(n, *(one[name] for name in NAMES)) for n, one in enumerate(rows)],
         "n int, " + ", ".join(f"{field.name} {field.type}" for field in ARCHIVE_FIELDS),
     )

@@ -19,6 +19,7 @@ from faststream_sqlbroker.spark import (
 )
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
+from tests.spark.frames import plain_frame
 
 pytestmark = pytest.mark.capability("Spark: the archive and the live table by JDBC")
 TIMES = [field.name for field in ARCHIVE_SCHEMA if field.dataType.typeName() == "timestamp"]
@@ -124,7 +125,7 @@ def test_a_filter_pushed_and_a_filter_not_pushed_give_the_same_rows(
     """And so do since and until, in the hour that comes twice as in any other."""
     fill(archive)
     frame = read_archive(spark, archive.url, num_partitions=2)
-    kept = spark.createDataFrame(frame.collect(), frame.schema).cache()
+    kept = plain_frame(spark, frame.collect(), frame.schema).cache()
     for condition in FILTERS:
         pushed = {row.id for row in frame.filter(condition).select("id").collect()}
         plain = {row.id for row in kept.filter(condition).select("id").collect()}

@@ -35,6 +35,7 @@ from faststream_sqlbroker.spark.replay_rows import Copy, Plan, copy_row
 from faststream_sqlbroker.spark.replay_writer import Task, Writer, batches
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
+from tests.spark.frames import plain_frame
 
 pytestmark = pytest.mark.capability("Spark: replay of archived messages, each once for a job")
 
@@ -497,7 +498,7 @@ def test_options_that_cannot_be_are_refused(spark: SparkSession, new_database: A
 
 
 def test_a_password_appears_nowhere(spark: SparkSession) -> None:
-    empty = spark.createDataFrame([], ARCHIVE_SCHEMA)
+    empty = plain_frame(spark, [], ARCHIVE_SCHEMA)
     with pytest.raises(StoreError) as failed:
         replay(empty, "postgresql+asyncpg://me:s3cret-word@127.0.0.1:1/x", job="j")
     assert "s3cret-word" not in str(failed.value) + repr(failed.value.__cause__)

@@ -26,6 +26,7 @@ from faststream_sqlbroker.spark.report import figures as figures_
 from faststream_sqlbroker.spark.report.figures import gather
 from faststream_sqlbroker.spark.report.page import SECTIONS, render
 from tests.spark.conftest import START, archived
+from tests.spark.frames import plain_frame
 from tests.spark.test_analytics import dead, frame, message
 from tools.packages import install
 
@@ -222,7 +223,7 @@ def test_widths_of_buckets(spark: SparkSession) -> None:
 
 
 def test_what_cannot_be(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = spark.createDataFrame([], ARCHIVE_SCHEMA)
+    data = plain_frame(spark, [], ARCHIVE_SCHEMA)
     with pytest.raises(SetupError, match="there is no folder"):
         write_report(data, tmp_path / "nowhere" / "x.html")
     with pytest.raises(SetupError, match="this frame lacks payload"):

@@ -1,0 +1,18 @@
+"""Frames of plain rows, without Python workers: they come by Arrow and stay with the driver."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+
+def plain_frame(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: StructType | str) -> DataFrame:
+    """A DataFrame of `rows`; `createDataFrame` with the same would run each action in Python workers."""
+    struct = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
+    types = to_arrow_schema(struct)
+    columns = zip(*rows, strict=True) if (rows := list(rows)) else [[] for _ in types]
+    arrays = [pa.array(list(values), field.type) for values, field in zip(columns, types, strict=True)]
+    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=types), struct)
