@@ -14,7 +14,7 @@ from faststream_sqlbroker.cli.exported import read_path
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.selection import Selection, select_archive
+from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, select_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +66,7 @@ def replay(
     First it shows what would be published, then it asks. The same command may be repeated after a crash: what
     the job has published is left out. Rows stay in the archive. The exit code is 1 if it was not wanted.
     """
-    chosen = select_archive(archive_table, schema, since=since, until=to, queues=queue, states=states)
+    chosen = select_rows(ARCHIVE, archive_table, schema, since=since, until=to, queues=queue, states=states)
     options: dict[str, Any] = {
         "job": job,
         "queue": into,

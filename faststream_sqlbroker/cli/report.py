@@ -10,7 +10,7 @@ from faststream_sqlbroker import spark as lake
 from faststream_sqlbroker.cli.exported import read_path
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.selection import select_archive
+from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,5 +61,5 @@ def exported(
     spark: "SparkSession", path: str, since: str | None, to: str | None, queues: list[str] | None
 ) -> "DataFrame":
     """The rows of an export, within the limits."""
-    chosen = select_archive(since=since, until=to, queues=queues or None)
+    chosen = select_rows(ARCHIVE, since=since, until=to, queues=queues or None)
     return read_path(spark, path, chosen).select(*lake.ARCHIVE_SCHEMA.names)

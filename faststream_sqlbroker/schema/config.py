@@ -31,11 +31,11 @@ class SqlBrokerSchemaConfig:
 
     def __post_init__(self) -> None:
         """Check the names."""
-        _check("message_table_name", self.message_table_name)
+        check_name("message_table_name", self.message_table_name)
         if self.message_archive_table_name is not None:
-            _check("message_archive_table_name", self.message_archive_table_name)
+            check_name("message_archive_table_name", self.message_archive_table_name)
         if self.schema is not None:
-            _check("schema", self.schema)
+            check_name("schema", self.schema)
         taken = {self.message_table_name, self.version_table_name, self.policy_state_table_name}
         if self.message_archive_table_name in taken:
             msg = (
@@ -60,7 +60,12 @@ class SqlBrokerSchemaConfig:
         return f"{self.message_table_name}_schema_version"
 
 
-def _check(option: str, name: object) -> None:
+def check_name(option: str, name: object) -> None:
+    """Whether `name`, given as `option`, can be the name of a table or schema.
+
+    Raises:
+        SetupError: it cannot.
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_TABLE_NAME:
         msg = (
             f"{option} cannot be {name!r}: it is a letter or underscore followed by letters, digits, "

@@ -19,7 +19,7 @@ from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.lake import Lake
 from faststream_sqlbroker.spark.moments import Moment
 from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
-from faststream_sqlbroker.spark.selection import select_archive
+from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
 from faststream_sqlbroker.spark.session import need_driver
 from faststream_sqlbroker.spark.transfer import Job, bring, find_oldest, source_of
 from faststream_sqlbroker.spark.windows import LENGTHS, plan_windows
@@ -145,7 +145,7 @@ def export_archive(
     one_of("window", window, tuple(LENGTHS))
     one_of("verify", verify, ("checksums", "counts"))
     back = seconds_or_zero("recheck", recheck)
-    selection = select_archive(table, schema, since=since, until=until, queues=queues)
+    selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues)
     database = database_of(parse_address(url))
     need_driver(spark, database.jdbc_driver, database.kind)
     lake = Lake(spark, path)

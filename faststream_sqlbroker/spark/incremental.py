@@ -19,7 +19,7 @@ from faststream_sqlbroker.spark.decode import decode_payload
 from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
 from faststream_sqlbroker.spark.moments import Moment
 from faststream_sqlbroker.spark.read import scan
-from faststream_sqlbroker.spark.selection import Selection, select_archive
+from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, select_rows
 from faststream_sqlbroker.spark.snapshot import open_snapshot
 from faststream_sqlbroker.spark.watermark import Watermark, WatermarkFile, describe_source
 
@@ -118,7 +118,7 @@ def new_rows(
         NotSupportedError: `snapshot` or `primary` on another database than PostgreSQL; Spark Connect.
         TransientStoreError: The standby did not come as far as its primary in time.
     """
-    selection = select_archive(table, schema, since=since, queues=queues, states=states)
+    selection = select_rows(ARCHIVE, table, schema, since=since, queues=queues, states=states)
     longest = None if max_window is None else timedelta(seconds=positive_seconds("max_window", max_window))
     address = parse_address(url)
     database = database_of(address)

@@ -17,7 +17,7 @@ from faststream_sqlbroker.spark.figures import Figures, ask_figures, compute_fig
 from faststream_sqlbroker.spark.lake import Lake
 from faststream_sqlbroker.spark.partitions import Partition, Partitions
 from faststream_sqlbroker.spark.removal import CHUNK, Rows, delete_rows, list_rows
-from faststream_sqlbroker.spark.selection import Selection, select_archive
+from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, select_rows
 from faststream_sqlbroker.spark.transfer import source_of
 from faststream_sqlbroker.spark.windows import Window
 
@@ -118,7 +118,7 @@ def prune_archive(
     with database.connect() as connection:
         cutoff = None if seconds is None else database.now(connection) - timedelta(seconds=seconds)
         if exported is None or spark is None:
-            selection = select_archive(table or "message_archive", schema, until=cutoff, queues=queues)
+            selection = select_rows(ARCHIVE, table, schema, until=cutoff, queues=queues)
             rows = _expire(database, connection, selection, dry_run=dry_run)
             return PruneResult(rows, (), (), cutoff, dry_run)
         lake = Lake(spark, exported)
@@ -146,7 +146,9 @@ def _selection(lake: Lake, database: Database, table: str | None, schema: str | 
         SetupError: it is not of this database or table.
     """
     source = lake.need_state()["source"]
-    selection = select_archive(table or source["table"], schema or source["schema"], queues=source["queues"])
+    selection = select_rows(
+        ARCHIVE, table or source["table"], schema or source["schema"], queues=source["queues"]
+    )
     ours = source_of(database, selection, lake.size)
     if ours != source:
         raise SetupError(

@@ -17,7 +17,7 @@ from faststream_sqlbroker.spark.databases.base import Size
 from faststream_sqlbroker.spark.decode import decode_payload
 from faststream_sqlbroker.spark.java import java_of
 from faststream_sqlbroker.spark.moments import Moment
-from faststream_sqlbroker.spark.selection import Selection, select_archive, select_messages
+from faststream_sqlbroker.spark.selection import ARCHIVE, MESSAGES, Selection, select_rows
 from faststream_sqlbroker.spark.session import need_driver
 from faststream_sqlbroker.spark.snapshot import Snapshot
 
@@ -80,7 +80,7 @@ def read_archive(
     Raises:
         SetupError: an option that cannot be, or a session without the driver.
     """
-    selection = select_archive(table, schema, since=since, until=until, queues=queues, states=states)
+    selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues, states=states)
     return _read(spark, url, selection, num_partitions, snapshot, decode, options)
 
 
@@ -108,7 +108,7 @@ def read_messages(
     Returns:
         A DataFrame of `MESSAGE_SCHEMA`, and `body` if asked for.
     """
-    selection = select_messages(table, schema, since=since, until=until, queues=queues, states=states)
+    selection = select_rows(MESSAGES, table, schema, since=since, until=until, queues=queues, states=states)
     return _read(spark, url, selection, num_partitions, snapshot, decode, options)
 
 

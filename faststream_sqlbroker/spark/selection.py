@@ -6,7 +6,7 @@ from datetime import datetime
 
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, LIVE_STATES, MessageState
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.config import check_name
 from faststream_sqlbroker.spark.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
 from faststream_sqlbroker.spark.databases import Database
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
@@ -63,8 +63,30 @@ class Selection:
         return " AND ".join(conditions)
 
 
-def select_archive(
-    table: str = "message_archive",
+@dataclass(frozen=True)
+class Layout:
+    """One of the broker's tables as readers see it.
+
+    Attributes:
+        table: Its usual name.
+        fields: Its columns.
+        time_column: What since and until are about.
+        states: What its rows can be in.
+    """
+
+    table: str
+    fields: tuple[Field, ...]
+    time_column: str
+    states: frozenset[MessageState]
+
+
+ARCHIVE = Layout("message_archive", ARCHIVE_FIELDS, "archived_at", ARCHIVED_STATES)
+MESSAGES = Layout("message", MESSAGE_FIELDS, "created_at", LIVE_STATES)
+
+
+def select_rows(
+    layout: Layout,
+    table: str | None = None,
     schema: str | None = None,
     *,
     since: Moment | None = None,
@@ -72,43 +94,20 @@ def select_archive(
     queues: Iterable[str] | None = None,
     states: Iterable[str | MessageState] | None = None,
 ) -> Selection:
-    """Rows of the archive by `archived_at`.
+    """Rows of a table of this layout; `table` is its name if it is not the usual one.
 
     Raises:
         SetupError: a name, moment, queue or state that cannot be.
     """
-    SqlBrokerSchemaConfig(message_archive_table_name=table, schema=schema)
-    times = _times(since, until)
-    named = _names(queues), _states(states, ARCHIVED_STATES)
-    return Selection(table, schema, ARCHIVE_FIELDS, "archived_at", *times, *named)
-
-
-def select_messages(
-    table: str = "message",
-    schema: str | None = None,
-    *,
-    since: Moment | None = None,
-    until: Moment | None = None,
-    queues: Iterable[str] | None = None,
-    states: Iterable[str | MessageState] | None = None,
-) -> Selection:
-    """Rows of the live table by `created_at`.
-
-    Raises:
-        SetupError: a name, moment, queue or state that cannot be.
-    """
-    SqlBrokerSchemaConfig(message_table_name=table, message_archive_table_name=None, schema=schema)
-    times = _times(since, until)
-    return Selection(
-        table, schema, MESSAGE_FIELDS, "created_at", *times, _names(queues), _states(states, LIVE_STATES)
-    )
-
-
-def _times(since: Moment | None, until: Moment | None) -> tuple[datetime | None, datetime | None]:
+    table = layout.table if table is None else table
+    check_name("table", table)
+    if schema is not None:
+        check_name("schema", schema)
     first, end = parse_moment("since", since), parse_moment("until", until)
     if first is not None and end is not None and end < first:
         raise SetupError(f"until ({end.isoformat()}) is before since ({first.isoformat()}): swap them")
-    return first, end
+    named = _names(queues), _states(states, layout.states)
+    return Selection(table, schema, layout.fields, layout.time_column, first, end, *named)
 
 
 def _names(queues: Iterable[str] | None) -> tuple[str, ...] | None:

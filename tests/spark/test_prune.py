@@ -18,7 +18,7 @@ from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.partitions import Partitions
 from faststream_sqlbroker.spark.removal import Rows, list_rows
-from faststream_sqlbroker.spark.selection import select_archive
+from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 
@@ -252,9 +252,9 @@ def test_a_detachment_that_was_cut_short_is_ended(
     database = database_of(parse_address(archive.url))
     with archive.engine.connect() as reader, database.connect() as connection:
         reader.execute(text("SELECT count(*) FROM message_archive"))
-        partitions_ = Partitions(database, connection, select_archive())
+        partitions_ = Partitions(database, connection, select_rows(ARCHIVE))
         (part,) = partitions_.find()
-        figures = list_rows(database, connection, select_archive()).figures
+        figures = list_rows(database, connection, select_rows(ARCHIVE)).figures
         connection.exec_driver_sql("SET statement_timeout = '300ms'")
         with pytest.raises(OperationalError, match="statement timeout"):
             partitions_.drop(part, figures)

@@ -8,7 +8,7 @@ from sqlalchemy import make_url
 
 from faststream_sqlbroker import NotSupportedError, SetupError
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.selection import select_archive, select_messages
+from faststream_sqlbroker.spark.selection import ARCHIVE, MESSAGES, select_rows
 
 SECRET = "p@ss:w/rd?&=%ö"
 
@@ -112,10 +112,10 @@ def test_a_wrong_path_makes_no_database(tmp_path) -> None:
 )
 def test_rows_that_cannot_be_chosen(options: dict, words: str) -> None:
     with pytest.raises(SetupError, match=words):
-        select_archive(**options)
+        select_rows(ARCHIVE, **options)
     if "states" not in options:
         with pytest.raises(SetupError, match=words):
-            select_messages(**options)
+            select_rows(MESSAGES, **options)
 
 
 def test_spark_is_imported_only_where_it_is_used() -> None:

@@ -15,7 +15,7 @@ from faststream_sqlbroker.core.duration import positive_seconds, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import Address, parse_address
 from faststream_sqlbroker.spark.moments import parse_moment
-from faststream_sqlbroker.spark.selection import Selection, select_archive, select_messages
+from faststream_sqlbroker.spark.selection import ARCHIVE, MESSAGES, Selection, select_rows
 
 BOTH = (
     "url", "user", "password", "passwordEnv", "kind", "table", "schema", "queues", "states", "numPartitions",
@@ -25,8 +25,7 @@ BATCH = ("since", "until", "partitioner", "pushFilters")
 STREAM = (
     "startingTimestamp", "safetyLag", "primary", "maxRowsPerTrigger", "maxWindowPerTrigger", "failOnDataLoss",
 )  # fmt: skip
-KINDS = {"archive": select_archive, "messages": select_messages}
-TABLES = {"archive": "message_archive", "messages": "message"}
+KINDS = {"archive": ARCHIVE, "messages": MESSAGES}
 PARTITIONERS = ("auto", "id", "ctid", "time")
 EARLIEST = "earliest"
 FETCH_ROWS = 10_000
@@ -135,8 +134,9 @@ def _named(given: Mapping[str, str], streaming: bool | None) -> dict[str, str]:
 
 
 def _selection(kind: str, found: Mapping[str, str]) -> Selection:
-    return KINDS[kind](
-        found.get("table", TABLES[kind]),
+    return select_rows(
+        KINDS[kind],
+        found.get("table"),
         found.get("schema"),
         since=found.get("since"),
         until=found.get("until"),
