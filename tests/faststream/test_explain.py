@@ -32,13 +32,10 @@ from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("`broker.admin.explain`, `subscribers`: why a message waits, who lives")
 
-SOON = 0.2
-"""Seconds between two signs of life."""
-
 
 @pytest.fixture
 async def broker(engine: AsyncEngine, logger: Any) -> AsyncIterator[SqlBroker]:
-    broker = SqlBroker(engine, logger=logger, graceful_timeout=1.0, presence_interval=SOON)
+    broker = SqlBroker(engine, logger=logger, graceful_timeout=1.0, presence_interval=2.0)
     await broker.create_tables()
     yield broker
     await broker.stop()
