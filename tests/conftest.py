@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,8 +13,9 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.broker.engine import through_pgbouncer
+from tests import scheduling
 from tools.private import CannotStartError, pgbouncer
-from tools.servers import VARIABLES, NoServerError, server
+from tools.servers import VARIABLES, NoServerError, own_server, server
 
 # A pause of a busy machine is no failure: 200 ms for an example are not ours to promise.
 settings.register_profile("ours", deadline=None)
@@ -28,7 +30,9 @@ OTHER_DRIVERS = {"psycopg": "postgresql", "asyncmy": "mariadb"}
 class Servers:
     """Administrators' engines, made when first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: tuple[str, ...] = ()) -> None:
+        """Of the kinds in `own` it starts servers that nobody else uses."""
+        self._own = own
         self._stack = ExitStack()
         self._found: dict[str, Engine | str] = {}
         self._pgbouncer: int | str | None = None
@@ -48,7 +52,7 @@ class Servers:
         if reason := os.environ.get(f"{VARIABLES[kind]}_MISSING"):
             return reason
         try:
-            url = self._stack.enter_context(server(kind))
+            url = self._stack.enter_context((own_server if kind in self._own else server)(kind))
         except NoServerError as error:
             return str(error)
         return create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
@@ -73,6 +77,15 @@ class Servers:
             if isinstance(found, Engine):
                 found.dispose()
         self._stack.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = scheduling.order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return scheduling.scheduler(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,17 @@ def server(kind: str) -> Iterator[str]:
 
 
 @contextmanager
+def own_server(kind: str) -> Iterator[str]:
+    """As `server`, but nobody else uses it if one can be started here."""
+    with ExitStack() as stack:
+        try:
+            url, _process = stack.enter_context(private.STARTERS[kind]())
+        except private.CannotStartError:
+            url = stack.enter_context(server(kind))
+        yield url
+
+
+@contextmanager
 def _private(kind: str) -> Iterator[str]:
     with private.STARTERS[kind]() as (url, _process):
         yield url

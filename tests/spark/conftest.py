@@ -30,6 +30,14 @@ START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 
 @pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """With a MariaDB of our own: its horizon waits for statements in all databases, those of other tests too."""
+    servers = Servers(own=("mariadb",))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """`local[2]`; skip without Java or drivers that cannot be installed, fail in CI."""
     session = _start(tmp_path_factory.mktemp("spark"))
