@@ -5,22 +5,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from fractions import Fraction
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from sqlalchemy.exc import SQLAlchemyError
 
 from faststream_sqlbroker import spark
+from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Schema, Since, To, Url
+from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.core.duration import parse_duration
-from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.spark.address import parse_address
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 app = typer.Typer(no_args_is_help=True, help="The archive: export to Parquet, compaction, pruning.")
 
@@ -39,24 +34,6 @@ class Verification(str, Enum):
     counts = "counts"
 
 
-Url = Annotated[
-    str,
-    typer.Option(
-        envvar="SQLBROKER_URL",
-        show_default=False,
-        help="SQLAlchemy URL of the database; better in the variable.",
-    ),
-]
-Master = Annotated[str | None, typer.Option(help="Spark's master; local[*] where nothing says.")]
-Jars = Annotated[list[Path] | None, typer.Option("--jar", help="A JDBC driver's jar to look at first.")]
-Queues = Annotated[list[str] | None, typer.Option("--queue", help="Only this queue; may be given again.")]
-Table_ = Annotated[str, typer.Option("--table", help="The archive table.")]
-Schema = Annotated[str | None, typer.Option("--schema", help="Its schema; MySQL and MariaDB: its database.")]
-Moment = Annotated[
-    str | None, typer.Option(show_default=False, help="Like 2026-03-01 or 2026-03-01T12:00+00:00.")
-]
-
-
 @app.callback()
 def commands() -> None:
     """The archive: export to Parquet, compaction, pruning."""
@@ -66,10 +43,10 @@ def commands() -> None:
 def export(
     url: Url,
     path: Annotated[str, typer.Option(help="Where the export is, in any file system that Spark knows.")],
-    since: Moment = None,
-    to: Moment = None,
+    since: Since = None,
+    to: To = None,
     window: Annotated[WindowSize, typer.Option(help="What a folder holds.")] = WindowSize.day,
-    table: Table_ = "message_archive",
+    table: ArchiveTable = "message_archive",
     schema: Schema = None,
     queue: Queues = None,
     safety_lag: Annotated[str, typer.Option(help="How long a transaction may stay open unseen.")] = "5m",
@@ -83,9 +60,9 @@ def export(
     jar: Jars = None,
 ) -> None:
     """Write the closed windows that the export does not have to Parquet, each compared with the database."""
-    with _errors(), _progress("export") as progress:
+    with database_errors(), _progress("export") as progress:
         result = spark.export_archive(
-            _session(master, jar, url),
+            quiet_session(master, jar, url),
             url,
             path,
             window=window.value,
@@ -114,14 +91,14 @@ def export(
 @app.command()
 def compact(
     path: Annotated[str, typer.Option(help="Of the export.")],
-    since: Moment = None,
-    to: Moment = None,
+    since: Since = None,
+    to: To = None,
     master: Master = None,
 ) -> None:
     """Make the small files of an export few; the rows are compared before they replace the old ones."""
-    with _errors(), _progress("compact") as progress:
+    with database_errors(), _progress("compact") as progress:
         done = spark.compact_export(
-            _session(master, None, None),
+            quiet_session(master),
             path,
             since=since,
             until=to,
@@ -149,12 +126,12 @@ def prune(
 
     The exit code is 1 if a window was refused.
     """
-    with _errors(), _progress("prune") as progress:
+    with database_errors(), _progress("prune") as progress:
         result = spark.prune_archive(
             url,
             exported=exported,
             older_than=None if older_than is None else _duration("--older-than", older_than),
-            spark=None if exported is None else _session(master, jar, url),
+            spark=None if exported is None else quiet_session(master, jar, url),
             table=table,
             schema=schema,
             queues=queue or None,
@@ -177,8 +154,8 @@ def prune(
 @app.command()
 def status(path: Annotated[str, typer.Argument(help="Of the export.")], master: Master = None) -> None:
     """Tell what an export holds, and how far it has come."""
-    with _errors():
-        found = spark.describe_export(_session(master, None, None), path)
+    with database_errors():
+        found = spark.describe_export(quiet_session(master), path)
     table = Table("window", "rows", "files", "bytes", title=found.path)
     for one in found.windows:
         if one.rows:
@@ -189,23 +166,6 @@ def status(path: Annotated[str, typer.Argument(help="Of the export.")], master: 
         _print(
             f"window {found.pending} is being replaced, or was when a process died: the next export ends it"
         )
-
-
-def _session(master: str | None, jars: list[Path] | None, url: str | None) -> "SparkSession":
-    """A session that says little; with the driver of the URL's database."""
-    kinds = [] if url is None else [parse_address(url).kind]
-    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    return spark.build_session(databases=kinds, master=master, jars=jars or (), config=quiet)
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """The database's errors as one line: a traceback could show the URL, and its password."""
-    try:
-        yield
-    except SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()
-        raise StoreError(f"the database answered: {reason[0] if reason else type(error).__name__}") from None
 
 
 @contextmanager
@@ -231,6 +191,6 @@ def _duration(name: str, text: str) -> float:
 
 
 def _print(*parts: Any) -> None:
-    console = Console()
+    console = Console(markup=False, highlight=False)
     for part in parts:
-        console.print(part, markup=False, highlight=False)
+        console.print(part)

@@ -1,33 +1,24 @@
 """`faststream-sqlbroker archive replay`: publish rows of the archive, or of an export, again."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from faststream_sqlbroker import spark as our
 from faststream_sqlbroker.cli.exported import read_path
+from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Since, To, Url
+from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, select_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from faststream_sqlbroker.spark import ReplayResult
-
-Url = Annotated[
-    str,
-    typer.Option(
-        envvar="SQLBROKER_URL",
-        help="SQLAlchemy URL of the database; the variable keeps a password out of the list of processes.",
-    ),
-]
 
 
 def replay(
@@ -36,14 +27,12 @@ def replay(
     path: Annotated[
         str | None, typer.Option(help="Read Parquet (an export) from here, not the archive table.")
     ] = None,
-    queue: Annotated[
-        list[str] | None, typer.Option(help="Only rows of this queue; may be given again.")
-    ] = None,
+    queue: Queues = None,
     states: Annotated[
         list[str] | None, typer.Option(help="Only rows in this state: failed, completed, discarded.")
     ] = None,
-    since: Annotated[str | None, typer.Option(help="Only what was archived at or after this moment.")] = None,
-    to: Annotated[str | None, typer.Option(help="Only what was archived before this moment.")] = None,
+    since: Since = None,
+    to: To = None,
     id_: Annotated[
         list[int] | None, typer.Option("--id", help="Only the row with this id; may be given again.")
     ] = None,
@@ -56,9 +45,10 @@ def replay(
         list[str] | None, typer.Option(help="name=value put over each row's headers; may be given again.")
     ] = None,
     table: Annotated[str, typer.Option(help="The live table.")] = "message",
-    archive_table: Annotated[str, typer.Option(help="The archive table.")] = "message_archive",
+    archive_table: ArchiveTable = "message_archive",
     schema: Annotated[str | None, typer.Option(help="Schema of both.")] = None,
-    jar: Annotated[list[Path] | None, typer.Option(help="A JDBC driver's jar to look at first.")] = None,
+    master: Master = None,
+    jar: Jars = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Publish rows of the archive as new messages, each once for a job.
@@ -76,18 +66,17 @@ def replay(
         "table": table,
         "schema": schema,
     }
-    kind = parse_address(url).kind
-    session = our.build_session("replay", databases=None if path else [kind], jars=jar or ())
-    frame = _rows(session, path, url, chosen, id_ or [])
-    console = Console()
-    found = our.replay(frame, url, **options)
-    show(console, found)
-    if not found.messages:
-        console.print("There is nothing to publish.")
-        return
-    if not yes and not typer.confirm(f"Publish {found.messages} messages?"):
-        raise typer.Exit(1)
-    show(console, our.replay(frame, url, dry_run=False, **options))
+    console = Console(markup=False, highlight=False)
+    with database_errors():
+        frame = _rows(quiet_session(master, jar, None if path else url), path, url, chosen, id_ or [])
+        found = our.replay(frame, url, **options)
+        show(console, found)
+        if not found.messages:
+            console.print("There is nothing to publish.")
+            return
+        if not yes and not typer.confirm(f"Publish {found.messages} messages?"):
+            raise typer.Exit(1)
+        show(console, our.replay(frame, url, dry_run=False, **options))
 
 
 def _headers(given: Iterable[str]) -> Mapping[str, str]:
@@ -122,9 +111,9 @@ def _rows(
 def show(console: Console, result: "ReplayResult") -> None:
     """Print what a replay did or would do."""
     done = "would be published" if result.dry_run else "published"
-    table = Table("queue", done, title=f"replay {escape(result.job)}: {result.rows} rows")
+    table = Table("queue", done, title=f"replay {result.job}: {result.rows} rows")
     for name, count in result.queues.items():
-        table.add_row(escape(name), str(count))
+        table.add_row(name, str(count))
     table.add_section()
     table.add_row("published before", str(result.already))
     table.add_row("bytes of payloads", str(result.bytes))
@@ -133,5 +122,5 @@ def show(console: Console, result: "ReplayResult") -> None:
         sample = Table("id", "queue", "key", "bytes", "headers", title="the first of them")
         for one in result.sample:
             shown = (one["id"], one["queue"], one["key"] or "", one["bytes"], short(one["headers"]))
-            sample.add_row(*(escape(str(value)) for value in shown))
+            sample.add_row(*(str(value) for value in shown))
         console.print(sample)

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.cli.options import Jars
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.drivers import DRIVERS, need_jar, need_java
+from faststream_sqlbroker.spark.drivers import DRIVERS, need_jar, need_java, wanted_kinds
 
 OLDEST_SPARK = (4, 0)
 PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "pymysql", "adbc-driver-postgresql")
@@ -28,24 +29,25 @@ def commands() -> None:
 @app.command()
 def check(
     database: Annotated[
-        list[str] | None, typer.Option(help="postgresql, mysql or sqlite; all of them if not given.")
+        list[str] | None,
+        typer.Option(help="postgresql, mysql (or mariadb), sqlite; all of them if not given."),
     ] = None,
-    jar: Annotated[list[Path] | None, typer.Option(help="A JDBC driver's jar to look at first.")] = None,
+    jar: Jars = None,
 ) -> None:
     """Tell which Java, packages and JDBC drivers Spark will find, and what to install.
 
     The exit code is 1 if anything is missing.
     """
     table, missing = Table("", "found", "where, or what to do", title="Spark"), False
-    for kind in database or ():
-        one_of("--database", kind, tuple(DRIVERS))
-    for name, look in _looks(database or list(DRIVERS), jar or []):
+    found: str | Text
+    for name, look in _looks(wanted_kinds(database or None), jar or []):
         try:
             found, where = look()
         except SetupError as error:
-            found, where, missing = "[red]no[/red]", str(error), True
+            found, where, missing = Text("no", style="red"), str(error), True
         table.add_row(name, found, where)
-    Console().print(table)
+    # "faststream-sqlbroker[spark]" is no markup.
+    Console(markup=False, highlight=False).print(table)
     raise typer.Exit(1 if missing else 0)
 
 

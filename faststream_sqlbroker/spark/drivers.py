@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +95,20 @@ def find_jar(kind: str, jars: Sequence[str | Path] = ()) -> FoundJar | None:
                 )
             return FoundJar(path, version, source)
     return None
+
+
+def wanted_kinds(databases: Iterable[str] | None) -> list[str]:
+    """The kinds that are named, all of them for None.
+
+    Raises:
+        SetupError: there is no such kind.
+    """
+    wanted = list(DRIVERS) if databases is None else list(databases)
+    wanted = ["mysql" if kind == "mariadb" else kind for kind in wanted]
+    for kind in wanted:
+        if kind not in DRIVERS:
+            raise SetupError(f"databases has {kind!r}: {', '.join(DRIVERS)} are allowed")
+    return wanted
 
 
 def need_jar(kind: str, jars: Sequence[str | Path] = ()) -> FoundJar:

@@ -5,13 +5,22 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.drivers import DRIVERS, find_jar, need_jar, need_java
+from faststream_sqlbroker.spark.drivers import DRIVERS, find_jar, need_jar, need_java, wanted_kinds
 from faststream_sqlbroker.spark.java import java_of
 
 UTC = "-Duser.timezone=UTC"
+_LISTS = {
+    "spark.jars": ",",
+    "spark.jars.packages": ",",
+    "spark.driver.extraJavaOptions": " ",
+    "spark.executor.extraJavaOptions": " ",
+}
+"""Settings that hold several values, and what is between them."""
 
 
 def build_session(
@@ -36,17 +45,18 @@ def build_session(
         jars: Paths of JDBC drivers; those not given are looked for in SQLBROKER_SPARK_JARS, Debian's
             folder and Maven's cache, in this order.
         packages: Let Spark fetch drivers that were not found from its package repositories.
-        config: More of Spark's settings; they win.
+        config: More of Spark's settings; they win, also over what spark-submit was given.
 
     Returns:
-        The session. If one is running already it is returned as it is, when it has what is needed.
+        The session. If one is running already it is returned as it is, when it has what is needed. What
+        spark-submit was given stays: its jars and Java options are added to, its other settings win.
 
     Raises:
         SetupError: Java is missing or older than 17, a driver is missing or too old, an unknown database,
             or a session is running that was started without the drivers.
     """
-    wanted = _wanted(databases)
-    running = SparkSession.getActiveSession()
+    wanted = wanted_kinds(databases)
+    running = _running()
     if running is not None:
         for kind in wanted if databases is not None else ():
             need_driver(running, DRIVERS[kind].class_name, kind)
@@ -55,7 +65,7 @@ def build_session(
     paths, coordinates = _resolve(wanted, jars, packages=packages, strict=databases is not None)
     # Workers would run the python3 of PATH, which may lack pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = _settings(paths, coordinates) | dict(config or {})
+    settings = complete(_settings(paths, coordinates), _submitted()) | dict(config or {})
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
@@ -65,13 +75,28 @@ def build_session(
     return session
 
 
-def _wanted(databases: Iterable[str] | None) -> list[str]:
-    wanted = list(DRIVERS) if databases is None else list(databases)
-    wanted = ["mysql" if kind == "mariadb" else kind for kind in wanted]
-    for kind in wanted:
-        if kind not in DRIVERS:
-            raise SetupError(f"databases has {kind!r}: {', '.join(DRIVERS)} are allowed")
-    return wanted
+def _running() -> SparkSession | None:
+    """The session of this thread, else the one that another thread started."""
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+
+
+def _submitted() -> dict[str, str]:
+    """What spark-submit was given; it has started Java before us, which tells."""
+    # Where none runs, asking would start a Java, too early for its options.
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()  # noqa: SLF001 - else SparkConf knows nothing of that Java
+    return dict(SparkConf().getAll())
+
+
+def complete(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Our settings beside those that were `given`, which win; lists have both, and of Java options the last wins."""
+    both = {name: [value for value in (ours[name], given.get(name)) if value] for name in ours}
+    joined = {name: sign.join(both[name]) for name, sign in _LISTS.items() if name in both}
+    return {name: values[-1] for name, values in both.items()} | joined
 
 
 def _resolve(

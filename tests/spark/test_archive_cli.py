@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from faststream_sqlbroker import StoreError
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.spark import describe_export, export_archive, read_export
@@ -33,6 +34,15 @@ def run(*words: str, **variables: str) -> Any:
 def lines(output: str) -> list[list[str]]:
     """Rows of the printed tables, as words."""
     return [re.sub(r"[│┃,]", " ", line).split() for line in output.splitlines() if "│" in line]
+
+
+@pytest.mark.parametrize("command", ["export --path x", "replay --job x", "report --out x.html"])
+def test_a_database_that_is_not_there_is_one_line(spark: SparkSession, tmp_path: Path, command: str) -> None:
+    words = [str(tmp_path / word) if word.startswith("x") else word for word in command.split()]
+    done = run(*words, SQLBROKER_URL="postgresql://user:s3cr3t@127.0.0.1:1/x")
+    assert isinstance(done.exception, StoreError)
+    assert str(done.exception).startswith("the database answered: ")
+    assert "s3cr3t" not in str(done.exception)
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

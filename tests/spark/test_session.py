@@ -1,7 +1,10 @@
 """Sessions, and what must never be seen: passwords."""
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,8 @@ from sqlalchemy import text
 
 from faststream_sqlbroker import SetupError
 from faststream_sqlbroker.spark import build_session, read_archive
-from faststream_sqlbroker.spark.session import need_driver
+from faststream_sqlbroker.spark.drivers import need_jar
+from faststream_sqlbroker.spark.session import complete, need_driver
 
 SECRET = "s3cr3t@:/%'\"\\"
 
@@ -21,20 +25,41 @@ def test_a_running_session_is_used_if_it_has_the_drivers(spark: SparkSession) ->
         need_driver(spark, "com.mysql.cj.jdbc.Driver", "mysql")
 
 
-def test_a_session_without_the_driver_says_so() -> None:
-    """In a process of its own, started as people do who did not read on."""
-    code = (
+def test_under_spark_submit(tmp_path: Path) -> None:
+    """A session without drivers says so; ours keeps what spark-submit was given."""
+    job = tmp_path / "job.py"
+    job.write_text(
         "from pyspark.sql import SparkSession\n"
-        "from faststream_sqlbroker.spark import read_archive\n"
-        "s = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "from faststream_sqlbroker.spark import build_session, read_archive\n"
+        "s = SparkSession.builder.getOrCreate()\n"
         "import sqlite3; sqlite3.connect('x.db').close()\n"
         "try: read_archive(s, 'sqlite:///x.db')\n"
         "except Exception as error: print(type(error).__name__, error)\n"
+        "s.stop()\n"
+        "s = build_session()\n"
+        "for name in 'spark.jars', 'spark.executor.extraJavaOptions': print(s.conf.get(name))\n"
     )
+    given = ("spark.executor.extraJavaOptions=-Dx=1", "spark.ui.enabled=false", "spark.log.level=ERROR")
+    options = [word for setting in given for word in ("--conf", setting)]
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-m", "pyspark.find_spark_home"], capture_output=True, text=True, check=True
     )
-    assert "SetupError this Spark session was started without the JDBC driver org.sqlite.JDBC" in done.stdout
+    given_jar = need_jar("mysql").path.resolve()
+    submit = Path(done.stdout.strip()) / "bin" / "spark-submit"
+    done = subprocess.run(
+        [submit, "--master", "local[1]", *options, "--jars", given_jar, job],
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    refused, jars, java = done.stdout.splitlines()
+    assert "SetupError this Spark session was started without the JDBC driver org.sqlite.JDBC" in refused
+    assert "sqlite-jdbc" in jars
+    assert jars.endswith(f"file://{given_jar}")
+    assert java == "-Duser.timezone=UTC -Dx=1"
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
@@ -83,3 +108,35 @@ def test_no_password_is_seen(
     for part in seen:
         assert SECRET not in part
         assert "s3cr3t" not in part
+
+
+def test_a_session_that_another_thread_started_is_used_as_it_is(spark: SparkSession) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(build_session, databases=["postgresql"]).result()
+        assert found is spark
+        refused = other.submit(need_driver, found, "com.mysql.cj.jdbc.Driver", "mysql")
+        assert isinstance(refused.exception(), SetupError)
+    assert spark.conf.get("spark.sql.session.timeZone") == zone
+
+
+def test_what_spark_submit_was_given_stays() -> None:
+    ours = {
+        "spark.jars": "/ours/postgresql.jar",
+        "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    }
+    given = {
+        "spark.jars": "/theirs.jar",
+        "spark.executor.extraJavaOptions": "-Dx=1 -Duser.timezone=Asia/Tokyo",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.app.id": "7",
+    }
+    assert complete(ours, given) == {
+        "spark.jars": "/ours/postgresql.jar,/theirs.jar",
+        "spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Dx=1 -Duser.timezone=Asia/Tokyo",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    }
+    assert complete(ours, {}) == ours

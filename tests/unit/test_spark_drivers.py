@@ -2,6 +2,7 @@
 
 import os
 import stat
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import SetupError
 from faststream_sqlbroker.cli.app import app
-from faststream_sqlbroker.spark import drivers
+from faststream_sqlbroker.spark import drivers, session
 from faststream_sqlbroker.spark.session import build_session
 
 
@@ -95,7 +96,7 @@ def test_what_is_said_of_java(
 
 
 def test_a_session_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    monkeypatch.setattr(session, "_running", lambda: None)
     with pytest.raises(SetupError, match="'oracle'"):
         build_session(databases=["oracle"])
     with pytest.raises(SetupError, match="libmariadb-java"):
@@ -103,6 +104,12 @@ def test_a_session_is_refused_before_java_starts(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     with pytest.raises(SetupError, match=r"JAVA_HOME=/nonexistent"):
         build_session()
+
+
+def version(name: str) -> str:
+    if name == "pyarrow":
+        raise metadata.PackageNotFoundError(name)
+    return "4.1.4"
 
 
 def test_check_tells_what_is_there_and_what_is_not(
@@ -115,8 +122,10 @@ def test_check_tells_what_is_there_and_what_is_not(
     assert done.exit_code == 0, done.output
     for word in ("Java", "pyspark", "42.5.5", str(found)):
         assert word in done.output
+    monkeypatch.setattr(metadata, "version", version)
     done = CliRunner().invoke(app, ["spark", "check"])
     assert done.exit_code == 1
+    assert "pip install 'faststream-sqlbroker[spark]'" in done.output
     assert "libxerial-sqlite-jdbc-java" in done.output
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     done = CliRunner().invoke(app, ["spark", "check", "--database", "postgresql"])
