@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from faststream_sqlbroker import StoreError
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.spark import describe_export, export_archive, read_export
