@@ -78,7 +78,7 @@ migrations: setup
     @{{ python }} -m tools.render_migrations
 
 # Everything CI runs
-check: test-coverage lint types
+check: test lint types (test-spark "4.3.0" "tests/spark/test_datasource.py" "tests/spark/test_stream.py")
 
 # What we reach of FastStream's dispatch and of the raw driver; writes benchmarks/results (--rounds 5 --messages 60000)
 bench *args: setup
