@@ -107,9 +107,13 @@ async def test_a_slow_claim_ends_no_burst_without_what_arrived_meanwhile(
     look = Intake.burst
 
     monkeypatch.setattr(Intake, "burst", lambda *args: (look(*args), sleep(0.5))[0])
-    [old] = await rig.put(1, key="a")
-    [_] = await rig.put(1, key="b", delay=0.7)  # makes a claim begin
-    [new] = await rig.put(1, key="a", delay=0.9)
+    old, _, new = await rig.store.insert(
+        [
+            NewMessage("q", b"1", key="a"),
+            NewMessage("q", b"1", key="b", delay=0.7),  # makes a claim begin
+            NewMessage("q", b"2", key="a", delay=0.9),
+        ]
+    )
     await rig.consumer(policies=[Debounce("1s", max_wait="1s")], **QUICK).start()
     rows = {row["id"]: row for row in await archived(rig, 3)}
     assert rows[old]["reason"] == f"superseded by {new}"
