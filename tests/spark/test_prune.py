@@ -1,24 +1,26 @@
 """Pruning: nothing goes that no verified export has, unless its age alone was asked for."""
 
+from array import array
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import NoRetryStrategy, SqlBroker
+from faststream_sqlbroker.core.moments import to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import export_archive, prune_archive, read_export
+from faststream_sqlbroker.spark import export_archive, prune_archive, read_export, removal
 from faststream_sqlbroker.spark import prune as module
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.figures import Figures
 from faststream_sqlbroker.spark.partitions import Partition, Partitions
-from faststream_sqlbroker.spark.removal import Rows, list_rows
+from faststream_sqlbroker.spark.removal import Rows, list_oldest, list_rows
 from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
@@ -91,6 +93,29 @@ def test_by_age_alone(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None
     assert prune_archive(archive.url, older_than=age, queues=["nobody's"]).rows == 0
     assert prune_archive(archive.url, older_than=age).rows == 20
     assert ids(archive) == [1001]
+
+
+def test_rows_are_listed_by_pages(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves M5: no statement has more than a page, and every row is listed once, also of one moment."""
+    monkeypatch.setattr(removal, "PAGE", 3)
+    moments = [START, *[START + timedelta(microseconds=1)] * 5, START + DAY, START + DAY * 2]
+    archive.add(*({"id": 20 - n, "archived_at": moment} for n, moment in enumerate(moments)))
+    statements = list[str]()
+    database = database_of(parse_address(archive.url))
+    with database.connect() as connection:
+        event.listen(connection, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        rows = list_rows(database, connection, select_rows(ARCHIVE, until=START + DAY * 2))
+        oldest = list_oldest(database, connection, select_rows(ARCHIVE), 2)
+    assert list(rows.ids) == [20, 15, 16, 17, 18, 19, 14]
+    assert list(rows.times) == [to_microseconds(moment) for moment in moments[:-1]]
+    assert list(oldest.ids) == [20, 15]
+    assert [one.rpartition(" ")[2] for one in statements] == ["3", "3", "3", "2"]
+
+
+def test_rows_that_others_lack_are_counted() -> None:
+    rows = Rows(array("q", [7, 3, 4, 1]), array("q", [10, 20, 20, 30]))
+    assert rows.count_lacking([(7, 10), (4, 20), (4, 20), (3, 10), (1, 20), (5, 20), (9, 99)]) == 2
+    assert rows.count_lacking(zip(rows.ids, rows.times, strict=True)) == 0
 
 
 @OF_SQLITE
@@ -224,7 +249,7 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
     with monkeypatch.context() as patched:
         patched.setattr(Partitions, "drop", late)
         result = prune_archive(archive.url, exported=path, spark=spark)
-    assert result.partitions == ("archive_2026_03_02",)
+    assert (result.partitions, result.rows) == (("archive_2026_03_02",), 5)
     assert [one.refused for one in result.windows] == [
         "1 of its rows are not in the export: export again",
         None,
@@ -239,6 +264,29 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
     assert (partitions(archive), ids(archive)) == ([], [])
     prune_archive(archive.url, exported=path, spark=spark)
     assert archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'") == []
+
+
+@OF_POSTGRESQL
+def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_later(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition(archive, 0, default=True)
+    fill(archive, 1)
+    path, drop = str(tmp_path / "lake"), Partitions.drop
+    export_archive(spark, archive.url, path, until="2026-03-02")
+
+    def late(self: Partitions, part: Partition, expected: Figures) -> bool:
+        dropped = drop(self, part, expected)
+        archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
+        return dropped
+
+    monkeypatch.setattr(Partitions, "drop", late)
+    result = prune_archive(archive.url, exported=path, spark=spark)
+    assert (result.rows, result.partitions) == (5, ("archive_2026_03_01",))
+    assert [(one.rows, one.refused) for one in result.windows] == [
+        (1, "1 of its rows are not in the export: export again (5 others went with a partition before)")
+    ]
+    assert ids(archive) == [99]
 
 
 @OF_POSTGRESQL
