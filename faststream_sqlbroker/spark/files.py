@@ -1,4 +1,4 @@
-"""Small JSON files beside the data, on whatever file system Spark writes to: written whole or not at all."""
+"""Small JSON files beside the data, on whatever file system Spark writes to: `write_json` says how safely."""
 
 import json
 import uuid
@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.spark.java import java_of
 
-RENAMING = ("hdfs", "viewfs", "abfs", "abfss", "ofs")
+RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "ofs", "o3fs")
 """Where a file replaces another by one rename; an object store shows what was written when it is closed."""
 
 
@@ -54,6 +54,9 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
     """Put `content` in place of the file at `path`, whose folder is made: a reader finds the old or the new.
+
+    So it is on local disks, on those of `RENAMING` and in object stores that show a file when it is closed (s3a,
+    gs). On others (ftp, dbfs) it is as they do it: a crash in the middle may leave a file that cannot be read.
 
     Raises:
         NotSupportedError: Spark Connect, whose Java cannot be asked.

@@ -1,7 +1,9 @@
 """Folders of a lake, through Hadoop's FileSystem: local disks, HDFS and object stores alike."""
 
+from contextlib import suppress
 from typing import Any
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import NotSupportedError
@@ -45,6 +47,12 @@ class Folders:
     def delete(self, place: str) -> None:
         """Remove a folder with everything in it, if it is there."""
         self._system.delete(self._at(place), True)
+
+    def delete_empty(self, place: str) -> None:
+        """Remove a folder, if it is there and has nothing in it."""
+        if self.exists(place) and not self.names(place):
+            with suppress(Py4JJavaError):  # something has come into it since
+                self._system.delete(self._at(place), False)
 
     def names(self, place: str = "") -> list[str]:
         """Names of what is in a folder, in order; none if there is no such folder."""

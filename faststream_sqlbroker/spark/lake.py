@@ -3,6 +3,8 @@
 A window is written to `_sqlbroker/staging`, compared there, noted in the state as pending, and moved to its
 place; the folder that it replaces is kept in `_sqlbroker/replaced` until then. Whatever process dies at
 whatever point, `Lake.recover` finds the note and ends what was begun, choosing the folder by its figures.
+Each run has folders of its own, and looks before each move whether another has begun: of two that start at
+the same moment one stops, and where it stops within a replacement, `put_back` returns what it has set aside.
 """
 
 import secrets
@@ -16,6 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
+from faststream_sqlbroker.spark.aside import ASIDE, put_back
 from faststream_sqlbroker.spark.entries import Entry, entry_from_json
 from faststream_sqlbroker.spark.figures import NOTHING, compute_figures
 from faststream_sqlbroker.spark.files import read_json, write_json
@@ -25,7 +28,6 @@ from faststream_sqlbroker.spark.windows import Window, first_gap, parse_window
 
 STATE = "_sqlbroker/state.json"
 STAGING = "_sqlbroker/staging"
-REPLACED = "_sqlbroker/replaced"
 FORMAT = 1
 
 _SETTINGS = {
@@ -80,6 +82,7 @@ class Lake:
 
         Raises:
             SetupError: the path holds data without a state, or the export of something else.
+            ConcurrentLoadError: another process writes here in this moment.
         """
         self._read_state()  # another export may have ended since
         if self.state is None:
@@ -97,9 +100,11 @@ class Lake:
             )
         self.state |= {"package": _version(), "run": self._run}
         write_json(self.session, self.folders.path(STATE), self.state)
+        self._read_state()  # one that was overtaken may have written in the same moment
+        self.confirm()
         self.recover()
+        self._put_back()
         self.folders.delete(STAGING)
-        self.folders.delete(REPLACED)
 
     def entry(self, window: Window) -> Entry | None:
         """What is known of a window."""
@@ -146,10 +151,11 @@ class Lake:
         """
         sizes = self.folders.sizes(folder)
         entry = replace(entry, files=len(sizes), bytes=sum(sizes))
-        pending = {"window": window.name, "folder": folder, "entry": entry.to_json()}
+        aside = f"{ASIDE}/{self._run}/{window.name}"
+        pending = {"window": window.name, "folder": folder, "aside": aside, "entry": entry.to_json()}
         self._save({"pending": pending})
-        self._swap(window, folder)
-        self._record(window, entry)
+        self._swap(window, folder, aside)
+        self._record(window, entry, aside)
         return entry
 
     def note_empty(self, window: Window) -> Entry:
@@ -162,14 +168,15 @@ class Lake:
         return self._entries[window.name]
 
     def finish(self) -> None:
-        """Write what was noted, and remove what was set aside.
+        """Write what was noted, and remove what is aside.
 
         Raises:
             ConcurrentLoadError: another process has begun to write here.
         """
         self.flush()
-        self.folders.delete(STAGING)
-        self.folders.delete(REPLACED)
+        self.folders.delete(f"{STAGING}/{self._run}")
+        self.folders.delete_empty(STAGING)
+        self._put_back()  # one that was overtaken may have set a window aside since
 
     def flush(self) -> None:
         """Write the state with all that was noted.
@@ -188,13 +195,17 @@ class Lake:
         if pending is None:
             return
         window, entry = parse_window(pending["window"], self.size), entry_from_json(pending["entry"])
+        aside = pending["aside"]
         if not self._holds(window.folder, entry):
             if not self._holds(pending["folder"], entry):
-                self._restore(window)
+                self._restore(window, aside)
                 return
-            self._swap(window, pending["folder"])
+            self._swap(window, pending["folder"], aside)
         sizes = self.folders.sizes(window.folder)
-        self._record(window, replace(entry, files=len(sizes), bytes=sum(sizes)))
+        self._record(window, replace(entry, files=len(sizes), bytes=sum(sizes)), aside)
+
+    def _put_back(self) -> None:
+        put_back(self.folders, self._entries, self.size, self._holds, self.confirm)
 
     def _holds(self, folder: str, entry: Entry) -> bool:
         if not self.folders.exists(folder):
@@ -202,28 +213,31 @@ class Lake:
         checksums = entry.lake.columns is not None
         return compute_figures(self.read_folder(folder), checksums=checksums) == entry.lake
 
-    def _swap(self, window: Window, folder: str) -> None:
-        replaced = f"{REPLACED}/{window.name}"
+    def _swap(self, window: Window, folder: str, aside: str) -> None:
         if self.folders.exists(window.folder):
-            if self.folders.exists(replaced):
+            self.confirm()
+            if self.folders.exists(aside):
                 # Only what a broken rename left half done is in its place twice.
                 self.folders.delete(window.folder)
             else:
-                self.folders.move(window.folder, replaced)
+                self.folders.move(window.folder, aside)
+        self.confirm()
         self.folders.move(folder, window.folder)
 
-    def _restore(self, window: Window) -> None:
-        replaced, before = f"{REPLACED}/{window.name}", self.entry(window)
-        if before is None or not self._holds(window.folder, before):
+    def _restore(self, window: Window, aside: str) -> None:
+        before = self.entry(window)
+        if before is None:
             self.folders.delete(window.folder)
-            if self.folders.exists(replaced):
-                self.folders.move(replaced, window.folder)
+        elif self.folders.exists(aside) and not self._holds(window.folder, before):
+            self.confirm()
+            self.folders.delete(window.folder)
+            self.folders.move(aside, window.folder)
         self._save({"pending": None})
 
-    def _record(self, window: Window, entry: Entry) -> None:
+    def _record(self, window: Window, entry: Entry, aside: str) -> None:
         self._entries[window.name] = entry
         self.flush()
-        self.folders.delete(f"{REPLACED}/{window.name}")
+        self.folders.delete(aside)
 
     def watermark(self) -> datetime | None:
         """End of the windows that follow each other without a gap, from the first."""

@@ -1,20 +1,24 @@
 """Partitions of a PostgreSQL archive that is partitioned by range of `archived_at`: found, detached, dropped.
 
 A partition is detached first, then compared, then dropped or attached again: once it is detached nobody can
-add to it. A comment on it says what is under way, so that the next prune ends it if this one dies.
+add to it. A comment on it says whose it is, so that the next prune attaches it again if this one dies: what
+is dropped was always compared by the one who drops it.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
 
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.databases import Database
-from faststream_sqlbroker.spark.figures import Figures, from_json
+from faststream_sqlbroker.spark.figures import Figures
 from faststream_sqlbroker.spark.selection import Selection
 
 _BOUNDS = re.compile(r"FOR VALUES FROM \('([^']+)'\) TO \('([^']+)'\)")
@@ -60,59 +64,119 @@ class Partitions:
     """The partitions of one archive; none where it is a plain table, or on another database."""
 
     def __init__(self, database: Database, connection: Connection, selection: Selection) -> None:
-        self._database, self._connection = database, connection
+        self._database, self._connection, self._selection = database, connection, selection
         self._parent = selection.name(database)
-        self.possible = database.kind == "postgresql" and selection.queues is None
-        if self.possible:
+        self._possible = database.kind == "postgresql" and selection.queues is None
+        if self._possible:
             connection.exec_driver_sql("SET TimeZone = 'UTC'")
             connection.exec_driver_sql("SET DateStyle = 'ISO'")
 
     def find(self) -> list[Partition]:
-        """Those with a begin and an end."""
-        if not self.possible:
+        """Those with a begin and an end that are dates."""
+        if not self._possible:
             return []
         found = []
         for name, bounds, pending, _, default in self._rows():
             match = _BOUNDS.fullmatch(bounds or "")
-            if match is not None and not pending:
+            if match is None or pending:
+                continue
+            with suppress(ValueError):  # infinity, or a date that Python does not have
                 start, end = (datetime.fromisoformat(text) for text in match.groups())
                 found.append(Partition(name, bounds, start, end, default))
         return found
 
     def drop(self, partition: Partition, expected: Figures) -> bool:
-        """Detach it and drop it; False if it had other rows than expected, and is attached again."""
-        note = {"parent": self._parent, "bounds": partition.bounds, "figures": expected.to_json()}
-        words = self._database.text(_MARK + json.dumps(note))
-        self._run(f"COMMENT ON TABLE {partition.name} IS {words}")
-        if partition.with_default:
-            self._run("SET lock_timeout = '10s'")  # the whole archive is locked: better later than long
-            self._run(f"ALTER TABLE {self._parent} DETACH PARTITION {partition.name}")
-            self._run("RESET lock_timeout")
-        else:
-            self._run(f"ALTER TABLE {self._parent} DETACH PARTITION {partition.name} CONCURRENTLY")
-        return self._end(partition.name, partition.bounds, expected)
+        """Detach it and drop it; False if it had other rows than expected, and is attached again.
+
+        Raises:
+            SetupError: it cannot be attached again.
+            DBAPIError: it cannot be detached, for one because somebody reads the archive for too long; it
+                stays as it was, or the next `resume` attaches it again.
+        """
+        self._detach(partition)
+        with self._transaction():
+            self._run(f"LOCK TABLE {partition.name} IN ACCESS EXCLUSIVE MODE")
+            if self._pending(partition.name) is not None:
+                return False  # another prune has attached it meanwhile
+            if self._figures(partition.name) == expected:
+                self._run(f"DROP TABLE {partition.name}")
+                return True
+        self._attach(partition.name, partition.bounds)
+        return False
 
     def resume(self) -> None:
-        """End what a prune that died has begun."""
-        if not self.possible:
+        """Attach again what a prune that died has detached, and take its notes away.
+
+        Raises:
+            SetupError: a partition cannot be attached again.
+        """
+        if not self._possible:
             return
         for name, _, pending, comment, _ in self._rows():
-            if pending and (comment or "").startswith(_MARK):
-                self._run(f"ALTER TABLE {self._parent} DETACH PARTITION {name} FINALIZE")
+            if (comment or "").startswith(_MARK):
+                if pending:
+                    self._run(f"ALTER TABLE {self._parent} DETACH PARTITION {name} FINALIZE")
+                else:
+                    self._run(f"COMMENT ON TABLE {name} IS NULL")
         mark = self._database.text(_MARK)
         for name, comment in self._connection.exec_driver_sql(_DETACHED.format(mark=mark)).all():
             note = json.loads(comment.removeprefix(_MARK))
-            if note["parent"] == self._parent:
-                self._end(name, note["bounds"], from_json(note["figures"]))
+            if note["archive"] == self._archive():
+                self._attach(name, note["bounds"])
 
-    def _end(self, name: str, bounds: str, expected: Figures) -> bool:
-        """Drop a detached partition, or attach it again."""
-        if self._figures(name) == expected:
-            self._run(f"DROP TABLE {name}")
-            return True
-        self._run(f"ALTER TABLE {self._parent} ATTACH PARTITION {name} {bounds}")
-        self._run(f"COMMENT ON TABLE {name} IS NULL")
-        return False
+    def _detach(self, partition: Partition) -> None:
+        note = json.dumps({"archive": self._archive(), "bounds": partition.bounds})
+        comment = f"COMMENT ON TABLE {partition.name} IS {self._database.text(_MARK + note)}"
+        detach = f"ALTER TABLE {self._parent} DETACH PARTITION {partition.name}"
+        if partition.with_default:
+            with self._transaction():
+                # The whole archive is locked: better later than long.
+                self._run("SET LOCAL lock_timeout = '10s'")
+                self._run(detach)
+                self._run(comment)
+            return
+        self._run(comment)
+        try:
+            self._run(f"{detach} CONCURRENTLY")
+        except BaseException:
+            self._take_back(partition.name)
+            raise
+
+    def _take_back(self, name: str) -> None:
+        """Remove the note from a partition that stays: who detaches it by hand later wants to keep it."""
+        # After a time-out or Ctrl-C the connection is of no use, or has too little time.
+        with suppress(SQLAlchemyError), self._database.connect() as connection:
+            Partitions(self._database, connection, self._selection)._forget(name)  # noqa: SLF001 - our own
+
+    def _forget(self, name: str) -> None:
+        if self._pending(name) is False:
+            self._run(f"COMMENT ON TABLE {name} IS NULL")
+
+    def _attach(self, name: str, bounds: str) -> None:
+        """Back to where it was, without a note."""
+        try:
+            with self._transaction():
+                self._run(f"ALTER TABLE {self._parent} ATTACH PARTITION {name} {bounds}")
+                self._run(f"COMMENT ON TABLE {name} IS NULL")
+        except (IntegrityError, ProgrammingError) as error:
+            raise SetupError(
+                f"{name} was a partition of {self._parent}, a prune has detached it, and it cannot be attached "
+                f"again ({str(error.orig).strip()}): make room for it there; or, to leave it detached, COMMENT ON "
+                f"TABLE {name} IS NULL"
+            ) from error
+
+    def _pending(self, name: str) -> bool | None:
+        """Whether its detachment is begun and not ended; None if it is no partition of the archive."""
+        pending = self._connection.exec_driver_sql(
+            "SELECT inhdetachpending FROM pg_inherits "
+            f"WHERE inhparent = {self._archive()} AND inhrelid = to_regclass({self._database.text(name)})"
+        ).scalar()
+        return None if pending is None else bool(pending)
+
+    def _archive(self) -> Any:
+        """What tells the archive from others of its name."""
+        name = self._database.text(self._parent)
+        return self._connection.exec_driver_sql(f"SELECT to_regclass({name})::oid").scalar()
 
     def _figures(self, name: str) -> Figures:
         time = self._database.microseconds("archived_at")
@@ -123,6 +187,17 @@ class Partitions:
     def _rows(self) -> Sequence[Any]:
         table = f"to_regclass({self._database.text(self._parent)})"
         return self._connection.exec_driver_sql(_PARTITIONS.format(table=table)).all()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.begin(self._connection)
+        try:
+            yield
+        except BaseException:
+            with suppress(SQLAlchemyError):  # the connection may be gone, and the first error tells why
+                self._run("ROLLBACK")
+            raise
+        self._run("COMMIT")
 
     def _run(self, statement: str) -> None:
         self._connection.exec_driver_sql(statement)

@@ -13,10 +13,10 @@ from faststream_sqlbroker.core.duration import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import Database, database_of
-from faststream_sqlbroker.spark.figures import Figures, ask_figures, compute_figures
+from faststream_sqlbroker.spark.figures import NOTHING, Figures, ask_figures, compute_figures
 from faststream_sqlbroker.spark.lake import Lake
 from faststream_sqlbroker.spark.partitions import Partition, Partitions
-from faststream_sqlbroker.spark.removal import CHUNK, Rows, delete_rows, list_rows
+from faststream_sqlbroker.spark.removal import CHUNK, Rows, delete_rows, list_oldest, list_rows
 from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, select_rows
 from faststream_sqlbroker.spark.transfer import source_of
 from faststream_sqlbroker.spark.windows import Window
@@ -29,7 +29,7 @@ class PrunedWindow:
     Attributes:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
         rows: Removed from the database; of a dry run or a refusal those that are there.
-        refused: Why nothing was removed; None if it was, or would be.
+        refused: Why those stay; None if they were removed, or would be.
     """
 
     name: str
@@ -42,7 +42,8 @@ class PruneResult:
     """What was removed, or would be.
 
     Attributes:
-        rows: Removed; of a dry run those that would be.
+        rows: Removed, also those of refused windows that went with a partition before; of a dry run those
+            that would be.
         windows: Those of the export that had rows in the database; none if it went by age alone.
         partitions: Of PostgreSQL, dropped as a whole; of a dry run those that would be.
         cutoff: What was archived at or after it was left alone; None if there was no `older_than`.
@@ -63,8 +64,14 @@ class _Work:
     connection: Connection
     selection: Selection
     done: dict[str, PrunedWindow] = field(default_factory=dict)
-    found: dict[str, int] = field(default_factory=dict)
-    expected: dict[Partition, Figures] = field(default_factory=dict)
+    inside: dict[Partition, dict[str, Figures]] = field(default_factory=dict)
+    """What lies in each partition, by window."""
+    dropped: list[Partition] = field(default_factory=list)
+    rows: int = 0
+
+    def gone(self, window: Window) -> int:
+        """Rows of a window that went with dropped partitions."""
+        return sum(self.inside.get(part, {}).get(window.name, NOTHING).rows for part in self.dropped)
 
 
 def prune_archive(
@@ -86,7 +93,9 @@ def prune_archive(
     A window with any other row is refused and named; the others go on. Rows that come while it runs stay.
     Rows are deleted by id, 5 000 a transaction. Where PostgreSQL's archive is partitioned by range of
     `archived_at`, partitions that lie within such windows are detached (CONCURRENTLY, unless there is a
-    default partition), compared once more, and dropped. If it dies, run it again.
+    default partition), compared once more, and dropped. If it dies, run it again: it attaches what is still
+    detached, and compares it anew. Which rows a window has is held in memory, at most 40 bytes each: a day of
+    20 million takes 0.8 GB.
 
     Without `exported` everything older than `older_than` is gone for ever.
 
@@ -106,7 +115,8 @@ def prune_archive(
         What was removed.
 
     Raises:
-        SetupError: neither `exported` nor `older_than`, no session, or an export of something else.
+        SetupError: neither `exported` nor `older_than`, no session, an export of something else, or a
+            partition that a prune has detached and that cannot be attached again.
         NotSupportedError: Spark Connect.
     """
     if exported is None and older_than is None:
@@ -126,15 +136,14 @@ def prune_archive(
         work = _Work(lake, database, connection, selection)
         dropped = _prune(work, cutoff, dry_run=dry_run, on_window=on_window)
     windows = tuple(work.done[name] for name in sorted(work.done))
-    rows = sum(one.rows for one in windows if one.refused is None)
-    return PruneResult(rows, windows, dropped, cutoff, dry_run)
+    return PruneResult(work.rows, windows, dropped, cutoff, dry_run)
 
 
 def _expire(database: Database, connection: Connection, selection: Selection, *, dry_run: bool) -> int:
     if dry_run:
         return ask_figures(database, connection, selection, checksums=False).rows
     gone = 0
-    while (rows := list_rows(database, connection, selection, CHUNK)).ids:
+    while (rows := list_oldest(database, connection, selection, CHUNK)).ids:
         gone += delete_rows(database, connection, selection, rows)
     return gone
 
@@ -173,14 +182,16 @@ def _prune(
         partitions.resume()
     parts = partitions.find()
     if not parts or dry_run:
-        sure = [window for window in windows if _finish(work, window, parts, tell, dry_run=dry_run)]
+        sure = [window for window in windows if _finish(work, window, tell, dry_run=dry_run)]
         return tuple(part.name for part in parts if _covered(part, sure))
     sure = [window for window in windows if _weigh(work, window, parts)]
     chosen = [part for part in parts if _covered(part, sure)]
-    dropped = [part for part in chosen if partitions.drop(part, work.expected.get(part, Figures()))]
+    for part in chosen:
+        if partitions.drop(part, sum(work.inside.get(part, {}).values(), Figures())):
+            work.dropped.append(part)
     for window in windows:
-        _finish(work, window, parts, tell, dry_run=False)
-    return tuple(part.name for part in dropped)
+        _finish(work, window, tell, dry_run=False)
+    return tuple(part.name for part in work.dropped)
 
 
 def _weigh(work: _Work, window: Window, parts: list[Partition]) -> bool:
@@ -188,32 +199,28 @@ def _weigh(work: _Work, window: Window, parts: list[Partition]) -> bool:
     rows, refused = _check(work, window)
     if refused is not None:
         return False
-    work.found[window.name] = len(rows.ids)
     for part in parts:
         if part.start < window.end and part.end > window.start:
-            inside = rows.between(part.start, part.end).figures
-            work.expected[part] = work.expected.get(part, Figures()) + inside
+            figures = rows.between(part.start, part.end).figures
+            work.inside.setdefault(part, {})[window.name] = figures
     return True
 
 
-def _finish(
-    work: _Work,
-    window: Window,
-    parts: list[Partition],
-    tell: Callable[[PrunedWindow], Any],
-    *,
-    dry_run: bool,
-) -> bool:
+def _finish(work: _Work, window: Window, tell: Callable[[PrunedWindow], Any], *, dry_run: bool) -> bool:
     """Remove what no dropped partition has taken along; whether the window may be removed."""
     rows, refused = _check(work, window)
-    number = len(rows.ids)
-    if refused is None and not dry_run:
-        number = delete_rows(work.database, work.connection, work.selection, rows)
-        # What was counted before is gone by now, with its partition or by this.
-        number = max(number, work.found.get(window.name, 0)) if parts else number
-    if number or refused is not None:
-        work.done[window.name] = PrunedWindow(window.name, number, refused)
-        tell(work.done[window.name])
+    gone, there = work.gone(window), len(rows.ids)
+    if refused is None:
+        if not dry_run:
+            there = delete_rows(work.database, work.connection, work.selection, rows)
+        result = PrunedWindow(window.name, gone + there)
+    else:
+        before = f" ({gone} others went with a partition before)" if gone else ""
+        result = PrunedWindow(window.name, there, refused + before)
+    work.rows += result.rows if refused is None else gone
+    if result.rows or refused is not None:
+        work.done[window.name] = result
+        tell(result)
     return refused is None
 
 
@@ -230,13 +237,9 @@ def _check(work: _Work, window: Window) -> tuple[Rows, str | None]:
     if rows.figures == entry.source:
         return rows, None
     # After a prune that died, or a retried dead letter, the database has fewer: what it has must be there.
-    lacking = set(zip(rows.ids, rows.times, strict=True))
     pairs = work.lake.read(window).select("id", F.unix_micros("archived_at"))
-    for row in pairs.toLocalIterator():
-        lacking.discard((row[0], row[1]))
-    if lacking:
-        return rows, f"{len(lacking)} of its rows are not in the export: export again"
-    return rows, None
+    lacking = rows.count_lacking((row[0], row[1]) for row in pairs.toLocalIterator())
+    return rows, f"{lacking} of its rows are not in the export: export again" if lacking else None
 
 
 def _covered(part: Partition, windows: list[Window]) -> bool:

@@ -1,8 +1,9 @@
 """Rows of the archive removed in small transactions, each row by its id."""
 
 from array import array
-from bisect import bisect_left
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from sqlalchemy import Connection
@@ -15,18 +16,21 @@ from faststream_sqlbroker.spark.selection import Selection
 CHUNK = 5_000
 """Rows a transaction: milliseconds each, so nobody waits for them."""
 
+PAGE = 100_000
+"""Rows a statement that lists them: drivers hold a whole result, and take up to 175 bytes a row."""
+
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows there were at one moment, in the order of `archived_at`; 16 bytes each.
+    """Rows that were found, in the order of `archived_at` and id; 16 bytes each.
 
     Attributes:
         ids: Their ids.
         times: Their `archived_at` as microseconds since 1970.
     """
 
-    ids: "array[int]"
-    times: "array[int]"
+    ids: "array[int]" = field(default_factory=lambda: array("q"))
+    times: "array[int]" = field(default_factory=lambda: array("q"))
 
     @property
     def figures(self) -> Figures:
@@ -39,23 +43,52 @@ class Rows:
         last = bisect_left(self.times, to_microseconds(end))
         return Rows(self.ids[first:last], self.times[first:last])
 
+    def count_lacking(self, pairs: Iterable[tuple[int, int]]) -> int:
+        """How many of them are not among `pairs` of an id and a time; takes a byte a row."""
+        found = bytearray(len(self.ids))
+        for number, moment in pairs:
+            first, last = bisect_left(self.times, moment), bisect_right(self.times, moment)
+            place = bisect_left(self.ids, number, first, last)
+            if place < last and self.ids[place] == number:
+                found[place] = 1
+        return found.count(0)
 
-def list_rows(
-    database: Database, connection: Connection, selection: Selection, limit: int | None = None
-) -> Rows:
-    """The selected rows, or the oldest of them."""
-    where = selection.where(database)
-    id_, time = database.quote("id"), database.quote("archived_at")
-    found = connection.exec_driver_sql(
-        f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)}"
-        f"{f' WHERE {where}' if where else ''} ORDER BY {time}, {id_}"
-        f"{'' if limit is None else f' LIMIT {limit}'}"
-    )
-    rows = Rows(array("q"), array("q"))
-    for number, moment in found:
-        rows.ids.append(number)
-        rows.times.append(moment)
+
+def list_rows(database: Database, connection: Connection, selection: Selection) -> Rows:
+    """The selected rows.
+
+    They are asked for in pages of 100 000, of some 20 MB at most while one is read; what is kept takes 16
+    bytes a row. A row that comes meanwhile may be left out, and nobody then takes it for a row that is known.
+    """
+    rows = Rows()
+    while _add(database, connection, selection, rows, PAGE) == PAGE:
+        pass
     return rows
+
+
+def list_oldest(database: Database, connection: Connection, selection: Selection, number: int) -> Rows:
+    """The first `number` of the selected rows, or all there are."""
+    rows = Rows()
+    _add(database, connection, selection, rows, number)
+    return rows
+
+
+def _add(database: Database, connection: Connection, selection: Selection, rows: Rows, number: int) -> int:
+    """Append the next rows after `rows`, `number` at most; returns how many there were."""
+    id_, time = database.quote("id"), database.quote("archived_at")
+    conditions = [where] if (where := selection.where(database)) else []
+    if rows.ids:
+        last = database.moment(from_microseconds(rows.times[-1]))
+        conditions.append(f"{time} >= {last} AND ({time} > {last} OR {id_} > {rows.ids[-1]})")
+    condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    before = len(rows.ids)
+    for row in connection.exec_driver_sql(
+        f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)}{condition} "
+        f"ORDER BY {time}, {id_} LIMIT {number}"
+    ):
+        rows.ids.append(row[0])
+        rows.times.append(row[1])
+    return len(rows.ids) - before
 
 
 def delete_rows(database: Database, connection: Connection, selection: Selection, rows: Rows) -> int:

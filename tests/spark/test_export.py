@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -295,62 +294,6 @@ def test_two_exports_of_one_path_are_refused(spark: SparkSession, tmp_path: Path
     second.finish()
     early.begin(early.need_state()["source"])
     assert [one.name for one in Lake(spark, str(tmp_path)).windows()] == ["2026-03-07", "2026-03-08"]
-
-
-class Killed(BaseException):
-    """As if the process were gone: nothing that follows runs."""
-
-
-def test_a_process_that_dies_at_any_step_of_a_replacement_loses_nothing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Proves D5: killed before each operation on files, the next one finds the old rows or the new, and ends it."""
-    from faststream_sqlbroker.spark import lake as module
-    from faststream_sqlbroker.spark.folders import Folders
-
-    steps = [(Folders, "move"), (Folders, "delete"), (module, "write_json")]
-    ends = set()
-    prepared = tmp_path / "prepared"
-    _, window = lake_of_one(spark, prepared, 1)
-    for fatal in range(1, 20):
-        path = tmp_path / str(fatal)
-        shutil.copytree(prepared, path)
-        lake = Lake(spark, str(path))
-        lake.begin(lake.need_state()["source"])
-        count = 0
-
-        def counted(original: Callable[..., Any]) -> Callable[..., Any]:
-            def step(*given: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count >= fatal:
-                    raise Killed
-                return original(*given)
-
-            return step
-
-        with monkeypatch.context() as patched:
-            for owner, name in steps:
-                patched.setattr(owner, name, counted(getattr(owner, name)))
-            try:
-                put(lake, window, 12)
-            except Killed:
-                pass
-        survived = count < fatal
-        found = Lake(spark, str(path))
-        found.begin(found.need_state()["source"])
-        entry = found.entry(window)
-        assert entry is not None
-        assert found.read(window).count() == entry.lake.rows
-        assert found.need_state()["pending"] is None
-        assert found.folders.names("_sqlbroker") == ["state.json"]
-        ends.add(entry.lake.rows)
-        if survived:
-            break
-    else:
-        raise AssertionError("it never came to its end")
-    assert fatal >= 6
-    assert ends == {10, 12}
 
 
 def test_compaction_makes_files_few_and_keeps_every_row(spark: SparkSession, tmp_path: Path) -> None:

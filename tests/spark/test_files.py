@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.spark import files
 from faststream_sqlbroker.spark.files import read_json, write_json
+from faststream_sqlbroker.spark.java import java_of
 
 
 @pytest.fixture(params=["plain", "file", "viewfs", "objects"])
@@ -49,6 +52,33 @@ def test_what_is_written_is_read(spark: SparkSession, place: str, tmp_path: Path
         assert read_json(spark, path) == content
     folder = tmp_path / "a" / "state"
     assert [found.name for found in folder.iterdir() if not found.name.endswith(".crc")] == ["orders.json"]
+
+
+@pytest.mark.parametrize(
+    "scheme", ["hdfs", "webhdfs", "swebhdfs", "viewfs", "abfss", "adl", "ofs", "o3fs", "s3a"]
+)
+def test_where_creating_a_file_empties_it_another_is_renamed(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """Servers are not at hand: what would be created where is looked at, and that Hadoop knows how to rename."""
+    created, renamed = list[str](), list[Any]()
+    java = java_of(spark)
+    place = getattr(java, "org.apache.hadoop.fs.Path")(f"{scheme}://server/state/orders.json")
+    system = SimpleNamespace(
+        getUri=place.toUri,
+        mkdirs=lambda _: True,
+        create=lambda path, _: created.append(path.getName()) or MagicMock(),
+        delete=lambda *_: True,
+    )
+    monkeypatch.setattr(files, "_open", lambda *_: (java, place, system))
+    monkeypatch.setattr(files, "_replace", lambda *given: renamed.append(given[-1].getName()))
+    write_json(spark, "", {})
+    if scheme == "s3a":
+        assert (created, renamed) == (["orders.json"], [])
+        return
+    assert created[0].endswith(".tmp")
+    assert (len(created), renamed) == (1, ["orders.json"])
+    assert spark._jsc.hadoopConfiguration().get(f"fs.AbstractFileSystem.{scheme}.impl") is not None
 
 
 def test_a_reader_finds_the_old_or_the_new(spark: SparkSession, tmp_path: Path) -> None:

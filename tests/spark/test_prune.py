@@ -1,23 +1,26 @@
 """Pruning: nothing goes that no verified export has, unless its age alone was asked for."""
 
+from array import array
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import NoRetryStrategy, SqlBroker
+from faststream_sqlbroker.core.moments import to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import export_archive, prune_archive, read_export
+from faststream_sqlbroker.spark import export_archive, prune_archive, read_export, removal
 from faststream_sqlbroker.spark import prune as module
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.partitions import Partitions
-from faststream_sqlbroker.spark.removal import Rows, list_rows
+from faststream_sqlbroker.spark.figures import Figures
+from faststream_sqlbroker.spark.partitions import Partition, Partitions
+from faststream_sqlbroker.spark.removal import Rows, list_oldest, list_rows
 from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
@@ -90,6 +93,29 @@ def test_by_age_alone(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None
     assert prune_archive(archive.url, older_than=age, queues=["nobody's"]).rows == 0
     assert prune_archive(archive.url, older_than=age).rows == 20
     assert ids(archive) == [1001]
+
+
+def test_rows_are_listed_by_pages(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves M5: no statement has more than a page, and every row is listed once, also of one moment."""
+    monkeypatch.setattr(removal, "PAGE", 3)
+    moments = [START, *[START + timedelta(microseconds=1)] * 5, START + DAY, START + DAY * 2]
+    archive.add(*({"id": 20 - n, "archived_at": moment} for n, moment in enumerate(moments)))
+    statements = list[str]()
+    database = database_of(parse_address(archive.url))
+    with database.connect() as connection:
+        event.listen(connection, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        rows = list_rows(database, connection, select_rows(ARCHIVE, until=START + DAY * 2))
+        oldest = list_oldest(database, connection, select_rows(ARCHIVE), 2)
+    assert list(rows.ids) == [20, 15, 16, 17, 18, 19, 14]
+    assert list(rows.times) == [to_microseconds(moment) for moment in moments[:-1]]
+    assert list(oldest.ids) == [20, 15]
+    assert [one.rpartition(" ")[2] for one in statements] == ["3", "3", "3", "2"]
+
+
+def test_rows_that_others_lack_are_counted() -> None:
+    rows = Rows(array("q", [7, 3, 4, 1]), array("q", [10, 20, 20, 30]))
+    assert rows.count_lacking([(7, 10), (4, 20), (4, 20), (3, 10), (1, 20), (5, 20), (9, 99)]) == 2
+    assert rows.count_lacking(zip(rows.ids, rows.times, strict=True)) == 0
 
 
 @OF_SQLITE
@@ -223,7 +249,7 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
     with monkeypatch.context() as patched:
         patched.setattr(Partitions, "drop", late)
         result = prune_archive(archive.url, exported=path, spark=spark)
-    assert result.partitions == ("archive_2026_03_02",)
+    assert (result.partitions, result.rows) == (("archive_2026_03_02",), 5)
     assert [one.refused for one in result.windows] == [
         "1 of its rows are not in the export: export again",
         None,
@@ -232,12 +258,35 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
     assert partitions(archive) == ["archive_2026_03_01"]
     export_archive(spark, archive.url, path, since="2026-03-01", until="2026-03-02")
     with monkeypatch.context() as patched:
-        patched.setattr(Partitions, "_end", die)
+        patched.setattr(Partitions, "_figures", die)
         with pytest.raises(KeyboardInterrupt):
             prune_archive(archive.url, exported=path, spark=spark)
     assert (partitions(archive), ids(archive)) == ([], [])
     prune_archive(archive.url, exported=path, spark=spark)
     assert archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'") == []
+
+
+@OF_POSTGRESQL
+def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_later(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition(archive, 0, default=True)
+    fill(archive, 1)
+    path, drop = str(tmp_path / "lake"), Partitions.drop
+    export_archive(spark, archive.url, path, until="2026-03-02")
+
+    def late(self: Partitions, part: Partition, expected: Figures) -> bool:
+        dropped = drop(self, part, expected)
+        archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
+        return dropped
+
+    monkeypatch.setattr(Partitions, "drop", late)
+    result = prune_archive(archive.url, exported=path, spark=spark)
+    assert (result.rows, result.partitions) == (5, ("archive_2026_03_01",))
+    assert [(one.rows, one.refused) for one in result.windows] == [
+        (1, "1 of its rows are not in the export: export again (5 others went with a partition before)")
+    ]
+    assert ids(archive) == [99]
 
 
 @OF_POSTGRESQL
@@ -267,6 +316,131 @@ def test_a_detachment_that_was_cut_short_is_ended(
 def die(*_given: Any) -> bool:
     """As if the process were gone."""
     raise KeyboardInterrupt
+
+
+def notes(archive: Archive) -> list[str]:
+    """Comments on tables."""
+    return archive_rows(archive, "SELECT description FROM pg_description WHERE objsubid = 0 AND "
+                        "description LIKE 'faststream_sqlbroker prune%'")  # fmt: skip
+
+
+@OF_POSTGRESQL
+@pytest.mark.parametrize("default", [False, True], ids=["concurrently", "with a default"])
+@pytest.mark.parametrize("killed", [False, True], ids=["it fails", "it is killed"])
+def test_a_partition_that_could_not_be_detached_may_be_kept(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, default: bool, killed: bool
+) -> None:
+    """Nobody takes it for one that a prune has detached, when somebody detaches it by hand."""
+    partition(archive, 0, default=default)
+    fill(archive, 1)
+    database = database_of(parse_address(archive.url))
+    if killed:
+        monkeypatch.setattr(Partitions, "_take_back", lambda *_: None)
+    with archive.engine.connect() as other, database.connect() as connection:
+        other.execute(text("LOCK TABLE ONLY message_archive IN SHARE UPDATE EXCLUSIVE MODE"))
+        pruning = Partitions(database, connection, select_rows(ARCHIVE))
+        (part,) = pruning.find()
+        figures = list_rows(database, connection, select_rows(ARCHIVE)).figures
+        connection.exec_driver_sql("SET statement_timeout = '200ms'")
+        with pytest.raises(OperationalError, match="statement timeout"):
+            pruning.drop(part, figures)
+    with database.connect() as connection:
+        pruning = Partitions(database, connection, select_rows(ARCHIVE))
+        if killed:
+            pruning.resume()
+        assert notes(archive) == []
+        archive.execute("ALTER TABLE message_archive DETACH PARTITION archive_2026_03_01")
+        pruning.resume()
+    assert archive_rows(archive, "SELECT count(*) FROM archive_2026_03_01") == [5]
+    assert ids(archive) == []
+
+
+@OF_POSTGRESQL
+def test_what_was_detached_goes_back_to_the_archive_it_came_from(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to one of the same name in another schema; nor is it dropped by figures that nobody has compared."""
+    partition(archive, 0)
+    fill(archive, 1)
+    database = database_of(parse_address(archive.url))
+    with database.connect() as connection:
+        pruning = Partitions(database, connection, select_rows(ARCHIVE))
+        (part,) = pruning.find()
+        figures = list_rows(database, connection, select_rows(ARCHIVE)).figures
+        with monkeypatch.context() as patched:
+            patched.setattr(Partitions, "_figures", die)
+            with pytest.raises(KeyboardInterrupt):
+                pruning.drop(part, figures)
+        assert (ids(archive), len(notes(archive))) == ([], 1)
+        connection.exec_driver_sql("CREATE SCHEMA other")
+        connection.exec_driver_sql("SET search_path = other")
+        connection.exec_driver_sql(
+            "CREATE TABLE message_archive (LIKE public.message_archive) PARTITION BY RANGE (archived_at)"
+        )
+        pruning.resume()
+        assert connection.exec_driver_sql("SELECT count(*) FROM message_archive").scalar() == 0
+        connection.exec_driver_sql("SET search_path = public")
+        pruning.resume()
+    assert (ids(archive), notes(archive)) == ([1, 2, 3, 4, 5], [])
+
+
+@OF_POSTGRESQL
+def test_a_partition_whose_place_was_taken_is_named(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition(archive, 0, default=True)
+    fill(archive, 1)
+    database = database_of(parse_address(archive.url))
+    with database.connect() as connection:
+        pruning = Partitions(database, connection, select_rows(ARCHIVE))
+        with monkeypatch.context() as patched:
+            patched.setattr(Partitions, "_figures", die)
+            with pytest.raises(KeyboardInterrupt):
+                pruning.drop(pruning.find()[0], Figures())
+        archive.add({"id": 99, "archived_at": START})
+        with pytest.raises(SetupError, match=r"archive_2026_03_01 was a partition .* make room for it"):
+            pruning.resume()
+        archive.execute("COMMENT ON TABLE archive_2026_03_01 IS NULL")
+        pruning.resume()
+    assert ids(archive) == [99]
+
+
+@OF_POSTGRESQL
+def test_a_partition_that_another_prune_attaches_is_not_dropped(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition(archive, 0)
+    fill(archive, 1)
+    database, detach = database_of(parse_address(archive.url)), Partitions._detach
+
+    def resumed(self: Partitions, part: Partition) -> None:
+        detach(self, part)
+        with database.connect() as other:
+            Partitions(database, other, select_rows(ARCHIVE)).resume()
+
+    monkeypatch.setattr(Partitions, "_detach", resumed)
+    with database.connect() as connection:
+        pruning = Partitions(database, connection, select_rows(ARCHIVE))
+        figures = list_rows(database, connection, select_rows(ARCHIVE)).figures
+        assert not pruning.drop(pruning.find()[0], figures)
+    assert (ids(archive), notes(archive)) == ([1, 2, 3, 4, 5], [])
+
+
+@OF_POSTGRESQL
+def test_partitions_without_an_end_are_left_alone(archive: Archive) -> None:
+    partition(archive, 0)
+    archive.execute(
+        f"CREATE TABLE archive_rest PARTITION OF message_archive FOR VALUES FROM ('{START + DAY}') "
+        "TO ('infinity')"
+    )
+    archive.execute(
+        "CREATE TABLE archive_old PARTITION OF message_archive FOR VALUES FROM ('0044-03-15 BC') "
+        "TO ('2000-01-01')"
+    )
+    database = database_of(parse_address(archive.url))
+    with database.connect() as connection:
+        found = Partitions(database, connection, select_rows(ARCHIVE)).find()
+    assert [part.name for part in found] == ["archive_2026_03_01"]
 
 
 @OF_POSTGRESQL
