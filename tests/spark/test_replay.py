@@ -17,7 +17,7 @@ import pytest
 from faststream import AckPolicy
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import Table, event, select
+from sqlalchemy import Connection, Table, event, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from typer.testing import CliRunner
@@ -28,7 +28,7 @@ from faststream_sqlbroker.dialects.policy_state import forget_expired
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, ReplayResult, read_archive, replay
+from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, ReplayResult, read_archive, replay, replay_writer
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.replay_rows import Copy, Plan, copy_row
@@ -281,6 +281,53 @@ def test_a_commit_without_an_answer_is_repeated_and_writes_nothing_twice(
     assert len(cut) == 2
     assert counts["orders"].fresh == 10
     assert origins(archive) == dict.fromkeys(range(1, 11), 1)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_connection_that_the_server_ends_is_made_anew(archive: Archive) -> None:
+    """In a batch, at its COMMIT, and while subscribers are woken: each batch is there once."""
+    task = Task(writer_of(archive, batch_size=2), 0)
+    moments = ["INSERT INTO message ", "COMMIT", "SELECT pg_notify"][
+        : 3 if archive.kind == "postgresql" else 2
+    ]
+    ended = []
+
+    def end(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if len(ended) < len(moments) and statement.startswith(moments[len(ended)]):
+            ended.append(statement)
+            kill(archive, connection)
+
+    event.listen(task._engine, "before_cursor_execute", end)
+    assert task.run(rows_of(10))["orders"].fresh == 10
+    assert len(ended) == len(moments)
+    assert origins(archive) == dict.fromkeys(range(1, 11), 1)
+
+
+def test_a_database_that_ends_every_connection_is_given_up(
+    new_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_writer, "FIRST_PAUSE", 0)
+    archive = new_database("postgresql")
+    task = Task(writer_of(archive), 0)
+
+    def end(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO message "):
+            kill(archive, connection)
+
+    event.listen(task._engine, "before_cursor_execute", end)
+    with pytest.raises(StoreError, match=r"^the database refused: "):
+        task.run(rows_of(2))
+    assert not messages(archive)
+
+
+def kill(archive: Archive, connection: Connection) -> None:
+    """Let the server end the connection of a task, as a restart or an administrator does."""
+    raw: Any = connection.connection.driver_connection
+    if archive.kind == "postgresql":
+        # Waits until the process is gone.
+        archive.execute(f"SELECT pg_terminate_backend({raw.info.backend_pid}, 10000)")
+    else:
+        archive.execute(f"KILL {raw.thread_id()}")
 
 
 KILLED = """
