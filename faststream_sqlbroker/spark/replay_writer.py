@@ -72,8 +72,7 @@ class Writer:
 
     def tables(self) -> tuple[Table, Table]:
         """The message table and that of the marks."""
-        names = {"mysql": "mysql", "sqlite": "sqlite"}
-        tables = build_tables(self.config, dialect_name=names.get(self.database.kind, "postgresql"))
+        tables = build_tables(self.config, dialect_name=self.database.kind)
         return tables.message, tables.policy_state
 
     @property
