@@ -191,6 +191,14 @@ def test_of_rows_with_the_same_id_the_one_archived_last_counts(
     assert [row.payload for row in messages(archive)] == [b"new"]
 
 
+def test_a_payload_that_was_mended_may_be_text(spark: SparkSession, archive: Archive) -> None:
+    """What to_json returns is published as its UTF-8."""
+    archive.add({"id": 1}, {"id": 2})
+    mended = frame(spark, archive).withColumn("payload", F.to_json(F.struct(F.lit("é").alias("a"))))
+    assert publish(mended, archive, job="j").bytes == 2 * 10
+    assert [row.payload for row in messages(archive)] == ['{"a":"é"}'.encode()] * 2
+
+
 def test_two_runs_of_a_job_at_the_same_time_publish_each_row_once(
     spark: SparkSession, archive: Archive
 ) -> None:
@@ -537,6 +545,8 @@ def test_options_that_cannot_be_are_refused(spark: SparkSession, new_database: A
             replay(df, archive.url, **{"job": "j", **options})
     with pytest.raises(SetupError, match="no column 'headers'"):
         replay(df.drop("headers"), archive.url, job="j")
+    with pytest.raises(SetupError, match="payload must be binary or string, got int"):
+        replay(df.withColumn("payload", F.lit(1)), archive.url, job="j")
     stream = spark.readStream.schema(ARCHIVE_SCHEMA).parquet(str(Path(archive.engine.url.database).parent))
     with pytest.raises(SetupError, match="foreachBatch"):
         replay(stream, archive.url, job="j")
