@@ -94,7 +94,8 @@ def replay(
 
     Each message has a new id, the row's payload, key, priority and headers, and is PENDING, without attempts.
     Its `origin_id` is the row's id, its `publish_count` one higher; the headers `replay-of` (the id) and
-    `replay-job` say where it comes from. It has no dedup_id and no expiry. The row itself stays as it is.
+    `replay-job` say where it comes from. It has no dedup_id, no expiry and no header `dead-letter`. The row
+    itself stays as it is.
 
     A message and the mark that its row is done are committed together, `batch_size` rows at a time. So the
     same job may run again, after a crash, twice at a time, or with repeated and speculative tasks of Spark:

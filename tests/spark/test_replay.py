@@ -495,6 +495,17 @@ def test_a_row_that_no_message_can_be_is_named(column: str, value: Any, words: s
         copy_row({**row, column: value}, Plan("j", None, {}))
 
 
+def test_a_copy_is_no_dead_letter() -> None:
+    """In its new queue it would count as failed where the row has; the plan may give it such a header."""
+    [row] = rows_of(1)
+    row["headers"] = '{"dead-letter": {"queue": "orders"}, "a": null}'
+    assert copy_row(row, Plan("j", "orders", {})).values["headers"] == {
+        "a": None, "replay-of": 1, "replay-job": "j"
+    }  # fmt: skip
+    given = copy_row(row, Plan("j", None, {"dead-letter": 5})).values["headers"]
+    assert given["dead-letter"] == 5
+
+
 def test_a_row_that_cannot_be_published_leaves_whole_batches(archive: Archive) -> None:
     """The job goes on when the row is mended."""
     rows = rows_of(12)
