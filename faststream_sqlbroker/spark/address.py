@@ -44,7 +44,7 @@ class Address:
         kind: "postgresql", "mysql" (MySQL and MariaDB) or "sqlite".
         jdbc_url: Without user and password.
         properties: What JDBC gets besides, user and password among them.
-        python_url: For a synchronous SQLAlchemy engine.
+        python_url: For a synchronous SQLAlchemy engine; always with host and port.
     """
 
     kind: str
@@ -91,6 +91,8 @@ def parse_address(url: str | URL) -> Address:
     _refuse_options(kind, parsed)
     if kind == "sqlite":
         return _sqlite(parsed)
+    # Where the URL says nothing libpq would ask its own environment, and Java would not.
+    parsed = parsed.set(host=parsed.host or "127.0.0.1", port=parsed.port or PORTS[kind])
     options = {name: _text(value) for name, value in parsed.query.items() if name not in _IGNORED}
     return (_postgresql if kind == "postgresql" else _mysql)(parsed, options)
 
@@ -161,10 +163,10 @@ def _credentials(url: URL) -> dict[str, str]:
 
 def _jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
     """With the driver's options: Spark turns the names of properties into lower case, which drivers ignore."""
-    host = url.host or "127.0.0.1"
+    host = str(url.host)
     if not url.database:
         raise SetupError("the URL names no database: add /name after the host")
-    place = f"{f'[{host}]' if ':' in host else host}:{url.port or PORTS[kind]}"
+    place = f"{f'[{host}]' if ':' in host else host}:{url.port}"
     return f"jdbc:{kind}://{place}/{quote(url.database, safe='')}?{urlencode(options)}"
 
 

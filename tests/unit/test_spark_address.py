@@ -28,6 +28,25 @@ def test_hosts_ports_and_names(url: str, expected: str) -> None:
     assert parse_address(url).jdbc_url.startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql:///shop", "127.0.0.1:5432"),
+        ("mysql:///shop", "127.0.0.1:3306"),
+        ("mysql://db:9/shop", "db:9"),
+    ],
+)
+def test_java_and_python_go_to_the_same_server(url: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever libpq's environment says: the horizon would be of another server than the rows."""
+    monkeypatch.setenv("PGHOST", "elsewhere")
+    monkeypatch.setenv("PGPORT", "1")
+    address = parse_address(url)
+    engine = address.engine()
+    _, given = engine.dialect.create_connect_args(engine.url)
+    assert f"{given['host']}:{given['port']}" == place
+    assert f"//{place}/shop?" in address.jdbc_url
+
+
 def test_what_the_drivers_need_is_in_the_url() -> None:
     """As properties it would arrive in lower case, which they ignore."""
     postgresql = parse_address(

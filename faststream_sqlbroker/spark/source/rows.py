@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from faststream_sqlbroker.exceptions import MissingExtraError
-from faststream_sqlbroker.spark.address import CONNECT_TIMEOUT, PORTS, Address
+from faststream_sqlbroker.spark.address import CONNECT_TIMEOUT, Address
 from faststream_sqlbroker.spark.columns import Field
 
 BATCH_BYTES = 8 << 20
@@ -77,7 +77,7 @@ def conninfo(address: Address) -> str:
     url = address.python_url
     parameters: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "application_name": NAME}
     parameters |= dict(url.query) | {"user": url.username, "dbname": url.database}
-    parameters |= {"host": url.host or "127.0.0.1", "port": url.port or PORTS["postgresql"]}
+    parameters |= {"host": url.host, "port": url.port}
     parameters["password"] = None if url.password is None else str(url.password)
     return make_conninfo("", **parameters)
 
