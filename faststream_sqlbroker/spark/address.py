@@ -1,5 +1,6 @@
 """Where the database is: one SQLAlchemy URL, told apart for JDBC and for Python's own drivers."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqli
 PORTS = {"postgresql": 5432, "mysql": 3306}
 PYTHON_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "pysqlite"}
 CONNECT_TIMEOUT = 10
-"""Seconds, where the URL does not say."""
+"""Seconds, where the URL does not say: for the server's answer, or for a lock of SQLite's file."""
 
 _SSL_MODES = {"true": "require", "1": "require", "false": "disable", "0": "disable"}
 _POSTGRESQL = ("sslmode", "sslrootcert", "sslcert", "sslkey", "application_name", "connect_timeout", "ssl")
@@ -74,7 +75,7 @@ def parse_address(url: str | URL) -> Address:
     """Tell a SQLAlchemy URL apart; its driver (asyncpg, aiomysql, …) does not matter.
 
     Raises:
-        SetupError: no URL, an option of the URL that has no counterpart in JDBC, an in-memory SQLite
+        SetupError: no URL, an option of the URL that has no counterpart in JDBC or cannot be, an in-memory SQLite
             database (nobody else can see it), a Unix socket (Java cannot use it). The URL may hold a
             password, so none of it is repeated but the names of options.
         NotSupportedError: another database.
@@ -145,15 +146,26 @@ def _sqlite(url: URL) -> Address:
             "sqlite:////data/shop.db"
         )
     path = Path(database).resolve()
+    timeout = _timeout(url)
     # 1 is SQLITE_OPEN_READONLY: a reader never holds up the writer.
-    return Address("sqlite", f"jdbc:sqlite:{path}", {"open_mode": "1"}, _existing_file(path))
+    java = {"open_mode": "1", "busy_timeout": str(round(timeout * 1000))}
+    return Address("sqlite", f"jdbc:sqlite:{path}", java, _existing_file(path, timeout))
 
 
-def _existing_file(path: Path) -> URL:
+def _timeout(url: URL) -> float:
+    """Seconds for which a lock of the file is waited for."""
+    given = _text(url.query.get("timeout", str(CONNECT_TIMEOUT)))
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", given):
+        raise SetupError(
+            "the URL's option timeout must be seconds, at least 0 and less than a million, such as timeout=2.5"
+        )
+    return float(given)
+
+
+def _existing_file(path: Path, timeout: float) -> URL:
     """Without mode=rw a wrong path would make an empty database there."""
-    return URL.create(
-        "sqlite+pysqlite", database=f"file:{quote(str(path))}", query={"mode": "rw", "uri": "true"}
-    )
+    query = {"mode": "rw", "uri": "true", "timeout": str(timeout)}
+    return URL.create("sqlite+pysqlite", database=f"file:{quote(str(path))}", query=query)
 
 
 def _credentials(url: URL) -> dict[str, str]:

@@ -42,8 +42,7 @@ class SQLite(Database):
     one_writer = True
 
     def begin(self, connection: Connection) -> None:
-        """The write lock at once, waited for: a read that became a write would fail at the first other writer."""
-        connection.exec_driver_sql("PRAGMA busy_timeout=10000")
+        """The write lock at once: a read that became a write would fail at the first other writer."""
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def quote(self, name: str) -> str:

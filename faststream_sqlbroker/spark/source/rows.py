@@ -106,7 +106,7 @@ def _sqlite_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[An
     import sqlite3  # noqa: PLC0415 - of SQLite only
 
     url = address.python_url
-    timeout = float(str(url.query.get("timeout", CONNECT_TIMEOUT)))
+    timeout = float(str(url.query["timeout"]))
     with closing(sqlite3.connect(f"{url.database}?mode=ro", uri=True, timeout=timeout)) as connection:
         connection.text_factory = _decode
         yield connection.execute(statement)
