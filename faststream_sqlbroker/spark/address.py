@@ -1,5 +1,6 @@
 """Where the database is: one SQLAlchemy URL, told apart for JDBC and for Python's own drivers."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqli
 PORTS = {"postgresql": 5432, "mysql": 3306}
 PYTHON_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "pysqlite"}
 CONNECT_TIMEOUT = 10
-"""Seconds, where the URL does not say."""
+"""Seconds, where the URL does not say: for the server's answer, or for a lock of SQLite's file."""
 
 _SSL_MODES = {"true": "require", "1": "require", "false": "disable", "0": "disable"}
 _POSTGRESQL = ("sslmode", "sslrootcert", "sslcert", "sslkey", "application_name", "connect_timeout", "ssl")
@@ -44,7 +45,7 @@ class Address:
         kind: "postgresql", "mysql" (MySQL and MariaDB) or "sqlite".
         jdbc_url: Without user and password.
         properties: What JDBC gets besides, user and password among them.
-        python_url: For a synchronous SQLAlchemy engine.
+        python_url: For a synchronous SQLAlchemy engine; always with host and port.
     """
 
     kind: str
@@ -74,7 +75,7 @@ def parse_address(url: str | URL) -> Address:
     """Tell a SQLAlchemy URL apart; its driver (asyncpg, aiomysql, …) does not matter.
 
     Raises:
-        SetupError: no URL, an option of the URL that has no counterpart in JDBC, an in-memory SQLite
+        SetupError: no URL, an option of the URL that has no counterpart in JDBC or cannot be, an in-memory SQLite
             database (nobody else can see it), a Unix socket (Java cannot use it). The URL may hold a
             password, so none of it is repeated but the names of options.
         NotSupportedError: another database.
@@ -91,6 +92,8 @@ def parse_address(url: str | URL) -> Address:
     _refuse_options(kind, parsed)
     if kind == "sqlite":
         return _sqlite(parsed)
+    # Where the URL says nothing libpq would ask its own environment, and Java would not.
+    parsed = parsed.set(host=parsed.host or "127.0.0.1", port=parsed.port or PORTS[kind])
     options = {name: _text(value) for name, value in parsed.query.items() if name not in _IGNORED}
     return (_postgresql if kind == "postgresql" else _mysql)(parsed, options)
 
@@ -143,15 +146,26 @@ def _sqlite(url: URL) -> Address:
             "sqlite:////data/shop.db"
         )
     path = Path(database).resolve()
+    timeout = _timeout(url)
     # 1 is SQLITE_OPEN_READONLY: a reader never holds up the writer.
-    return Address("sqlite", f"jdbc:sqlite:{path}", {"open_mode": "1"}, _existing_file(path))
+    java = {"open_mode": "1", "busy_timeout": str(round(timeout * 1000))}
+    return Address("sqlite", f"jdbc:sqlite:{path}", java, _existing_file(path, timeout))
 
 
-def _existing_file(path: Path) -> URL:
+def _timeout(url: URL) -> float:
+    """Seconds for which a lock of the file is waited for."""
+    given = _text(url.query.get("timeout", str(CONNECT_TIMEOUT)))
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", given):
+        raise SetupError(
+            "the URL's option timeout must be seconds, at least 0 and less than a million, such as timeout=2.5"
+        )
+    return float(given)
+
+
+def _existing_file(path: Path, timeout: float) -> URL:
     """Without mode=rw a wrong path would make an empty database there."""
-    return URL.create(
-        "sqlite+pysqlite", database=f"file:{quote(str(path))}", query={"mode": "rw", "uri": "true"}
-    )
+    query = {"mode": "rw", "uri": "true", "timeout": str(timeout)}
+    return URL.create("sqlite+pysqlite", database=f"file:{quote(str(path))}", query=query)
 
 
 def _credentials(url: URL) -> dict[str, str]:
@@ -161,10 +175,10 @@ def _credentials(url: URL) -> dict[str, str]:
 
 def _jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
     """With the driver's options: Spark turns the names of properties into lower case, which drivers ignore."""
-    host = url.host or "127.0.0.1"
+    host = str(url.host)
     if not url.database:
         raise SetupError("the URL names no database: add /name after the host")
-    place = f"{f'[{host}]' if ':' in host else host}:{url.port or PORTS[kind]}"
+    place = f"{f'[{host}]' if ':' in host else host}:{url.port}"
     return f"jdbc:{kind}://{place}/{quote(url.database, safe='')}?{urlencode(options)}"
 
 

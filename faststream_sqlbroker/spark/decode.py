@@ -113,29 +113,41 @@ def _result(body: Column, error: Column) -> Column:
     return F.struct(body.alias("body"), why.alias("error"))
 
 
-def _sealed(text: Column) -> Column:
-    """The text within an object that ends with the text's own hash.
+# Spark reads the first value of a text and leaves what follows it unseen. So each text is read between a beginning
+# of ours and its own hash, the seal: what ends too early, or goes on, has no seal in its place.
 
-    Spark reads the first value of a text and leaves what follows it unseen; then the seal is not found.
-    """
-    return F.concat(F.lit(f'{{"{_BODY}":'), text, F.lit(f',"{_SEAL}":'), F.xxhash64(text), F.lit("}"))
+
+def _listed(text: Column) -> Column:
+    """The text and its seal as an array's two values."""
+    return F.concat(F.lit("["), text, F.lit(","), F.xxhash64(text), F.lit("]"))
+
+
+def _is_json(listed: Column, text: Column) -> Column:
+    """Whether the array, as VARIANT, ends with the seal of its only other value."""
+    return F.coalesce(F.try_variant_get(listed, "$[1]", "bigint") == F.xxhash64(text), F.lit(False))
 
 
 def _variant(text: Column) -> Column:
-    read = F.try_parse_json(_sealed(text))
-    intact = F.try_variant_get(read, f"$.{_SEAL}", "bigint") == F.xxhash64(text)
-    return _result(F.when(intact, F.try_variant_get(read, f"$.{_BODY}", VARIANT)), F.lit(NOT_JSON))
+    read = F.try_parse_json(_listed(text))
+    return _result(F.when(_is_json(read, text), F.try_variant_get(read, "$[0]", VARIANT)), F.lit(NOT_JSON))
+
+
+def _named(text: Column) -> Column:
+    """The text and its seal as an object's two fields: of an array all values would have one type."""
+    return F.concat(F.lit(f'{{"{_BODY}":'), text, F.lit(f',"{_SEAL}":'), F.xxhash64(text), F.lit("}"))
 
 
 def _typed(text: Column, wanted: DataType) -> Column:
     shape = StructType(
         [StructField(_BODY, wanted), StructField(_SEAL, LongType()), StructField(_BROKEN, StringType())]
     )
-    read = F.from_json(_sealed(text), shape, _JSON_OPTIONS)
-    fits = read[_BROKEN].isNull() & (read[_SEAL] == F.xxhash64(text))
-    is_json = F.try_variant_get(F.try_parse_json(_sealed(text)), f"$.{_SEAL}", "bigint") == F.xxhash64(text)
-    why = F.when(F.coalesce(is_json, F.lit(False)), F.lit(MISMATCH)).otherwise(F.lit(NOT_JSON))
-    return _result(F.when(fits, read[_BODY]), why)
+    named = _named(text)
+    read = F.from_json(named, shape, _JSON_OPTIONS)
+    # A text that goes on with a field, `1,"a":2`, is seen by the object's keys only.
+    alone = F.size(F.json_object_keys(named)) == len((_BODY, _SEAL))
+    fits = read[_BROKEN].isNull() & (read[_SEAL] == F.xxhash64(text)) & alone
+    is_json = _is_json(F.try_parse_json(_listed(text)), text)
+    return _result(F.when(fits, read[_BODY]), F.when(is_json, F.lit(MISMATCH)).otherwise(F.lit(NOT_JSON)))
 
 
 def _plain(text: Column, wanted: DataType) -> Column:

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ JARS_VARIABLE = "SQLBROKER_SPARK_JARS"
 
 OLDEST_JAVA = 17
 DEBIAN_JARS = Path("/usr/share/java")
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Driver:
     Attributes:
         database: Whose it is, for people.
         class_name: Java's name of it.
-        pattern: Of its jar's file name; the group is its version.
+        pattern: Of its jar's file name; the group is its version, which the name may leave out.
         package: Debian's package that brings it.
         coordinate: Maven's, for `spark.jars.packages`.
         oldest: The oldest version that works.
@@ -42,7 +43,7 @@ DRIVERS: Mapping[str, Driver] = {
     "postgresql": Driver(
         "PostgreSQL",
         "org.postgresql.Driver",
-        r"postgresql-([0-9][0-9.]*)\.jar",
+        r"postgresql(?:-([0-9][0-9.]*))?\.jar",
         "libpostgresql-jdbc-java",
         "org.postgresql:postgresql:42.7.7",
         (42, 2),
@@ -50,7 +51,7 @@ DRIVERS: Mapping[str, Driver] = {
     "mysql": Driver(
         "MySQL and MariaDB",
         "org.mariadb.jdbc.Driver",
-        r"mariadb-java-client-([0-9][0-9.]*)\.jar",
+        r"mariadb-java-client(?:-([0-9][0-9.]*))?\.jar",
         "libmariadb-java",
         "org.mariadb.jdbc:mariadb-java-client:3.5.3",
         (2, 7),
@@ -58,7 +59,7 @@ DRIVERS: Mapping[str, Driver] = {
     "sqlite": Driver(
         "SQLite",
         "org.sqlite.JDBC",
-        r"(?:xerial-)?sqlite-jdbc-([0-9][0-9.]*)\.jar",
+        r"(?:xerial-)?sqlite-jdbc(?:-([0-9][0-9.]*))?\.jar",
         "libxerial-sqlite-jdbc-java",
         "org.xerial:sqlite-jdbc:3.50.3.0",
         (3, 36),
@@ -69,7 +70,10 @@ DRIVERS: Mapping[str, Driver] = {
 
 @dataclass(frozen=True)
 class FoundJar:
-    """A driver's jar: where, its version, and who named it ("argument", an environment variable, a folder)."""
+    """A driver's jar: where, its version, and who named it ("argument", an environment variable, a folder).
+
+    The version is that of the file's name, or "unknown".
+    """
 
     path: Path
     version: str
@@ -79,15 +83,20 @@ class FoundJar:
 def find_jar(kind: str, jars: Sequence[str | Path] = ()) -> FoundJar | None:
     """The driver's jar for `kind`: of `jars`, of SQLBROKER_SPARK_JARS, of Debian's folder, of Maven's cache.
 
+    Of several in one place it is the newest; one without a version in its name is taken if there is no other, and
+    may be of any age.
+
     Raises:
         SetupError: a jar that was named is not there, or the one found is too old.
     """
     driver = DRIVERS[kind]
-    for source, paths in _places(jars):
-        matching = [(m[1], path) for path in paths if (m := re.fullmatch(driver.pattern, path.name))]
+    for source, paths in _places(driver, jars):
+        matching = [
+            (m[1] or UNKNOWN, path) for path in paths if (m := re.fullmatch(driver.pattern, path.name))
+        ]
         if matching:
             version, path = max(matching, key=lambda pair: _numbers(pair[0]))
-            if _numbers(version) < driver.oldest:
+            if version != UNKNOWN and _numbers(version) < driver.oldest:
                 oldest = ".".join(map(str, driver.oldest))
                 raise SetupError(
                     f"{path} is too old for {driver.database}: version {oldest} or newer is needed, "
@@ -132,20 +141,20 @@ def advice(kind: str) -> str:
     )
 
 
-def _places(jars: Sequence[str | Path]) -> list[tuple[str, list[Path]]]:
+def _places(driver: Driver, jars: Sequence[str | Path]) -> Iterator[tuple[str, list[Path]]]:
+    """Who names jars, and which; a folder is looked into when the places before it have none."""
     named = [Path(jar) for jar in jars]
     variable = [Path(jar) for jar in os.environ.get(JARS_VARIABLE, "").split(os.pathsep) if jar]
     for source, paths in (("jars", named), (JARS_VARIABLE, variable)):
         missing = [str(path) for path in paths if not path.is_file()]
         if missing:
             raise SetupError(f"{source} names {missing[0]}, which is no file")
+    yield "argument", named
+    yield JARS_VARIABLE, variable
+    yield str(DEBIAN_JARS), sorted(DEBIAN_JARS.glob("*.jar"))
     cache = Path.home() / ".m2" / "repository"
-    return [
-        ("argument", named),
-        (JARS_VARIABLE, variable),
-        (str(DEBIAN_JARS), sorted(DEBIAN_JARS.glob("*.jar"))),
-        (str(cache), sorted(cache.glob("org/*/**/*.jar")) if cache.is_dir() else []),
-    ]
+    group, artifact, _ = driver.coordinate.split(":")
+    yield str(cache), sorted(cache.joinpath(*group.split("."), artifact).glob("*/*.jar"))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

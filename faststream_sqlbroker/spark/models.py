@@ -18,6 +18,7 @@ from pydantic import (
     NaiveDatetime,
     PastDate,
     PastDatetime,
+    RootModel,
 )
 from pydantic.fields import FieldInfo
 from pyspark.sql.types import (
@@ -77,7 +78,7 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
     | Optional[X], Annotated[X, …] | as X |
     | list, set, frozenset, Sequence, tuple[X, ...] of X | ARRAY<X> |
     | dict, Mapping from str to X | MAP<STRING, X> |
-    | a model | STRUCT |
+    | a model; a RootModel | STRUCT; as its root |
     | Any | VARIANT |
 
     Args:
@@ -87,16 +88,20 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
 
     Raises:
         SetupError: an annotation without a counterpart (it names the field), a model that contains itself,
-            or `model` is no class of Pydantic's.
+            `model` is no class of Pydantic's, or a RootModel, whose JSON is its root's.
     """
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise SetupError(f"struct_of takes a Pydantic model class, got {model!r}")
+    if issubclass(model, RootModel):
+        raise SetupError(
+            f"{model.__name__} is a RootModel, whose JSON has no field root: give the model that is its root, or "
+            'give decode_payload the DDL of the root, such as "ARRAY<BIGINT>", or "variant"'
+        )
     return _struct(model, model.__name__, by_alias, ())
 
 
 def _struct(model: type[BaseModel], path: str, by_alias: bool, above: tuple[type, ...]) -> StructType:
-    if model in above:
-        raise SetupError(f"{path}: {model.__name__} contains itself, which no schema of Spark can; {_ADVICE}")
+    _refuse_cycle(model, path, above)
     fields = []
     for name, info in model.model_fields.items():
         place = f"{path}.{name}"
@@ -104,6 +109,11 @@ def _struct(model: type[BaseModel], path: str, by_alias: bool, above: tuple[type
         convert = _Converter(place, by_alias, (*above, model))
         fields.append(StructField(shown or name, convert(info.annotation, tuple(info.metadata))))
     return StructType(fields)
+
+
+def _refuse_cycle(model: type[BaseModel], path: str, above: tuple[type, ...]) -> None:
+    if model in above:
+        raise SetupError(f"{path}: {model.__name__} contains itself, which no schema of Spark can; {_ADVICE}")
 
 
 _ADVICE = 'annotate it as Any (it becomes VARIANT), or give decode_payload a DDL or "variant"'
@@ -147,6 +157,8 @@ class _Converter:
     def _class(self, annotation: Any) -> DataType:
         if not isinstance(annotation, type):
             raise self._unknown(annotation)
+        if issubclass(annotation, RootModel):
+            return self._root(annotation)
         if issubclass(annotation, BaseModel):
             return _struct(annotation, self._place, self._by_alias, self._above)
         if issubclass(annotation, Enum):
@@ -154,6 +166,13 @@ class _Converter:
         if issubclass(annotation, str):
             return StringType()
         raise self._unknown(annotation)
+
+    def _root(self, model: type[RootModel[Any]]) -> DataType:
+        """In JSON it is its bare root."""
+        _refuse_cycle(model, self._place, self._above)
+        info = model.model_fields["root"]
+        convert = _Converter(self._place, self._by_alias, (*self._above, model))
+        return convert(info.annotation, tuple(info.metadata))
 
     def _generic(self, origin: Any, arguments: tuple[Any, ...], annotation: Any) -> DataType:
         if origin in _LISTS:

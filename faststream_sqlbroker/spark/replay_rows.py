@@ -8,6 +8,7 @@ from typing import Any
 
 from faststream_sqlbroker.core.headers import load_headers
 from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.settle import DEAD_LETTER
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import PublishError
 
@@ -103,7 +104,9 @@ def _priority(origin: int, value: object) -> int:
 
 def _headers(origin: int, stored: Any, plan: Plan) -> dict[str, Any]:
     changes = {**plan.headers, REPLAY_OF_HEADER: origin, REPLAY_JOB_HEADER: plan.job}
-    merged = {**load_headers(stored), **changes}
+    # Of the row, not of its copy, which has failed nowhere.
+    kept = {name: value for name, value in load_headers(stored).items() if name != DEAD_LETTER}
+    merged = {**kept, **changes}
     headers = {name: value for name, value in merged.items() if value is not None or name not in changes}
     check_headers(f"row {origin}: its headers", headers)
     return headers

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table, and_, func, insert, select
 from sqlalchemy.dialects import mysql, postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidRequestError, OperationalError
 
 from faststream_sqlbroker.core.routing import LATEST
 from faststream_sqlbroker.exceptions import StoreError
@@ -72,8 +72,7 @@ class Writer:
 
     def tables(self) -> tuple[Table, Table]:
         """The message table and that of the marks."""
-        names = {"mysql": "mysql", "sqlite": "sqlite"}
-        tables = build_tables(self.config, dialect_name=names.get(self.database.kind, "postgresql"))
+        tables = build_tables(self.config, dialect_name=self.database.kind)
         return tables.message, tables.policy_state
 
     @property
@@ -162,7 +161,8 @@ class Task:
                 found = self._write(connection, batch, token)
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
-                with contextlib.suppress(DBAPIError):
+                # On a connection that broke SQLAlchemy refuses by InvalidRequestError; what broke it must be heard.
+                with contextlib.suppress(DBAPIError, InvalidRequestError):
                     connection.exec_driver_sql("ROLLBACK")
                 raise
             return found
@@ -221,9 +221,11 @@ class Task:
         """Subscribers look at once on PostgreSQL, elsewhere when they poll next."""
         if self._database.kind == "postgresql" and self._connection is not None:
             channel = self._writer.config.channel
-            with contextlib.suppress(DBAPIError):  # a hint is not worth a failed task
+            try:
                 for queue in sorted(queues):
                     self._connection.execute(select(func.pg_notify(channel, queue)))
+            except DBAPIError:  # a hint is not worth a failed task
+                self.close()
 
     def _repeat(self, work: Callable[[Connection], T]) -> T:
         """Do `work` until the database takes it, on a new connection after each failure."""

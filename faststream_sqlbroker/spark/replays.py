@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from sqlalchemy import URL, Connection, false, select
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -94,7 +94,8 @@ def replay(
 
     Each message has a new id, the row's payload, key, priority and headers, and is PENDING, without attempts.
     Its `origin_id` is the row's id, its `publish_count` one higher; the headers `replay-of` (the id) and
-    `replay-job` say where it comes from. It has no dedup_id and no expiry. The row itself stays as it is.
+    `replay-job` say where it comes from. It has no dedup_id, no expiry and no header `dead-letter`. The row
+    itself stays as it is.
 
     A message and the mark that its row is done are committed together, `batch_size` rows at a time. So the
     same job may run again, after a crash, twice at a time, or with repeated and speculative tasks of Spark:
@@ -102,7 +103,8 @@ def replay(
 
     Args:
         df: Columns id, queue, priority, key, headers, payload, publish_count, as `read_archive` and
-            `read_messages` return them; Parquet of them serves as well. Others may be there.
+            `read_messages` return them; Parquet of them serves as well. A payload may be a string too, and is
+            published in UTF-8. Others may be there.
         url: SQLAlchemy URL of the database that gets the messages; the password appears in no plan or error.
         job: Name of this replay, 1 to 255 characters: the same name means the same replay.
         queue: Where all messages go; None leaves each in the queue of its row.
@@ -123,8 +125,9 @@ def replay(
         Counts, and a sample.
 
     Raises:
-        SetupError: an option that cannot be, a column that is missing, a streaming DataFrame (call this in
-            `foreachBatch`), or a database without the broker's tables.
+        SetupError: an option that cannot be, a column that is missing, a payload that is neither binary nor
+            string, a streaming DataFrame (call this in `foreachBatch`), or a database without the broker's
+            tables.
         PublishError: a row that no message can be, such as one without a payload; says which. Other rows
             may have been published: run the same job again.
         StoreError: the database refused, or could not be reached, several times; as above.
@@ -183,13 +186,25 @@ def _rows(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
         )
     if df.isStreaming:
         raise SetupError("replay takes no streaming DataFrame: call it in foreachBatch, with one job")
-    names = [name for name in NEEDED if not (dry_run and name == "payload")]
-    length = F.octet_length("payload").cast("long").alias("bytes")
+    kept = [F.col(name) for name in NEEDED if name not in ("id", "payload")]
+    # A body that was mended is text (to_json); the databases take bytes.
+    payload = _payload(df)
+    length = F.octet_length(payload).cast("long").alias("bytes")
     # A lake has a row that was archived, retried and archived again more than once: the last one counts.
     newest = "archived_at" if "archived_at" in df.columns else "publish_count"
     last = F.col(newest).alias("_newest")
-    chosen = df.select(F.col("id").cast("long"), *names[1:], length, last)
+    chosen = df.select(F.col("id").cast("long"), *kept, *([] if dry_run else [payload]), length, last)
     return chosen.repartition(number, "id").sortWithinPartitions("id", F.desc("_newest")).drop("_newest")
+
+
+def _payload(df: DataFrame) -> Column:
+    """Bytes: as they are, or a text's in UTF-8."""
+    kind = df.schema["payload"].dataType.simpleString()
+    if kind not in ("binary", "string"):
+        raise SetupError(
+            f"the column payload must be binary or string, got {kind}: turn it into the body's text, as by to_json"
+        )
+    return F.col("payload").cast("binary").alias("payload")
 
 
 def _started(writer: Writer, *, spread: bool) -> Writer:

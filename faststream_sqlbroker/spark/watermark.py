@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
-from faststream_sqlbroker.spark.address import PORTS, Address
+from faststream_sqlbroker.spark.address import Address
 from faststream_sqlbroker.spark.files import read_json, write_json
 from faststream_sqlbroker.spark.horizon import Horizon
 from faststream_sqlbroker.spark.horizon.base import Source
@@ -57,7 +57,7 @@ def describe_source(address: Address, selection: Selection, name: str | None) ->
     if address.kind == "sqlite":
         place = unquote(str(url.database).removeprefix("file:"))
     else:
-        place = f"{url.host}:{url.port or PORTS[address.kind]}/{url.database}"
+        place = f"{url.host}:{url.port}/{url.database}"
     return {
         "kind": address.kind,
         "database": name or place,

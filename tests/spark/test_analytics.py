@@ -318,6 +318,36 @@ def test_dead_letters_age(spark: SparkSession, frame_of: Any) -> None:
         analytics.dlq_age(data, "2026-03-01T00:00:00")
 
 
+def test_a_dead_letter_that_was_retried_is_none(frame_of: Any) -> None:
+    """An export has the row of each time that it was archived; as of then it was still dead."""
+    data = frame_of(
+        {"id": 1, "state": "FAILED"},
+        {"id": 1, "archived_at": START + DAY},
+        {"id": 2, "state": "FAILED"},
+        {"id": 2, "state": "FAILED", "archived_at": START + DAY},
+    )
+    assert rows(analytics.dlq_age(data), "messages", "oldest_at") == [(1, START + DAY)]
+    assert rows(analytics.dlq_age(data, START + HOUR), "messages", "oldest_at") == [(2, START)]
+    assert rows(analytics.dlq_age(data.drop("id")), "messages") == [(3,)]
+
+
+def test_what_waits_in_dead_letter_queues_is_as_old_as_its_last_attempt_there(
+    spark: SparkSession, frame_of: Any
+) -> None:
+    """Its next attempt is none yet; a message that was moved back waits in no dead letter queue."""
+    letter = {"queue": "letters", "headers": dead("mail"), "next_attempt_at": START + DAY}
+    retried = letter | {"last_attempt_at": START + HOUR}
+    back = retried | {"queue": "mail"}
+    live = frame(spark, [{"id": n, **row} for n, row in enumerate([retried, back])], MESSAGE_SCHEMA)
+    figures = "queue", "messages", "oldest_at", "oldest_age"
+    data = frame_of({})
+    assert rows(analytics.dlq_age(data, live=live), *figures) == [("mail", 1, START + HOUR, 0.0)]
+    later = rows(analytics.dlq_age(data, START + 2 * HOUR, live=live), *figures)
+    assert later == [("mail", 1, START + HOUR, 3600.0)]
+    untried = frame(spark, [{"id": 1, **letter}], MESSAGE_SCHEMA)
+    assert rows(analytics.dlq_age(data, live=untried), *figures) == [("mail", 1, START + DAY, 0.0)]
+
+
 def test_duplicate_deliveries(frame_of: Any) -> None:
     expired = message(0, 0, 2, None, 3, state="DISCARDED", attempts_count=0)
     data = frame_of(

@@ -101,6 +101,17 @@ def test_every_value_is_the_tables(spark: SparkSession, archive: Archive) -> Non
     assert found == as_numbers(read_archive(spark, archive.url))
 
 
+def test_headers_that_are_a_bare_number_are_text(new_database: Any) -> None:
+    """Another program's; SQLite makes a number of them."""
+    archive = new_database("sqlite")
+    archive.add({"id": 1}, {"id": 2}, {"id": 3})
+    archive.execute(
+        "UPDATE message_archive SET headers = CASE id WHEN 1 THEN '5' WHEN 2 THEN '1.5' ELSE 'x' END"
+    )
+    [found] = read(archive, StructType([ARCHIVE_SCHEMA["id"], ARCHIVE_SCHEMA["headers"]]))
+    assert [(row["id"], row["headers"]) for row in found] == [(1, "5"), (2, "1.5"), (3, "x")]
+
+
 def rows_of(reader: BatchReader) -> list[list[dict[str, Any]]]:
     """What Spark would be given, cut by cut."""
     return [[row for batch in reader.read(cut) for row in batch.to_pylist()] for cut in reader.partitions()]

@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     NaiveDatetime,
     PositiveInt,
+    RootModel,
     create_model,
 )
 from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +33,8 @@ JSON = '{"content-type": "application/json"}'
 ROWS = "headers string, payload binary"
 BROKEN = [
     '{"a": 1', '{"a": 1} x', '{"a": 1}, {"a": 2}', "1} x", "1] [2", '{"a": 1}}', "{'a': 1}", "", " ", "\x00",
-    '{"a": 1},', '{"a": 1}\x00', "nul", '"x', "[1, 2",
+    '{"a": 1},', '{"a": 1}\x00', "nul", '"x', "[1, 2", '{"a": 1},"b":2', '{"a": 1},"v":{"a":2}', '{"a": 1},"s":2',
+    '1,"b":2', '"x","b":{}', '[1],"b":[2', '[1],"v":[2]', "1,2", "1],[2", "1]", '1],"b":[2', 'null,"b":1',
 ]  # fmt: skip
 
 
@@ -208,6 +210,48 @@ def test_struct_of_types() -> None:
     assert struct_of(free).simpleString() == "struct<plain:decimal(38,18),places:decimal(38,3)>"
 
 
+class Tags(RootModel[list[str]]):
+    pass
+
+
+class Price(RootModel[Annotated[Decimal, Field(max_digits=9, decimal_places=2)]]):
+    pass
+
+
+class Item(BaseModel):
+    tags: Tags
+    prices: dict[str, Price] = {}
+    one: RootModel[Line] | None = None
+
+
+def test_a_root_model_is_its_root(spark: SparkSession) -> None:
+    """Its JSON has no field of that name."""
+    item = Item(
+        tags=Tags(["a"]), prices={"x": Price(Decimal("1.50"))}, one=RootModel[Line](Line(price=Decimal(2)))
+    )
+    body, error = one(spark, item.model_dump_json(), Item)
+    assert error is None
+    assert body == {
+        "tags": ["a"], "prices": {"x": Decimal("1.50")}, "one": {"price": Decimal(2), "count": 1}
+    }  # fmt: skip
+    assert struct_of(Item).simpleString() == (
+        "struct<tags:array<string>,prices:map<string,decimal(9,2)>,one:struct<price:decimal(9,2),count:bigint>>"
+    )
+    for model in (Tags, RootModel[Line]):
+        with pytest.raises(
+            SetupError, match=r"is a RootModel, .*: give the model that is its root, or .* the DDL"
+        ):
+            struct_of(model)
+
+
+class Forest(RootModel[list["Forest"]]):
+    pass
+
+
+class Land(BaseModel):
+    forest: Forest
+
+
 class Tree(BaseModel):
     children: list["Tree"]
 
@@ -232,6 +276,8 @@ def test_what_has_no_counterpart_is_named(annotation: Any) -> None:
 def test_models_that_cannot_be_a_schema() -> None:
     with pytest.raises(SetupError, match=r"Tree\.children: Tree contains itself"):
         struct_of(Tree)
+    with pytest.raises(SetupError, match=r"Land\.forest: Forest contains itself"):
+        struct_of(Land)
     path = create_model("Path", x=(int, Field(validation_alias=AliasPath("a", 0))))
     with pytest.raises(SetupError, match=r"Path\.x is read from a path"):
         struct_of(path)

@@ -17,7 +17,7 @@ import pytest
 from faststream import AckPolicy
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import Table, event, select
+from sqlalchemy import Connection, Table, event, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from typer.testing import CliRunner
@@ -28,7 +28,7 @@ from faststream_sqlbroker.dialects.policy_state import forget_expired
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, ReplayResult, read_archive, replay
+from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, ReplayResult, read_archive, replay, replay_writer
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.replay_rows import Copy, Plan, copy_row
@@ -191,6 +191,14 @@ def test_of_rows_with_the_same_id_the_one_archived_last_counts(
     assert [row.payload for row in messages(archive)] == [b"new"]
 
 
+def test_a_payload_that_was_mended_may_be_text(spark: SparkSession, archive: Archive) -> None:
+    """What to_json returns is published as its UTF-8."""
+    archive.add({"id": 1}, {"id": 2})
+    mended = frame(spark, archive).withColumn("payload", F.to_json(F.struct(F.lit("é").alias("a"))))
+    assert publish(mended, archive, job="j").bytes == 2 * 10
+    assert [row.payload for row in messages(archive)] == ['{"a":"é"}'.encode()] * 2
+
+
 def test_two_runs_of_a_job_at_the_same_time_publish_each_row_once(
     spark: SparkSession, archive: Archive
 ) -> None:
@@ -281,6 +289,53 @@ def test_a_commit_without_an_answer_is_repeated_and_writes_nothing_twice(
     assert len(cut) == 2
     assert counts["orders"].fresh == 10
     assert origins(archive) == dict.fromkeys(range(1, 11), 1)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_connection_that_the_server_ends_is_made_anew(archive: Archive) -> None:
+    """In a batch, at its COMMIT, and while subscribers are woken: each batch is there once."""
+    task = Task(writer_of(archive, batch_size=2), 0)
+    moments = ["INSERT INTO message ", "COMMIT", "SELECT pg_notify"][
+        : 3 if archive.kind == "postgresql" else 2
+    ]
+    ended = []
+
+    def end(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if len(ended) < len(moments) and statement.startswith(moments[len(ended)]):
+            ended.append(statement)
+            kill(archive, connection)
+
+    event.listen(task._engine, "before_cursor_execute", end)
+    assert task.run(rows_of(10))["orders"].fresh == 10
+    assert len(ended) == len(moments)
+    assert origins(archive) == dict.fromkeys(range(1, 11), 1)
+
+
+def test_a_database_that_ends_every_connection_is_given_up(
+    new_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_writer, "FIRST_PAUSE", 0)
+    archive = new_database("postgresql")
+    task = Task(writer_of(archive), 0)
+
+    def end(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO message "):
+            kill(archive, connection)
+
+    event.listen(task._engine, "before_cursor_execute", end)
+    with pytest.raises(StoreError, match=r"^the database refused: "):
+        task.run(rows_of(2))
+    assert not messages(archive)
+
+
+def kill(archive: Archive, connection: Connection) -> None:
+    """Let the server end the connection of a task, as a restart or an administrator does."""
+    raw: Any = connection.connection.driver_connection
+    if archive.kind == "postgresql":
+        # Waits until the process is gone.
+        archive.execute(f"SELECT pg_terminate_backend({raw.info.backend_pid}, 10000)")
+    else:
+        archive.execute(f"KILL {raw.thread_id()}")
 
 
 KILLED = """
@@ -440,6 +495,17 @@ def test_a_row_that_no_message_can_be_is_named(column: str, value: Any, words: s
         copy_row({**row, column: value}, Plan("j", None, {}))
 
 
+def test_a_copy_is_no_dead_letter() -> None:
+    """In its new queue it would count as failed where the row has; the plan may give it such a header."""
+    [row] = rows_of(1)
+    row["headers"] = '{"dead-letter": {"queue": "orders"}, "a": null}'
+    assert copy_row(row, Plan("j", "orders", {})).values["headers"] == {
+        "a": None, "replay-of": 1, "replay-job": "j"
+    }  # fmt: skip
+    given = copy_row(row, Plan("j", None, {"dead-letter": 5})).values["headers"]
+    assert given["dead-letter"] == 5
+
+
 def test_a_row_that_cannot_be_published_leaves_whole_batches(archive: Archive) -> None:
     """The job goes on when the row is mended."""
     rows = rows_of(12)
@@ -490,6 +556,8 @@ def test_options_that_cannot_be_are_refused(spark: SparkSession, new_database: A
             replay(df, archive.url, **{"job": "j", **options})
     with pytest.raises(SetupError, match="no column 'headers'"):
         replay(df.drop("headers"), archive.url, job="j")
+    with pytest.raises(SetupError, match="payload must be binary or string, got int"):
+        replay(df.withColumn("payload", F.lit(1)), archive.url, job="j")
     stream = spark.readStream.schema(ARCHIVE_SCHEMA).parquet(str(Path(archive.engine.url.database).parent))
     with pytest.raises(SetupError, match="foreachBatch"):
         replay(stream, archive.url, job="j")

@@ -202,6 +202,17 @@ def test_figures_of_the_page(spark: SparkSession) -> None:
     assert not spark.sparkContext._jsc.getPersistentRDDs()
 
 
+def test_a_queue_in_the_table_has_a_rate_however_many_others_fail(spark: SparkSession) -> None:
+    letters = [{"queue": "letters", "headers": dead(f"source {n:02}")} for n in range(30)]
+    rows = [archived(**{"id": n, **row}) for n, row in enumerate([{"queue": "fine"}, *letters])]
+    figures = gather(frame(spark, rows), live=None, every=None, as_of=None)
+    rates = figures.tables["failure_rate"]
+    assert len(rates) == 2 * figures_.MOST_QUEUES
+    assert [row["queue"] for row in rates[:2]] == ["source 00", "source 01"]
+    for queue in ("fine", "letters"):
+        assert re.search(rf"<td>{queue}</td><td>\d+</td><td>0.00%</td>", render(figures, "t")), queue
+
+
 def test_widths_of_buckets(spark: SparkSession) -> None:
     def chosen(span: float, every: Any = None) -> float:
         return figures_._width({"first": START, "last": START + timedelta(seconds=span)}, every)

@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
 
 from faststream_sqlbroker import NotSupportedError, SetupError
 from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.columns import Field
+from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.selection import ARCHIVE, MESSAGES, select_rows
+from faststream_sqlbroker.spark.source.rows import read_batches
 
 SECRET = "p@ss:w/rd?&=%ö"
 
@@ -26,6 +30,25 @@ SECRET = "p@ss:w/rd?&=%ö"
 )
 def test_hosts_ports_and_names(url: str, expected: str) -> None:
     assert parse_address(url).jdbc_url.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql:///shop", "127.0.0.1:5432"),
+        ("mysql:///shop", "127.0.0.1:3306"),
+        ("mysql://db:9/shop", "db:9"),
+    ],
+)
+def test_java_and_python_go_to_the_same_server(url: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever libpq's environment says: the horizon would be of another server than the rows."""
+    monkeypatch.setenv("PGHOST", "elsewhere")
+    monkeypatch.setenv("PGPORT", "1")
+    address = parse_address(url)
+    engine = address.engine()
+    _, given = engine.dialect.create_connect_args(engine.url)
+    assert f"{given['host']}:{given['port']}" == place
+    assert f"//{place}/shop?" in address.jdbc_url
 
 
 def test_what_the_drivers_need_is_in_the_url() -> None:
@@ -76,6 +99,8 @@ def test_the_password_is_where_it_belongs_and_nowhere_else() -> None:
         ("mysql://u:hunter2@/shop?unix_socket=/run/mysqld.sock", SetupError, "Unix socket"),
         ("postgresql://u:hunter2@db/x?target_session_attrs=any", SetupError, "target_session_attrs"),
         ("sqlite://", SetupError, "in-memory"),
+        ("sqlite:////data/shop.db?timeout=hunter2", SetupError, "timeout must be seconds"),
+        ("sqlite:////data/shop.db?timeout=-1", SetupError, "timeout must be seconds"),
         ("sqlite:///:memory:", SetupError, "in-memory"),
         ("sqlite:///file:x?mode=memory&uri=true", SetupError, "allowed are|in-memory"),
     ],
@@ -84,6 +109,23 @@ def test_what_java_cannot_reach_is_refused(url: str, error: type[Exception], wor
     with pytest.raises(error, match=words) as caught:
         parse_address(url)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "milliseconds"), [("", 10_000), ("?timeout=2.5", 2500), ("?timeout=0", 0)]
+)
+def test_how_long_a_lock_of_sqlite_is_waited_for(tmp_path: Path, option: str, milliseconds: int) -> None:
+    """By the engine, which also writes, by the reader without jars, and by Java."""
+    path = tmp_path / "shop.db"
+    path.touch()
+    address = parse_address(f"sqlite+aiosqlite:///{path}{option}")
+    with address.engine().connect() as connection:
+        database_of(address).begin(connection)
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == milliseconds
+    asked = Field("timeout", "bigint", True, "milliseconds")
+    [batch] = read_batches(address, "SELECT timeout FROM pragma_busy_timeout", [asked], 1)
+    assert batch.to_pylist() == [{"timeout": milliseconds}]
+    assert address.properties["busy_timeout"] == str(milliseconds)
 
 
 def test_a_wrong_path_makes_no_database(tmp_path) -> None:

@@ -59,6 +59,35 @@ def test_the_order_of_places(nothing_installed: Path, monkeypatch: pytest.Monkey
     assert drivers.find_jar("postgresql", [given]).source == "argument"
 
 
+def test_a_jar_without_a_version_in_its_name_is_one(nothing_installed: Path) -> None:
+    """It is taken as it was given; beside one with a version it stays."""
+    own = jar(nothing_installed / "own", "postgresql.jar")
+    found = drivers.need_jar("postgresql", [own])
+    assert (found.path, found.version, found.source) == (own, "unknown", "argument")
+    both = [own, jar(nothing_installed / "own", "postgresql-42.5.5.jar")]
+    assert drivers.need_jar("postgresql", both).version == "42.5.5"
+    for name in ("postgresql-42.7.7-sources.jar", "my-postgresql.jar"):
+        assert drivers.find_jar("postgresql", [jar(nothing_installed / "own", name)]) is None
+
+
+def test_mavens_cache_is_looked_into_last_and_only_where_the_driver_is(
+    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = nothing_installed / "home/.m2/repository/org"
+    jar(cache / "other/postgresql/42.9.9", "postgresql-42.9.9.jar")
+    assert drivers.find_jar("postgresql") is None
+    for kind, place in (
+        ("postgresql", "postgresql/postgresql/42.7.7/postgresql-42.7.7.jar"),
+        ("mysql", "mariadb/jdbc/mariadb-java-client/3.5.3/mariadb-java-client-3.5.3.jar"),
+        ("sqlite", "xerial/sqlite-jdbc/3.50.3.0/sqlite-jdbc-3.50.3.0.jar"),
+    ):
+        cached = jar((cache / place).parent, Path(place).name)
+        assert drivers.need_jar(kind).path == cached
+    installed = jar(nothing_installed / "debian", "postgresql-42.5.5.jar")
+    monkeypatch.delattr(Path, "home")
+    assert drivers.need_jar("postgresql").path == installed
+
+
 def test_what_is_said_of_a_missing_driver(nothing_installed: Path) -> None:
     with pytest.raises(
         SetupError, match=r"PostgreSQL was found: install Debian's libpostgresql-jdbc-java, give"

@@ -104,17 +104,19 @@ def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
 
 
 def dlq_age(df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | None = None) -> DataFrame:
-    """How old the dead letters are that nobody has dealt with.
+    """How old the dead letters are.
 
-    These are the FAILED messages of the archive, dead since archived_at; and, if `live` is given, what waits in
-    dead letter queues (it has the header "dead-letter"), dead since it was due there, or since its last retry
-    there. What a dead letter queue took counts for the queue that it came from.
+    These are the messages that are FAILED by their last row in the archive, dead since archived_at: one that was
+    retried afterwards is none, one that `replay` has published again stays one. And, if `live` is given, what waits
+    in dead letter queues (the header "dead-letter" names another queue), dead since its last attempt there, or
+    since it was due there if there was none. What a dead letter queue took counts for the queue that it came from.
 
     Args:
-        df: With queue, state, headers and archived_at.
-        as_of: Ages are told as of this moment, and what died later is left out; None is the latest time found in
-            the frames.
-        live: A frame of `read_messages`: with queue, headers and next_attempt_at.
+        df: With queue, state, headers and archived_at; and with id, without which each row is a message. An export
+            may have several rows of one.
+        as_of: Ages are told as of this moment, and what was archived or died later is left out; None is the
+            latest such time in the frames.
+        live: A frame of `read_messages`: with queue, headers, last_attempt_at and next_attempt_at.
 
     Returns:
         queue STRING, messages BIGINT, under_1h, 1h_to_1d, 1d_to_7d, 7d_to_30d, over_30d BIGINT (messages by age,
@@ -126,11 +128,14 @@ def dlq_age(df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | Non
     moment = parse_moment("as_of", as_of)
     need(df, "dlq_age", "queue", "state", "headers", "archived_at")
     queue = F.coalesce(_origin("queue"), F.col("queue")).alias("queue")
-    times = df.select(F.col("archived_at").alias("at"))
-    dead = df.where("state = 'FAILED'").select(queue, F.col("archived_at").alias("at"))
+    known = df if moment is None else df.where(F.col("archived_at") <= F.lit(moment))
+    times = known.select(F.col("archived_at").alias("at"))
+    dead = _last_rows(known).where("state = 'FAILED'").select(queue, F.col("archived_at").alias("at"))
     if live is not None:
-        need(live, "dlq_age (live)", "queue", "headers", "next_attempt_at")
-        waiting = live.where(_origin("queue").isNotNull()).select(queue, F.col("next_attempt_at").alias("at"))
+        need(live, "dlq_age (live)", "queue", "headers", "last_attempt_at", "next_attempt_at")
+        # Before a retry next_attempt_at lies in the future. Who was moved back by hand keeps the header.
+        since = F.coalesce("last_attempt_at", "next_attempt_at").alias("at")
+        waiting = live.where(_origin("queue") != F.col("queue")).select(queue, since)
         dead, times = dead.unionAll(waiting), times.unionAll(waiting.select("at"))
     latest = times.agg(F.max("at").alias("now")) if moment is None else None
     dated = dead.withColumn("now", F.lit(moment)) if latest is None else dead.crossJoin(F.broadcast(latest))
@@ -142,6 +147,14 @@ def dlq_age(df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | Non
         F.max("age").alias("oldest_age"),
     )
     return shaped(counted, RESULTS["dlq_age"])
+
+
+def _last_rows(df: DataFrame) -> DataFrame:
+    """The row of each message that was archived last."""
+    if "id" not in df.columns:
+        return df
+    last = F.max_by(F.struct("queue", "state", "headers", "archived_at"), "archived_at")
+    return df.groupBy("id").agg(last.alias("last")).select("last.*")
 
 
 def _ages() -> list[Column]:

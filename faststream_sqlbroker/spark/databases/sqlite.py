@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.moments import to_microseconds
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
+from faststream_sqlbroker.spark.columns import Field
 from faststream_sqlbroker.spark.databases.base import Database, Size, even_cuts, ranges
 
 
@@ -41,8 +42,7 @@ class SQLite(Database):
     one_writer = True
 
     def begin(self, connection: Connection) -> None:
-        """The write lock at once, waited for: a read that became a write would fail at the first other writer."""
-        connection.exec_driver_sql("PRAGMA busy_timeout=10000")
+        """The write lock at once: a read that became a write would fail at the first other writer."""
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def quote(self, name: str) -> str:
@@ -60,6 +60,11 @@ class SQLite(Database):
     def microseconds(self, expression: str) -> str:
         """They are."""
         return expression
+
+    def column(self, field: Field) -> str:
+        """Of headers that another program wrote as a bare number SQLite's column keeps a number."""
+        name = self.quote(field.name)
+        return f"CAST({name} AS TEXT) AS {name}" if field.name == "headers" else super().column(field)
 
     def clock(self) -> str:
         """In milliseconds, as the broker's."""

@@ -125,6 +125,9 @@ def _results(
 ) -> dict[str, DataFrame]:
     tried = slim.withColumn("attempts_count", F.least("attempts_count", F.lit(MOST_ATTEMPTS)))
     worst = F.desc(F.col("failed") + F.col("moved"))
+    # A queue that messages were archived from is in the table of queues, and needs its rate there.
+    shown = F.desc(F.col("completed") + F.col("failed") + F.col("discarded") > 0)
+    rates = analytics.failure_rate(slim).orderBy(shown, worst, "queue").limit(2 * MOST_QUEUES)
     ages = analytics.dlq_age(slim, as_of, live=live)
     return {
         "throughput": analytics.throughput(slim, every),
@@ -132,7 +135,7 @@ def _results(
         "latency_all": analytics.latency(slim, by=()),
         "latency_trend": analytics.latency_trend(slim, every, by=()),
         # Where dead letters come from are names of queues too, and there may be many.
-        "failure_rate": analytics.failure_rate(slim).orderBy(worst, "queue").limit(2 * MOST_QUEUES),
+        "failure_rate": rates.orderBy(worst, "queue"),
         "top_errors": analytics.top_errors(slim, MOST_ROWS),
         "retry_histogram": analytics.retry_histogram(tried),
         "dlq_age": ages.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES),

@@ -21,6 +21,10 @@ _FAILURES = (
     "Messages that failed for good, as a share of all that were handled to the end. What a dead letter queue took "
     "counts where it came from."
 )
+_DEAD_LETTERS = (
+    "Messages that failed for good and lie in the archive, and those in dead letter queues if the report was given "
+    "the live table. Ages are as of the moment that the report was given, or of the latest time in what it has read."
+)
 SECTIONS = (
     ("throughput", "Throughput", "Messages settled per second, by queue."),
     ("latency", "Latency by queue", _LATENCY),
@@ -28,7 +32,7 @@ SECTIONS = (
     ("failure_rate", "Failures by queue", _FAILURES),
     ("top_errors", "Top errors", "Reasons and exceptions of failures."),
     ("retry_histogram", "Attempts", "How often messages were tried. 0 never ran."),
-    ("dlq_age", "Dead letters by age", "Failed messages of the archive, as of the latest time in it."),
+    ("dlq_age", "Dead letters by age", _DEAD_LETTERS),
     ("hot_keys", "Hot keys", "The keys with the most messages, and their share of the queue."),
     ("policy_effects", "Policies and expiry", "Messages that ended without their handler having decided it."),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from faststream_sqlbroker.exceptions import MissingExtraError
-from faststream_sqlbroker.spark.address import CONNECT_TIMEOUT, PORTS, Address
+from faststream_sqlbroker.spark.address import CONNECT_TIMEOUT, Address
 from faststream_sqlbroker.spark.columns import Field
 
 BATCH_BYTES = 8 << 20
@@ -77,7 +77,7 @@ def conninfo(address: Address) -> str:
     url = address.python_url
     parameters: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "application_name": NAME}
     parameters |= dict(url.query) | {"user": url.username, "dbname": url.database}
-    parameters |= {"host": url.host or "127.0.0.1", "port": url.port or PORTS["postgresql"]}
+    parameters |= {"host": url.host, "port": url.port}
     parameters["password"] = None if url.password is None else str(url.password)
     return make_conninfo("", **parameters)
 
@@ -106,7 +106,7 @@ def _sqlite_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[An
     import sqlite3  # noqa: PLC0415 - of SQLite only
 
     url = address.python_url
-    timeout = float(str(url.query.get("timeout", CONNECT_TIMEOUT)))
+    timeout = float(str(url.query["timeout"]))
     with closing(sqlite3.connect(f"{url.database}?mode=ro", uri=True, timeout=timeout)) as connection:
         connection.text_factory = _decode
         yield connection.execute(statement)
