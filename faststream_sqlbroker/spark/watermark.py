@@ -78,7 +78,7 @@ class WatermarkFile:
         """What it holds; a new one where there is no file.
 
         Raises:
-            SetupError: it is not such a file, of a newer version, or of other rows.
+            SetupError: it is not such a file, of a newer version, of other rows, or cannot be read.
         """
         content = read_json(self._spark, self._path)
         if content is None:

@@ -214,6 +214,13 @@ def test_a_file_that_is_no_state(loads: Loads, content: str, words: str) -> None
 
 
 @sqlite_only
+def test_a_folder_is_no_state(loads: Loads) -> None:
+    loads.path.mkdir(parents=True)
+    with pytest.raises(SetupError, match="is there and cannot be read"), loads.open():
+        pytest.fail("the block must not run")
+
+
+@sqlite_only
 def test_a_damaged_state(loads: Loads) -> None:
     loads.archive.add_many(1)
     loads.next()
