@@ -126,7 +126,7 @@ def new_rows(
     with ExitStack() as stack:
         with database.connect() as connection:
             found = file.read()
-            first = found.until if found.until is not None else selection.since
+            first = found.until if found.until is not None or found.begun else selection.since
             end = found.begun or find_horizon(
                 database, connection, safety_lag=safety_lag, primary=primary, margin=margin
             )

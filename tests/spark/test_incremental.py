@@ -251,6 +251,18 @@ def test_where_the_first_load_begins(loads: Loads) -> None:
     assert not loads.path.exists()
 
 
+@pytest.mark.parametrize("since", [START + timedelta(seconds=6), "2100-01-01"])
+def test_a_first_load_that_fails_is_repeated_whatever_since_is_then(loads: Loads, since: Any) -> None:
+    """Its folder would stay beside another's, with the same rows, or nothing would ever be read again."""
+    loads.archive.add_many(10)
+    with pytest.raises(RuntimeError), loads.open() as first:
+        raise RuntimeError
+    with loads.open(since=since) as again:
+        assert (again.name, again.until) == (first.name, first.until)
+        assert ids(again) == [*range(1, 11)]
+    assert loads.state["until"] == first.until.isoformat()
+
+
 @postgresql_only
 def test_a_snapshot_keeps_what_is_deleted_meanwhile(loads: Loads) -> None:
     loads.archive.add_many(10)
