@@ -81,7 +81,9 @@ def new_rows(
     Over all loads every row of the archive comes exactly once, in the order of `archived_at`: also rows whose
     transaction commits late, and messages that were retried for days and have an old id. The end of each
     window is written to `state` before the data is read, and that the window is done when the block has ended
-    without an exception. After an exception or a crash the next load repeats the same window.
+    without an exception. After an exception or a crash the next load repeats the same window; where it asks
+    a server that has not come as far as the one before, it repeats the part that is complete there, and the
+    rest comes with the load after it.
 
     Run one load of a state at a time. Of two, the one that began first fails at its end.
 
@@ -91,8 +93,8 @@ def new_rows(
         state: Path of a JSON file, on any file system that Spark writes to; keep it beside the data.
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
-        since: Where the first load begins; None is the oldest row. Later loads begin where the last ended, and
-            do not look at it.
+        since: Where the first load begins; None is the oldest row. Later loads begin where the last ended, or
+            where the one began that they repeat, and do not look at it.
         queues: Only these queues; every load of a state must ask for the same.
         states: Only these states; likewise.
         safety_lag: See `find_horizon`: how long a transaction may last where transactions cannot be seen.
@@ -127,12 +129,15 @@ def new_rows(
         with database.connect() as connection:
             found = file.read()
             first = found.until if found.until is not None or found.begun else selection.since
-            end = found.begun or find_horizon(
-                database, connection, safety_lag=safety_lag, primary=primary, margin=margin
-            )
+            end = find_horizon(database, connection, safety_lag=safety_lag, primary=primary, margin=margin)
+            if found.begun is not None:
+                # It may be another server now, which has not yet what was to be read from the first.
+                end = min(found.begun, end, key=lambda horizon: horizon.moment)
             end = _shorten(database, connection, selection, first, end, longest)
-            mark = found.begin(first, end) if first is None or end.moment > first else found
-            window = selection.between(first, end.moment if first is None else max(first, end.moment))
+            until = end.moment if first is None else max(first, end.moment)
+            nothing_new = until == first and found.begun is None
+            mark = found if nothing_new else found.begin(first, replace(end, moment=until))
+            window = selection.between(first, until)
             # After the horizon: an older snapshot would lack rows below it.
             held = stack.enter_context(open_snapshot(url)) if snapshot else None
             frame = scan(spark, database, connection, window, num_partitions, held, options)
@@ -140,7 +145,7 @@ def new_rows(
             file.write(found, mark)  # before any row is read
         _log(window, found, end)
         frame = frame if decode is None else decode_payload(frame, decode)
-        yield Load(frame, first, window.until or end.moment, end)
+        yield Load(frame, first, until, end)
         if mark != found:
             file.write(mark, mark.finish())
 
