@@ -22,7 +22,7 @@ from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
 from faststream_sqlbroker.spark.session import need_driver
 from faststream_sqlbroker.spark.transfer import Job, bring, find_oldest, source_of
-from faststream_sqlbroker.spark.windows import LENGTHS, plan_windows
+from faststream_sqlbroker.spark.windows import LENGTHS, floor, plan_windows
 
 logger = getLogger("faststream_sqlbroker.spark")
 
@@ -146,6 +146,8 @@ def export_archive(
     one_of("verify", verify, ("checksums", "counts"))
     back = seconds_or_zero("recheck", recheck)
     selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues)
+    if selection.since is not None:
+        selection = selection.between(floor(selection.since, window), selection.until)
     database = database_of(parse_address(url))
     need_driver(spark, database.jdbc_driver, database.kind)
     lake = Lake(spark, path)

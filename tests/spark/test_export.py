@@ -234,6 +234,17 @@ def test_hours_queues_and_a_lake_that_grows_at_both_ends(
     assert read_export(spark, path).where("queue <> '00123'").count() == 0
 
 
+def test_the_window_that_since_lies_in_is_exported_with_its_earlier_rows(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """No later export would take it, as each goes on where the last ended."""
+    archive.add({"id": 1, "archived_at": MARCH + timedelta(hours=10)})
+    archive.add({"id": 2, "archived_at": MARCH + timedelta(hours=33)})
+    given = {"since": MARCH + timedelta(hours=12), "until": MARCH + timedelta(days=2)}
+    result = export_archive(spark, archive.url, str(tmp_path), verify="counts", **given)
+    assert [(one.name, one.rows) for one in result.windows] == [("2026-03-07", 1), ("2026-03-08", 1)]
+
+
 def test_every_column_changes_the_figures(spark: SparkSession) -> None:
     """The check can fail: a change of any one value shows."""
     row: dict[str, Any] = {
