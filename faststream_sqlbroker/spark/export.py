@@ -143,6 +143,7 @@ def export_archive(
         ExportMismatchError: what was written is not what the database has, twice in a row. Windows before
             it are in the lake, the watermark stays before it.
         ConcurrentLoadError: another process has begun to write to the path since.
+        StoreError: PostgreSQL: a window took longer than an hour, after which the server ends its snapshot.
         NotSupportedError: Spark Connect.
     """
     one_of("window", window, tuple(LENGTHS))

@@ -105,7 +105,8 @@ def new_rows(
         source: A name for the database in the state, where it has several addresses (a standby, a fail-over);
             None takes host, port and name.
         snapshot: Whether all partitions see one snapshot (PostgreSQL): rows that a retention job deletes
-            meanwhile are then still read. Evaluate `frame` inside the block.
+            meanwhile are then still read. Evaluate `frame` inside the block, within an hour: the server then
+            ends the snapshot.
         num_partitions: As for `read_archive`.
         decode: As for `read_archive`.
         options: As for `read_archive`.
@@ -119,6 +120,7 @@ def new_rows(
             it.
         NotSupportedError: `snapshot` or `primary` on another database than PostgreSQL; Spark Connect.
         TransientStoreError: The standby did not come as far as its primary in time.
+        StoreError: Reading failed, and the server had ended the snapshot.
     """
     selection = select_rows(ARCHIVE, table, schema, since=since, queues=queues, states=states)
     longest = None if max_window is None else timedelta(seconds=positive_seconds("max_window", max_window))
