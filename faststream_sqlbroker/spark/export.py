@@ -20,9 +20,9 @@ from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.lake import Lake
 from faststream_sqlbroker.spark.moments import Moment
 from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
-from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
+from faststream_sqlbroker.spark.selection import ARCHIVE, find_oldest, select_rows
 from faststream_sqlbroker.spark.session import need_driver
-from faststream_sqlbroker.spark.transfer import Job, bring, find_oldest, source_of
+from faststream_sqlbroker.spark.transfer import Job, bring, source_of
 from faststream_sqlbroker.spark.windows import LENGTHS, floor, plan_windows
 
 logger = getLogger("faststream_sqlbroker.spark")

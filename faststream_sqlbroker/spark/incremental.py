@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.duration import Duration, positive_seconds
-from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import Database, database_of
@@ -19,7 +18,7 @@ from faststream_sqlbroker.spark.decode import decode_payload
 from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
 from faststream_sqlbroker.spark.moments import Moment
 from faststream_sqlbroker.spark.read import scan
-from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, select_rows
+from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, find_oldest, select_rows
 from faststream_sqlbroker.spark.snapshot import open_snapshot
 from faststream_sqlbroker.spark.watermark import Watermark, WatermarkFile, describe_source
 
@@ -160,15 +159,13 @@ def _shorten(
     end: Horizon,
     longest: timedelta | None,
 ) -> Horizon:
-    """No later than `longest` after `first`, or after the oldest row."""
+    """No later than `longest` after `first`, or after the oldest selected row."""
     if longest is None:
         return end
     if first is None:
-        oldest = database.microseconds(f"min({database.quote(selection.time_column)})")
-        found = database.scalar(connection, f"SELECT {oldest} FROM {selection.name(database)}")
-        if found is None:
-            return end
-        first = from_microseconds(int(found))
+        first = find_oldest(database, connection, selection.between(None, end.moment))
+    if first is None:
+        return end
     return replace(end, moment=min(end.moment, first + longest))
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, cast
-from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 
@@ -54,10 +53,9 @@ def describe_source(address: Address, selection: Selection, name: str | None) ->
         name: In place of host, port and database.
     """
     url = address.python_url
-    if address.kind == "sqlite":
-        place = unquote(str(url.database).removeprefix("file:"))
-    else:
-        place = f"{url.host}:{url.port or PORTS[address.kind]}/{url.database}"
+    place = address.database
+    if address.kind != "sqlite":
+        place = f"{url.host}:{url.port or PORTS[address.kind]}/{place}"
     return {
         "kind": address.kind,
         "database": name or place,

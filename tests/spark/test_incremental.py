@@ -288,6 +288,12 @@ def test_a_load_is_repeated_by_a_server_that_is_behind(loads: Loads, monkeypatch
     assert loads.next() == [6, 7, 8, 9, 10]
 
 
+def test_the_longest_window_begins_with_the_oldest_row_that_is_asked_for(loads: Loads) -> None:
+    loads.archive.add_many(20)
+    rows: dict[str, Any] = {"queues": ["queue 2"], "max_window": "2s"}
+    assert [loads.next(**rows) for _ in range(3)] == [[3], [6], []]
+
+
 @postgresql_only
 def test_a_snapshot_keeps_what_is_deleted_meanwhile(loads: Loads) -> None:
     loads.archive.add_many(10)
