@@ -3,12 +3,13 @@
 from datetime import datetime, timedelta, timezone
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_TICK = timedelta(microseconds=1)
+TICK = timedelta(microseconds=1)
+"""The least that a moment can be later than another."""
 
 
 def to_microseconds(moment: datetime) -> int:
     """An aware datetime as microseconds."""
-    return (moment - EPOCH) // _TICK
+    return (moment - EPOCH) // TICK
 
 
 def from_microseconds(microseconds: int) -> datetime:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -52,6 +52,12 @@ class Address:
     jdbc_url: str
     properties: Mapping[str, str] = field(repr=False)
     python_url: URL
+
+    @property
+    def database(self) -> str:
+        """Its name; of SQLite the path of its file."""
+        name = str(self.python_url.database)
+        return unquote(name.removeprefix("file:")) if self.kind == "sqlite" else name
 
     def engine(self) -> Engine:
         """A synchronous engine in autocommit that keeps no connection open.

@@ -1,5 +1,6 @@
 """The archive as a lake of Parquet: whole windows, each compared with the database before it counts."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,15 +20,15 @@ from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.lake import Lake
 from faststream_sqlbroker.spark.moments import Moment
 from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
-from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
+from faststream_sqlbroker.spark.selection import ARCHIVE, find_oldest, select_rows
 from faststream_sqlbroker.spark.session import need_driver
-from faststream_sqlbroker.spark.transfer import Job, bring, find_oldest, source_of
-from faststream_sqlbroker.spark.windows import LENGTHS, plan_windows
+from faststream_sqlbroker.spark.transfer import Job, bring, source_of
+from faststream_sqlbroker.spark.windows import LENGTHS, floor, plan_windows
 
 logger = getLogger("faststream_sqlbroker.spark")
 
-READS = 3
-"""How often the files are listed, where a window is being replaced meanwhile."""
+PAUSES = (0.1, 0.5, 2.0)
+"""Seconds before the files are listed once more, where a window is being put in its place meanwhile."""
 
 _PARTS = {"day": ["date"], "hour": ["date", "hour"]}
 _FOLDERS = {"date": StructField("date", DateType()), "hour": StructField("hour", IntegerType())}
@@ -102,9 +103,11 @@ def export_archive(
     Every window becomes a folder `date=2026-03-01` or `date=2026-03-01/hour=05` (UTC) of Parquet files
     (zstd, sorted by queue and id; the times as microseconds in UTC), about 128 to 512 MB each. It is written
     aside, read back, compared with what the database itself counts and sums, and only then moved to its
-    place and recorded in `_sqlbroker/state.json`. Whatever dies at whatever moment, no folder is ever half a
-    window, and the next run ends what was begun. Running it twice gives the same data. A window that is
-    written again is missing for the moment between two renames: `read_export` notices, other readers do not.
+    place and recorded in `_sqlbroker/state.json`. Whatever dies at whatever moment, `read_export` never reads
+    half a window, and the next run ends what was begun. Running it twice gives the same data. Readers other
+    than `read_export` need a file system that renames a folder at once, as local disks and HDFS do: where
+    folders are copied file by file (S3) they may find half a window. They may also miss a window that is
+    written again, for the moment between two renames.
 
     Windows of the last `recheck`, and recorded ones between `since` and `until`, are compared with the
     database again: if it has rows that the lake lacks (a transaction that was open for longer than
@@ -140,12 +143,15 @@ def export_archive(
         ExportMismatchError: what was written is not what the database has, twice in a row. Windows before
             it are in the lake, the watermark stays before it.
         ConcurrentLoadError: another process has begun to write to the path since.
+        StoreError: PostgreSQL: a window took longer than an hour, after which the server ends its snapshot.
         NotSupportedError: Spark Connect.
     """
     one_of("window", window, tuple(LENGTHS))
     one_of("verify", verify, ("checksums", "counts"))
     back = seconds_or_zero("recheck", recheck)
     selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues)
+    if selection.since is not None:
+        selection = selection.between(floor(selection.since, window), selection.until)
     database = database_of(parse_address(url))
     need_driver(spark, database.jdbc_driver, database.kind)
     lake = Lake(spark, path)
@@ -176,11 +182,12 @@ def read_export(spark: SparkSession, path: str) -> DataFrame:
         it once for each time it was archived.
 
     Raises:
-        SetupError: nothing was exported to this path, or a window has fewer files than were exported: some
-            are gone, or it is being replaced in this moment.
+        SetupError: nothing was exported to this path, or its files are not those that were recorded, for
+            some seconds: some are gone, or of somebody else, or a window is being put in its place.
         NotSupportedError: Spark Connect.
     """
-    for attempt in range(READS):
+    for pause in (0.0, *PAUSES):
+        time.sleep(pause)
         lake = Lake(spark, path)
         lake.need_state()
         folders = [_FOLDERS[name] for name in _PARTS[lake.size]]
@@ -189,8 +196,8 @@ def read_export(spark: SparkSession, path: str) -> DataFrame:
         problem = lake.incomplete(frame.inputFiles())
         if problem is None:
             return frame
-        logger.info("read_export, attempt %d: %s", attempt + 1, problem)
+        logger.info("read_export: %s", problem)
     raise SetupError(
         f"{problem}: read again if an export or a compaction runs there; run an export if one has died; else "
-        "put the window's folder back from a copy"
+        "put the window's folder back from a copy, or move away what is no export's"
     )

@@ -18,7 +18,7 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
     """The object in the file at `path`; None where there is no file.
 
     Raises:
-        SetupError: it holds something else.
+        SetupError: it holds something else, or is there and cannot be read.
         NotSupportedError: Spark Connect, whose Java cannot be asked.
     """
     text = read_text(spark, path)
@@ -37,15 +37,23 @@ def read_text(spark: SparkSession, path: str) -> str | None:
     """The text of the file at `path`; None where there is no file.
 
     Raises:
+        SetupError: it is there and cannot be read.
         NotSupportedError: Spark Connect, whose Java cannot be asked.
     """
     java, place, system = _open(spark, path)
     try:
         stream = system.open(place)
     except Py4JJavaError as error:
-        if error.java_exception.getClass().getName() == "java.io.FileNotFoundException":
-            return None
-        raise
+        if error.java_exception.getClass().getName() != "java.io.FileNotFoundException":
+            raise
+        # Java says the same of a file that is another user's, and of a folder.
+        if system.exists(place):
+            msg = (
+                f"{path} is there and cannot be read ({error.java_exception.getMessage()}): give the path of a "
+                "file that this user may read and write"
+            )
+            raise SetupError(msg) from error
+        return None
     try:
         return str(getattr(java, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
     finally:

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.duration import Duration, positive_seconds
-from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import Database, database_of
@@ -19,7 +18,7 @@ from faststream_sqlbroker.spark.decode import decode_payload
 from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
 from faststream_sqlbroker.spark.moments import Moment
 from faststream_sqlbroker.spark.read import scan
-from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, select_rows
+from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, find_oldest, select_rows
 from faststream_sqlbroker.spark.snapshot import open_snapshot
 from faststream_sqlbroker.spark.watermark import Watermark, WatermarkFile, describe_source
 
@@ -81,7 +80,9 @@ def new_rows(
     Over all loads every row of the archive comes exactly once, in the order of `archived_at`: also rows whose
     transaction commits late, and messages that were retried for days and have an old id. The end of each
     window is written to `state` before the data is read, and that the window is done when the block has ended
-    without an exception. After an exception or a crash the next load repeats the same window.
+    without an exception. After an exception or a crash the next load repeats the same window; where it asks
+    a server that has not come as far as the one before, it repeats the part that is complete there, and the
+    rest comes with the load after it.
 
     Run one load of a state at a time. Of two, the one that began first fails at its end.
 
@@ -91,8 +92,8 @@ def new_rows(
         state: Path of a JSON file, on any file system that Spark writes to; keep it beside the data.
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
-        since: Where the first load begins; None is the oldest row. Later loads begin where the last ended, and
-            do not look at it.
+        since: Where the first load begins; None is the oldest row. Later loads begin where the last ended, or
+            where the one began that they repeat, and do not look at it.
         queues: Only these queues; every load of a state must ask for the same.
         states: Only these states; likewise.
         safety_lag: See `find_horizon`: how long a transaction may last where transactions cannot be seen.
@@ -103,7 +104,8 @@ def new_rows(
         source: A name for the database in the state, where it has several addresses (a standby, a fail-over);
             None takes host, port and name.
         snapshot: Whether all partitions see one snapshot (PostgreSQL): rows that a retention job deletes
-            meanwhile are then still read. Evaluate `frame` inside the block.
+            meanwhile are then still read. Evaluate `frame` inside the block, within an hour: the server then
+            ends the snapshot.
         num_partitions: As for `read_archive`.
         decode: As for `read_archive`.
         options: As for `read_archive`.
@@ -117,6 +119,7 @@ def new_rows(
             it.
         NotSupportedError: `snapshot` or `primary` on another database than PostgreSQL; Spark Connect.
         TransientStoreError: The standby did not come as far as its primary in time.
+        StoreError: Reading failed, and the server had ended the snapshot.
     """
     selection = select_rows(ARCHIVE, table, schema, since=since, queues=queues, states=states)
     longest = None if max_window is None else timedelta(seconds=positive_seconds("max_window", max_window))
@@ -126,13 +129,16 @@ def new_rows(
     with ExitStack() as stack:
         with database.connect() as connection:
             found = file.read()
-            first = found.until if found.until is not None else selection.since
-            end = found.begun or find_horizon(
-                database, connection, safety_lag=safety_lag, primary=primary, margin=margin
-            )
+            first = found.until if found.until is not None or found.begun else selection.since
+            end = find_horizon(database, connection, safety_lag=safety_lag, primary=primary, margin=margin)
+            if found.begun is not None:
+                # It may be another server now, which has not yet what was to be read from the first.
+                end = min(found.begun, end, key=lambda horizon: horizon.moment)
             end = _shorten(database, connection, selection, first, end, longest)
-            mark = found.begin(first, end) if first is None or end.moment > first else found
-            window = selection.between(first, end.moment if first is None else max(first, end.moment))
+            until = end.moment if first is None else max(first, end.moment)
+            nothing_new = until == first and found.begun is None
+            mark = found if nothing_new else found.begin(first, replace(end, moment=until))
+            window = selection.between(first, until)
             # After the horizon: an older snapshot would lack rows below it.
             held = stack.enter_context(open_snapshot(url)) if snapshot else None
             frame = scan(spark, database, connection, window, num_partitions, held, options)
@@ -140,7 +146,7 @@ def new_rows(
             file.write(found, mark)  # before any row is read
         _log(window, found, end)
         frame = frame if decode is None else decode_payload(frame, decode)
-        yield Load(frame, first, window.until or end.moment, end)
+        yield Load(frame, first, until, end)
         if mark != found:
             file.write(mark, mark.finish())
 
@@ -153,15 +159,13 @@ def _shorten(
     end: Horizon,
     longest: timedelta | None,
 ) -> Horizon:
-    """No later than `longest` after `first`, or after the oldest row."""
+    """No later than `longest` after `first`, or after the oldest selected row."""
     if longest is None:
         return end
     if first is None:
-        oldest = database.microseconds(f"min({database.quote(selection.time_column)})")
-        found = database.scalar(connection, f"SELECT {oldest} FROM {selection.name(database)}")
-        if found is None:
-            return end
-        first = from_microseconds(int(found))
+        first = find_oldest(database, connection, selection.between(None, end.moment))
+    if first is None:
+        return end
     return replace(end, moment=min(end.moment, first + longest))
 
 

@@ -115,14 +115,15 @@ class Lake:
         return sorted(parse_window(name, self.size) for name in self._entries)
 
     def incomplete(self, paths: Iterable[str]) -> str | None:
-        """Which window has other files than were recorded, given those that a reader has found."""
+        """Where there are other files than were recorded, given those that a reader has found."""
         # Schemes are spelt in several ways (file:/, file:///), the folders are not.
-        found = Counter(path.rpartition("/")[0].rpartition("/date=")[2] for path in paths)
+        folders = [path.rpartition("/")[0] for path in paths]
+        found = Counter(folder[folder.rfind("/date=") + 1 :] for folder in folders)
         for window in self.windows():
-            recorded, there = self._entries[window.name].files, found[window.folder.removeprefix("date=")]
+            recorded, there = self._entries[window.name].files, found.pop(window.folder, 0)
             if recorded != there:
                 return f"window {window.name} of {self.folders.root} has {there} files, and not {recorded}"
-        return None
+        return f"{min(found)} of {self.folders.root} has files that are not recorded" if found else None
 
     def read(self, window: Window) -> DataFrame:
         """The rows of a window as the lake has them."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -10,6 +9,7 @@ from pyspark.sql import functions as F
 from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.moments import TICK
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import Database, database_of
@@ -24,8 +24,6 @@ from faststream_sqlbroker.spark.snapshot import Snapshot
 PARTITION_BYTES = 256 << 20
 FETCH_BYTES = 8 << 20
 """Bytes that a connection fetches at once; rows of average size."""
-
-TICK = timedelta(microseconds=1)
 
 MOST_FETCHED_ROWS = 10_000
 SMALL = 50_000

@@ -4,6 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, LIVE_STATES, MessageState
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import check_name
@@ -108,6 +111,18 @@ def select_rows(
         raise SetupError(f"until ({end.isoformat()}) is before since ({first.isoformat()}): swap them")
     named = _names(queues), _states(states, layout.states)
     return Selection(table, schema, layout.fields, layout.time_column, first, end, *named)
+
+
+def find_oldest(database: Database, connection: Connection, selection: Selection) -> datetime | None:
+    """The time of the oldest selected row; None if there is none."""
+    # An index knows the least time; it would not know the least result of a function.
+    oldest = database.microseconds(f"min({database.quote(selection.time_column)})")
+    where = selection.where(database)
+    found = database.scalar(
+        connection,
+        f"SELECT {oldest} FROM {selection.name(database)}{f' WHERE {where}' if where else ''}",
+    )
+    return None if found is None else from_microseconds(int(found))
 
 
 def _names(queues: Iterable[str] | None) -> tuple[str, ...] | None:

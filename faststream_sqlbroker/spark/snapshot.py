@@ -1,15 +1,17 @@
 """One moment of the database for every connection that reads it (PostgreSQL)."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from sqlalchemy import URL, Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from faststream_sqlbroker.core.duration import Duration, positive_seconds
-from faststream_sqlbroker.exceptions import NotSupportedError
+from faststream_sqlbroker.exceptions import NotSupportedError, StoreError
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 
@@ -43,13 +45,16 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
 
     Every action on the DataFrames must happen inside the context: they are lazy, and when it has ended they
     fail with "invalid snapshot identifier". While it is open vacuum cannot remove what others delete, so the
-    server ends it after `max_duration`.
+    server ends it when `Snapshot.connection` has been idle for `max_duration`; each statement on it begins
+    that time anew, whatever the readers do.
 
     Args:
         url: SQLAlchemy URL of the database that is read.
-        max_duration: How long it may stay open, in seconds or as text such as "30m".
+        max_duration: How long it stays open without a statement on its own connection, in seconds or as text
+            such as "30m".
 
     Raises:
+        StoreError: reading failed, and the server had ended the snapshot.
         NotSupportedError: MySQL, MariaDB and SQLite have no snapshot that connections can share; readers
             close their window by the database's clock there.
     """
@@ -66,7 +71,23 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
         try:
             number = str(database.scalar(connection, "SELECT pg_export_snapshot()"))
             yield Snapshot(number, database.now(connection), connection)
+        except (SQLAlchemyError, PySparkException, Py4JError) as error:
+            if _end(connection):
+                raise
+            msg = (
+                f"the server has ended the snapshot, as a rule because it was idle for {seconds:g} s: read less "
+                'at a time (an export with window="hour", new_rows with max_window=, read_archive with since= '
+                "and until=), or give open_snapshot a longer max_duration"
+            )
+            raise StoreError(msg) from error
         finally:
-            # The server may have ended it; the readers' errors say so better than ours would.
-            with suppress(DBAPIError):
-                connection.exec_driver_sql("ROLLBACK")
+            _end(connection)
+
+
+def _end(connection: Connection) -> bool:
+    """End the transaction; whether the server still had it."""
+    try:
+        connection.exec_driver_sql("ROLLBACK")
+    except SQLAlchemyError:
+        return False
+    return True

@@ -4,15 +4,12 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from logging import getLogger
 from typing import Any
-from urllib.parse import unquote
 
 from pyspark.sql import DataFrame
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
 from faststream_sqlbroker.spark.databases import Database
 from faststream_sqlbroker.spark.entries import Entry
@@ -61,23 +58,12 @@ def source_of(database: Database, selection: Selection, window: str) -> dict[str
     """What a lake is the export of; where its server stands may change."""
     return {
         "database": database.kind,
-        "name": unquote(str(database.address.python_url.database)).rpartition("/")[2],
+        "name": database.address.database.rpartition("/")[2],
         "table": selection.table,
         "schema": selection.schema,
         "queues": None if selection.queues is None else sorted(set(selection.queues)),
         "window": window,
     }
-
-
-def find_oldest(database: Database, connection: Connection, selection: Selection) -> datetime | None:
-    """When the oldest of the selected rows was archived, of those in the selection's time."""
-    where = selection.where(database)
-    oldest = database.scalar(
-        connection,
-        f"SELECT min({database.microseconds(database.quote('archived_at'))}) FROM {selection.name(database)}"
-        f"{f' WHERE {where}' if where else ''}",
-    )
-    return None if oldest is None else from_microseconds(int(oldest))
 
 
 def bring(job: Job, connection: Connection, window: Window) -> tuple[str, Entry]:

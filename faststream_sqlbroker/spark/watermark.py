@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, cast
-from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 
@@ -54,10 +53,9 @@ def describe_source(address: Address, selection: Selection, name: str | None) ->
         name: In place of host, port and database.
     """
     url = address.python_url
-    if address.kind == "sqlite":
-        place = unquote(str(url.database).removeprefix("file:"))
-    else:
-        place = f"{url.host}:{url.port}/{url.database}"
+    place = address.database
+    if address.kind != "sqlite":
+        place = f"{url.host}:{url.port}/{place}"
     return {
         "kind": address.kind,
         "database": name or place,
@@ -78,7 +76,7 @@ class WatermarkFile:
         """What it holds; a new one where there is no file.
 
         Raises:
-            SetupError: it is not such a file, of a newer version, or of other rows.
+            SetupError: it is not such a file, of a newer version, of other rows, or cannot be read.
         """
         content = read_json(self._spark, self._path)
         if content is None:

@@ -71,7 +71,7 @@ def plan_windows(
     Args:
         recorded: Those that the lake has, in order.
         size: "day" or "hour".
-        selection: Its since and until are what the user asked for.
+        selection: Its since is the start of the window to begin with, its until is what the user asked for.
         oldest: Of the archive's rows of the selection's time; None if there are none.
         horizon: Later rows may still come.
         recheck: Seconds before the horizon in which recorded windows are looked at again.
@@ -83,7 +83,7 @@ def plan_windows(
     else:
         # Before the first row, and the first window of the lake, there are only empty windows.
         known = [one.start for one in recorded] + ([] if oldest is None else [oldest])
-        known = [one for one in known if selection.since is None or one >= floor(selection.since, size)]
+        known = [one for one in known if selection.since is None or one >= selection.since]
         begin = min(known, default=None)
     between = set() if begin is None else set(windows_between(begin, end, size))
     if selection.since is None:

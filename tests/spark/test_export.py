@@ -3,9 +3,11 @@
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from pyspark.sql import functions as F
 from sqlalchemy import select
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError, SetupError
-from faststream_sqlbroker.spark import compact_export, describe_export, export_archive, read_export
+from faststream_sqlbroker.spark import compact_export, describe_export, export, export_archive, read_export
 from faststream_sqlbroker.spark.columns import ARCHIVE_FIELDS
 from faststream_sqlbroker.spark.entries import Entry
 from faststream_sqlbroker.spark.figures import NOTHING, Figures, compute_figures, figure_columns
@@ -233,6 +235,17 @@ def test_hours_queues_and_a_lake_that_grows_at_both_ends(
     assert read_export(spark, path).where("queue <> '00123'").count() == 0
 
 
+def test_the_window_that_since_lies_in_is_exported_with_its_earlier_rows(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """No later export would take it, as each goes on where the last ended."""
+    archive.add({"id": 1, "archived_at": MARCH + timedelta(hours=10)})
+    archive.add({"id": 2, "archived_at": MARCH + timedelta(hours=33)})
+    given = {"since": MARCH + timedelta(hours=12), "until": MARCH + timedelta(days=2)}
+    result = export_archive(spark, archive.url, str(tmp_path), verify="counts", **given)
+    assert [(one.name, one.rows) for one in result.windows] == [("2026-03-07", 1), ("2026-03-08", 1)]
+
+
 def test_every_column_changes_the_figures(spark: SparkSession) -> None:
     """The check can fail: a change of any one value shows."""
     row: dict[str, Any] = {
@@ -309,7 +322,10 @@ def test_compaction_makes_files_few_and_keeps_every_row(spark: SparkSession, tmp
     assert len(kept) == 1
 
 
-def test_compaction_refuses_a_window_that_has_lost_a_file(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_refuses_a_window_that_has_lost_a_file(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "PAUSES", ())
     lake_of_one(spark, tmp_path)
     next((tmp_path / "date=2026-03-07").glob("*.parquet")).unlink()
     kept = contents(tmp_path / "date=2026-03-07")
@@ -318,6 +334,29 @@ def test_compaction_refuses_a_window_that_has_lost_a_file(spark: SparkSession, t
     with pytest.raises(ExportMismatchError, match="put the window's folder back"):
         compact_export(spark, str(tmp_path))
     assert contents(tmp_path / "date=2026-03-07") == kept
+
+
+def test_a_window_counts_when_it_is_recorded(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a folder is copied to its place file by file, a reader finds some of them; it reads again."""
+    monkeypatch.setattr(export, "time", SimpleNamespace(sleep=lambda _seconds: None))
+    lake, _ = lake_of_one(spark, tmp_path)
+    half = tmp_path / "date=2026-03-08"
+    shutil.copytree(tmp_path / "date=2026-03-07", half)
+    next(half.glob("*.parquet")).unlink()
+    with pytest.raises(
+        SetupError, match=r"date=2026-03-08 of .* has files that are not recorded: read again"
+    ):
+        read_export(spark, str(tmp_path))
+
+    def move_the_rest(seconds: float) -> None:
+        if seconds:
+            shutil.rmtree(half)
+            put(lake, parse_window("2026-03-08", "day"), 5)
+
+    monkeypatch.setattr(export, "time", SimpleNamespace(sleep=move_the_rest))
+    assert read_export(spark, str(tmp_path)).count() == 15
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

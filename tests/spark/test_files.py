@@ -1,6 +1,8 @@
 """Small files beside the data, on the file systems of Hadoop."""
 
 import json
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +127,25 @@ def test_what_is_no_object(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(SetupError, match="holds no JSON object"):
         read_json(spark, str(tmp_path / "list.json"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "socket", "file of another user"])
+def test_what_is_there_and_cannot_be_read_is_not_nothing(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    """Taken for nothing, a state that its reader may not see would be begun again."""
+    path = tmp_path / "x"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "socket":  # nobody can open it as a file, not even root
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    elif os.geteuid() == 0:
+        pytest.skip("root may read every file")
+    else:
+        path.touch(mode=0)
+    with pytest.raises(SetupError, match=r"/x is there and cannot be read \(.*\): give the path of a file"):
+        read_json(spark, str(path))
 
 
 def test_a_session_without_java() -> None:

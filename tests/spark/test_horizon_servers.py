@@ -14,6 +14,9 @@ from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import find_horizon, mysql
 from faststream_sqlbroker.spark.horizon.mysql import moment_of
+from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
+from faststream_sqlbroker.spark.source.options import parse_options
+from faststream_sqlbroker.spark.source.stream import StreamReader
 from tests.conftest import Servers
 from tests.helpers import eventually
 from tests.spark.conftest import Archive
@@ -89,6 +92,29 @@ def test_a_standby_asks_its_primary(pair: Pair) -> None:
             settle(pair.archive, writer, number)
         horizon = find(pair.standby, primary=pair.primary)
         assert pair.rows(horizon.moment) == set(range(1, number + 1)) == rows_before(pair.archive, horizon)
+
+
+def test_a_stream_that_goes_on_by_a_standby(pair: Pair) -> None:
+    """D4: a batch that was planned on the primary waits for the standby; no row of it is lost."""
+
+    def open_reader(url: str, **options: str) -> StreamReader:
+        given = {"url": url, "numPartitions": "1", **options}
+        return StreamReader(parse_options(given, streaming=True), ARCHIVE_SCHEMA)
+
+    pair.archive.add({"id": 1})
+    primary = open_reader(pair.primary)
+    start, end = primary.initialOffset(), primary.latestOffset()
+    (cut,) = primary.partitions(start, end)
+    assert [batch["id"].to_pylist() for batch in primary.read(cut)] == [[1]]
+    standby = open_reader(pair.standby, safetyLag="1h")
+    assert standby.partitions(start, start) == []
+    with pytest.raises(
+        TransientStoreError, match=r"this server is complete up to .* only: rows would be lost"
+    ):
+        standby.partitions(start, end)
+    beside = open_reader(pair.standby, primary=pair.primary)
+    (cut,) = beside.partitions(start, end)
+    assert [batch["id"].to_pylist() for batch in beside.read(cut)] == [[1]]
 
 
 async def test_a_standby_by_itself_lags_behind_what_it_has_replayed(pair: Pair) -> None:

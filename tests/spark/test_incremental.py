@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from sqlalchemy import func, make_url, select
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, NotSupportedError, SetupError
-from faststream_sqlbroker.spark import Load, new_rows
+from faststream_sqlbroker.spark import Load, incremental, new_rows
+from faststream_sqlbroker.spark.horizon import Horizon
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.horizons import settle
@@ -214,6 +215,13 @@ def test_a_file_that_is_no_state(loads: Loads, content: str, words: str) -> None
 
 
 @sqlite_only
+def test_a_folder_is_no_state(loads: Loads) -> None:
+    loads.path.mkdir(parents=True)
+    with pytest.raises(SetupError, match="is there and cannot be read"), loads.open():
+        pytest.fail("the block must not run")
+
+
+@sqlite_only
 def test_a_damaged_state(loads: Loads) -> None:
     loads.archive.add_many(1)
     loads.next()
@@ -242,6 +250,48 @@ def test_where_the_first_load_begins(loads: Loads) -> None:
     with loads.open(since="2100-01-01") as load:
         assert (load.since, ids(load)) == (load.until, [])
     assert not loads.path.exists()
+
+
+@pytest.mark.parametrize("since", [START + timedelta(seconds=6), "2100-01-01"])
+def test_a_first_load_that_fails_is_repeated_whatever_since_is_then(loads: Loads, since: Any) -> None:
+    """Its folder would stay beside another's, with the same rows, or nothing would ever be read again."""
+    loads.archive.add_many(10)
+    with pytest.raises(RuntimeError), loads.open() as first:
+        raise RuntimeError
+    with loads.open(since=since) as again:
+        assert (again.name, again.until) == (first.name, first.until)
+        assert ids(again) == [*range(1, 11)]
+    assert loads.state["until"] == first.until.isoformat()
+
+
+def test_a_load_is_repeated_by_a_server_that_is_behind(loads: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D4: what is not there yet is left for the next load, also where that is the whole window."""
+    loads.archive.add_many(10)
+
+    def fail() -> Load:
+        with pytest.raises(RuntimeError), loads.open() as failed:
+            raise RuntimeError
+        return failed  # type: ignore[no-any-return]
+
+    def repeat(failed: Load, horizon: datetime) -> tuple[datetime, list[int]]:
+        behind = Horizon(horizon, "safety lag", "it has replayed no more")
+        with monkeypatch.context() as patched:
+            patched.setattr(incremental, "find_horizon", lambda *_, **__: behind)
+            with loads.open() as load:
+                assert (load.name, load.horizon) == (failed.name, behind)
+                return load.until, ids(load)
+
+    half = START + timedelta(seconds=5)
+    assert repeat(fail(), half) == (half, [1, 2, 3, 4, 5])
+    assert repeat(fail(), START) == (half, [])
+    assert (loads.state["until"], loads.state["begun"]) == (half.isoformat(), None)
+    assert loads.next() == [6, 7, 8, 9, 10]
+
+
+def test_the_longest_window_begins_with_the_oldest_row_that_is_asked_for(loads: Loads) -> None:
+    loads.archive.add_many(20)
+    rows: dict[str, Any] = {"queues": ["queue 2"], "max_window": "2s"}
+    assert [loads.next(**rows) for _ in range(3)] == [[3], [6], []]
 
 
 @postgresql_only

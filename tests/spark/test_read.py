@@ -1,5 +1,6 @@
 """What Spark reads is what the table holds: types, values, counts, on every database, in every time zone."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
@@ -8,8 +9,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy import select
+from sqlalchemy.exc import ProgrammingError
 
 from faststream_sqlbroker import NotSupportedError, SetupError
+from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.spark import (
     ARCHIVE_SCHEMA,
     MESSAGE_SCHEMA,
@@ -17,6 +20,7 @@ from faststream_sqlbroker.spark import (
     read_archive,
     read_messages,
 )
+from faststream_sqlbroker.spark.snapshot import Snapshot
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.frames import plain_frame
@@ -356,6 +360,29 @@ async def test_a_snapshot_is_not_held_for_ever(archive: Archive) -> None:
     with open_snapshot(archive.url, max_duration=0.2):
         holders = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
         await eventually(lambda: archive.execute(holders).scalar() == 0)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_who_reads_a_snapshot_that_was_ended_is_told(spark: SparkSession, archive: Archive) -> None:
+    """By Spark and by the snapshot's own connection; what else fails in the block comes as it is."""
+
+    def fail(read: Callable[[Snapshot], Any]) -> None:
+        with open_snapshot(archive.url, max_duration="1m") as snapshot:
+            pid = snapshot.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+            archive.execute(f"SELECT pg_terminate_backend({pid}, 10000)")  # returns when it is gone
+            read(snapshot)
+
+    reads: list[Callable[[Snapshot], Any]] = [
+        lambda snapshot: read_archive(spark, archive.url, snapshot=snapshot).count(),
+        lambda snapshot: snapshot.connection.exec_driver_sql("SELECT 1"),
+    ]
+    for read in reads:
+        with pytest.raises(StoreError, match=r'has ended the snapshot, .* 60 s: .*window="hour"'):
+            fail(read)
+    with pytest.raises(ZeroDivisionError):
+        fail(lambda _snapshot: 1 / 0)
+    with pytest.raises(ProgrammingError), open_snapshot(archive.url) as held:
+        held.connection.exec_driver_sql("SELECT nothing")
 
 
 @pytest.mark.parametrize("database", ["sqlite", "mariadb"], indirect=True)

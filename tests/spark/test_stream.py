@@ -257,6 +257,23 @@ def test_offsets_never_go_back(archive: Archive, soon: None) -> None:
     assert query.reader.latestOffset() == query.offset
 
 
+def test_only_ends_of_other_runs_are_asked_for(
+    archive: Archive, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A horizon may take seconds: what this run has found by one is not asked for again."""
+    archive.add_many(6)
+    query = Query(archive, maxRowsPerTrigger="3")
+    asked, ask = list[datetime](), stream.find_horizon
+    monkeypatch.setattr(
+        stream, "find_horizon", lambda *given, **more: asked.append(START) or ask(*given, **more)
+    )
+    query.trigger()
+    assert len(asked) == 1
+    query.trigger(twice=True)
+    assert len(asked) == 3
+    assert query.windows == [[1, 2, 3], [4, 5, 6]]
+
+
 def test_rows_that_were_pruned_are_missed(archive: Archive, soon: None) -> None:
     """D5: as long as a row from before the window is left, nothing of the window has gone."""
     archive.add_many(20)

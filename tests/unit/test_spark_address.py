@@ -51,6 +51,14 @@ def test_java_and_python_go_to_the_same_server(url: str, place: str, monkeypatch
     assert f"//{place}/shop?" in address.jdbc_url
 
 
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [("postgresql+asyncpg://u@db/shop", "shop"), ("sqlite:////data/the shop.db", "/data/the shop.db")],
+)
+def test_the_databases_name(url: str, name: str) -> None:
+    assert parse_address(url).database == name
+
+
 def test_what_the_drivers_need_is_in_the_url() -> None:
     """As properties it would arrive in lower case, which they ignore."""
     postgresql = parse_address(

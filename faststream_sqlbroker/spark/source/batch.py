@@ -1,20 +1,18 @@
 """`spark.read.format("sqlbroker")`."""
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import pyspark
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from faststream_sqlbroker.core.moments import TICK
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.source.filters import to_sql
 from faststream_sqlbroker.spark.source.options import Options
 from faststream_sqlbroker.spark.source.scan import check_partitioner, read_cut, wanted_fields, whole_table
-
-TICK = timedelta(microseconds=1)
 
 
 class BatchReader(DataSourceReader):

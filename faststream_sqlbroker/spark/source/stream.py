@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError, TransientStoreError
 from faststream_sqlbroker.spark.databases import Database, database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.source.options import Options
@@ -64,6 +64,7 @@ class StreamReader(DataSourceStreamReader):
 
         Raises:
             StoreError: rows of the window may have been pruned, and failOnDataLoss is not false.
+            TransientStoreError: an earlier run planned the window by a server that had come further.
         """
         first, last = from_offset(start), from_offset(end)
         self._position = max(last, first, self._position or last)
@@ -72,6 +73,8 @@ class StreamReader(DataSourceStreamReader):
         database = database_of(self._options.address)
         selection = self._options.selection.between(None if first == OLDEST else first, last)
         with database.connect() as connection:
+            if self._seen is None or last > self._seen:
+                self._need_horizon(database, connection, last)
             if self._options.fail_on_data_loss and first != self._first:
                 self._refuse_gap(database, connection, first)
             number = self._options.num_partitions
@@ -125,6 +128,16 @@ class StreamReader(DataSourceStreamReader):
             self._told = found.source
         self._seen = found.moment
         return found.moment
+
+    def _need_horizon(self, database: Database, connection: Connection, last: datetime) -> None:
+        """Who planned the window may have asked another server, and the checkpoint holds its end for good."""
+        horizon = self._horizon(database, connection)
+        if horizon < last:
+            raise TransientStoreError(
+                f"the batch that is repeated ends at {last.isoformat()}, and this server is complete up to "
+                f"{horizon.isoformat()} only: rows would be lost. Start the stream again when the server has come "
+                "further, or with the URL and the safetyLag that it had before"
+            )
 
     def _refuse_gap(self, database: Database, connection: Connection, first: datetime) -> None:
         """Rows go from the oldest on: as long as one from before the window is left, none of it has gone."""
