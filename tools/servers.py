@@ -69,7 +69,7 @@ def own_server(kind: str) -> Iterator[str]:
     """As `server`, but nobody else uses it if one can be started here."""
     with ExitStack() as stack:
         try:
-            url, _process = stack.enter_context(private.STARTERS[kind]())
+            url = stack.enter_context(_private(kind))
         except private.CannotStartError:
             url = stack.enter_context(server(kind))
         yield url

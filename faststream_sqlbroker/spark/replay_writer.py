@@ -14,8 +14,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Table, and_, func, insert, select
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy import Connection, Table, and_, insert, select
 from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidRequestError, OperationalError
 
 from faststream_sqlbroker.core.routing import LATEST
@@ -179,9 +178,8 @@ class Task:
         """Mark and insert; the ids of earlier runs, and the queues in which something is due now."""
         now = self._database.now(connection)
         # In one order everywhere: two tasks with the same rows wait for each other, and never in a circle.
-        connection.execute(
-            _insert_new(self._database.kind, self._state), [self._mark(copy, token, now) for copy in batch]
-        )
+        marking = self._database.insert_new(self._state)
+        connection.execute(marking, [self._mark(copy, token, now) for copy in batch])
         marks = {int(mark.key): mark for mark in self._marks(connection, batch)}
         ours = [c for c in batch if c.origin in marks and marks[c.origin].info["run"] == self._writer.run]
         slot = {copy.origin: number for number, copy in enumerate(ours, self._slots)}
@@ -218,12 +216,10 @@ class Task:
         return connection.execute(select(c.key, c.lease_token, c.info).where(ours)).all()
 
     def _wake(self, queues: set[str]) -> None:
-        """Subscribers look at once on PostgreSQL, elsewhere when they poll next."""
-        if self._database.kind == "postgresql" and self._connection is not None:
-            channel = self._writer.config.channel
+        """Subscribers look at once where they can be told, elsewhere when they poll next."""
+        if self._connection is not None:
             try:
-                for queue in sorted(queues):
-                    self._connection.execute(select(func.pg_notify(channel, queue)))
+                self._database.wake(self._connection, self._writer.config.channel, queues)
             except DBAPIError:  # a hint is not worth a failed task
                 self.close()
 
@@ -254,16 +250,6 @@ class Task:
 def refusal(error: DBAPIError) -> str:
     """The driver's words without the statement, whose values are payloads."""
     return f"the database refused: {type(error.orig).__name__}: {error.orig}"
-
-
-def _insert_new(kind: str, table: Table) -> Any:
-    """An INSERT that leaves alone what is there, after waiting for others' transactions to end."""
-    if kind == "mysql":
-        # IGNORE would hide other errors too.
-        return mysql.insert(table).on_duplicate_key_update(scope=table.c.scope)
-    if kind == "sqlite":
-        return sqlite.insert(table).on_conflict_do_nothing()
-    return postgresql.insert(table).on_conflict_do_nothing()
 
 
 def batches(copies: Iterable[Copy], size: int, bytes_: int) -> Iterator[list[Copy]]:

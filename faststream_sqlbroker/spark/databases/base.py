@@ -1,7 +1,7 @@
 """What a reader needs of a database: names, literals, moments, sizes, cuts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Insert, Table
 
 from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.spark.address import Address
@@ -112,6 +112,13 @@ class Database(ABC):
 
     def prepare(self, connection: Connection) -> None:  # noqa: B027 - most have all they need
         """Make `connection` know the functions of the sums below."""
+
+    @abstractmethod
+    def insert_new(self, table: Table) -> Insert:
+        """An INSERT that leaves alone what is there, after waiting for others' transactions to end."""
+
+    def wake(self, connection: Connection, channel: str, queues: Iterable[str]) -> None:  # noqa: B027 - one does
+        """Tell subscribers that something is due; where they cannot be told they poll."""
 
     @abstractmethod
     def exact_sum(self, expression: str) -> str:

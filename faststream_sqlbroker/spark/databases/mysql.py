@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Insert, Table, text
+from sqlalchemy.dialects import mysql
 
 from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.spark.columns import Field
@@ -61,6 +62,10 @@ class MySQL(Database):
     def clock(self) -> str:
         """In UTC."""
         return self.microseconds("UTC_TIMESTAMP(6)")
+
+    def insert_new(self, table: Table) -> Insert:
+        """An upsert that changes nothing: IGNORE would hide other errors too."""
+        return mysql.insert(table).on_duplicate_key_update(scope=table.c.scope)
 
     def exact_sum(self, expression: str) -> str:
         """Whole numbers are summed as DECIMAL."""

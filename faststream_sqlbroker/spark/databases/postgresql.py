@@ -1,9 +1,10 @@
 """PostgreSQL for readers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Insert, Table, func, select
+from sqlalchemy.dialects import postgresql
 
 from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.spark.columns import Field
@@ -53,6 +54,15 @@ class PostgreSQL(Database):
     def clock(self) -> str:
         """Not the transaction's start."""
         return self.microseconds("clock_timestamp()")
+
+    def insert_new(self, table: Table) -> Insert:
+        """ON CONFLICT DO NOTHING."""
+        return postgresql.insert(table).on_conflict_do_nothing()
+
+    def wake(self, connection: Connection, channel: str, queues: Iterable[str]) -> None:
+        """A notification for each queue."""
+        for queue in sorted(queues):
+            connection.execute(select(func.pg_notify(channel, queue)))
 
     def exact_sum(self, expression: str) -> str:
         """Summed as numeric."""

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Insert, Table
+from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.core.moments import to_microseconds
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
@@ -75,6 +76,10 @@ class SQLite(Database):
         raw: Any = connection.connection.driver_connection
         raw.create_aggregate("sqlbroker_sum", 1, _Sum)
         raw.create_aggregate("sqlbroker_md5", 1, _DigestSum)
+
+    def insert_new(self, table: Table) -> Insert:
+        """ON CONFLICT DO NOTHING."""
+        return sqlite.insert(table).on_conflict_do_nothing()
 
     def exact_sum(self, expression: str) -> str:
         """By Python."""
