@@ -182,6 +182,8 @@ class Reservation(ReceivedMessage):
     async def extend(self, lease: Duration | None = None) -> None:
         """Lengthen the lease from now on, by the database's clock; also one that has run out, if nobody has it since.
 
+        Never shortens it.
+
         Args:
             lease: How long; None is as long as at `reserve`.
         """

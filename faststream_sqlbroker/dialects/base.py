@@ -143,7 +143,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
-        """Lengthen `leases` to `lease` seconds from now; the ids that are still held."""
+        """Lengthen `leases` to `lease` seconds from now; the ids that are still held.
+
+        Never shortens one: of two renewals under way at once, the database may execute the longer first.
+        """
 
     @abstractmethod
     def lock(

@@ -137,7 +137,7 @@ _BY_IDS = {
     "look": _HELD,
     "renew": "UPDATE {message} "
     + _PRIMARY
-    + " SET lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND\n"
+    + "\nSET lease_expires_at = GREATEST(lease_expires_at, UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND)\n"
     "WHERE id IN :ids",
     "uncharge": "UPDATE {message} "
     + _PRIMARY

@@ -122,7 +122,7 @@ _BY_IDS = {
     "lock": _HELD,
     "lock_free": _HELD,
     "look": _HELD,
-    "renew": "UPDATE {message} SET lease_expires_at = {now} + :lease WHERE id IN :ids",
+    "renew": "UPDATE {message} SET lease_expires_at = max(lease_expires_at, {now} + :lease) WHERE id IN :ids",
     "delete": "DELETE FROM {message} WHERE id IN :ids",
 }
 

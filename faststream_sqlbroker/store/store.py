@@ -195,7 +195,7 @@ class Store:
         )
 
     async def renew(self, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
-        """Lengthen `leases` to `lease` seconds from now; the ids still held."""
+        """Lengthen `leases` to `lease` seconds from now, shorten none; the ids still held."""
         if not leases:
             return set()
         return await self._transactions.run(lambda c: self.dialect.renew(c, leases, lease), self._places)

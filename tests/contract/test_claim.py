@@ -138,6 +138,18 @@ async def test_a_renewal_lengthens_only_leases_still_held(bench: Bench) -> None:
     assert after[lost.id] == before[lost.id]
 
 
+async def test_a_renewal_shortens_no_lease(bench: Bench) -> None:
+    """A renewal for everything a process holds may have been sent before a handler asked for more, and arrive later."""
+    await bench.put(2)
+    leases = [(m.id, m.lease_token) for m in await bench.claim()]
+    assert await bench.store.renew(leases[:1], 7200.0) == {leases[0][0]}
+    asked = [r["lease_expires_at"] for r in await bench.rows()]
+    assert await bench.store.renew(leases, 600.0) == {i for i, _ in leases}
+    first, second = [r["lease_expires_at"] for r in await bench.rows()]
+    assert first == asked[0]
+    assert second - asked[1] > timedelta(seconds=500)
+
+
 @with_row_locks
 async def test_a_renewal_does_not_wait_for_a_locked_row_and_knows_it_is_held(bench: Bench) -> None:
     await bench.put(1)
