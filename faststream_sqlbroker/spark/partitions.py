@@ -67,9 +67,6 @@ class Partitions:
         self._database, self._connection, self._selection = database, connection, selection
         self._parent = selection.name(database)
         self._possible = database.kind == "postgresql" and selection.queues is None
-        if self._possible:
-            connection.exec_driver_sql("SET TimeZone = 'UTC'")
-            connection.exec_driver_sql("SET DateStyle = 'ISO'")
 
     def find(self) -> list[Partition]:
         """Those with a begin and an end that are dates."""

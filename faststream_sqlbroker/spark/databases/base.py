@@ -15,6 +15,9 @@ from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.spark.address import Address
 from faststream_sqlbroker.spark.columns import Field
 
+LONGEST_WAIT = 86_400
+"""Seconds that a connection may be idle while Spark works."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -57,7 +60,12 @@ class Database(ABC):
         engine = self.address.engine()
         with engine.connect() as connection:
             # What has literals goes without binds: a % in them would be taken for one.
-            yield connection.execution_options(no_parameters=True)
+            bare = connection.execution_options(no_parameters=True)
+            self.set_up(bare)
+            yield bare
+
+    def set_up(self, connection: Connection) -> None:  # noqa: B027 - some need nothing
+        """Set what readers rely on, whatever the server, the database or the role has for a default."""
 
     @abstractmethod
     def begin(self, connection: Connection) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy.dialects import mysql
 
 from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.spark.columns import Field
-from faststream_sqlbroker.spark.databases.base import Database, Size, deep_cuts, halved, ranges
+from faststream_sqlbroker.spark.databases.base import LONGEST_WAIT, Database, Size, deep_cuts, halved, ranges
 
 SLICES = 8
 """How many slices are looked at for each partition that is wanted."""
@@ -23,6 +23,10 @@ class MySQL(Database):
     kind = "mysql"
     jdbc_driver = "org.mariadb.jdbc.Driver"
     native_timestamps = False
+
+    def set_up(self, connection: Connection) -> None:
+        """Time to wait."""
+        connection.exec_driver_sql(f"SET SESSION wait_timeout = {LONGEST_WAIT}")
 
     def begin(self, connection: Connection) -> None:
         """Without the gaps that REPEATABLE READ locks, in which parallel writers deadlock."""

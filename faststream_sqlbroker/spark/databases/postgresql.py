@@ -8,7 +8,7 @@ from sqlalchemy.dialects import postgresql
 
 from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.spark.columns import Field
-from faststream_sqlbroker.spark.databases.base import Database, Size, even_cuts, ranges
+from faststream_sqlbroker.spark.databases.base import LONGEST_WAIT, Database, Size, even_cuts, ranges
 
 BLOCK = "_block"
 """The hidden column of a row's place in the table."""
@@ -21,6 +21,13 @@ class PostgreSQL(Database):
     jdbc_driver = "org.postgresql.Driver"
     native_timestamps = True
     shares_snapshots = True
+
+    def set_up(self, connection: Connection) -> None:
+        """Time to wait, and times as texts that mean the same wherever they are read."""
+        connection.exec_driver_sql(
+            f"SELECT set_config('idle_session_timeout', '{LONGEST_WAIT}s', false), "
+            "set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false)"
+        )
 
     def begin(self, connection: Connection) -> None:
         """Whatever the server's default level is."""
@@ -126,16 +133,17 @@ class PostgreSQL(Database):
         """Cuts of about equal depth from ANALYZE's histogram, those inside of `where` only; may be none."""
         cast = "bigint" if column == "id" else "timestamptz"
         name = self.quote(column)
+        value = name if column == "id" else self.microseconds(name)
         found = connection.exec_driver_sql(
-            f"SELECT {name}::text FROM (SELECT unnest(histogram_bounds::text::{cast}[]) AS {name} "
+            f"SELECT {value} FROM (SELECT unnest(histogram_bounds::text::{cast}[]) AS {name} "
             f"FROM pg_stats s JOIN pg_class c ON c.oid = {table} "
             "JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = s.schemaname "
             f"WHERE s.tablename = c.relname AND s.attname = {self.text(column)} "
             f"AND s.inherited = (c.relkind = 'p')) b {f'WHERE {where}' if where else ''} ORDER BY b.{name}"
         ).scalars()
-        bounds = [str(bound) for bound in found]
+        bounds = [int(bound) for bound in found]
         chosen = dict.fromkeys(bounds[cut] for cut in even_cuts(0, len(bounds) - 1, number)) if bounds else ()
-        return [bound if column == "id" else f"timestamptz '{bound}'" for bound in chosen]
+        return self._literals(column, chosen)
 
     def _even(
         self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
@@ -145,7 +153,10 @@ class PostgreSQL(Database):
         low, high = connection.exec_driver_sql(
             f"SELECT min({value}), max({value}) FROM {self.table(name, schema)}{f' WHERE {where}' if where else ''}"
         ).one()
-        cuts = [] if low is None else even_cuts(low, high, number)
+        return [] if low is None else self._literals(column, even_cuts(low, high, number))
+
+    def _literals(self, column: str, cuts: Iterable[int]) -> list[str]:
+        """Ids, or microseconds as moments: JDBC's session need not read texts as this one writes them."""
         return [str(cut) if column == "id" else self.moment(from_microseconds(cut)) for cut in cuts]
 
     def _regclass(self, name: str, schema: str | None) -> str:

@@ -1,0 +1,63 @@
+"""What the databases are asked by readers, in sessions whose defaults are not ours; without Spark."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, make_url
+
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.databases.base import LONGEST_WAIT
+from tests.spark.conftest import START, Archive
+
+pytestmark = pytest.mark.capability("Spark: the archive and the live table by JDBC")
+
+
+def set_default(archive: Archive, name: str, value: str) -> None:
+    """Of all sessions of the database that begin later (PostgreSQL)."""
+    archive.execute(f"ALTER DATABASE {make_url(archive.url).database} SET {name} = '{value}'")
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["one session", "pooled"])
+@pytest.mark.parametrize("number", [2, 3, 6])
+def test_cuts_mean_the_same_in_every_session(new_database: Any, number: int, pooled: bool) -> None:
+    """D4: JDBC's sessions write dates in the ISO style, whatever the database's default; months are no days."""
+    archive = new_database("postgresql")
+    archive.add_many(120, step=timedelta(hours=9))
+    archive.analyze()
+    set_default(archive, "DateStyle", "German")
+    set_default(archive, "TimeZone", "Asia/Kolkata")  # its abbreviation is Israel's too
+    database = database_of(parse_address(archive.url))
+    since = f'"archived_at" >= {database.moment(START)}'
+    with database.connect() as connection:
+        if pooled:  # the next statement goes to another session, which has the defaults
+            connection.exec_driver_sql("RESET DateStyle")
+        cuts = database.predicates(connection, "message_archive", None, "archived_at", since, number)
+    jdbc = create_engine(archive.engine.url, connect_args={"options": "-c DateStyle=ISO"})
+    with jdbc.connect() as connection:
+        sizes = [
+            connection.exec_driver_sql(f"SELECT count(*) FROM message_archive WHERE {cut}").scalar_one()
+            for cut in cuts
+        ]
+    jdbc.dispose()
+    assert sum(sizes) == 120
+    assert len(sizes) == number
+    assert max(sizes) < 2 * 120 / number
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_connection_may_wait_for_spark(new_database: Any, kind: str) -> None:
+    """D5: an export's own is idle while a window is written, whatever the server allows by default."""
+    archive = new_database(kind)
+    if kind == "postgresql":
+        set_default(archive, "idle_session_timeout", "1min")
+    asked = {
+        "postgresql": "SELECT extract(epoch FROM current_setting('idle_session_timeout')::interval)",
+        "mariadb": "SELECT @@session.wait_timeout",
+    }
+    database = database_of(parse_address(archive.url))
+    with archive.engine.connect() as plain, database.connect() as connection:
+        plain.invalidate()
+        assert plain.exec_driver_sql(asked[kind]).scalar_one() < LONGEST_WAIT
+        assert connection.exec_driver_sql(asked[kind]).scalar_one() == LONGEST_WAIT
