@@ -141,6 +141,9 @@ def scan(
 ) -> DataFrame:
     """A DataFrame of the selected rows; `connection` is asked for statistics only, now."""
     need_driver(spark, database.jdbc_driver, database.kind)
+    if snapshot is not None:
+        snapshot.keep(selection.name(database))
+        connection = snapshot.connection  # another would wait for who waits for the snapshot's end
     size = database.size(connection, selection.table, selection.schema)
     number = _number(spark, num_partitions, size)
     column = "archived_at" if selection.since and selection.time_column == "archived_at" else "id"

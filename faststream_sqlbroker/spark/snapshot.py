@@ -15,6 +15,9 @@ from faststream_sqlbroker.exceptions import NotSupportedError, StoreError
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 
+LOCK_PATIENCE = 60
+"""Seconds that a reader waits for who wants the table for himself: he may wait for the snapshot's end."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -35,8 +38,16 @@ class Snapshot:
         """What another connection runs first to see the same rows."""
         return (
             "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
-            f"SET TRANSACTION SNAPSHOT '{self.number}'"
+            f"SET TRANSACTION SNAPSHOT '{self.number}'; "
+            f"SET LOCAL lock_timeout = '{LOCK_PATIENCE}s'"
         )
+
+    def keep(self, table: str) -> None:
+        """Until the end nobody drops, truncates or rewrites `table` (quoted) or one of its partitions.
+
+        Rows are in a snapshot only as long as their table is there.
+        """
+        self.connection.exec_driver_sql(f"SELECT 1 FROM {table} LIMIT 0")
 
 
 @contextmanager
@@ -47,6 +58,10 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
     fail with "invalid snapshot identifier". While it is open vacuum cannot remove what others delete, so the
     server ends it when `Snapshot.connection` has been idle for `max_duration`; each statement on it begins
     that time anew, whatever the readers do.
+
+    A table stays as it was from the moment a DataFrame of it is made: who wants to drop it or one of its
+    partitions (`prune_archive` too), truncate it, or rewrite it (VACUUM FULL, CLUSTER) waits for the end of the
+    context. Readers that begin while somebody waits so for longer than a minute fail with "lock timeout".
 
     Args:
         url: SQLAlchemy URL of the database that is read.

@@ -1,0 +1,84 @@
+"""A snapshot of PostgreSQL shows one moment, whatever becomes of the tables meanwhile."""
+
+from contextlib import ExitStack
+from datetime import timedelta
+
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
+
+from faststream_sqlbroker.spark import open_snapshot, read_archive, snapshot
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.partitions import Partitions
+from faststream_sqlbroker.spark.removal import list_rows
+from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
+from tests.helpers import eventually
+from tests.spark.conftest import Archive
+from tests.spark.horizons import running
+from tests.spark.test_prune import partition
+
+pytestmark = [
+    pytest.mark.capability("Spark: one snapshot for all connections of a load"),
+    pytest.mark.parametrize("database", ["postgresql"], indirect=True),
+]
+
+
+def drop_first(archive: Archive, patience: str) -> bool:
+    """Our prune's way to drop the oldest partition."""
+    database = database_of(parse_address(archive.url))
+    with database.connect() as connection:
+        dropping = Partitions(database, connection, select_rows(ARCHIVE))
+        dropping.resume()
+        part = dropping.find()[0]
+        figures = list_rows(database, connection, select_rows(ARCHIVE, until=part.end)).figures
+        connection.exec_driver_sql(f"SET statement_timeout = '{patience}'")
+        return dropping.drop(part, figures)
+
+
+@pytest.mark.parametrize("default", [False, True], ids=["concurrently", "with a default"])
+def test_a_partition_is_dropped_after_the_snapshot(
+    spark: SparkSession, archive: Archive, default: bool
+) -> None:
+    """D4: all tasks see the rows of a partition that a prune wants to drop meanwhile, also if it gave up halfway."""
+    partition(archive, 0, 1, default=default)
+    archive.add_many(20, step=timedelta(hours=2))
+    with open_snapshot(archive.url) as now:
+        frame = read_archive(spark, archive.url, snapshot=now, num_partitions=2)
+        with pytest.raises(OperationalError, match="statement timeout"):
+            drop_first(archive, "200ms")
+        assert frame.count() == 20
+    assert drop_first(archive, "1min")
+    assert read_archive(spark, archive.url).count() == 8
+
+
+@pytest.mark.parametrize("statement", ["VACUUM FULL message_archive", "TRUNCATE message_archive"])
+def test_who_wants_the_table_for_himself_waits(archive: Archive, statement: str) -> None:
+    archive.add_many(3)
+    impatient = create_engine(
+        archive.engine.url,
+        isolation_level="AUTOCOMMIT",
+        connect_args={"options": "-c lock_timeout=100ms"},
+    )
+    with open_snapshot(archive.url) as now, impatient.connect() as other:
+        now.keep("message_archive")
+        with pytest.raises(OperationalError, match="lock timeout"):
+            other.exec_driver_sql(statement)
+
+
+async def test_a_reader_does_not_wait_for_who_waits_for_its_snapshot(
+    spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for each other until the server ends the snapshot, and then rows would be lost."""
+    monkeypatch.setattr(snapshot, "LOCK_PATIENCE", 0.2)
+    archive.add_many(3)
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'message_archive'::regclass"
+    with ExitStack() as later:
+        with open_snapshot(archive.url) as now:
+            frame = read_archive(spark, archive.url, snapshot=now)
+            later.enter_context(running(archive, "TRUNCATE message_archive"))
+            await eventually(lambda: now.connection.exec_driver_sql(waiting).scalar())
+            with pytest.raises(Exception, match="lock timeout"):
+                frame.count()
+    assert archive.count() == 0
