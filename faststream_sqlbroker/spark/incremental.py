@@ -104,8 +104,8 @@ def new_rows(
         source: A name for the database in the state, where it has several addresses (a standby, a fail-over);
             None takes host, port and name.
         snapshot: Whether all partitions see one snapshot (PostgreSQL): rows that a retention job deletes
-            meanwhile are then still read. Evaluate `frame` inside the block, within an hour: the server then
-            ends the snapshot.
+            meanwhile are then still read, and who wants to drop a partition waits. Evaluate `frame` inside the
+            block, within an hour: the server then ends the snapshot.
         num_partitions: As for `read_archive`.
         decode: As for `read_archive`.
         options: As for `read_archive`.
@@ -141,7 +141,7 @@ def new_rows(
             window = selection.between(first, until)
             # After the horizon: an older snapshot would lack rows below it.
             held = stack.enter_context(open_snapshot(url)) if snapshot else None
-            frame = scan(spark, database, connection, window, num_partitions, held, options)
+            frame = scan(spark, database, connection, window, num_partitions, held, options, exact=True)
         if mark != found:
             file.write(found, mark)  # before any row is read
         _log(window, found, end)

@@ -55,6 +55,9 @@ def read_archive(
     Spark evaluates filters on texts itself, and on times unless it reads PostgreSQL by a Java in UTC, as the
     databases would not always agree with it. All times are moments, right in every time zone of Java and of the session.
 
+    PostgreSQL's archive is read by blocks if there is no `since`. If VACUUM FULL, CLUSTER or pg_repack ends
+    meanwhile, rows may be lost or doubled: give `since`, a `Snapshot`, which makes them wait, or one partition.
+
     Args:
         spark: A session with the JDBC driver (`build_session`).
         url: SQLAlchemy URL, with any driver; the password appears in no plan, log or error.
@@ -138,8 +141,14 @@ def scan(
     num_partitions: int | Literal["auto"] = "auto",
     snapshot: Snapshot | None = None,
     options: Mapping[str, str] | None = None,
+    *,
+    exact: bool = False,
 ) -> DataFrame:
-    """A DataFrame of the selected rows; `connection` is asked for statistics only, now."""
+    """A DataFrame of the selected rows; `connection` is asked for statistics only, now.
+
+    Each row of the archive comes once, also if the table is rewritten (VACUUM FULL) between two partitions, if
+    there is a snapshot, or `exact`, or a begin of the window. Else PostgreSQL reads the archive by blocks.
+    """
     need_driver(spark, database.jdbc_driver, database.kind)
     if snapshot is not None:
         snapshot.keep(selection.name(database))
@@ -149,8 +158,9 @@ def scan(
     column = "archived_at" if selection.since and selection.time_column == "archived_at" else "id"
     where = selection.where(database)
     times = selection.times(database) if column == "archived_at" else ""
-    # Blocks are quicker than ids, but without a snapshot rows of the live table move from one to another.
-    moving = column == "id" and selection.time_column != "archived_at" and snapshot is None
+    # Blocks are quicker than ids, but without a snapshot rows move from one to another: those of the live
+    # table at each update, those of the archive if the table is rewritten.
+    moving = column == "id" and snapshot is None and (exact or selection.time_column != "archived_at")
     cut = database.id_ranges if moving else database.predicates
     predicates = cut(connection, selection.table, selection.schema, column, times, number)
     properties = dict(database.address.properties) | {

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from sqlalchemy import func, make_url, select
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, NotSupportedError, SetupError
@@ -300,6 +301,27 @@ def test_a_snapshot_keeps_what_is_deleted_meanwhile(loads: Loads) -> None:
     with loads.open(snapshot=True, num_partitions=2) as load:
         loads.archive.execute("DELETE FROM message_archive WHERE id <= 5")
         assert ids(load) == [*range(1, 11)]
+
+
+@postgresql_only
+def test_a_first_load_while_the_table_is_rewritten(loads: Loads) -> None:
+    """D4: rows move to other blocks between two partitions, and each still comes once."""
+    archive = loads.archive
+    archive.add(*({"id": n, "payload": b"x" * 500} for n in range(1, 201)))
+    with loads.open(num_partitions=4) as load:
+
+        def spread() -> dict[int, int]:
+            rows = load.frame.select("id", F.spark_partition_id().alias("part")).collect()
+            assert len({row.id for row in rows}) == len(rows)
+            return {row.id: row.part for row in rows}
+
+        before = spread()
+        archive.execute("DELETE FROM message_archive WHERE id <= 100")
+        with archive.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("VACUUM FULL message_archive")
+        after = spread()
+    assert len(set(before.values())) == 4
+    assert after == {number: part for number, part in before.items() if number > 100}
 
 
 @pytest.mark.parametrize("database", ["sqlite", "mariadb"], indirect=True)
