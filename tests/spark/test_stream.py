@@ -22,7 +22,7 @@ from sqlalchemy import func, make_url, select
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from faststream_sqlbroker.schema.types import clock
-from faststream_sqlbroker.spark import ARCHIVE_SCHEMA
+from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, prune_archive
 from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.source import stream
 from faststream_sqlbroker.spark.source.options import parse_options
@@ -40,6 +40,7 @@ from tests.spark.horizons import find
 
 pytestmark = pytest.mark.capability('Spark: `spark.readStream.format("sqlbroker")`, each row exactly once')
 
+DAY = timedelta(days=1)
 SECRET = "se@s/am %&=?#'\\x"
 
 
@@ -294,6 +295,19 @@ def test_rows_that_were_pruned_are_missed(archive: Archive, soon: None) -> None:
     assert query.rows == list(range(14, 21))
     # A query that begins is not concerned.
     assert Query(archive, startingTimestamp=START.isoformat()).trigger()
+
+
+def test_rows_of_its_queues_that_were_pruned_alone_are_missed(archive: Archive, soon: None) -> None:
+    """D5: rows of other queues from before the window say nothing of its own."""
+    queues = {1: "a", 2: "b", 3: "a"}
+    archive.add(*({"id": n, "queue": queue, "archived_at": START + DAY * n} for n, queue in queues.items()))
+    query = Query(archive, queues="a", maxRowsPerTrigger="1")
+    query.trigger()
+    assert prune_archive(archive.url, older_than="0s", queues=["a"]).rows == 2
+    archive.add({"id": 4, "queue": "a", "archived_at": START + DAY * 4})
+    with pytest.raises(StoreError, match="no row of its queues archived before"):
+        query.trigger()
+    assert query.rows == [1]
 
 
 def test_what_a_stream_refuses(spark: SparkSession, new_database: Any, tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ class Options:
         primary: URL of the standby's primary.
         max_rows: Most rows of a micro-batch; None is any number.
         max_window: Most seconds of `archived_at` in a micro-batch; None is any.
-        fail_on_data_loss: Whether a stream fails when rows may have been pruned before it read them.
+        fail_on_data_loss: Whether a stream fails when rows may have been pruned before it read them, as no
+            row of its queues from before its window is left.
     """
 
     address: Address

@@ -140,11 +140,15 @@ class StreamReader(DataSourceStreamReader):
             )
 
     def _refuse_gap(self, database: Database, connection: Connection, first: datetime) -> None:
-        """Rows go from the oldest on: as long as one from before the window is left, none of it has gone."""
+        """Rows of a queue go from the oldest on: while one from before the window is left, none of it has gone.
+
+        Of several queues, one that was pruned alone is not missed while another has such a row, nor are rows
+        that somebody deletes from the middle.
+        """
         if not anything_before(database, connection, self._options.selection, first):
             raise StoreError(
-                f"no row archived before {first.isoformat()} is left, where the stream goes on: it has read such "
-                "rows, so the archive was pruned up to there at least, and rows that it has not read may have "
+                f"no row of its queues archived before {first.isoformat()} is left, where the stream goes on: it has "
+                "read such rows, so they were pruned up to there at least, and rows that it has not read may have "
                 "gone too. If none have, or if that does not matter, go on with failOnDataLoss=false"
             )
 

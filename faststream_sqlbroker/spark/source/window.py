@@ -72,7 +72,8 @@ def count_rows(database: Database, connection: Connection, window: Selection, mo
 def anything_before(
     database: Database, connection: Connection, selection: Selection, moment: datetime
 ) -> bool:
-    """Whether a row of any queue and state was archived before `moment`."""
-    earlier = replace(selection, since=None, until=moment, queues=None, states=None)
+    """Whether a row of the selected queues, in any state, was archived before `moment`."""
+    # Queues may be pruned alone; a state cannot, but a dead letter that is retried goes.
+    earlier = replace(selection, since=None, until=moment, states=None)
     inner = f"SELECT 1 FROM {earlier.name(database)} WHERE {earlier.where(database)} LIMIT 1"
     return bool(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q"))
