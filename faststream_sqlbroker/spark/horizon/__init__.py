@@ -31,7 +31,8 @@ def find_horizon(
     as the broker's do; the server's clock does not go backwards; a transaction that cannot be seen (`source`
     is "safety lag") lasts no longer than `safety_lag`; and on MySQL and MariaDB the statement that archives
     is not the first of its transaction if it waits for a table's lock for longer than `margin` (the broker's
-    never is).
+    never is). And who reads the rows must reach the server that was asked: behind an address that spreads
+    reads over replicas they may come from one that is behind, and rows are lost without an error.
 
     Args:
         database: Of what is read.
