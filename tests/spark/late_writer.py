@@ -18,14 +18,14 @@ from faststream_sqlbroker.schema.tables import build_tables
 from tests.spark.horizons import settle_in
 
 THREADS, ROWS = 3, 3
-LONGEST = 1.5
-"""Seconds that a transaction lasts at most; on SQLite, where everybody else waits meanwhile, a thirtieth."""
+LONGEST = 0.5
+"""Seconds that a transaction lasts at most; on SQLite, where everybody else waits meanwhile, a tenth."""
 
 
 def work(engine: Engine, table: Table, thread: int, ended: threading.Event) -> None:
     """Transactions of this thread; its ids fall, as if each message was older than the one before."""
     dice, number = random.Random(thread), 1_000_000 * (thread + 1)
-    longest = LONGEST / (30 if engine.dialect.name == "sqlite" else 1)
+    longest = LONGEST / (10 if engine.dialect.name == "sqlite" else 1)
     while not ended.is_set():
         connection = engine.connect()
         try:

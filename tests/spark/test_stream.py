@@ -1,6 +1,7 @@
 """`spark.readStream.format("sqlbroker")`: each archived row exactly once, whoever commits late."""
 
 import itertools
+import json
 import random
 import sys
 import threading
@@ -36,7 +37,7 @@ from faststream_sqlbroker.spark.source.stream import (
 )
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive, archived
-from tests.spark.horizons import find
+from tests.spark.horizons import find, settle
 
 pytestmark = pytest.mark.capability('Spark: `spark.readStream.format("sqlbroker")`, each row exactly once')
 
@@ -151,10 +152,10 @@ def ids(spark: SparkSession, folder: Path) -> list[int]:
 async def test_a_stopped_stream_goes_on_where_it_was(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """D4, D5: stopped in the middle of its work beside a writer; when it has gone on, each row is there once."""
+    """D4, D5: stopped beside a writer, rows come, it goes on under the same limit; each row is there once."""
     archive.add_many(30, first=1001)
     every = {"processingTime": "0 seconds"}
-    with writing(archive, 40 if archive.kind != "sqlite" else 12) as done:
+    with writing(archive, 20 if archive.kind != "sqlite" else 12) as done:
         query = start(spark, archive, tmp_path, trigger=every, maxRowsPerTrigger=7)
         try:
             offsets = tmp_path / "checkpoint" / "offsets"
@@ -163,17 +164,30 @@ async def test_a_stopped_stream_goes_on_where_it_was(
         finally:
             query.stop()
         await eventually(done.is_set, timeout=30)
+    stopped_at = len(list(offsets.glob("[0-9]*")))
+    with archive.engine.begin() as connection:
+        for number in range(2001, 2009):
+            settle(archive, connection, number)
     await eventually(lambda: find(archive.url, margin="2s").moment > latest(archive), timeout=30)
-    query = start(spark, archive, tmp_path, trigger=every, numPartitions=2)
+    query = start(spark, archive, tmp_path, trigger=every, maxRowsPerTrigger=7, numPartitions=2)
     try:
         query.processAllAvailable()
     finally:
         query.stop()
-    table = [*range(1, archive.count() - 29), *range(1001, 1031)]
+    table = [*range(1, archive.count() - 37), *range(1001, 1031), *range(2001, 2009)]
     assert ids(spark, tmp_path) == table
-    texts = [path.read_text() for path in offsets.glob("[0-9]*")]
-    assert len(texts) > 3
-    assert all('{"archivedBefore": "20' in text for text in texts)
+    ends = sorted(end_of(path) for path in offsets.glob("[0-9]*"))
+    assert len(ends) >= stopped_at + 2
+    with archive.engine.connect() as connection:
+        times = connection.execute(select(archive.archive.c.archived_at)).scalars().all()
+    sizes = [sum(first <= time < end for time in times) for first, end in itertools.pairwise([START, *ends])]
+    assert sum(sizes) == len(table)
+    assert max(sizes) == 7
+
+
+def end_of(batch: Path) -> datetime:
+    """Of a micro-batch, by its file in the checkpoint."""
+    return from_offset(json.loads(batch.read_text().splitlines()[2]))
 
 
 def latest(archive: Archive) -> datetime:
