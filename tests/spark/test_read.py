@@ -1,5 +1,6 @@
 """What Spark reads is what the table holds: types, values, counts, on every database, in every time zone."""
 
+import os
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -8,7 +9,7 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.exc import ProgrammingError
 
 from faststream_sqlbroker import NotSupportedError, SetupError
@@ -21,6 +22,7 @@ from faststream_sqlbroker.spark import (
     read_messages,
 )
 from faststream_sqlbroker.spark.snapshot import Snapshot
+from tests.conftest import Servers
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.frames import plain_frame
@@ -397,6 +399,23 @@ def test_a_dataframe_is_closed_at_the_databases_clock(spark: SparkSession, archi
     closed, open_ = read_archive(spark, archive.url), read_archive(spark, archive.url, snapshot=False)
     archive.add({"id": 2, "archived_at": datetime(2999, 1, 1, tzinfo=UTC)})
     assert (closed.count(), open_.count()) == (1, 2)
+
+
+@pytest.mark.parametrize(("kind", "mark"), [("postgresql", '"'), ("mariadb", "`")])
+def test_a_database_whose_name_urls_encode(
+    spark: SparkSession, servers: Servers, kind: str, mark: str
+) -> None:
+    admin, name = servers.admin(kind), f"my shöp%20+{os.getpid()}"
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {mark}{name}{mark}"))
+    archive = Archive(admin.url.set(database=name).render_as_string(hide_password=False))
+    try:
+        archive.add_many(3)
+        assert read_archive(spark, archive.url).count() == 3
+    finally:
+        archive.engine.dispose()
+        with admin.connect() as connection:
+            connection.execute(text(f"DROP DATABASE {mark}{name}{mark}"))
 
 
 def test_a_mebibyte_does_not_fill_the_memory(spark: SparkSession, archive: Archive) -> None:
