@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 from sqlalchemy.exc import ProgrammingError
 
 from faststream_sqlbroker import NotSupportedError, SetupError
@@ -21,6 +21,9 @@ from faststream_sqlbroker.spark import (
     read_archive,
     read_messages,
 )
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
 from faststream_sqlbroker.spark.snapshot import Snapshot
 from tests.conftest import Servers
 from tests.helpers import eventually
@@ -274,6 +277,27 @@ def test_partitions_are_of_about_the_same_size(spark: SparkSession, new_database
             assert sum(sizes) == 2000
             assert len(sizes) >= 3, (kind, since, sizes)
             assert max(sizes) < 1200, (kind, since, sizes)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("minutes", [None, 5])
+def test_the_ends_of_the_times_come_from_the_index(new_database: Any, kind: str, minutes: int | None) -> None:
+    """Not from all its rows, which each reader would wait for."""
+    archive = new_database(kind)
+    if kind == "postgresql":
+        archive.execute(
+            "ALTER TABLE message_archive SET (autovacuum_enabled = false)"
+        )  # it has a histogram then
+    archive.add_many(3000)
+    database, asked = database_of(parse_address(archive.url)), []
+    since = None if minutes is None else START + timedelta(minutes=minutes)
+    times = select_rows(ARCHIVE, since=since).times(database)
+    with database.connect() as connection:
+        event.listen(connection.engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+        database.predicates(connection, "message_archive", None, "archived_at", times, 2)
+        [statement] = [one for one in asked if "max(" in one.lower()]
+        plan = str(connection.exec_driver_sql(f"EXPLAIN {statement}").all())
+    assert ("Index Only Scan" if kind == "postgresql" else "Select tables optimized away") in plan
 
 
 def test_a_small_table_is_read_by_one_connection_and_a_large_one_by_more(
