@@ -417,6 +417,25 @@ def test_other_databases_have_no_shared_snapshot(archive: Archive) -> None:
         pass
 
 
+@pytest.mark.parametrize("wrong", ["yes", None, 1, open_snapshot("postgresql://127.0.0.1:1/none")])
+def test_a_snapshot_that_is_none_is_refused(wrong: Any) -> None:
+    """Also one whose `with` was forgotten: everything would be read without it."""
+    spark: Any = None
+    for read in (read_archive, read_messages):
+        with pytest.raises(SetupError, match=r"with open_snapshot\(url\) as now:`, got "):
+            read(spark, "postgresql://127.0.0.1:1/none", snapshot=wrong)
+
+
+@pytest.mark.parametrize("number", [2, "auto"])
+def test_a_table_that_is_not_there_is_named(spark: SparkSession, archive: Archive, number: Any) -> None:
+    for options, words in (
+        ({"table": "typo"}, "there is no table 'typo' in the database"),
+        ({"schema": "nowhere"}, "there is no table 'message_archive' in the database .*, schema 'nowhere'"),
+    ):
+        with pytest.raises(SetupError, match=words):
+            read_archive(spark, archive.url, num_partitions=number, **options)
+
+
 def test_a_dataframe_is_closed_at_the_databases_clock(spark: SparkSession, archive: Archive) -> None:
     """What is archived after it was made does not appear in a later action, unless that is asked for."""
     archive.add({"id": 1})
