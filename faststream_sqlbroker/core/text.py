@@ -1,4 +1,4 @@
-"""Text that every database stores, and exceptions as such text."""
+"""Text that every database stores or a person may see, and exceptions as such text."""
 
 import re
 import traceback
