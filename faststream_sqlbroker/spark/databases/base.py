@@ -137,17 +137,21 @@ class Database(ABC):
     def joined(self, expressions: Sequence[str]) -> str:
         """Values of any type as one text: NULL is ~, the others follow an =, and | is between."""
 
+    def has_table(self, connection: Connection, name: str, schema: str | None) -> bool:
+        """Whether there is a table or view of that name."""
+        return inspect(connection).has_table(name, schema=schema)
+
     def need_table(self, connection: Connection, name: str, schema: str | None) -> None:
         """Look for a table or view of that name.
 
         Raises:
             SetupError: there is none; says where it was looked for.
         """
-        if not inspect(connection).has_table(name, schema=schema):
+        if not self.has_table(connection, name, schema):
             place = f"the database {self.address.database!r}"
             place = place if schema is None else f"{place}, schema {schema!r}"
             raise SetupError(
-                f"there is no table {name!r} in {place}: check the names of the table and its schema"
+                f"there is no table {name!r} in {place}: check the names of the table and its schema, and the user's rights"
             )
 
     @abstractmethod

@@ -85,8 +85,16 @@ class MySQL(Database):
         ones = (f"COALESCE(CONCAT('=', CONVERT({one} USING utf8mb4)), '~')" for one in expressions)
         return f"CONCAT_WS('|', {', '.join(ones)})"
 
+    def has_table(self, connection: Connection, name: str, schema: str | None) -> bool:
+        """By the server's list: without binds SQLAlchemy looks for another database where a name has a %."""
+        return self._listed(connection, name, schema) is not None
+
     def size(self, connection: Connection, name: str, schema: str | None) -> Size:
         """InnoDB's estimates."""
+        return self._listed(connection, name, schema) or Size(0, 0)
+
+    def _listed(self, connection: Connection, name: str, schema: str | None) -> Size | None:
+        """None if there is no such table; a view has no figures."""
         found = connection.execute(
             text(
                 "SELECT table_rows, data_length FROM information_schema.tables "
@@ -94,7 +102,7 @@ class MySQL(Database):
             ),
             {"name": name, "schema": schema},
         ).first()
-        return Size(int(found[0] or 0), int(found[1] or 0)) if found else Size(0, 0)
+        return None if found is None else Size(int(found[0] or 0), int(found[1] or 0))
 
     def _cut(
         self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
