@@ -3,16 +3,17 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from enum import Enum
 from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from faststream_sqlbroker import spark
+from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Schema, Since, To, Url
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.core.duration import parse_duration
@@ -84,7 +85,7 @@ def export(
     _print(
         table_,
         f"{result.rows:,} rows written; {len(result.windows) - len(listed)} windows had no rows",
-        f"closed up to {result.horizon}; in the export without a gap up to {result.watermark}",
+        f"closed up to {result.horizon}; in the export {_reach(result.watermark)}",
     )
 
 
@@ -161,18 +162,22 @@ def status(path: Annotated[str, typer.Argument(help="Of the export.")], master: 
         if one.rows:
             table.add_row(one.name, f"{one.rows:,}", str(one.files), f"{one.bytes:,}")
     source = ", ".join(f"{name} {value}" for name, value in found.source.items() if value is not None)
-    _print(table, f"of {source}", f"without a gap up to {found.watermark}; {found.rows:,} rows")
+    _print(table, f"of {source}", f"{_reach(found.watermark)}; {found.rows:,} rows")
     if found.pending is not None:
         _print(
             f"window {found.pending} is being replaced, or was when a process died: the next export ends it"
         )
 
 
+def _reach(watermark: datetime | None) -> str:
+    return "there is no window yet" if watermark is None else f"without a gap up to {watermark}"
+
+
 @contextmanager
 def _progress(title: str) -> Iterator[Any]:
     """A bar on stderr; a function that moves it."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task, moved = bar.add_task(title, total=None), 0
 
@@ -191,6 +196,6 @@ def _duration(name: str, text: str) -> float:
 
 
 def _print(*parts: Any) -> None:
-    console = Console(markup=False, highlight=False)
+    console = PlainConsole()
     for part in parts:
         console.print(part)

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from faststream_sqlbroker import spark as our
+from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.exported import read_path
 from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Since, To, Url
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
@@ -66,7 +66,7 @@ def replay(
         "table": table,
         "schema": schema,
     }
-    console = Console(markup=False, highlight=False)
+    console = PlainConsole()
     with database_errors():
         frame = _rows(quiet_session(master, jar, None if path else url), path, url, chosen, id_ or [])
         found = our.replay(frame, url, **options)
@@ -108,7 +108,7 @@ def _rows(
     )
 
 
-def show(console: Console, result: "ReplayResult") -> None:
+def show(console: PlainConsole, result: "ReplayResult") -> None:
     """Print what a replay did or would do."""
     done = "would be published" if result.dry_run else "published"
     table = Table("queue", done, title=f"replay {result.job}: {result.rows} rows")

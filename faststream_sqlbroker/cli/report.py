@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from faststream_sqlbroker import spark as lake
+from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.exported import read_path
 from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Schema, Since, To
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
@@ -51,7 +51,7 @@ def report(
         else:
             frame = exported(quiet_session(master, jar), str(path), since, to, queue)
         written = lake.write_report(frame, out, every=every, title=title)
-    Console().print(f"written: {written}", markup=False, highlight=False, soft_wrap=True)
+    PlainConsole().print(f"written: {written}", soft_wrap=True)
 
 
 def exported(

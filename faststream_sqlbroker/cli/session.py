@@ -1,5 +1,6 @@
-"""What commands that use Spark share: a session that says little, and the database's errors in one line."""
+"""What commands that use Spark share: a session that says little, and errors in one line."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import SQLAlchemyError
 
 from faststream_sqlbroker import spark
+from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.spark.address import parse_address
 
@@ -27,13 +29,30 @@ def quiet_session(
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """The database's errors as one line: a traceback could show the URL, and its password.
+    """Errors of the database and of Spark as one line: a traceback could show the URL, and its password.
 
     Raises:
-        StoreError: the database refused, or does not answer.
+        StoreError: the database refused, or does not answer; or Spark failed, as where it cannot write files.
     """
     try:
         yield
     except SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()
-        raise StoreError(f"the database answered: {reason[0] if reason else type(error).__name__}") from None
+        raise StoreError(f"the database answered: {_line(getattr(error, 'orig', None) or error)}") from None
+    except _spark_errors() as error:
+        raise StoreError(f"Spark answered: {_line(error)}") from None
+
+
+def _spark_errors() -> tuple[type[Exception], ...]:
+    """None where pyspark is not installed."""
+    try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - pyspark is an extra
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - likewise
+    except ModuleNotFoundError:
+        return ()
+    return Py4JError, PySparkException
+
+
+def _line(error: object) -> str:
+    """What it says first, without Java's stack, and without the user and password of a file system."""
+    said = re.sub(r"^An error occurred while calling .*\n: ", "", str(error)).strip().splitlines()
+    return visible(re.sub(r"://\S*@", "://", said[0])) if said else type(error).__name__

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.options import Jars
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.drivers import DRIVERS, need_jar, need_java, wanted_kinds
@@ -46,8 +46,7 @@ def check(
         except SetupError as error:
             found, where, missing = Text("no", style="red"), str(error), True
         table.add_row(name, found, where)
-    # "faststream-sqlbroker[spark]" is no markup.
-    Console(markup=False, highlight=False).print(table)
+    PlainConsole().print(table)
     raise typer.Exit(1 if missing else 0)
 
 

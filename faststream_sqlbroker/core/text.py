@@ -1,4 +1,4 @@
-"""Text that every database stores, and exceptions as such text."""
+"""Text that every database stores or a person may see, and exceptions as such text."""
 
 import re
 import traceback
@@ -10,6 +10,7 @@ DEFAULT_LIMIT = 8192
 
 _SMALLEST_LIMIT = 64
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _REPLACEMENT = "\ufffd"
 _GAP = "\n[...]\n"
 _MAX_FRAMES = 10
@@ -24,6 +25,11 @@ def short(value: object) -> str:
     """`repr(value)`, cut for an error message."""
     text = repr(value)
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def visible(text: str) -> str:
+    """The text without characters that would drive a terminal, or turn round or hide what stands beside them."""
+    return _UNSEEN.sub(_REPLACEMENT, text)
 
 
 def clean_text(text: str, *, limit: int = DEFAULT_LIMIT) -> str:

@@ -139,9 +139,19 @@ def _mysql(url: URL, options: dict[str, str]) -> Address:
     if "ssl_ca" in options:
         java |= {"useSSL": "true", "sslMode": "verify-ca", "serverSslCert": options["ssl_ca"]}
     if "connect_timeout" in options:
-        java["connectTimeout"] = str(int(options["connect_timeout"]) * 1000)
+        java["connectTimeout"] = str(_connect_timeout(options["connect_timeout"]) * 1000)
     python = _python(url, options).update_query_dict({"charset": "utf8mb4"})
     return Address("mysql", _jdbc_url(url, "mysql", java), _credentials(url), python)
+
+
+def _connect_timeout(given: str) -> int:
+    """Whole seconds: Python's driver takes no fractions, and no 0."""
+    if not re.fullmatch(r"[0-9]{1,6}", given) or int(given) == 0:
+        raise SetupError(
+            "the URL's option connect_timeout must be whole seconds, at least 1 and less than a million, such as "
+            "connect_timeout=5"
+        )
+    return int(given)
 
 
 def _sqlite(url: URL) -> Address:
@@ -185,7 +195,18 @@ def _jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
     if not url.database:
         raise SetupError("the URL names no database: add /name after the host")
     place = f"{f'[{host}]' if ':' in host else host}:{url.port}"
-    return f"jdbc:{kind}://{place}/{quote(url.database, safe='')}?{urlencode(options)}"
+    name = quote(url.database, safe="") if kind == "postgresql" else _mysql_name(url.database)
+    return f"jdbc:{kind}://{place}/{name}?{urlencode(options)}"
+
+
+def _mysql_name(name: str) -> str:
+    """As it is, which MariaDB's driver does not decode; nothing in it may begin options of JDBC."""
+    if re.search("[?/#&]", name):
+        raise SetupError(
+            "the name of a MySQL or MariaDB database may hold no ?, /, # or & here, as it would change the URL for "
+            "Java: give a database with another name"
+        )
+    return name
 
 
 def _python(url: URL, options: dict[str, str]) -> URL:

@@ -11,6 +11,8 @@ from sqlalchemy import URL, Connection
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.moments import TICK
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import Database, database_of
 from faststream_sqlbroker.spark.databases.base import Size
@@ -79,7 +81,7 @@ def read_archive(
         A DataFrame of `ARCHIVE_SCHEMA`, and `body` if asked for.
 
     Raises:
-        SetupError: an option that cannot be, or a session without the driver.
+        SetupError: an option that cannot be, a table that is not there, or a session without the driver.
     """
     selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues, states=states)
     return _read(spark, url, selection, num_partitions, snapshot, decode, options)
@@ -122,6 +124,11 @@ def _read(
     decode: Any,
     options: Mapping[str, str] | None,
 ) -> DataFrame:
+    if not isinstance(snapshot, bool | Snapshot):
+        raise SetupError(
+            "snapshot must be True, False or the snapshot of `with open_snapshot(url) as now:`, got "
+            f"{short(snapshot)}"
+        )
     database = database_of(parse_address(url))
     with database.connect() as connection:
         if snapshot is True:
@@ -148,8 +155,12 @@ def scan(
 
     Each row of the archive comes once, also if the table is rewritten (VACUUM FULL) between two partitions, if
     there is a snapshot, or `exact`, or a begin of the window. Else PostgreSQL reads the archive by blocks.
+
+    Raises:
+        SetupError: the database has no such table, or the session not the driver.
     """
     need_driver(spark, database.jdbc_driver, database.kind)
+    database.need_table(connection, selection.table, selection.schema)
     if snapshot is not None:
         snapshot.keep(selection.name(database))
         connection = snapshot.connection  # another would wait for who waits for the snapshot's end

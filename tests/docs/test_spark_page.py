@@ -3,13 +3,16 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from faststream_sqlbroker import spark
 from faststream_sqlbroker.spark.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
 from faststream_sqlbroker.spark.drivers import DEBIAN_JARS, DRIVERS, JARS_VARIABLE
 from faststream_sqlbroker.spark.replay_rows import REPLAY_JOB_HEADER, REPLAY_OF_HEADER
 from faststream_sqlbroker.spark.replays import NEEDED
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "spark.md").read_text()
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGE = (DOCS / "spark.md").read_text()
 
 
 def table(first: str) -> list[tuple[str, ...]]:
@@ -36,6 +39,15 @@ def test_the_drivers_are_those_that_are_looked_for() -> None:
     ]
     assert JARS_VARIABLE in PAGE
     assert str(DEBIAN_JARS) in PAGE
+
+
+@pytest.mark.parametrize("name", ["spark.md", "tutorial_spark.md"])
+def test_who_is_to_run_the_command_is_told_to_install_it(name: str) -> None:
+    page = (DOCS / name).read_text()
+    before, asked, _ = page.partition("faststream-sqlbroker spark check")
+    found = re.findall(r'pip install "faststream-sqlbroker\[([\w,]+)\]"', before)
+    assert asked
+    assert {"cli", "spark"} <= {extra for extras in found for extra in extras.split(",")}
 
 
 def test_every_public_name_is_told_of() -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.spark import describe_export, export_archive, read_export
 from tests.helpers import eventually
@@ -42,6 +44,50 @@ def test_a_database_that_is_not_there_is_one_line(spark: SparkSession, tmp_path:
     assert isinstance(done.exception, StoreError)
     assert str(done.exception).startswith("the database answered: ")
     assert "s3cr3t" not in str(done.exception)
+
+
+@OF_SQLITE
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("report --out x.html --path /none", "Path does not exist: file:/none"),
+        ("replay --job x --path /none", "Path does not exist: file:/none"),
+        ("export --path /proc/nope", "java.io.IOException: Mkdirs failed to create file:/proc/nope"),
+    ],
+)
+def test_what_spark_cannot_do_is_one_line(
+    spark: SparkSession, archive: Archive, tmp_path: Path, command: str, words: str
+) -> None:
+    done = run(*command.replace("x.html", str(tmp_path / "x.html")).split(), SQLBROKER_URL=archive.url)
+    assert isinstance(done.exception, StoreError)
+    assert str(done.exception).startswith("Spark answered: ")
+    assert words in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+def test_sparks_errors_tell_no_password() -> None:
+    with pytest.raises(StoreError) as told, database_errors():
+        raise AnalysisException("Path does not exist: s3a://key:s3c/r3t@bucket/lake, \x1b[2J\n  at line 2")
+    assert str(told.value) == "Spark answered: Path does not exist: s3a://bucket/lake, \ufffd[2J"
+
+
+@pytest.mark.parametrize("command", ["report --out x.html --table", "replay --job x --archive-table"])
+def test_a_table_that_is_not_there_is_named(
+    spark: SparkSession, archive: Archive, tmp_path: Path, command: str
+) -> None:
+    words = command.replace("x.html", str(tmp_path / "x.html")).split()
+    done = run(*words, "typo", SQLBROKER_URL=archive.url)
+    assert isinstance(done.exception, SetupError)
+    assert str(done.exception).startswith("there is no table 'typo' in the database ")
+
+
+@OF_SQLITE
+def test_an_empty_archive(spark: SparkSession, archive: Archive, tmp_path: Path) -> None:
+    path = str(tmp_path / "lake")
+    for done in (run("export", "--path", path, SQLBROKER_URL=archive.url), run("status", path)):
+        assert (done.exit_code, done.exception) == (0, None)
+        assert "there is no window yet" in done.output
+        assert "None" not in done.output
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -1,5 +1,6 @@
 """What Spark reads is what the table holds: types, values, counts, on every database, in every time zone."""
 
+import os
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -8,7 +9,7 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import select
+from sqlalchemy import event, select, text
 from sqlalchemy.exc import ProgrammingError
 
 from faststream_sqlbroker import NotSupportedError, SetupError
@@ -20,7 +21,11 @@ from faststream_sqlbroker.spark import (
     read_archive,
     read_messages,
 )
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
 from faststream_sqlbroker.spark.snapshot import Snapshot
+from tests.conftest import Servers
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.frames import plain_frame
@@ -274,6 +279,27 @@ def test_partitions_are_of_about_the_same_size(spark: SparkSession, new_database
             assert max(sizes) < 1200, (kind, since, sizes)
 
 
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("minutes", [None, 5])
+def test_the_ends_of_the_times_come_from_the_index(new_database: Any, kind: str, minutes: int | None) -> None:
+    """Not from all its rows, which each reader would wait for."""
+    archive = new_database(kind)
+    if kind == "postgresql":
+        archive.execute(
+            "ALTER TABLE message_archive SET (autovacuum_enabled = false)"
+        )  # it has a histogram then
+    archive.add_many(3000)
+    database, asked = database_of(parse_address(archive.url)), []
+    since = None if minutes is None else START + timedelta(minutes=minutes)
+    times = select_rows(ARCHIVE, since=since).times(database)
+    with database.connect() as connection:
+        event.listen(connection.engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+        database.predicates(connection, "message_archive", None, "archived_at", times, 2)
+        [statement] = [one for one in asked if "max(" in one.lower()]
+        plan = str(connection.exec_driver_sql(f"EXPLAIN {statement}").all())
+    assert ("Index Only Scan" if kind == "postgresql" else "Select tables optimized away") in plan
+
+
 def test_a_small_table_is_read_by_one_connection_and_a_large_one_by_more(
     spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,12 +417,48 @@ def test_other_databases_have_no_shared_snapshot(archive: Archive) -> None:
         pass
 
 
+@pytest.mark.parametrize("wrong", ["yes", None, 1, open_snapshot("postgresql://127.0.0.1:1/none")])
+def test_a_snapshot_that_is_none_is_refused(wrong: Any) -> None:
+    """Also one whose `with` was forgotten: everything would be read without it."""
+    spark: Any = None
+    for read in (read_archive, read_messages):
+        with pytest.raises(SetupError, match=r"with open_snapshot\(url\) as now:`, got "):
+            read(spark, "postgresql://127.0.0.1:1/none", snapshot=wrong)
+
+
+@pytest.mark.parametrize("number", [2, "auto"])
+def test_a_table_that_is_not_there_is_named(spark: SparkSession, archive: Archive, number: Any) -> None:
+    for options, words in (
+        ({"table": "typo"}, "there is no table 'typo' in the database"),
+        ({"schema": "nowhere"}, "there is no table 'message_archive' in the database .*, schema 'nowhere'"),
+    ):
+        with pytest.raises(SetupError, match=words):
+            read_archive(spark, archive.url, num_partitions=number, **options)
+
+
 def test_a_dataframe_is_closed_at_the_databases_clock(spark: SparkSession, archive: Archive) -> None:
     """What is archived after it was made does not appear in a later action, unless that is asked for."""
     archive.add({"id": 1})
     closed, open_ = read_archive(spark, archive.url), read_archive(spark, archive.url, snapshot=False)
     archive.add({"id": 2, "archived_at": datetime(2999, 1, 1, tzinfo=UTC)})
     assert (closed.count(), open_.count()) == (1, 2)
+
+
+@pytest.mark.parametrize(("kind", "mark"), [("postgresql", '"'), ("mariadb", "`")])
+def test_a_database_whose_name_urls_encode(
+    spark: SparkSession, servers: Servers, kind: str, mark: str
+) -> None:
+    admin, name = servers.admin(kind), f"my shöp%20+{os.getpid()}"
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {mark}{name}{mark}"))
+    archive = Archive(admin.url.set(database=name).render_as_string(hide_password=False))
+    try:
+        archive.add_many(3)
+        assert read_archive(spark, archive.url).count() == 3
+    finally:
+        archive.engine.dispose()
+        with admin.connect() as connection:
+            connection.execute(text(f"DROP DATABASE {mark}{name}{mark}"))
 
 
 def test_a_mebibyte_does_not_fill_the_memory(spark: SparkSession, archive: Archive) -> None:

@@ -597,7 +597,8 @@ def test_the_command_shows_asks_and_publishes(spark: SparkSession, new_database:
     archive = new_database("sqlite")
     archive.add(*({"id": n, "state": "FAILED" if n % 2 else "COMPLETED"} for n in range(1, 9)))
     archive.add(
-        {"id": 9, "state": "FAILED", "queue": "o[bold]ther", "archived_at": START + timedelta(days=1)}
+        {"id": 9, "state": "FAILED", "archived_at": START + timedelta(days=1)}
+        | {"queue": "o[bold]ther:email:", "key": "\x1b[2J\u202e:bug:"}
     )
     lake = str(tmp_path / "lake")
     frame(spark, archive).write.parquet(lake)
@@ -615,7 +616,8 @@ def test_the_command_shows_asks_and_publishes(spark: SparkSession, new_database:
     only = command(
         "--url", archive.url, "--job", "j", "--id", "9", "--id", "1", "--since", "2026-03-02", "--yes"
     )
-    assert "o[bold]ther" in only.output
+    assert "o[bold]ther:email:" in only.output
+    assert "\ufffd[2J\ufffd:bug:" in only.output
     assert origins(archive) == dict.fromkeys((1, 3, 5, 7, 9), 1)
 
 

@@ -237,6 +237,8 @@ def test_what_cannot_be(spark: SparkSession, tmp_path: Path, monkeypatch: pytest
     data = plain_frame(spark, [], ARCHIVE_SCHEMA)
     with pytest.raises(SetupError, match="there is no folder"):
         write_report(data, tmp_path / "nowhere" / "x.html")
+    with pytest.raises(SetupError, match="is a folder: give a file"):
+        write_report(data, tmp_path)
     with pytest.raises(SetupError, match="this frame lacks payload"):
         write_report(data.drop("payload"), tmp_path / "x.html")
     with pytest.raises(SetupError, match=r"as_of .* has no time zone"):

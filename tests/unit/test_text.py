@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.core.text import DEFAULT_LIMIT, clean_text, describe_exception
+from faststream_sqlbroker.core.text import DEFAULT_LIMIT, clean_text, describe_exception, visible
 
+UNSEEN = "\x00\x07\n\x1b\x7f\x9b\u200f\u2028\u202e\u2066"
 any_text = st.text(st.characters(codec=None, categories=None), max_size=400)
 
 
@@ -14,6 +15,11 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
         raise error from cause
     except BaseException as caught:
         return caught
+
+
+def test_what_is_not_seen_is_shown() -> None:
+    assert visible(UNSEEN) == "\ufffd" * len(UNSEEN)
+    assert visible("shop:email:send [b] ö \U0001f600") == "shop:email:send [b] ö \U0001f600"
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Insert, Table
+from sqlalchemy import Connection, Insert, Table, inspect
 
 from faststream_sqlbroker.core.moments import from_microseconds
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import Address
 from faststream_sqlbroker.spark.columns import Field
 
@@ -143,6 +144,23 @@ class Database(ABC):
     @abstractmethod
     def joined(self, expressions: Sequence[str]) -> str:
         """Values of any type as one text: NULL is ~, the others follow an =, and | is between."""
+
+    def has_table(self, connection: Connection, name: str, schema: str | None) -> bool:
+        """Whether there is a table or view of that name."""
+        return inspect(connection).has_table(name, schema=schema)
+
+    def need_table(self, connection: Connection, name: str, schema: str | None) -> None:
+        """Look for a table or view of that name.
+
+        Raises:
+            SetupError: there is none; says where it was looked for.
+        """
+        if not self.has_table(connection, name, schema):
+            place = f"the database {self.address.database!r}"
+            place = place if schema is None else f"{place}, schema {schema!r}"
+            raise SetupError(
+                f"there is no table {name!r} in {place}: check the names of the table and its schema, and the user's rights"
+            )
 
     @abstractmethod
     def size(self, connection: Connection, name: str, schema: str | None) -> Size:

@@ -89,8 +89,16 @@ class MySQL(Database):
         ones = (f"COALESCE(CONCAT('=', CONVERT({one} USING utf8mb4)), '~')" for one in expressions)
         return f"CONCAT_WS('|', {', '.join(ones)})"
 
+    def has_table(self, connection: Connection, name: str, schema: str | None) -> bool:
+        """By the server's list: without binds SQLAlchemy looks for another database where a name has a %."""
+        return self._listed(connection, name, schema) is not None
+
     def size(self, connection: Connection, name: str, schema: str | None) -> Size:
         """InnoDB's estimates."""
+        return self._listed(connection, name, schema) or Size(0, 0)
+
+    def _listed(self, connection: Connection, name: str, schema: str | None) -> Size | None:
+        """None if there is no such table; a view has no figures."""
         found = connection.execute(
             text(
                 "SELECT table_rows, data_length FROM information_schema.tables "
@@ -98,18 +106,18 @@ class MySQL(Database):
             ),
             {"name": name, "schema": schema},
         ).first()
-        return Size(int(found[0] or 0), int(found[1] or 0)) if found else Size(0, 0)
+        return None if found is None else Size(int(found[0] or 0), int(found[1] or 0))
 
     def _cut(
         self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
     ) -> list[str]:
         """Ranges of about equal depth, by the optimizer's estimates."""
         raw, table = self.quote(column), self.table(name, schema)
-        value = raw if column == "id" else self.microseconds(raw)
+        # Of the bare column: an index has its ends at hand.
+        ends = (f"MIN({raw})", f"MAX({raw})")
+        first, last = ends if column == "id" else map(self.microseconds, ends)
         condition = f" WHERE {where}" if where else ""
-        low, high = connection.exec_driver_sql(
-            f"SELECT MIN({value}), MAX({value}) FROM {table}{condition}"
-        ).one()
+        low, high = connection.exec_driver_sql(f"SELECT {first}, {last} FROM {table}{condition}").one()
         if low is None:
             return ["1=1"]
 

@@ -149,9 +149,11 @@ class PostgreSQL(Database):
         self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
     ) -> list[str]:
         """Cuts of the same length, where nobody has analyzed the table."""
-        value = self.quote(column) if column == "id" else self.microseconds(self.quote(column))
+        # Of the bare column: an index has its ends at hand.
+        ends = (f"min({self.quote(column)})", f"max({self.quote(column)})")
+        first, last = ends if column == "id" else map(self.microseconds, ends)
         low, high = connection.exec_driver_sql(
-            f"SELECT min({value}), max({value}) FROM {self.table(name, schema)}{f' WHERE {where}' if where else ''}"
+            f"SELECT {first}, {last} FROM {self.table(name, schema)}{f' WHERE {where}' if where else ''}"
         ).one()
         return [] if low is None else self._literals(column, even_cuts(low, high, number))
 

@@ -41,7 +41,7 @@ def write_report(
     Raises:
         MissingExtraError: Plotly is not installed.
         SetupError: columns are missing, `every` is no length of time or gives more than 2 000 buckets, `as_of` is
-            no moment, or the file's folder is not there.
+            no moment, the file's folder is not there, or `path` is itself a folder.
     """
     try:
         from faststream_sqlbroker.spark.report.page import render  # noqa: PLC0415 - Plotly is an extra
@@ -53,6 +53,8 @@ def write_report(
     target = Path(path).absolute()
     if not target.parent.is_dir():
         raise SetupError(f"path {str(path)!r}: there is no folder {str(target.parent)!r}; make it first")
+    if target.is_dir():
+        raise SetupError(f"path {str(path)!r} is a folder: give a file, like {str(target / 'report.html')!r}")
     page = render(gather(frame, live=live, every=every, as_of=as_of), title)
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:

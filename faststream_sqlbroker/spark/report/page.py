@@ -10,6 +10,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.spark.report import plots
 from faststream_sqlbroker.spark.report.figures import Figures, Row
 
@@ -65,7 +66,7 @@ def render(figures: Figures, title: str) -> str:
     template = files("faststream_sqlbroker.spark.report").joinpath("page.html").read_text(encoding="utf-8")
     return Template(template).substitute(
         policy=_policy(library, SCRIPT),
-        title=html.escape(plots.visible(title)),
+        title=html.escape(visible(title)),
         period=_period(figures),
         cards=_cards(figures),
         queues=_queues(figures),
@@ -164,7 +165,7 @@ def _at(row: Row) -> str:
 def _table(kind: str, names: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:
     head = "".join(f"<th>{name}</th>" for name in names)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(plots.visible(str(cell)))}</td>" for cell in row) + "</tr>"
+        "<tr>" + "".join(f"<td>{html.escape(visible(str(cell)))}</td>" for cell in row) + "</tr>"
         for row in rows
     )
     return f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,11 +1,11 @@
 """A report's plots."""
 
 import html
-import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
+from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.spark.report.figures import MOST_ATTEMPTS, Figures, Row
 
 # Plotly finds its names when they are asked for, which no type checker sees.
@@ -26,15 +26,9 @@ AGES = {
 }  # fmt: skip
 SHORTEST = 1e-6
 """Seconds; a logarithmic axis has no place for 0."""
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 SMALL = 8
 LONGEST_LABEL = 30
 """Characters of a name on an axis."""
-
-
-def visible(text: str) -> str:
-    """The text without characters that would turn round or hide what stands beside them."""
-    return _UNSEEN.sub("\ufffd", text)
 
 
 def shorten(name: str, most: int = LONGEST_LABEL) -> str:
