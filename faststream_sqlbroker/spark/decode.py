@@ -32,7 +32,8 @@ def decode_payload(
 
     The header content-type decides, in any case of letters and with any parameters: "application/json" and
     "…+json" are JSON, "text/…" is a text, any other content type is not decoded. A message without the
-    header is read as FastStream reads it: as JSON, if it is JSON. All of it must be UTF-8.
+    header is read as FastStream reads it: as JSON, if it is JSON. All of it must be UTF-8. An object that names a
+    field twice is no JSON for "variant"; a schema reads it, and takes the last.
 
     Args:
         frame: With the columns `payload` and `headers` of `ARCHIVE_SCHEMA` or `MESSAGE_SCHEMA`.

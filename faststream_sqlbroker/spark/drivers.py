@@ -16,6 +16,7 @@ JARS_VARIABLE = "SQLBROKER_SPARK_JARS"
 OLDEST_JAVA = 17
 DEBIAN_JARS = Path("/usr/share/java")
 UNKNOWN = "unknown"
+ARGUMENT = "argument"
 
 
 @dataclass(frozen=True)
@@ -80,55 +81,79 @@ class FoundJar:
     source: str
 
 
-def find_jar(kind: str, jars: Sequence[str | Path] = ()) -> FoundJar | None:
+def find_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> FoundJar | None:
     """The driver's jar for `kind`: of `jars`, of SQLBROKER_SPARK_JARS, of Debian's folder, of Maven's cache.
 
     Of several in one place it is the newest; one without a version in its name is taken if there is no other, and
-    may be of any age.
+    may be of any age. One in a folder that is too old is none.
 
     Raises:
-        SetupError: a jar that was named is not there, or the one found is too old.
+        SetupError: a jar that was named is not there, or too old.
     """
+    found = _newest(kind, jars)
+    if found is None or not _too_old(kind, found):
+        return found
+    if found.source in (ARGUMENT, JARS_VARIABLE):
+        raise _age_error(kind, found)
+    return None
+
+
+def _newest(kind: str, jars: str | Path | Sequence[str | Path]) -> FoundJar | None:
+    """Of the first place that has any, of whatever age."""
     driver = DRIVERS[kind]
-    for source, paths in _places(driver, jars):
+    for source, paths in _places(driver, paths_of(jars)):
         matching = [
             (m[1] or UNKNOWN, path) for path in paths if (m := re.fullmatch(driver.pattern, path.name))
         ]
         if matching:
             version, path = max(matching, key=lambda pair: _numbers(pair[0]))
-            if version != UNKNOWN and _numbers(version) < driver.oldest:
-                oldest = ".".join(map(str, driver.oldest))
-                raise SetupError(
-                    f"{path} is too old for {driver.database}: version {oldest} or newer is needed, "
-                    f"e.g. {driver.coordinate}"
-                )
             return FoundJar(path, version, source)
     return None
 
 
-def wanted_kinds(databases: Iterable[str] | None) -> list[str]:
-    """The kinds that are named, all of them for None.
+def _too_old(kind: str, jar: FoundJar) -> bool:
+    return jar.version != UNKNOWN and _numbers(jar.version) < DRIVERS[kind].oldest
+
+
+def _age_error(kind: str, jar: FoundJar) -> SetupError:
+    driver = DRIVERS[kind]
+    oldest = ".".join(map(str, driver.oldest))
+    return SetupError(
+        f"{jar.path} is too old for {driver.database}: version {oldest} or newer is needed, "
+        f"e.g. {driver.coordinate}"
+    )
+
+
+def paths_of(jars: str | Path | Sequence[str | Path]) -> list[Path]:
+    """One path or several."""
+    return [Path(jar) for jar in ([jars] if isinstance(jars, str | Path) else jars)]
+
+
+def wanted_kinds(databases: str | Iterable[str] | None) -> list[str]:
+    """The kinds that are named, one or several; all of them for None.
 
     Raises:
         SetupError: there is no such kind.
     """
-    wanted = list(DRIVERS) if databases is None else list(databases)
-    wanted = ["mysql" if kind == "mariadb" else kind for kind in wanted]
+    given = [databases] if isinstance(databases, str) else databases
+    wanted = ["mysql" if kind == "mariadb" else kind for kind in (DRIVERS if given is None else given)]
     for kind in wanted:
         if kind not in DRIVERS:
             raise SetupError(f"databases has {kind!r}: {', '.join(DRIVERS)} are allowed")
     return wanted
 
 
-def need_jar(kind: str, jars: Sequence[str | Path] = ()) -> FoundJar:
+def need_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> FoundJar:
     """As `find_jar`.
 
     Raises:
-        SetupError: there is none; says what to install.
+        SetupError: there is none, or one that is too old; says what to install.
     """
-    found = find_jar(kind, jars)
+    found = _newest(kind, jars)
     if found is None:
         raise SetupError(f"no JDBC driver for {DRIVERS[kind].database} was found: {advice(kind)}")
+    if _too_old(kind, found):
+        raise _age_error(kind, found)
     return found
 
 
@@ -141,15 +166,14 @@ def advice(kind: str) -> str:
     )
 
 
-def _places(driver: Driver, jars: Sequence[str | Path]) -> Iterator[tuple[str, list[Path]]]:
+def _places(driver: Driver, named: list[Path]) -> Iterator[tuple[str, list[Path]]]:
     """Who names jars, and which; a folder is looked into when the places before it have none."""
-    named = [Path(jar) for jar in jars]
     variable = [Path(jar) for jar in os.environ.get(JARS_VARIABLE, "").split(os.pathsep) if jar]
     for source, paths in (("jars", named), (JARS_VARIABLE, variable)):
         missing = [str(path) for path in paths if not path.is_file()]
         if missing:
             raise SetupError(f"{source} names {missing[0]}, which is no file")
-    yield "argument", named
+    yield ARGUMENT, named
     yield JARS_VARIABLE, variable
     yield str(DEBIAN_JARS), sorted(DEBIAN_JARS.glob("*.jar"))
     cache = Path.home() / ".m2" / "repository"

@@ -38,6 +38,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 _SCALARS: dict[Any, DataType] = {
@@ -73,13 +74,17 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
     | str and its subclasses, UUID, bytes (as Pydantic writes them in JSON) | STRING |
     | datetime, AwareDatetime; NaiveDatetime | TIMESTAMP; TIMESTAMP_NTZ |
     | date | DATE |
-    | Decimal | DECIMAL(max_digits, decimal_places); (38, 18) where neither is given |
+    | Decimal | DECIMAL(max_digits, decimal_places) |
+    | Decimal without max_digits; without decimal_places | DECIMAL(38, decimal_places); (38, 18) |
     | Enum, Literal | the type of its values |
     | Optional[X], Annotated[X, …] | as X |
     | list, set, frozenset, Sequence, tuple[X, ...] of X | ARRAY<X> |
     | dict, Mapping from str to X | MAP<STRING, X> |
     | a model; a RootModel | STRUCT; as its root |
     | Any | VARIANT |
+
+    DECIMAL(38, 18) has room for 20 digits before the point: a body with more is NULL as a whole, also where
+    `max_digits` allows them, so give `decimal_places` too. Digits that have no room after the point are rounded off.
 
     Args:
         model: The class.
@@ -91,7 +96,7 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
             `model` is no class of Pydantic's, or a RootModel, whose JSON is its root's.
     """
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        raise SetupError(f"struct_of takes a Pydantic model class, got {model!r}")
+        raise SetupError(f"struct_of takes a Pydantic model class, got {short(model)}")
     if issubclass(model, RootModel):
         raise SetupError(
             f"{model.__name__} is a RootModel, whose JSON has no field root: give the model that is its root, or "

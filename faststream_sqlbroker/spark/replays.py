@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 from sqlalchemy import URL, Connection, false, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
@@ -25,11 +24,9 @@ from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.replay_frame import replayed
 from faststream_sqlbroker.spark.replay_rows import Plan, check_headers
 from faststream_sqlbroker.spark.replay_writer import SAMPLES, Count, Task, Writer, refusal
-
-NEEDED = ("id", "queue", "priority", "key", "headers", "payload", "publish_count")
-"""Columns that the DataFrame must have; others are not looked at."""
 
 SLOWEST = 1e-5
 """Messages a second: about one a day."""
@@ -104,7 +101,8 @@ def replay(
     Args:
         df: Columns id, queue, priority, key, headers, payload, publish_count, as `read_archive` and
             `read_messages` return them; Parquet of them serves as well. A payload may be a string too, and is
-            published in UTF-8. Others may be there.
+            published in UTF-8. Headers may be a struct, a map or a VARIANT too, and are published as `to_json`
+            writes them: a struct without its NULLs. Others may be there.
         url: SQLAlchemy URL of the database that gets the messages; the password appears in no plan or error.
         job: Name of this replay, 1 to 255 characters: the same name means the same replay.
         queue: Where all messages go; None leaves each in the queue of its row.
@@ -125,8 +123,8 @@ def replay(
         Counts, and a sample.
 
     Raises:
-        SetupError: an option that cannot be, a column that is missing, a payload that is neither binary nor
-            string, a streaming DataFrame (call this in `foreachBatch`), or a database without the broker's
+        SetupError: an option that cannot be, a column that is missing, a payload or headers of a type that
+            they cannot have, a streaming DataFrame (call this in `foreachBatch`), or a database without the broker's
             tables.
         PublishError: a row that no message can be, such as one without a payload; says which. Other rows
             may have been published: run the same job again.
@@ -137,7 +135,7 @@ def replay(
     database = database_of(parse_address(url))
     config = SqlBrokerSchemaConfig(message_table_name=table, message_archive_table_name=None, schema=schema)
     count = 1 if database.one_writer else whole_number("num_partitions", num_partitions, most=64)
-    rows = _rows(df, count, dry_run=dry_run)
+    rows = replayed(df, count, dry_run=dry_run)
     per_second = _rate(rate)
     writer = Writer(
         database,
@@ -161,6 +159,10 @@ def _plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> Pla
         problem = None if value is None and option == "queue" else name_problem(value)
         if problem is not None:
             raise SetupError(f"{option} cannot be {short(value)}: {problem}")
+    if headers is not None and not isinstance(headers, Mapping):
+        raise SetupError(
+            f"headers must be JSON values by name, such as {{'why': 'bug 7'}}, got {short(headers)}"
+        )
     try:
         check_headers("headers", headers or {})
     except PublishError as error:
@@ -174,37 +176,6 @@ def _rate(rate: float | None) -> float | None:
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not SLOWEST <= rate < float("inf"):
         raise SetupError(f"rate must be a number of messages a second, {SLOWEST} or more, got {rate!r}")
     return rate
-
-
-def _rows(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
-    """What tasks need: all rows of an id in one of them, ids rising; payloads only if they are written."""
-    missing = [name for name in NEEDED if name not in df.columns]
-    if missing:
-        raise SetupError(
-            f"the DataFrame has no column {missing[0]!r}: replay needs {', '.join(NEEDED)}, as read_archive "
-            "returns them"
-        )
-    if df.isStreaming:
-        raise SetupError("replay takes no streaming DataFrame: call it in foreachBatch, with one job")
-    kept = [F.col(name) for name in NEEDED if name not in ("id", "payload")]
-    # A body that was mended is text (to_json); the databases take bytes.
-    payload = _payload(df)
-    length = F.octet_length(payload).cast("long").alias("bytes")
-    # A lake has a row that was archived, retried and archived again more than once: the last one counts.
-    newest = "archived_at" if "archived_at" in df.columns else "publish_count"
-    last = F.col(newest).alias("_newest")
-    chosen = df.select(F.col("id").cast("long"), *kept, *([] if dry_run else [payload]), length, last)
-    return chosen.repartition(number, "id").sortWithinPartitions("id", F.desc("_newest")).drop("_newest")
-
-
-def _payload(df: DataFrame) -> Column:
-    """Bytes: as they are, or a text's in UTF-8."""
-    kind = df.schema["payload"].dataType.simpleString()
-    if kind not in ("binary", "string"):
-        raise SetupError(
-            f"the column payload must be binary or string, got {kind}: turn it into the body's text, as by to_json"
-        )
-    return F.col("payload").cast("binary").alias("payload")
 
 
 def _started(writer: Writer, *, spread: bool) -> Writer:

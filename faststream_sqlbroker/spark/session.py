@@ -10,7 +10,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.drivers import DRIVERS, find_jar, need_jar, need_java, wanted_kinds
+from faststream_sqlbroker.spark.drivers import DRIVERS, find_jar, need_jar, need_java, paths_of, wanted_kinds
 from faststream_sqlbroker.spark.java import java_of
 
 UTC = "-Duser.timezone=UTC"
@@ -26,9 +26,9 @@ _LISTS = {
 def build_session(
     app_name: str = "faststream_sqlbroker",
     *,
-    databases: Iterable[str] | None = None,
+    databases: str | Iterable[str] | None = None,
     master: str | None = None,
-    jars: Sequence[str | Path] = (),
+    jars: str | Path | Sequence[str | Path] = (),
     packages: bool = False,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
@@ -39,8 +39,8 @@ def build_session(
 
     Args:
         app_name: The application's name.
-        databases: "postgresql", "mysql" (and MariaDB), "sqlite"; each must have its driver. None brings
-            those whose drivers are found.
+        databases: "postgresql", "mysql" (and MariaDB), "sqlite", one or several; each must have its driver. None
+            brings those whose drivers are found.
         master: Such as "local[*]"; None leaves it to spark-submit, or "local[*]" where nothing says.
         jars: Paths of JDBC drivers; those not given are looked for in SQLBROKER_SPARK_JARS, Debian's
             folder and Maven's cache, in this order.
@@ -53,16 +53,16 @@ def build_session(
 
     Raises:
         SetupError: Java is missing or older than 17, a driver is missing or too old, an unknown database,
-            or a session is running that was started without the drivers.
+            or Java is running already and was started without the drivers. The session runs on then.
     """
     wanted = wanted_kinds(databases)
     running = _running()
+    checked = wanted if databases is not None else []
     if running is not None:
-        for kind in wanted if databases is not None else ():
-            need_driver(running, DRIVERS[kind].class_name, kind)
+        _need_drivers(running, checked)
         return running
     need_java()
-    paths, coordinates = _resolve(wanted, jars, packages=packages, strict=databases is not None)
+    paths, coordinates = _resolve(wanted, paths_of(jars), packages=packages, strict=databases is not None)
     # Workers would run the python3 of PATH, which may lack pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = complete(_settings(paths, coordinates), _submitted()) | dict(config or {})
@@ -72,6 +72,8 @@ def build_session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
+    # Java outlives the sessions that were stopped, and loads no jar that comes later.
+    _need_drivers(session, checked)
     return session
 
 
@@ -100,10 +102,10 @@ def complete(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str
 
 
 def _resolve(
-    kinds: list[str], jars: Sequence[str | Path], *, packages: bool, strict: bool
+    kinds: list[str], jars: list[Path], *, packages: bool, strict: bool
 ) -> tuple[list[str], list[str]]:
     """Paths of jars and coordinates of packages."""
-    paths: list[str] = [str(Path(jar).resolve()) for jar in jars]
+    paths = [str(jar.resolve()) for jar in jars]
     coordinates = []
     for kind in kinds:
         need = need_jar if strict and not packages else find_jar
@@ -130,6 +132,11 @@ def _settings(paths: list[str], coordinates: list[str]) -> dict[str, str]:
     return settings
 
 
+def _need_drivers(spark: SparkSession, kinds: list[str]) -> None:
+    for kind in kinds:
+        need_driver(spark, DRIVERS[kind].class_name, kind)
+
+
 def need_driver(spark: SparkSession, class_name: str, kind: str) -> None:
     """Check that the session's Java has the driver; Spark Connect's cannot be asked and is believed.
 
@@ -144,8 +151,8 @@ def need_driver(spark: SparkSession, class_name: str, kind: str) -> None:
         utils.classForName(class_name, False, False)
     except Exception as error:
         msg = (
-            f"this Spark session was started without the JDBC driver {class_name}: stop it and start one with "
-            f"build_session(databases=[{kind!r}]), or give the jar in spark.jars (it must be there before "
-            "Java starts)"
+            f"this Spark session was started without the JDBC driver {class_name}: restart the Python process or "
+            f"kernel and start one with build_session(databases=[{kind!r}]), or give the jar in spark.jars, as with "
+            "spark-submit --jars (it must be there before Java starts, which outlives a stopped session)"
         )
         raise SetupError(msg) from error

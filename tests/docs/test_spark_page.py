@@ -8,8 +8,8 @@ import pytest
 from faststream_sqlbroker import spark
 from faststream_sqlbroker.spark.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
 from faststream_sqlbroker.spark.drivers import DEBIAN_JARS, DRIVERS, JARS_VARIABLE
+from faststream_sqlbroker.spark.replay_frame import NEEDED
 from faststream_sqlbroker.spark.replay_rows import REPLAY_JOB_HEADER, REPLAY_OF_HEADER
-from faststream_sqlbroker.spark.replays import NEEDED
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "spark.md").read_text()

@@ -11,8 +11,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from faststream_sqlbroker.core.settle import NO_OUTCOME, RETRY_STRATEGY_ERROR
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, analytics, read_archive
+from faststream_sqlbroker.flow.refused import SETTLE_ERROR
+from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, analytics, decode_payload, read_archive
 from faststream_sqlbroker.spark.analytics import RESULTS
 from tests.spark.conftest import START, Archive, archived
 from tests.spark.frames import plain_frame
@@ -199,9 +201,25 @@ def test_phases_of_latency(frame_of: Any) -> None:
     assert rows(halves, "bucket", "queue", "p50") == [
         (START, "plain", 6.0), (START + timedelta(minutes=1), "retried", 105.0),
     ]  # fmt: skip
-    for options in ({"by": "nothing"}, {"accuracy": 0}):
+    for options in ({"by": "nothing"}, {"accuracy": 0}, {"accuracy": 2**31}):
         with pytest.raises(SetupError, match=r"nothing|accuracy"):
             analytics.latency(data, **options)
+
+
+def test_latency_by_columns_of_any_name(frame_of: Any) -> None:
+    """Only names that the result has anyway are refused, in any case of letters."""
+    names = {"queue": "pair", "state": "took", "priority": "found"}
+    data = frame_of({})
+    for column, name in names.items():
+        found = analytics.latency(data.withColumn(name, F.col(column)), by=name, accuracy=2**31 - 1).first()
+        assert (found[name], found.messages) == (data.first()[column], 1)
+    for name in ("phase", "messages", "MAX"):
+        with pytest.raises(SetupError, match=rf"by has '{name}'.* the result has .*phase.*: rename"):
+            analytics.latency(data.withColumn(name, F.lit(1)), by=("queue", name))
+    bucketed = data.withColumn("bucket", F.lit("mine"))
+    with pytest.raises(SetupError, match="by has 'bucket'"):
+        analytics.latency_trend(bucketed, by="bucket")
+    assert analytics.latency(bucketed, by="bucket").first().bucket == "mine"
 
 
 def test_percentiles_are_numpys(frame_of: Any, spark: SparkSession) -> None:
@@ -369,6 +387,7 @@ def test_policy_effects(frame_of: Any) -> None:
         ("expired", "expired"), ("throttled", "throttled"), ("superseded by somebody", "other"), (None, "other"),
     ]  # fmt: skip
     failed = ["throttled", "no_key", "failed_once", "unknown_outcome", "max_deliveries"]
+    failed += [NO_OUTCOME, RETRY_STRATEGY_ERROR, SETTLE_ERROR]
     data = frame_of(
         *({"state": "DISCARDED", "reason": reason} for reason, _ in gone),
         *({"state": "FAILED", "reason": reason} for reason in (*failed, "max_attempts", "rejected", None)),
@@ -376,9 +395,9 @@ def test_policy_effects(frame_of: Any) -> None:
     )  # fmt: skip
     assert rows(analytics.policy_effects(data)) == sorted(
         [
-            ("orders", "superseded", "DISCARDED", 2, 2 / 17), ("orders", "other", "DISCARDED", 2, 2 / 17),
-            *(("orders", effect, "DISCARDED", 1, 1 / 17) for effect in ("duplicate", "expired", "throttled")),
-            *(("orders", effect, "FAILED", 1, 1 / 17) for effect in failed),
+            ("orders", "superseded", "DISCARDED", 2, 2 / 20), ("orders", "other", "DISCARDED", 2, 2 / 20),
+            *(("orders", effect, "DISCARDED", 1, 1 / 20) for effect in ("duplicate", "expired", "throttled")),
+            *(("orders", effect, "FAILED", 1, 1 / 20) for effect in failed),
         ]
     )  # fmt: skip
 
@@ -428,9 +447,30 @@ def test_payload_schemas(frame_of: Any) -> None:
     )  # fmt: skip
     assert rows(analytics.payload_schema(data)) == [
         ("bytes", 1, 0, "VOID"),
-        ("orders", 3, 2, "OBJECT<amount: DECIMAL(2,1), tags: ARRAY<STRING>, user: BIGINT>"),
+        ("orders", 3, 2, "STRUCT<amount: DECIMAL(2,1), tags: ARRAY<STRING>, user: BIGINT>"),
         ("texts", 1, 1, "STRING"),
     ]
+
+
+def test_payload_schemas_decode_the_payloads(frame_of: Any) -> None:
+    """D4: whatever the names of fields; of one that is always null, and of an empty list or object, too."""
+    bodies = [
+        {
+            "user": {"id": 1, "empty": {}},
+            "list": [{"a": 1.5}, {"b": None}],
+            "none": [],
+            "OBJECT": {"VOID": None},
+        },
+        {"OBJECT<`x` OBJECT<": {"y z": 1}, "é.b": True, "``": {"OBJECT<": {}}, "": {}, "select": 10**20},
+    ]
+    for body in bodies:
+        data = frame_of({"payload": json.dumps(body).encode()})
+        schema = analytics.payload_schema(data).first().schema
+        found = decode_payload(data, schema, error="error").first()
+        assert found.error is None, schema
+        assert json.loads(json.dumps(found.body.asDict(recursive=True), default=float)) == {
+            **body, **({"list": [{"a": 1.5, "b": None}, {"a": None, "b": None}]} if "list" in body else {})
+        }, schema  # fmt: skip
 
 
 def test_figures_from_a_database(spark: SparkSession, archive: Archive) -> None:

@@ -196,6 +196,21 @@ def test_a_model_is_a_schema(spark: SparkSession) -> None:
     }  # fmt: skip
 
 
+def test_a_field_that_is_there_twice(spark: SparkSession) -> None:
+    """No VARIANT, and a schema takes the last, as the docstring says."""
+    twice = '{"a": 1, "a": 2}'
+    assert one(spark, twice, "variant") == (None, "not_json")
+    assert one(spark, twice, "a INT") == ({"a": 2}, None)
+
+
+def test_the_room_of_decimals_without_places(spark: SparkSession) -> None:
+    model = create_model("Wide", x=(Annotated[Decimal, Field(max_digits=30)], ...))
+    assert struct_of(model).simpleString() == "struct<x:decimal(38,18)>"
+    assert one(spark, f'{{"x": {"9" * 20}}}', model) == ({"x": Decimal("9" * 20)}, None)
+    assert one(spark, f'{{"x": {"9" * 21}}}', model) == (None, "mismatch")
+    assert one(spark, '{"x": 0.1234567890123456785}', model) == ({"x": Decimal("0.123456789012345679")}, None)
+
+
 def test_struct_of_types() -> None:
     assert struct_of(Order).simpleString() == (
         "struct<order-no:bigint,lines:array<struct<price:decimal(9,2),count:bigint>>,placed:timestamp,"
@@ -284,8 +299,9 @@ def test_models_that_cannot_be_a_schema() -> None:
     long = create_model("Long", x=(Annotated[Decimal, Field(max_digits=39, decimal_places=2)], ...))
     with pytest.raises(SetupError, match=r"Long\.x has decimals of 39 digits"):
         struct_of(long)
-    for other in (int, Order.model_construct(), StructType()):
-        with pytest.raises(SetupError, match="takes a Pydantic model class"):
+    body = Order.model_construct(raw="x" * 1000)
+    for other in (int, body, StructType()):
+        with pytest.raises(SetupError, match=r"takes a Pydantic model class, got .{1,80}$"):
             struct_of(other)  # type: ignore[arg-type]
 
 

@@ -531,6 +531,27 @@ def test_an_error_of_a_task_is_told_without_javas_words(spark: SparkSession, new
     assert not marks(archive)
 
 
+HEADERS = {
+    "from_json(headers, 'map<string, string>')": {"n": "1.5", "why": "é", "none": None},
+    "from_json(headers, 'n double, why string, absent string')": {"n": 1.5, "why": "é"},
+    "parse_json(headers)": {"n": 1.5, "why": "é", "none": None},
+    "cast(headers AS binary)": {"n": 1.5, "why": "é", "none": None},
+    "NULL": {},
+}
+"""What a user may have made of headers, and what is published."""
+
+
+def test_headers_may_be_what_spark_makes_of_them(spark: SparkSession, new_database: Any) -> None:
+    archive = new_database("sqlite")
+    archive.add({"id": 1, "headers": {"n": 1.5, "why": "é", "none": None}})
+    df = frame(spark, archive)
+    for made, expected in HEADERS.items():
+        done = replay(df.withColumn("headers", F.expr(made)), archive.url, job="j")
+        [sample] = done.sample
+        found = {name: value for name, value in sample["headers"].items() if not name.startswith("replay-")}
+        assert found == expected, made
+
+
 def test_options_that_cannot_be_are_refused(spark: SparkSession, new_database: Any) -> None:
     archive = new_database("sqlite")
     df = frame(spark, archive)
@@ -540,6 +561,8 @@ def test_options_that_cannot_be_are_refused(spark: SparkSession, new_database: A
         ({"queue": "a "}, "queue cannot be 'a '"),
         ({"headers": {"a": object()}}, "headers must be JSON"),
         ({"headers": {1: 1}}, "headers must have strings"),
+        ({"headers": ["a"]}, r"headers must be JSON values by name, such as .*, got \['a'\]"),
+        ({"headers": []}, r"headers must be JSON values by name"),
         ({"headers": {"a": "\x00"}}, "NUL"),
         ({"headers": {"a": "\ud800"}}, "surrogate"),
         ({"rate": 0}, "rate must be"),
@@ -558,6 +581,10 @@ def test_options_that_cannot_be_are_refused(spark: SparkSession, new_database: A
         replay(df.drop("headers"), archive.url, job="j")
     with pytest.raises(SetupError, match="payload must be binary or string, got int"):
         replay(df.withColumn("payload", F.lit(1)), archive.url, job="j")
+    with pytest.raises(
+        SetupError, match=r"headers must be a JSON object as a string.*, got array<string>: .*to_json"
+    ):
+        replay(df.withColumn("headers", F.array("queue")), archive.url, job="j")
     stream = spark.readStream.schema(ARCHIVE_SCHEMA).parquet(str(Path(archive.engine.url.database).parent))
     with pytest.raises(SetupError, match="foreachBatch"):
         replay(stream, archive.url, job="j")

@@ -213,6 +213,22 @@ def test_a_queue_in_the_table_has_a_rate_however_many_others_fail(spark: SparkSe
         assert re.search(rf"<td>{queue}</td><td>\d+</td><td>0.00%</td>", render(figures, "t")), queue
 
 
+def test_dead_letters_of_a_small_queue_count_where_they_came_from(spark: SparkSession) -> None:
+    """M5: also where small queues have one name; what only dead letters know of is none of these."""
+    large = [{"queue": f"large {n:02}"} for n in range(11) for _ in range(40)]
+    small = [{"queue": "small"}] * 30 + [{"queue": "tiny", "state": "FAILED"}]
+    letters = [{"queue": "large 00", "headers": dead(origin)} for origin in ("small",) * 10 + ("gone",)]
+    rows = [archived(**{"id": n, **row}) for n, row in enumerate([*large, *small, *letters])]
+    figures = gather(frame(spark, rows), live=None, every=None, as_of=None)
+    rates = {row["queue"]: row for row in figures.tables["failure_rate"]}
+    assert rates["2 other queues"] == {
+        "queue": "2 other queues", "completed": 30, "failed": 1, "discarded": 0, "moved": 10, "rate": 11 / 41
+    }  # fmt: skip
+    assert (rates["gone"]["moved"], rates["gone"]["rate"]) == (1, 1.0)
+    assert rates.keys() == {"2 other queues", "gone", *(f"large {n:02}" for n in range(11))}
+    assert rates["large 00"]["rate"] == 0.0
+
+
 def test_widths_of_buckets(spark: SparkSession) -> None:
     def chosen(span: float, every: Any = None) -> float:
         return figures_._width({"first": START, "last": START + timedelta(seconds=span)}, every)

@@ -36,6 +36,8 @@ def test_under_spark_submit(tmp_path: Path) -> None:
         "try: read_archive(s, 'sqlite:///x.db')\n"
         "except Exception as error: print(type(error).__name__, error)\n"
         "s.stop()\n"
+        "try: build_session(databases='sqlite')\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
         "s = build_session()\n"
         "for name in 'spark.jars', 'spark.executor.extraJavaOptions': print(s.conf.get(name))\n"
     )
@@ -55,8 +57,11 @@ def test_under_spark_submit(tmp_path: Path) -> None:
         check=True,
         timeout=100,
     )
-    refused, jars, java = done.stdout.splitlines()
+    refused, still, jars, java = done.stdout.splitlines()
     assert "SetupError this Spark session was started without the JDBC driver org.sqlite.JDBC" in refused
+    assert "restart the Python process or kernel" in refused
+    # Java lives on, and has no more drivers than before.
+    assert still == refused
     assert "sqlite-jdbc" in jars
     assert jars.endswith(f"file://{given_jar}")
     assert java == "-Duser.timezone=UTC -Dx=1"

@@ -97,7 +97,35 @@ def test_what_is_said_of_a_missing_driver(nothing_installed: Path) -> None:
         drivers.find_jar("postgresql", ["/nowhere/postgresql-42.7.7.jar"])
     old = jar(nothing_installed / "debian", "mariadb-java-client-2.2.3.jar")
     with pytest.raises(SetupError, match=rf"{old} is too old for MySQL and MariaDB: version 2\.7 or newer"):
+        drivers.need_jar("mysql")
+
+
+def test_a_jar_that_is_too_old_is_refused_where_it_was_asked_for(
+    nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session for whatever drivers are found goes without one that a folder has."""
+    old = jar(nothing_installed / "debian", "mariadb-java-client-2.2.3.jar")
+    new = jar(nothing_installed / "debian", "postgresql-42.5.5.jar")
+    kinds = ["postgresql", "mysql"]
+    assert session._resolve(kinds, [], packages=False, strict=False) == ([str(new)], [])
+    fetched = session._resolve(kinds, [], packages=True, strict=True)
+    assert fetched == ([str(new)], [drivers.DRIVERS["mysql"].coordinate])
+    for given, strict in (([], True), ([old], False)):
+        with pytest.raises(SetupError, match="too old for MySQL"):
+            session._resolve(kinds, given, packages=False, strict=strict)
+    monkeypatch.setenv(drivers.JARS_VARIABLE, str(old))
+    with pytest.raises(SetupError, match="too old for MySQL"):
         drivers.find_jar("mysql")
+
+
+def test_one_database_and_one_jar_need_no_list(nothing_installed: Path) -> None:
+    assert drivers.wanted_kinds("mariadb") == ["mysql"]
+    with pytest.raises(SetupError, match="databases has 'oracle'"):
+        drivers.wanted_kinds("oracle")
+    own = jar(nothing_installed / "own", "postgresql.jar")
+    for given in (own, str(own)):
+        assert drivers.find_jar("postgresql", given).path == own
+        assert drivers.need_jar("postgresql", given).path == own
 
 
 @pytest.mark.parametrize(

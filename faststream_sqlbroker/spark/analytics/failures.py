@@ -53,9 +53,14 @@ def failure_rate(df: DataFrame) -> DataFrame:
     own = F.struct(F.col("queue"), F.col("state"))
     events = df.select(F.explode(F.array_compact(F.array(own, moves))).alias("event")).select("event.*")
     counted = events.groupBy("queue").agg(*ends(), F.count_if(F.col("state") == "MOVED").alias("moved"))
+    return shaped(counted.withColumn("rate", rate()), RESULTS["failure_rate"])
+
+
+def rate() -> Column:
+    """The share that failed, of the counts completed, failed and moved; NULL where all are 0."""
     bad = F.col("failed") + F.col("moved")
     ended = F.col("completed") + bad
-    return shaped(counted.withColumn("rate", F.when(ended > 0, bad / ended)), RESULTS["failure_rate"])
+    return F.when(ended > 0, bad / ended)
 
 
 def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:

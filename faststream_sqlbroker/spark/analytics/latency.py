@@ -7,9 +7,11 @@ from pyspark.sql import functions as F
 
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.analytics.results import (
     MICROS,
     QUANTILES,
+    RESULTS,
     bucket,
     columns_of,
     grouped,
@@ -18,7 +20,7 @@ from faststream_sqlbroker.spark.analytics.results import (
     width,
 )
 
-ACCURACY = 10_000
+ACCURACY, MOST_ACCURACY = 10_000, 2**31 - 1
 _TIMES = ("created_at", "next_attempt_at", "acquired_at", "last_attempt_at", "archived_at")
 
 
@@ -47,10 +49,12 @@ def latency(df: DataFrame, by: str | Sequence[str] = "queue", *, accuracy: int =
         the smallest time that so many messages took at most, never one between two messages.
 
     Raises:
-        SetupError: columns are missing, or `accuracy` is no whole number above 0.
+        SetupError: columns are missing, `by` names a column that the result has anyway, or `accuracy` is no whole
+            number from 1 to 2 147 483 647.
     """
     columns = columns_of(by)
     need(df, "latency", *_TIMES, "state", *columns)
+    _refuse_own_names("latency", columns)
     return shaped(_measured(df, columns, accuracy), grouped("latency", columns, df))
 
 
@@ -70,18 +74,30 @@ def latency_trend(
         STRING, messages BIGINT, mean, p50, p75, p90, p95, p99, p999, max DOUBLE in seconds.
 
     Raises:
-        SetupError: `every` is no such length, columns are missing, or `accuracy` is no whole number above 0.
+        SetupError: `every` is no such length, or as for `latency`.
     """
     columns = columns_of(by)
     need(df, "latency_trend", *_TIMES, "state", *columns)
+    _refuse_own_names("latency_trend", columns)
     timed = df.where(F.col("archived_at").isNotNull()).withColumn(
         "bucket", bucket("archived_at", width(every))
     )
     return shaped(_measured(timed, ("bucket", *columns), accuracy), grouped("latency_trend", columns, df))
 
 
+def _refuse_own_names(result: str, by: Sequence[str]) -> None:
+    """Refuse to group by what the result has too; Spark looks at no case of letters."""
+    own = [field.name for field in RESULTS[result] if field.name != "queue"]
+    for name in by:
+        if name.lower() in own:
+            raise SetupError(
+                f"by has {name!r}, and the result has a column of that name ({', '.join(own)}): rename the frame's, "
+                "as by withColumnRenamed"
+            )
+
+
 def _measured(df: DataFrame, by: Sequence[str], accuracy: int) -> DataFrame:
-    whole_number("accuracy", accuracy)
+    whole_number("accuracy", accuracy, most=MOST_ACCURACY)
     at = {name: F.unix_micros(F.col(name)) for name in _TIMES}
     due = F.greatest(at["next_attempt_at"], at["created_at"])
     attempted = at["last_attempt_at"] >= at["acquired_at"]
@@ -94,19 +110,19 @@ def _measured(df: DataFrame, by: Sequence[str], accuracy: int) -> DataFrame:
     # GREATEST leaves NULLs out, so that a message that was never claimed would have waited 0.
     phases["wait"] = F.when(at["acquired_at"].isNotNull() & due.isNotNull(), phases["wait"])
     pairs = F.array(
-        *(F.struct(F.lit(name).alias("phase"), took.alias("took")) for name, took in phases.items())
+        *(F.struct(F.lit(name).alias("phase"), took.alias("_took")) for name, took in phases.items())
     )
-    long = df.select(*by, F.explode(pairs).alias("pair")).select(*by, "pair.phase", "pair.took")
-    found = F.percentile_approx("took", list(QUANTILES.values()), accuracy)
+    long = df.select(*by, F.explode(pairs).alias("_pair")).select(*by, "_pair.phase", "_pair._took")
+    found = F.percentile_approx("_took", list(QUANTILES.values()), accuracy)
     measured = (
-        long.where(F.col("took").isNotNull())
+        long.where(F.col("_took").isNotNull())
         .groupBy(*by, "phase")
         .agg(
             F.count("*").alias("messages"),
-            (F.avg("took") / MICROS).alias("mean"),
-            found.alias("found"),
-            (F.max("took") / MICROS).alias("max"),
+            (F.avg("_took") / MICROS).alias("mean"),
+            found.alias("_found"),
+            (F.max("_took") / MICROS).alias("max"),
         )
     )
-    each = ((F.col("found")[place] / MICROS).alias(name) for place, name in enumerate(QUANTILES))
+    each = ((F.col("_found")[place] / MICROS).alias(name) for place, name in enumerate(QUANTILES))
     return measured.select(*by, "phase", "messages", "mean", *each, "max")

@@ -20,6 +20,9 @@ def policy_effects(df: DataFrame) -> DataFrame:
     | no_key | FAILED | a policy with without_key="dead_letter" |
     | failed_once, unknown_outcome | FAILED | Once, after an error or a crash; ACK_FIRST after a crash |
     | max_deliveries | FAILED | it was delivered too often without an end |
+    | no_outcome | FAILED | AckPolicy.MANUAL: its handler ended and had not settled it |
+    | retry_strategy_error | FAILED | the retry strategy raised an error |
+    | settle_error | FAILED | the database refused its end again and again |
     | other | DISCARDED | any other reason |
 
     Args:
@@ -51,7 +54,10 @@ def policy_effects(df: DataFrame) -> DataFrame:
     return shaped(shares, RESULTS["policy_effects"])
 
 
-FAILED_BY = ("throttled", "no_key", "failed_once", "unknown_outcome", "max_deliveries")
+FAILED_BY = (
+    "throttled", "no_key", "failed_once", "unknown_outcome", "max_deliveries",
+    "no_outcome", "retry_strategy_error", "settle_error",
+)  # fmt: skip
 """Reasons of FAILED messages that no handler gave."""
 
 

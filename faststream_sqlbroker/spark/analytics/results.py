@@ -114,7 +114,7 @@ RESULTS: dict[str, tuple[Field, ...]] = {
         _QUEUE,
         _MESSAGES,
         Field("decoded", "bigint", True, "messages whose payload could be read"),
-        Field("schema", "string", True, "what fits all of them, as Spark SQL's type; VOID if none was read"),
+        Field("schema", "string", True, "what fits all of them, as DDL; VOID if none was read"),
     ),
 }
 """The columns of each function's result, in order."""

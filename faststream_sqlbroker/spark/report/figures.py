@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from faststream_sqlbroker.core.duration import Duration
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark import analytics
+from faststream_sqlbroker.spark.analytics.failures import rate
 from faststream_sqlbroker.spark.analytics.results import MICROS, ends, need, width
 from faststream_sqlbroker.spark.decode import header
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
@@ -60,14 +61,14 @@ def gather(
     slim = _slim(frame).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         totals = _totals(slim)
-        named, others = slim, None
+        named, others, rates = slim, None, analytics.failure_rate(slim)
         if totals["queues"] > MOST_QUEUES:
             kept = [row["queue"] for row in _collect(_largest(slim))]
             others = f"{totals['queues'] - len(kept):,} other queues"
-            name = F.when(F.col("queue").isin(kept), F.col("queue")).otherwise(others)
-            named = slim.withColumn("queue", name)
+            small = ~F.col("queue").isin(kept)
+            named, rates = slim.withColumn("queue", _renamed(small, others)), _together(rates, small, others)
         figures = Figures(totals, _width(totals, every), others)
-        found = _results(named, figures.every, live, moment)
+        found = _results(named, _worst(rates), figures.every, live, moment)
         figures.tables = {name: _collect(result) for name, result in found.items()}
     finally:
         slim.unpersist()
@@ -105,6 +106,32 @@ def _largest(slim: DataFrame) -> DataFrame:
     return counted.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES - 1)
 
 
+def _renamed(small: Column, others: str) -> Column:
+    return F.when(small, others).otherwise(F.col("queue"))
+
+
+def _together(rates: DataFrame, small: Column, others: str) -> DataFrame:
+    """Failure rates with those of the small queues as one.
+
+    They are put together when they are known: a dead letter counts where it came from, which its header says.
+    """
+    known = rates.withColumn("queue", _renamed(small & _archived(), others))
+    sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
+    return known.groupBy("queue").agg(*sums).withColumn("rate", rate())
+
+
+def _archived() -> Column:
+    """Whether messages were archived from a queue; of others only dead letters are known."""
+    return F.col("completed") + F.col("failed") + F.col("discarded") > 0
+
+
+def _worst(rates: DataFrame) -> DataFrame:
+    """The worst first, and not too many: where dead letters come from are names of queues too."""
+    worst = F.desc(F.col("failed") + F.col("moved"))
+    # A queue that messages were archived from is in the table of queues, and needs its rate there.
+    return rates.orderBy(F.desc(_archived()), worst, "queue").limit(2 * MOST_QUEUES).orderBy(worst, "queue")
+
+
 def _width(totals: Row, every: Duration | None) -> float:
     """Seconds of a bucket."""
     span = 0.0 if totals["first"] is None else (totals["last"] - totals["first"]).total_seconds()
@@ -121,21 +148,16 @@ def _width(totals: Row, every: Duration | None) -> float:
 
 
 def _results(
-    slim: DataFrame, every: float, live: DataFrame | None, as_of: datetime | None
+    slim: DataFrame, rates: DataFrame, every: float, live: DataFrame | None, as_of: datetime | None
 ) -> dict[str, DataFrame]:
     tried = slim.withColumn("attempts_count", F.least("attempts_count", F.lit(MOST_ATTEMPTS)))
-    worst = F.desc(F.col("failed") + F.col("moved"))
-    # A queue that messages were archived from is in the table of queues, and needs its rate there.
-    shown = F.desc(F.col("completed") + F.col("failed") + F.col("discarded") > 0)
-    rates = analytics.failure_rate(slim).orderBy(shown, worst, "queue").limit(2 * MOST_QUEUES)
     ages = analytics.dlq_age(slim, as_of, live=live)
     return {
         "throughput": analytics.throughput(slim, every),
         "latency": analytics.latency(slim),
         "latency_all": analytics.latency(slim, by=()),
         "latency_trend": analytics.latency_trend(slim, every, by=()),
-        # Where dead letters come from are names of queues too, and there may be many.
-        "failure_rate": rates.orderBy(worst, "queue"),
+        "failure_rate": rates,
         "top_errors": analytics.top_errors(slim, MOST_ROWS),
         "retry_histogram": analytics.retry_histogram(tried),
         "dlq_age": ages.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES),
