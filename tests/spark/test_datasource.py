@@ -174,6 +174,13 @@ def test_the_live_table(archive: Archive) -> None:
     }
 
 
+@pytest.mark.parametrize("more", [{}, {"numPartitions": "2"}])
+def test_a_table_that_is_not_there_is_named(archive: Archive, more: dict[str, str]) -> None:
+    reader = make_reader(parse_options({"url": archive.url, "table": "typo", **more}), ARCHIVE_SCHEMA)
+    with pytest.raises(SetupError, match="there is no table 'typo' in the database"):
+        reader.partitions()
+
+
 MOMENT = datetime(2026, 3, 8, 7, 30, 0, 1, tzinfo=timezone.utc)
 FILTERS: list[tuple[Any, Callable[[dict[str, Any]], Any]]] = [
     (source.EqualTo(("id",), 3), lambda row: row["id"] == 3),

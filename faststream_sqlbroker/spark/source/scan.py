@@ -70,7 +70,12 @@ def whole_table(
     database: Database, connection: Connection, options: Options, selection: Selection, fields: list[Field],
     pushed: Sequence[str] = (),
 ) -> list[InputPartition]:  # fmt: skip
-    """Cuts of the selected rows."""
+    """Cuts of the selected rows.
+
+    Raises:
+        SetupError: the database has no such table.
+    """
+    database.need_table(connection, selection.table, selection.schema)
     number = options.num_partitions or _number(database, connection, selection)
     column = _column(options, selection)
     times = selection.times(database) if column == "archived_at" else ""
