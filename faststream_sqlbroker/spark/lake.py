@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from faststream_sqlbroker.spark.aside import ASIDE, put_back
-from faststream_sqlbroker.spark.entries import Entry, entry_from_json
+from faststream_sqlbroker.spark.entries import Entry, entries_of, entry_from_json
 from faststream_sqlbroker.spark.figures import NOTHING, compute_figures
 from faststream_sqlbroker.spark.files import read_json, write_json
 from faststream_sqlbroker.spark.folders import Folders
@@ -43,7 +43,7 @@ _SETTINGS = {
 
 
 class Lake:
-    """One path of an export.
+    """One path of an export; raises SetupError where its state is damaged, or of another version.
 
     Attributes:
         session: Like the given session, with settings of its own.
@@ -259,8 +259,8 @@ class Lake:
 
     def _read_state(self) -> None:
         self.state = self._load()
-        windows = {} if self.state is None else self.state["windows"]
-        self._entries = {name: entry_from_json(values) for name, values in windows.items()}
+        path = self.folders.path(STATE)
+        self._entries = {} if self.state is None else entries_of(self.state, path)
 
     def _load(self) -> dict[str, Any] | None:
         state = read_json(self.session, self.folders.path(STATE))
