@@ -84,7 +84,10 @@ def new_rows(
     a server that has not come as far as the one before, it repeats the part that is complete there, and the
     rest comes with the load after it.
 
-    Run one load of a state at a time. Of two, the one that began first fails at its end.
+    Run one load of a state at a time. Of two, the one that began first fails at its end, and the
+    other's rows count: drop what the one that failed wrote, but no folder that both wrote to, as those of one
+    `name` are. If the one that failed wrote to it last, write the window that the other has logged to it again
+    (`read_archive` with its `since` and `until`).
 
     Args:
         spark: A session with the JDBC driver (`build_session`).

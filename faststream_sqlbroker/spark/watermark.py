@@ -107,8 +107,10 @@ class WatermarkFile:
         found = self.read()
         if found != old:
             raise ConcurrentLoadError(
-                f"another load changed {self._path} while this one ran: its rows may have been loaded twice, so "
-                "drop what this one wrote, and run one load of a state at a time"
+                f"another load changed {self._path} while this one ran, and that one's rows count: drop what this "
+                "one wrote, but no folder that both wrote to, as those of one name are; if this one wrote to it "
+                "last, write the window that the other has logged to it again (read_archive with its since= and "
+                "until=); run one load of a state at a time"
             )
         write_json(self._spark, self._path, _render(new))
 
