@@ -17,10 +17,11 @@ from faststream_sqlbroker.spark.databases import Database, database_of
 from faststream_sqlbroker.spark.decode import decode_payload
 from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
 from faststream_sqlbroker.spark.moments import Moment
+from faststream_sqlbroker.spark.origin import describe_source
 from faststream_sqlbroker.spark.read import scan
 from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, find_oldest, select_rows
 from faststream_sqlbroker.spark.snapshot import open_snapshot
-from faststream_sqlbroker.spark.watermark import Watermark, WatermarkFile, describe_source
+from faststream_sqlbroker.spark.watermark import Watermark, WatermarkFile
 
 logger = logging.getLogger("faststream_sqlbroker.spark")
 

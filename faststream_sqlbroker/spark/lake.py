@@ -23,6 +23,7 @@ from faststream_sqlbroker.spark.entries import Entry, entries_of, entry_from_jso
 from faststream_sqlbroker.spark.figures import NOTHING, compute_figures
 from faststream_sqlbroker.spark.files import read_json, write_json
 from faststream_sqlbroker.spark.folders import Folders
+from faststream_sqlbroker.spark.origin import refuse_other_rows
 from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.windows import Window, first_gap, parse_window
 
@@ -93,10 +94,12 @@ class Lake:
                     "back; an export never overwrites what it does not know"
                 )
             self.state = {"format": FORMAT, "source": dict(source), "pending": None, "windows": {}}
-        elif self.state["source"] != dict(source):
-            raise SetupError(
-                f"{self.folders.root} is the export of {self.state['source']}, not of {dict(source)}: give "
-                "another path"
+        else:
+            refuse_other_rows(
+                f"{self.folders.root} is the export",
+                self.state["source"],
+                source,
+                "give each export its own path",
             )
         self.state |= {"package": _version(), "run": self._run}
         write_json(self.session, self.folders.path(STATE), self.state)

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import getLogger
-from typing import Any
 
 from pyspark.sql import DataFrame
 from sqlalchemy import URL, Connection
@@ -52,18 +51,6 @@ class Job:
     selection: Selection
     checksums: bool
     options: Mapping[str, str] | None
-
-
-def source_of(database: Database, selection: Selection, window: str) -> dict[str, Any]:
-    """What a lake is the export of; where its server stands may change."""
-    return {
-        "database": database.kind,
-        "name": database.address.database.rpartition("/")[2],
-        "table": selection.table,
-        "schema": selection.schema,
-        "queues": None if selection.queues is None else sorted(set(selection.queues)),
-        "window": window,
-    }
 
 
 def bring(job: Job, connection: Connection, window: Window) -> tuple[str, Entry]:
