@@ -1,7 +1,8 @@
 """The export beside others who change the archive: rows that go while a window is read, transactions that are open."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import ExportMismatchError
-from faststream_sqlbroker.spark import export_archive, read_export, transfer
+from faststream_sqlbroker.spark import export, export_archive, read_export, transfer
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
+from tests.helpers import eventually
 from tests.spark.conftest import Archive
-from tests.spark.test_export import MARCH
+from tests.spark.horizons import archived_at, find, settle
+from tests.spark.test_export import MARCH, of_lake, of_table
 
 pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
 
@@ -89,3 +95,45 @@ def test_a_window_whose_only_row_goes_while_it_is_read_has_no_rows(
     again = export_archive(spark, archive.url, str(path), since=MARCH, until="2026-03-08")
     assert [(one.action, one.rows, one.files) for one in again.windows] == [("again", 1, 1)]
     assert ids(spark, str(path)) == [2]
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+async def test_a_window_stays_open_while_a_transaction_may_bring_rows_of_it(
+    spark: SparkSession, new_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Proves D5: past midnight too; once it has committed, the window is exported with its row, once."""
+    archive: Archive = new_database(kind)
+    path, midnight = str(tmp_path / "lake"), MARCH + timedelta(days=1)
+    archive.add({"id": 1, "archived_at": midnight - HOUR})
+    with archive.engine.connect() as transaction:
+        settle(archive, transaction, 2)
+        now = clock(archive)
+        monkeypatch.setattr(export, "find_horizon", moved(midnight - now))
+        before = archived_at(archive, transaction, 2) + (midnight - now)
+        assert before < midnight
+        rows = archive.archive
+        transaction.execute(rows.update().where(rows.c.id == 2).values(archived_at=before))
+        early = export_archive(spark, archive.url, path, safety_lag=0, verify="counts")
+        assert (early.windows, early.watermark) == ((), None)
+        transaction.commit()
+    await eventually(lambda: find(archive.url).moment > now, timeout=30)
+    result = export_archive(spark, archive.url, path, safety_lag=0, verify="counts")
+    assert [(one.name, one.action, one.rows) for one in result.windows] == [("2026-03-07", "exported", 2)]
+    assert of_lake(read_export(spark, path)) == of_table(archive, midnight)
+
+
+def clock(archive: Archive) -> datetime:
+    """The database's."""
+    database = database_of(parse_address(archive.url))
+    with database.connect() as connection:
+        return database.now(connection)
+
+
+def moved(by: timedelta) -> Callable[..., Horizon]:
+    """`find_horizon`, as if the database's clock were moved by so much; nothing is left for the margin."""
+
+    def find_moved(*given: Any, **options: Any) -> Horizon:
+        found = find_horizon(*given, **options | {"margin": 0})
+        return replace(found, moment=found.moment + by)
+
+    return find_moved
