@@ -71,6 +71,7 @@ def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
 
     So it is on local disks, on those of `RENAMING` and in object stores that show a file when it is closed (s3a,
     gs). On others (ftp, dbfs) it is as they do it: a crash in the middle may leave a file that cannot be read.
+    What writers of this file that were killed have left beside it for an hour is deleted.
 
     Raises:
         NotSupportedError: Spark Connect, whose Java cannot be asked.
