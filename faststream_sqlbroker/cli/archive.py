@@ -14,7 +14,17 @@ from rich.table import Table
 
 from faststream_sqlbroker import spark
 from faststream_sqlbroker.cli.console import PlainConsole
-from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Schema, Since, To, Url
+from faststream_sqlbroker.cli.options import (
+    ArchiveTable,
+    Jars,
+    Master,
+    Queues,
+    Schema,
+    Since,
+    Source,
+    To,
+    Url,
+)
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.core.duration import parse_duration
 
@@ -56,6 +66,7 @@ def export(
         str | None,
         typer.Option(envvar="SQLBROKER_PRIMARY_URL", show_default=False, help="The primary, of a standby."),
     ] = None,
+    source: Source = None,
     verify: Annotated[Verification, typer.Option(help="What is compared.")] = Verification.checksums,
     master: Master = None,
     jar: Jars = None,
@@ -75,6 +86,7 @@ def export(
             safety_lag=_duration("--safety-lag", safety_lag),
             recheck=_duration("--recheck", recheck),
             primary=primary,
+            source=source,
             verify=verify.value,
             on_window=lambda one: progress(one.name, one.number, one.total),
         )
@@ -120,6 +132,7 @@ def prune(
     table: Annotated[str | None, typer.Option(help="The archive table, if the export does not say.")] = None,
     schema: Schema = None,
     queue: Queues = None,
+    source: Source = None,
     master: Master = None,
     jar: Jars = None,
 ) -> None:
@@ -136,6 +149,7 @@ def prune(
             table=table,
             schema=schema,
             queues=queue or None,
+            source=source,
             dry_run=dry_run,
             on_window=lambda one: progress(one.name, None, None),
         )

@@ -19,4 +19,8 @@ Queues = Annotated[list[str] | None, typer.Option("--queue", help="Only this que
 Since = Annotated[str | None, typer.Option(help="Archived at or after this moment: 2026-03-01.")]
 To = Annotated[str | None, typer.Option(help="Archived before this moment: 2026-03-01T12:00+00:00.")]
 ArchiveTable = Annotated[str, typer.Option(help="The archive table.")]
+Source = Annotated[
+    str | None,
+    typer.Option(help="A name for the database in the export, where it has several addresses."),
+]
 Schema = Annotated[str | None, typer.Option(help="Its schema; MySQL and MariaDB: its database.")]

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.figures import NOTHING, Figures, from_json
+from faststream_sqlbroker.spark.windows import parse_window
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,30 @@ def entry_from_json(values: Mapping[str, Any]) -> Entry:
         return Entry(NOTHING, NOTHING.counts)
     sums = from_json(values["lake"]), from_json(values["source"])
     return Entry(*sums, int(values["files"]), int(values["bytes"]))
+
+
+def entries_of(state: Mapping[str, Any], path: str) -> dict[str, Entry]:
+    """What the state of an export, read from `path`, knows of each window.
+
+    Raises:
+        SetupError: any part of the state is missing, or is something else.
+    """
+    try:
+        size = state["source"]["window"]
+        entries = {name: entry_from_json(values) for name, values in state["windows"].items()}
+        if (pending := state["pending"]) is not None:
+            _check_pending(pending, size)
+        for name in entries:
+            parse_window(name, size)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        msg = f"{path} is a damaged state of an export ({error!r}): restore it from a copy"
+        raise SetupError(msg) from error
+    return entries
+
+
+def _check_pending(pending: Mapping[str, Any], size: str) -> None:
+    parse_window(pending["window"], size)
+    entry_from_json(pending["entry"])
+    for name in ("folder", "aside"):
+        if not isinstance(pending[name], str):
+            raise TypeError(name)

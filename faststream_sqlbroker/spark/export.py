@@ -19,10 +19,11 @@ from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.lake import Lake
 from faststream_sqlbroker.spark.moments import Moment
+from faststream_sqlbroker.spark.origin import describe_source
 from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.selection import ARCHIVE, find_oldest, select_rows
 from faststream_sqlbroker.spark.session import need_driver
-from faststream_sqlbroker.spark.transfer import Job, bring, source_of
+from faststream_sqlbroker.spark.transfer import Job, bring
 from faststream_sqlbroker.spark.windows import LENGTHS, floor, plan_windows
 
 logger = getLogger("faststream_sqlbroker.spark")
@@ -93,6 +94,7 @@ def export_archive(
     queues: Iterable[str] | None = None,
     safety_lag: Duration = "5m",
     primary: str | URL | None = None,
+    source: str | None = None,
     recheck: Duration = "24h",
     verify: Literal["checksums", "counts"] = "checksums",
     on_window: Callable[[ExportedWindow], Any] | None = None,
@@ -128,6 +130,8 @@ def export_archive(
         queues: Only these queues; None takes all.
         safety_lag: How long a transaction that archives may stay open unseen; see `find_horizon`.
         primary: URL of the primary, if `url` is a standby.
+        source: A name for the database in the state, where it has several addresses (a standby, a fail-over);
+            None takes host, port and name, or the path of SQLite's file. `prune_archive` needs the same.
         recheck: How far back from the horizon windows are compared again.
         verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads and of
             all other columns; "counts" leaves the last three out, and spares the database reading every row.
@@ -139,7 +143,7 @@ def export_archive(
 
     Raises:
         SetupError: an option that cannot be, a session without the driver, or a path that holds something
-            else.
+            else, such as the export of another database.
         ExportMismatchError: what was written is not what the database has, twice in a row. Windows before
             it are in the lake, the watermark stays before it.
         ConcurrentLoadError: another process has begun to write to the path since.
@@ -159,7 +163,7 @@ def export_archive(
     done: list[ExportedWindow] = []
     with database.connect() as connection:
         horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary)
-        lake.begin(source_of(database, selection, window))
+        lake.begin({**describe_source(database.address, selection, source), "window": window})
         logger.info("windows up to %s are closed: %s (%s)", horizon.moment, horizon.source, horizon.detail)
         oldest = find_oldest(database, connection, selection)
         planned = plan_windows(lake.windows(), window, selection, oldest, horizon.moment, back)

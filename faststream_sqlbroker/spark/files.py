@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from contextlib import suppress
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -12,6 +13,9 @@ from faststream_sqlbroker.spark.java import java_of
 
 RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "ofs", "o3fs")
 """Where a file replaces another by one rename; an object store shows what was written when it is closed."""
+
+LEFT_AFTER = 3_600_000
+"""Milliseconds after which nobody is still writing a temporary file: its writer has died."""
 
 
 def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
@@ -29,7 +33,9 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise SetupError(f"{path} holds no JSON object: it is not a file of ours, give another path")
+        raise SetupError(
+            f"{path} holds no JSON object: restore it from a copy, or give another path if it is none of ours"
+        )
     return content
 
 
@@ -65,6 +71,7 @@ def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
 
     So it is on local disks, on those of `RENAMING` and in object stores that show a file when it is closed (s3a,
     gs). On others (ftp, dbfs) it is as they do it: a crash in the middle may leave a file that cannot be read.
+    What writers of this file that were killed have left beside it for an hour is deleted.
 
     Raises:
         NotSupportedError: Spark Connect, whose Java cannot be asked.
@@ -85,8 +92,20 @@ def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
             system.rename(temporary, place)  # POSIX: it replaces
         else:
             _replace(spark, java, temporary, place)
+        with suppress(Py4JJavaError):  # the content is there; a later write tries again
+            _delete_left(system, place)
     finally:
         system.delete(temporary, False)
+
+
+def _delete_left(system: Any, place: Any) -> None:
+    """Delete temporary files of writers that were killed; times are compared by the file system's own clock."""
+    written = system.getFileStatus(place).getModificationTime()
+    for one in system.listStatus(place.getParent()):
+        name = str(one.getPath().getName())
+        ours = name.startswith(f".{place.getName()}.") and name.endswith(".tmp")
+        if ours and one.getModificationTime() < written - LEFT_AFTER:
+            system.delete(one.getPath(), False)
 
 
 def _put(system: Any, place: Any, data: bytes) -> None:

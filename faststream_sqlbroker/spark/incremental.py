@@ -17,10 +17,11 @@ from faststream_sqlbroker.spark.databases import Database, database_of
 from faststream_sqlbroker.spark.decode import decode_payload
 from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
 from faststream_sqlbroker.spark.moments import Moment
+from faststream_sqlbroker.spark.origin import describe_source
 from faststream_sqlbroker.spark.read import scan
 from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, find_oldest, select_rows
 from faststream_sqlbroker.spark.snapshot import open_snapshot
-from faststream_sqlbroker.spark.watermark import Watermark, WatermarkFile, describe_source
+from faststream_sqlbroker.spark.watermark import Watermark, WatermarkFile
 
 logger = logging.getLogger("faststream_sqlbroker.spark")
 
@@ -84,7 +85,10 @@ def new_rows(
     a server that has not come as far as the one before, it repeats the part that is complete there, and the
     rest comes with the load after it.
 
-    Run one load of a state at a time. Of two, the one that began first fails at its end.
+    Run one load of a state at a time. Of two, the one that began first fails at its end, and the
+    other's rows count: drop what the one that failed wrote, but no folder that both wrote to, as those of one
+    `name` are. If the one that failed wrote to it last, write the window that the other has logged to it again
+    (`read_archive` with its `since` and `until`).
 
     Args:
         spark: A session with the JDBC driver (`build_session`).

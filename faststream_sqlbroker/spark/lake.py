@@ -19,10 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from faststream_sqlbroker.spark.aside import ASIDE, put_back
-from faststream_sqlbroker.spark.entries import Entry, entry_from_json
+from faststream_sqlbroker.spark.entries import Entry, entries_of, entry_from_json
 from faststream_sqlbroker.spark.figures import NOTHING, compute_figures
 from faststream_sqlbroker.spark.files import read_json, write_json
 from faststream_sqlbroker.spark.folders import Folders
+from faststream_sqlbroker.spark.origin import refuse_other_rows
 from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.windows import Window, first_gap, parse_window
 
@@ -43,7 +44,7 @@ _SETTINGS = {
 
 
 class Lake:
-    """One path of an export.
+    """One path of an export; raises SetupError where its state is damaged, or of another version.
 
     Attributes:
         session: Like the given session, with settings of its own.
@@ -93,10 +94,12 @@ class Lake:
                     "back; an export never overwrites what it does not know"
                 )
             self.state = {"format": FORMAT, "source": dict(source), "pending": None, "windows": {}}
-        elif self.state["source"] != dict(source):
-            raise SetupError(
-                f"{self.folders.root} is the export of {self.state['source']}, not of {dict(source)}: give "
-                "another path"
+        else:
+            refuse_other_rows(
+                f"{self.folders.root} is the export",
+                self.state["source"],
+                source,
+                "give each export its own path",
             )
         self.state |= {"package": _version(), "run": self._run}
         write_json(self.session, self.folders.path(STATE), self.state)
@@ -259,8 +262,8 @@ class Lake:
 
     def _read_state(self) -> None:
         self.state = self._load()
-        windows = {} if self.state is None else self.state["windows"]
-        self._entries = {name: entry_from_json(values) for name, values in windows.items()}
+        path = self.folders.path(STATE)
+        self._entries = {} if self.state is None else entries_of(self.state, path)
 
     def _load(self) -> dict[str, Any] | None:
         state = read_json(self.session, self.folders.path(STATE))

@@ -15,10 +15,10 @@ from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import Database, database_of
 from faststream_sqlbroker.spark.figures import NOTHING, Figures, ask_figures, compute_figures
 from faststream_sqlbroker.spark.lake import Lake
+from faststream_sqlbroker.spark.origin import describe_source, refuse_other_rows
 from faststream_sqlbroker.spark.partitions import Partition, Partitions
 from faststream_sqlbroker.spark.removal import CHUNK, Rows, delete_rows, list_oldest, list_rows
 from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, select_rows
-from faststream_sqlbroker.spark.transfer import source_of
 from faststream_sqlbroker.spark.windows import Window
 
 
@@ -83,6 +83,7 @@ def prune_archive(
     table: str | None = None,
     schema: str | None = None,
     queues: Iterable[str] | None = None,
+    source: str | None = None,
     dry_run: bool = False,
     on_window: Callable[[PrunedWindow], Any] | None = None,
 ) -> PruneResult:
@@ -108,6 +109,7 @@ def prune_archive(
         table: The archive table; None is that of the export, else message_archive.
         schema: Its schema; None is that of the export, else the connection's.
         queues: Only these; with `exported` it is the export's business.
+        source: The name that the export was given for the database, see `export_archive`.
         dry_run: Remove nothing, tell what would be.
         on_window: Called after each window of an export.
 
@@ -132,7 +134,7 @@ def prune_archive(
             rows = _expire(database, connection, selection, dry_run=dry_run)
             return PruneResult(rows, (), (), cutoff, dry_run)
         lake = Lake(spark, exported)
-        selection = _selection(lake, database, table, schema)
+        selection = _selection(lake, database, table, schema, source)
         work = _Work(lake, database, connection, selection)
         dropped = _prune(work, cutoff, dry_run=dry_run, on_window=on_window)
     windows = tuple(work.done[name] for name in sorted(work.done))
@@ -148,7 +150,9 @@ def _expire(database: Database, connection: Connection, selection: Selection, *,
     return gone
 
 
-def _selection(lake: Lake, database: Database, table: str | None, schema: str | None) -> Selection:
+def _selection(
+    lake: Lake, database: Database, table: str | None, schema: str | None, name: str | None
+) -> Selection:
     """What the lake is the export of.
 
     Raises:
@@ -158,12 +162,12 @@ def _selection(lake: Lake, database: Database, table: str | None, schema: str | 
     selection = select_rows(
         ARCHIVE, table or source["table"], schema or source["schema"], queues=source["queues"]
     )
-    ours = source_of(database, selection, lake.size)
-    if ours != source:
-        raise SetupError(
-            f"{lake.folders.root} is the export of {source}, and this is {ours}: nothing was removed; give "
-            "the export of this archive"
-        )
+    refuse_other_rows(
+        f"{lake.folders.root} is the export",
+        source,
+        describe_source(database.address, selection, name),
+        "nothing was removed: give the export of this archive",
+    )
     return selection
 
 

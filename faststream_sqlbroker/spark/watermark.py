@@ -9,12 +9,11 @@ from typing import Any, cast
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
-from faststream_sqlbroker.spark.address import Address
 from faststream_sqlbroker.spark.files import read_json, write_json
 from faststream_sqlbroker.spark.horizon import Horizon
 from faststream_sqlbroker.spark.horizon.base import Source
 from faststream_sqlbroker.spark.moments import parse_moment
-from faststream_sqlbroker.spark.selection import Selection
+from faststream_sqlbroker.spark.origin import refuse_other_rows
 
 FORMAT = 1
 
@@ -44,28 +43,6 @@ class Watermark:
         return self if self.begun is None else replace(self, until=self.begun.moment, begun=None)
 
 
-def describe_source(address: Address, selection: Selection, name: str | None) -> dict[str, Any]:
-    """Which rows of which table, without user and password.
-
-    Args:
-        address: Of the database.
-        selection: Its times do not count.
-        name: In place of host, port and database.
-    """
-    url = address.python_url
-    place = address.database
-    if address.kind != "sqlite":
-        place = f"{url.host}:{url.port}/{place}"
-    return {
-        "kind": address.kind,
-        "database": name or place,
-        "schema": selection.schema,
-        "table": selection.table,
-        "queues": None if selection.queues is None else sorted(set(selection.queues)),
-        "states": None if selection.states is None else sorted(set(selection.states)),
-    }
-
-
 class WatermarkFile:
     """The file of one series of loads."""
 
@@ -85,13 +62,12 @@ class WatermarkFile:
             raise SetupError(
                 f"{self._path} is no watermark that this version can read: give another path in state="
             )
-        for key, ours in self._source.items():
-            if content["source"].get(key) != ours:
-                raise SetupError(
-                    f"{self._path} is the state of other rows: its {key} is {content['source'].get(key)!r} and "
-                    f"here it is {ours!r}; give each series of loads its own path (and source= where one "
-                    "database has several addresses)"
-                )
+        refuse_other_rows(
+            f"{self._path} is the state",
+            content["source"],
+            self._source,
+            "give each series of loads its own path",
+        )
         try:
             return _parse(content, self._source)
         except (KeyError, TypeError) as error:
@@ -107,8 +83,10 @@ class WatermarkFile:
         found = self.read()
         if found != old:
             raise ConcurrentLoadError(
-                f"another load changed {self._path} while this one ran: its rows may have been loaded twice, so "
-                "drop what this one wrote, and run one load of a state at a time"
+                f"another load changed {self._path} while this one ran, and that one's rows count: drop what this "
+                "one wrote, but no folder that both wrote to, as those of one name are; if this one wrote to it "
+                "last, write the window that the other has logged to it again (read_archive with its since= and "
+                "until=); run one load of a state at a time"
             )
         write_json(self._spark, self._path, _render(new))
 

@@ -95,9 +95,9 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
     """Proves D4 and M5 as an operator sees them; no password is printed."""
     fill(archive)
     path = str(tmp_path / "lake")
-    done = run(
-        "export", "--path", path, "--to", "2026-03-04", "--since", "2026-03-01", SQLBROKER_URL=archive.url
-    )
+    named = ["--source", "the shop"]
+    days = ["--since", "2026-03-01", "--to", "2026-03-04"]
+    done = run("export", "--path", path, *days, *named, SQLBROKER_URL=archive.url)
     assert (done.exit_code, done.exception) == (0, None)
     assert [line[:4] for line in lines(done.output)] == [
         [f"2026-03-0{day}", "exported", "5", "1"] for day in (1, 2, 3)
@@ -107,10 +107,10 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
     assert "without a gap up to 2026-03-04 00:00:00+00:00; 15 rows" in status.output
     assert [line[:3] for line in lines(status.output)] == [[f"2026-03-0{day}", "5", "1"] for day in (1, 2, 3)]
     archive.execute("UPDATE message_archive SET id = 77 WHERE id = 12")
-    dry = run("prune", "--url", archive.url, "--exported", path, "--older-than", "1d12h", "--dry-run")
+    dry = run("prune", "--url", archive.url, "--exported", path, "--older-than", "1d12h", *named, "--dry-run")
     assert (dry.exit_code, archive.count()) == (1, 20)
     assert "10 rows would be removed; 1 windows were refused" in dry.output
-    wet = run("prune", "--exported", path, SQLBROKER_URL=archive.url)
+    wet = run("prune", "--exported", path, *named, SQLBROKER_URL=archive.url)
     assert (wet.exit_code, archive.count()) == (1, 10)
     assert re.search(r"2026-03-02 .* refused: 1 of its rows are not in the export", wet.output)
     compacted = run("compact", "--path", path)

@@ -373,7 +373,9 @@ def test_what_the_state_does_not_know_is_never_replaced(
     (path / "date=2026-03-08").mkdir()
     with pytest.raises(SetupError, match="does not know it: move it away"):
         export_archive(spark, archive.url, str(path), until="2026-03-09")
-    with pytest.raises(SetupError, match="give another path"):
+    with pytest.raises(
+        SetupError, match=r"its queues is None and here it is \['other'\]; give each export its own"
+    ):
         export_archive(spark, archive.url, str(path), queues=["other"])
     state = path / "_sqlbroker/state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))

@@ -1,8 +1,10 @@
 """Small files beside the data, on the file systems of Hadoop."""
 
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,8 @@ from faststream_sqlbroker.spark.java import java_of
 def place(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[str]:
     """A folder that is not there yet: a path, a URI, one that is renamed by FileContext, an object store."""
     hadoop = spark._jsc.hadoopConfiguration()
+    for scheme in ("viewfs", "objects"):  # each test has links of its own
+        hadoop.set(f"fs.{scheme}.impl.disable.cache", "true")
     if request.param == "viewfs":
         # It stands for HDFS: its files are replaced through the same calls.
         hadoop.set("fs.viewfs.mounttable.lake.link./data", tmp_path.as_uri())
@@ -70,6 +74,8 @@ def test_where_creating_a_file_empties_it_another_is_renamed(
         mkdirs=lambda _: True,
         create=lambda path, _: created.append(path.getName()) or MagicMock(),
         delete=lambda *_: True,
+        getFileStatus=MagicMock(),
+        listStatus=lambda _: [],
     )
     monkeypatch.setattr(files, "_open", lambda *_: (java, place, system))
     monkeypatch.setattr(files, "_replace", lambda *given: renamed.append(given[-1].getName()))
@@ -120,6 +126,27 @@ def test_a_write_that_fails_leaves_what_was_there(
         write_json(spark, str(path), {"n": 2})
     assert read_json(spark, str(path)) == {"n": 1}
     assert [found.name for found in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_what_killed_writers_left_is_removed(spark: SparkSession, place: str, tmp_path: Path) -> None:
+    """Not what another writer, of this file or the next, may be writing."""
+    folder = tmp_path / "a" / "state"
+    write_json(spark, f"{place}/orders.json", {"n": 1})
+    hour = 3600
+    for name, age in (
+        (".orders.json.0a.tmp", hour + 60),
+        (".orders.json.0b.tmp", hour - 60),
+        (".orders.0a.tmp", hour + 60),
+        ("orders.json.0a.tmp", hour + 60),
+    ):
+        (folder / name).write_text("{")
+        os.utime(folder / name, (time.time() - age,) * 2)
+    write_json(spark, f"{place}/orders.json", {"n": 2})
+    names = {found.name for found in folder.iterdir() if not found.name.endswith(".crc")}
+    kept = {"orders.json", ".orders.json.0b.tmp", ".orders.0a.tmp", "orders.json.0a.tmp"}
+    # Object stores have no temporary files, so nothing is looked for there.
+    assert names == (kept | {".orders.json.0a.tmp"} if place.startswith("objects") else kept)
+    assert read_json(spark, f"{place}/orders.json") == {"n": 2}
 
 
 def test_what_is_no_object(spark: SparkSession, tmp_path: Path) -> None:

@@ -165,7 +165,9 @@ def test_of_two_loads_at_a_time_one_fails(loads: Loads) -> None:
     """D4: the one that began first; the other's end is the state's."""
     loads.archive.add_many(3)
     with (
-        pytest.raises(ConcurrentLoadError, match=r"another load changed .*orders\.json"),
+        pytest.raises(
+            ConcurrentLoadError, match=r"changed .*orders\.json.*, but no folder that both wrote to"
+        ),
         loads.open() as first,
     ):
         assert ids(first) == [1, 2, 3]
@@ -208,7 +210,10 @@ def test_the_state_of_other_rows_is_refused(loads: Loads, tmp_path: Path) -> Non
     ("content", "words"),
     [
         ("[1]", "holds no JSON object"),
-        ("{", "holds no JSON object"),
+        (
+            '{"format": 1, "sour',
+            "holds no JSON object: restore it from a copy, or give another path if it is none",
+        ),
         ("{}", "is no watermark that this version can read"),
         ('{"format": 2, "source": {}}', "is no watermark that this version can read"),
     ],

@@ -1,5 +1,6 @@
 """A lake's folders: whoever dies or is overtaken at whatever step, no window is lost."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from faststream_sqlbroker.exceptions import ConcurrentLoadError
+from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from faststream_sqlbroker.spark import lake as module
 from faststream_sqlbroker.spark.folders import Folders
 from faststream_sqlbroker.spark.lake import Lake
@@ -172,3 +173,26 @@ def test_of_two_exports_that_begin_together_one_stops(
             begun(spark, tmp_path)
     put(first, window, 12)
     assert check(spark, tmp_path, window) == 12
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("windows", None),
+        ("pending", ...),
+        ("source", ...),
+        ("windows", {"2026-03-07": {"lake": {"rows": 1}}}),
+        ("windows", {"last week": {}}),
+        ("pending", {"window": "2026-03-07", "folder": "a", "entry": {}}),
+    ],
+)
+def test_a_damaged_state_is_named(spark: SparkSession, tmp_path: Path, part: str, value: Any) -> None:
+    """By whoever reads it; `...` is a part that is missing."""
+    path = tmp_path / "_sqlbroker/state.json"
+    Lake(spark, str(tmp_path)).begin({"window": "day"})
+    state = json.loads(path.read_text()) | {part: value}
+    path.write_text(json.dumps({name: one for name, one in state.items() if one is not ...}))
+    before = path.read_bytes()
+    with pytest.raises(SetupError, match=r"state\.json is a damaged state of an export \(.*\): restore it"):
+        Lake(spark, str(tmp_path))
+    assert path.read_bytes() == before

@@ -1,0 +1,139 @@
+"""The export beside others who change the archive: rows that go while a window is read, transactions that are open."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from faststream_sqlbroker.exceptions import ExportMismatchError
+from faststream_sqlbroker.spark import export, export_archive, read_export, transfer
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
+from tests.helpers import eventually
+from tests.spark.conftest import Archive
+from tests.spark.horizons import archived_at, find, settle
+from tests.spark.test_export import MARCH, of_lake, of_table
+
+pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
+
+WITHOUT_SNAPSHOTS = pytest.mark.parametrize("kind", ["mariadb", "sqlite"])
+HOUR = timedelta(hours=1)
+
+
+def ids(spark: SparkSession, path: str) -> list[int]:
+    """Of the rows that the lake has."""
+    return sorted(row.id for row in read_export(spark, path).select("id").collect())
+
+
+def before_the_read(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], None]) -> list[int]:
+    """Call `change` when it is known which rows only the lake has, and those of the database are not read yet.
+
+    Spark runs the join that finds the first as a stage of its own, before it reads the second.
+
+    Returns:
+        Numbers of the calls.
+    """
+    rows, calls = transfer._rows, list[int]()
+
+    def changed(job: Any, connection: Any, selection: Any, snapshot: Any, counts: Any, kept: Any) -> Any:
+        known = None if kept is None else kept.localCheckpoint()
+        calls.append(len(calls) + 1)
+        change(calls[-1])
+        return rows(job, connection, selection, snapshot, counts, known)
+
+    monkeypatch.setattr(transfer, "_rows", changed)
+    return calls
+
+
+@WITHOUT_SNAPSHOTS
+def test_a_row_that_goes_while_its_window_is_exported_again_stays_in_the_lake(
+    spark: SparkSession, new_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Proves D5: it is neither what only the lake has nor what the database still has; the window is tried again."""
+    archive: Archive = new_database(kind)
+    archive.add(*({"id": n, "archived_at": MARCH + HOUR * n} for n in (1, 2, 3)))
+    path = str(tmp_path / "lake")
+    export_archive(spark, archive.url, path, until="2026-03-08", verify="counts")
+    archive.add({"id": 9, "archived_at": MARCH + HOUR})
+
+    def remove(number: int) -> None:
+        archive.execute("DELETE FROM message_archive WHERE id = :id", id=number)
+
+    with monkeypatch.context() as patched:
+        before_the_read(patched, remove)
+        with pytest.raises(ExportMismatchError, match=r"found rows=3.*, without 1 rows that the lake has"):
+            export_archive(spark, archive.url, path, since=MARCH, until="2026-03-08", verify="counts")
+    assert ids(spark, path) == [1, 2, 3]
+    with monkeypatch.context() as patched:
+        calls = before_the_read(patched, lambda number: remove(3) if number == 1 else None)
+        result = export_archive(spark, archive.url, path, since=MARCH, until="2026-03-08", verify="counts")
+    assert [(one.action, one.rows) for one in result.windows] == [("again", 4)]
+    assert calls == [1, 2]
+    assert ids(spark, path) == [1, 2, 3, 9]
+
+
+@WITHOUT_SNAPSHOTS
+def test_a_window_whose_only_row_goes_while_it_is_read_has_no_rows(
+    spark: SparkSession, new_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Proves D5: nothing is put in its place, and the lake stays readable; a row that comes later is exported."""
+    archive: Archive = new_database(kind)
+    archive.add({"id": 1, "archived_at": MARCH + HOUR})
+    path = tmp_path / "lake"
+    with monkeypatch.context() as patched:
+        before_the_read(patched, lambda _: archive.execute("DELETE FROM message_archive"))
+        result = export_archive(spark, archive.url, str(path), until="2026-03-08")
+    assert [(one.name, one.rows, one.files) for one in result.windows] == [("2026-03-07", 0, 0)]
+    assert [one.name for one in path.rglob("*.parquet")] == []
+    assert ids(spark, str(path)) == []
+    archive.add({"id": 2, "archived_at": MARCH + HOUR})
+    again = export_archive(spark, archive.url, str(path), since=MARCH, until="2026-03-08")
+    assert [(one.action, one.rows, one.files) for one in again.windows] == [("again", 1, 1)]
+    assert ids(spark, str(path)) == [2]
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+async def test_a_window_stays_open_while_a_transaction_may_bring_rows_of_it(
+    spark: SparkSession, new_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Proves D5: past midnight too; once it has committed, the window is exported with its row, once."""
+    archive: Archive = new_database(kind)
+    path, midnight = str(tmp_path / "lake"), MARCH + timedelta(days=1)
+    archive.add({"id": 1, "archived_at": midnight - HOUR})
+    with archive.engine.connect() as transaction:
+        settle(archive, transaction, 2)
+        now = clock(archive)
+        monkeypatch.setattr(export, "find_horizon", moved(midnight - now))
+        before = archived_at(archive, transaction, 2) + (midnight - now)
+        assert before < midnight
+        rows = archive.archive
+        transaction.execute(rows.update().where(rows.c.id == 2).values(archived_at=before))
+        early = export_archive(spark, archive.url, path, safety_lag=0, verify="counts")
+        assert (early.windows, early.watermark) == ((), None)
+        transaction.commit()
+    await eventually(lambda: find(archive.url).moment > now, timeout=30)
+    result = export_archive(spark, archive.url, path, safety_lag=0, verify="counts")
+    assert [(one.name, one.action, one.rows) for one in result.windows] == [("2026-03-07", "exported", 2)]
+    assert of_lake(read_export(spark, path)) == of_table(archive, midnight)
+
+
+def clock(archive: Archive) -> datetime:
+    """The database's."""
+    database = database_of(parse_address(archive.url))
+    with database.connect() as connection:
+        return database.now(connection)
+
+
+def moved(by: timedelta) -> Callable[..., Horizon]:
+    """`find_horizon`, as if the database's clock were moved by so much; nothing is left for the margin."""
+
+    def find_moved(*given: Any, **options: Any) -> Horizon:
+        found = find_horizon(*given, **options | {"margin": 0})
+        return replace(found, moment=found.moment + by)
+
+    return find_moved
