@@ -32,7 +32,8 @@ class LeaseKeeper:
         for start in range(0, len(due), MAX_PER_STATEMENT):
             part = due[start : start + MAX_PER_STATEMENT]
             asked = monotonic()
-            held = await self._store.renew([(r.id, r.lease_token) for r in part], self._lease)
+            leases = [(r.id, r.lease_token) for r in part]
+            held = await self._store.renew(leases, self._lease, skip_locked=True)
             for row in part:
                 if row.id in held:
                     row.renewed_monotonic = asked
@@ -43,10 +44,11 @@ class LeaseKeeper:
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
         """Hold `rows` for at least `seconds` from now, which `max_lease` does not end; whether all are still held.
 
-        Inside a handler's transaction its locks are the leases, and are only looked after.
+        Inside a handler's transaction its locks are the leases, and are only looked after. Elsewhere a row that
+        somebody else has locked is waited for.
 
         Raises:
-            StoreError: the database could not be asked.
+            StoreError: the database could not be asked, or somebody else had a row locked for too long.
         """
         asked, transaction = monotonic(), current.get()
         leases = [(r.id, r.lease_token) for r in rows if not r.lease_lost]

@@ -1,12 +1,15 @@
 """Promise 3: a worker whose lease is gone changes nothing; a live holder keeps its lease."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.lease import LeaseKeeper
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -84,6 +87,30 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
     assert consumer.inflight.lease_lost_count == 3, "its outcome was not even sent"
     assert {r["state"] for r in await rig.rows()} == {"PENDING"}
     assert [r["key"] for r in await rig.rows(archive=True)] == ["next"]
+
+
+async def test_a_hold_asked_for_beside_a_renewal_is_in_the_database(rig: Rig) -> None:
+    """Whichever has the row first, a yes means that nobody else can have it for as long as was asked."""
+    rounds = 40
+    await rig.put(100)
+    rows = await rig.claim(100)
+    before = await rig.store.now()
+    inflight = Inflight()
+    inflight.add(rows)
+    keeper = LeaseKeeper(rig.store, inflight, rig.log, lease=60.0, max_lease=None)
+
+    async def hold(row: ClaimedMessage, pause: float) -> bool:
+        await asyncio.sleep(pause)  # varies who is first; any order is right
+        return await keeper.extend([row], 7200.0)
+
+    for n in range(rounds):
+        for row in rows:
+            row.renewed_monotonic, row.held_until = float("-inf"), 0.0
+        assert len(inflight.due_for_renewal(60.0, None)) == len(rows)
+        _, held = await asyncio.gather(keeper.tick(), hold(rows[n], n % 8 * 0.001))
+        assert held
+    left = {r["id"]: r["lease_expires_at"] - before for r in await rig.rows()}
+    assert [n for n in range(rounds) if left[rows[n].id] < timedelta(seconds=7200)] == []
 
 
 async def test_the_own_older_outcome_is_dropped_when_a_row_comes_back(rig: Rig) -> None:

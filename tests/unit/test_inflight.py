@@ -44,7 +44,7 @@ class Renewing:
     def __init__(self, meanwhile: Any) -> None:
         self.meanwhile = meanwhile
 
-    async def renew(self, _leases: Any, _lease: float) -> set[int]:
+    async def renew(self, _leases: Any, _lease: float, **_: Any) -> set[int]:
         self.meanwhile()
         return set()
 
