@@ -37,8 +37,7 @@ class LeaseKeeper:
             for row in part:
                 if row.id in held:
                     row.renewed_monotonic = asked
-                else:
-                    self._lost(row)
+            self._lost([row for row in part if row.id not in held])
         return max(0.02, self._lease / 12)
 
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
@@ -58,21 +57,23 @@ class LeaseKeeper:
             longest = max(row.held_until - asked for row in rows)
             held = await self._store.renew(leases, max(seconds, self._lease, longest))
         for row in rows:
-            if row.id not in held:
-                self._lost(row)
-            elif transaction is None:
+            if row.id in held and transaction is None:
                 row.renewed_monotonic = asked
                 row.held_until = max(row.held_until, asked + seconds)
-        return all(row.id in held for row in rows)
+        lost = [row for row in rows if row.id not in held]
+        self._lost(lost)
+        return not lost
 
-    def _lost(self, row: ClaimedMessage) -> None:
-        if self._inflight.held.get(row.id) is not row or row.id in self._inflight.flushing:
-            return  # settled while the renewal was under way
-        self._inflight.forget(row)
-        what = self._inflight.count_lost(row)
-        self._log(
-            logging.WARNING,
-            f"{what}: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, "
-            "phase renew); its outcome will not be written",
-            message_id=row.id,
-        )
+    def _lost(self, rows: Sequence[ClaimedMessage]) -> None:
+        being_written = self._inflight.being_written() if rows else set()
+        for row in rows:
+            if self._inflight.held.get(row.id) is not row or (row.id, row.lease_token) in being_written:
+                continue  # settled while the renewal was under way
+            self._inflight.forget(row)
+            what = self._inflight.count_lost(row)
+            self._log(
+                logging.WARNING,
+                f"{what}: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, "
+                "phase renew); its outcome will not be written",
+                message_id=row.id,
+            )

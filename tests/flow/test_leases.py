@@ -1,13 +1,15 @@
 """Promise 3: a worker whose lease is gone changes nothing; a live holder keeps its lease."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from faststream_sqlbroker.core.outcome import Ack
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Outcome, Postpone
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from tests.flow.conftest import Rig
@@ -127,6 +129,38 @@ async def test_the_own_older_outcome_is_dropped_when_a_row_comes_back(rig: Rig) 
     assert first.lease_lost
     assert not second.lease_lost
     assert consumer.inflight.held == {second.id: second}
+
+
+@pytest.mark.parametrize("outcome", [Nack(0.0), Postpone(0.0), Move("r")], ids=lambda o: type(o).__name__)
+async def test_a_message_may_be_claimed_again_before_its_outcome_is_known_to_be_written(
+    rig: Rig, outcome: Outcome
+) -> None:
+    """The answer of the write overtaken by that of the next claim: no lease is lost, and both are settled."""
+    settle, calls, handled_again = rig.store.settle, 0, asyncio.Event()
+
+    async def answered_late(batch: Sequence[Settlement], **options: Any) -> SettleResult:
+        result = await settle(batch, **options)
+        await handled_again.wait()
+        return result
+
+    async def handle(row: ClaimedMessage) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            row.settle_as(outcome)
+        else:
+            await rig.ack(row)
+            handled_again.set()
+
+    await rig.put()
+    consumer = rig.consumer(handle, ["q", "r"], max_fetch_interval=0.05, flush_interval=0.01)
+    with patch.object(rig.store, "settle", answered_late):
+        await consumer.start()
+        await eventually(lambda: _archived(rig, 1))
+        await eventually(lambda: not consumer.inflight.unwritten)
+    inflight = consumer.inflight
+    assert (inflight.settled_count, inflight.lease_lost_count, inflight.held) == (2, 0, {})
+    assert rig.logged("lease lost") == []
 
 
 async def test_expired_leases_come_back_when_a_process_has_gone(rig: Rig) -> None:

@@ -67,12 +67,12 @@ async def test_what_is_being_written_is_not_renewed() -> None:
     inflight = Inflight()
     with patch("faststream_sqlbroker.flow.inflight.monotonic") as clock:
         clock.return_value = 100.0
-        inflight.add([row(1), row(2)])
-        inflight.flushing.add(1)
-        clock.return_value = 104.0
-        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [2]
-        clock.return_value = 106.0
-        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
+        inflight.add([first := row(1), row(2)])
+        with inflight.writing([ack(first)]):
+            clock.return_value = 104.0
+            assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [2]
+            clock.return_value = 106.0
+            assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
 
 
 def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
@@ -103,7 +103,7 @@ async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
 async def test_what_is_being_written_while_it_is_renewed_is_no_lost_lease() -> None:
     inflight, message = Inflight(), row()
     inflight.add([message])
-    await renewed(inflight, lambda: inflight.flushing.add(message.id))
+    await renewed(inflight, lambda: inflight.flushing.append([ack(message)]))
     assert not message.lease_lost
     assert inflight.lease_lost_count == 0
 
@@ -117,7 +117,7 @@ async def test_a_later_delivery_is_not_taken_for_the_older_one() -> None:
     assert not later.lease_lost
     assert inflight.held == {1: later}
     assert inflight.outcomes == []
-    assert not inflight.still_ours(ack(older))
+    assert inflight.without_overtaken([ack(older), ack(later)], quiet) == [ack(later)]
     inflight.written([ack(older)], SettleResult(set(), {1}), quiet)
     assert inflight.held == {1: later}
 
@@ -139,17 +139,32 @@ async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
         await flusher.flush_one()
     assert inflight.outcomes == []
     assert inflight.held == {1: later}
+    assert inflight.lease_lost_count == 1
 
 
-def test_what_came_back_is_counted_once() -> None:
-    """Its older outcome was being written just then."""
-    inflight, older, later, said = Inflight(), row(), row(), []
-    inflight.add([older])
-    assert inflight.add([later]) == [older]
-    inflight.count_lost(older)
-    inflight.written([ack(older)], SettleResult(set(), {1}), lambda *a, **_: said.append(a))
-    assert (inflight.lease_lost_count, said) == (1, [])
-    assert inflight.held == {1: later}
+def test_what_came_back_while_it_was_being_written_is_judged_by_the_answer() -> None:
+    """Its lease may have run out; or the outcome is written, and nothing was lost."""
+    for result, counts in (
+        (SettleResult(set(), {1}), (1, 0, 1)),
+        (SettleResult({1}, set()), (0, 1, 0)),
+    ):
+        inflight, older, later, said = Inflight(), row(), row(), []
+        inflight.add([older])
+        with inflight.writing([ack(older)]):
+            assert inflight.add([later]) == []
+        inflight.written([ack(older)], result, lambda *a, said=said, **_: said.append(a))
+        assert (inflight.lease_lost_count, inflight.settled_count, len(said)) == counts
+        assert inflight.held == {1: later}
+
+
+def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> None:
+    inflight, first, second, third = Inflight(), row(), row(), row()
+    inflight.add([first])
+    with inflight.writing([ack(first)]):
+        assert inflight.add([second]) == []
+        assert inflight.has_no_outcome(second)
+        assert inflight.add([third]) == [second]
+    assert (first.lease_lost, second.lease_lost, third.lease_lost) == (True, True, False)
 
 
 def test_what_was_lost_is_not_given_back() -> None:
