@@ -207,6 +207,21 @@ async def test_a_renewal_that_waits_in_vain_says_so(bench: Bench) -> None:
     assert await bench.one() == before
 
 
+@with_row_locks
+async def test_a_claim_is_given_back_beside_rows_that_others_have_locked(bench: Bench) -> None:
+    """A claim whose answer was lost; handlers of the same queue work in transactions meanwhile."""
+    await bench.put(3)
+    [locked], [ours], [other] = [await bench.claim(limit) for limit in (1, 1, 1)]
+    async with bench.store.engine.connect() as connection:
+        await connection.execute(text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": locked.id})
+        release = bench.store.release_claim(["q"], ours.lease_token)
+        assert await asyncio.wait_for(release, 5) == 1
+        await connection.rollback()
+    states = {r["id"]: (r["state"], r["deliveries_count"]) for r in await bench.rows()}
+    held = dict.fromkeys((locked.id, other.id), ("PROCESSING", 1))
+    assert states == {ours.id: ("PENDING", 0), **held}
+
+
 async def test_a_half_set_lease_is_refused_by_the_table(bench: Bench) -> None:
     from sqlalchemy.exc import DBAPIError
 
