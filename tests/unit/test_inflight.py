@@ -4,7 +4,7 @@ import asyncio
 import logging
 from datetime import datetime, timezone
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 import pytest
@@ -12,11 +12,13 @@ import pytest
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.inflight import Inflight, RefusedOutcome
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Loop
+from faststream_sqlbroker.flow.refused import RefusedOutcomes
 from faststream_sqlbroker.flow.release import BATCH, StuckReleaser
 from faststream_sqlbroker.flow.worker import Worker
 from faststream_sqlbroker.subscriber.options import make_settings
@@ -165,6 +167,42 @@ def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> Non
         assert inflight.has_no_outcome(second)
         assert inflight.add([third]) == [second]
     assert (first.lease_lost, second.lease_lost, third.lease_lost) == (True, True, False)
+
+
+async def test_an_older_outcome_that_is_refused_is_not_kept() -> None:
+    """It was tried again when the message came back to us."""
+    inflight, older, later = Inflight(), row(), row()
+
+    class Store:
+        dialect = Mock(has_archive=True)
+
+        async def settle(self, _batch: Any, **_: Any) -> Any:
+            inflight.add([later])
+            raise StoreError("no")
+
+    store: Any = Store()
+    inflight.add([older])
+    inflight.refused.append(RefusedOutcome(ack(older), due=0.0))
+    assert await RefusedOutcomes(store, inflight, quiet).tick() is None
+    assert (inflight.refused, inflight.held) == ([], {1: later})
+    assert inflight.lease_lost_count == 1
+
+
+async def test_a_later_delivery_is_held_when_the_removal_of_the_older_one_finds_nothing() -> None:
+    """ACK_FIRST: its lease ran out before the removal, and the message came back to us before the answer."""
+    inflight, older, later = Inflight(), row(), row()
+
+    class Starts:
+        async def remove_first(self, *_: Any) -> SettleResult:
+            inflight.add([later])
+            return SettleResult(lost={1})
+
+    store: Any = Mock(starts=Starts())
+    first = FirstAcks(store, inflight, SettleRules(), quiet, lease=60.0, interval=1.0)
+    inflight.add([older])
+    assert await first.remove([older]) == []
+    assert inflight.held == {1: later}
+    assert inflight.lease_lost_count == 1
 
 
 def test_what_was_lost_is_not_given_back() -> None:
