@@ -226,7 +226,7 @@ async def extend(rows: Sequence[ClaimedMessage], duration: Duration) -> bool:
     Raises:
         SetupError: `duration` is no length of time above 0; the rows are not held by a running subscriber, or were
             acked before their handler started.
-        StoreError: the database could not be asked.
+        StoreError: the database could not be asked, or somebody else had the row locked for too long.
     """
     seconds = positive_seconds("duration", duration)
     holder = rows[0].holder

@@ -151,7 +151,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
 
         Raises:
             SetupError: `duration` is no such length of time; under ACK_FIRST the message is gone.
-            StoreError: the database could not be asked.
+            StoreError: the database could not be asked, or somebody else had the row locked for too long.
         """
         return await extend([self.raw_message], duration)
 

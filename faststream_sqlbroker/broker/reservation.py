@@ -128,12 +128,13 @@ class Reservation(ReceivedMessage):
         """`lease` in seconds."""
         super().__init__(row, decoded)
         self._taker, self._producer, self._rules, self._lease = taker, producer, rules, lease
+        self._held_until = row.renewed_monotonic + lease
         self._end = ""
 
     @property
     def held(self) -> bool:
         """Whether it is ours to settle, as far as is known here: by this process's clock the lease still runs."""
-        return not self._end and monotonic() < self._row.renewed_monotonic + self._lease
+        return not self._end and monotonic() < self._held_until
 
     async def commit(self, body: Any = SAME_BODY) -> None:
         """It is done: COMPLETED.
@@ -191,7 +192,7 @@ class Reservation(ReceivedMessage):
         seconds = self._lease if lease is None else lease_seconds(lease)
         if not await self._taker.extend(self._row, seconds):
             raise self._lost()
-        self._lease = seconds
+        self._held_until = max(self._held_until, self._row.renewed_monotonic + seconds)
 
     async def __aenter__(self) -> Self:
         """Itself."""

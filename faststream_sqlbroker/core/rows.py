@@ -14,6 +14,9 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 SUSPECT_AFTER = 2
 """Lost leases of a message that may be what killed its process; one is normal when a machine restarts."""
 
+Leases = Sequence[tuple[int, UUID]]
+"""Messages by id, each with the token of its lease."""
+
 
 @dataclass(slots=True)
 class NewMessage:

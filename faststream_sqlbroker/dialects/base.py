@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.policies.marks import KEPT
 from faststream_sqlbroker.core.rows import (
     SUSPECT_AFTER,
     ClaimedMessage,
+    Leases,
     NewMessage,
     ReadyPair,
     ReadyPairs,
@@ -142,20 +143,21 @@ class Dialect(ABC):
         """Lease those of `ids` that are due in one of `queues` and not locked; in no order."""
 
     @abstractmethod
-    def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
+    def renew(
+        self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
+    ) -> set[int]:
         """Lengthen `leases` to `lease` seconds from now; the ids that are still held.
 
-        Never shortens one: of two renewals under way at once, the database may execute the longer first.
+        Never shortens one: of two renewals under way at once, the database may execute the longer first. With
+        `skip_locked` rows that somebody else has locked are among the ids, but stay as they are.
         """
 
     @abstractmethod
-    def lock(
-        self, connection: Connection, leases: Sequence[tuple[int, UUID]], *, skip_locked: bool = False
-    ) -> set[int]:
+    def lock(self, connection: Connection, leases: Leases, *, skip_locked: bool = False) -> set[int]:
         """Lock the rows of `leases` that are still held until the transaction ends; their ids."""
 
     @abstractmethod
-    def look(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+    def look(self, connection: Connection, leases: Leases) -> set[int]:
         """The ids of `leases` that are still held, locked or not."""
 
     @abstractmethod

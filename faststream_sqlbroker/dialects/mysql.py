@@ -120,8 +120,9 @@ _PLAIN = {
     "stuck": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
     "WHERE queue = :queue AND lease_expires_at < UTC_TIMESTAMP(6)\n"
     "ORDER BY lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED",
+    # FOR UPDATE would wait for every lease of the queue, which a handler's transaction may have locked for long.
     "claimed_by": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
-    "WHERE queue = :queue AND lease_expires_at IS NOT NULL AND lease_token = :token FOR UPDATE",
+    "WHERE queue = :queue AND lease_expires_at IS NOT NULL AND lease_token = :token",
     "now": "SELECT UTC_TIMESTAMP(6)",
     "id_step": "SELECT @@auto_increment_increment",
     "start": "START TRANSACTION",
@@ -281,11 +282,12 @@ class MysqlDialect(StepDialect):
         return len(ids)
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
-        """Queue by queue: lock what the token holds, then give it back by id."""
-        ids: list[int] = []
+        """Queue by queue: find what the token holds; then lock it and give it back, by id."""
+        found: list[int] = []
         for queue in queues:
             binds = {"queue": queue, "token": token.hex}
-            ids += connection.execute(self.sql["claimed_by"], binds).scalars()
+            found += connection.execute(self.sql["claimed_by"], binds).scalars()
+        ids = self.lock(connection, [(each, token) for each in found])
         for part in chunks(sorted(ids)):
             for statement in ("uncharge", "release_stuck"):
                 connection.execute(self.sql[statement], {"ids": list(part)})

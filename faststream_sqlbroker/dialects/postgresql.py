@@ -23,6 +23,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from faststream_sqlbroker.core.rows import (
     Acked,
     ClaimedMessage,
+    Leases,
     NewMessage,
     ReadyPair,
     ReadyPairs,
@@ -221,22 +222,25 @@ class PostgresqlDialect(Dialect):
         connection.execute(self.sql["idle_limit"], {"limit": limit})
         return super().lock_order(connection, queues)
 
-    def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
-        """Locked rows are skipped by the update and looked up without a lock."""
+    def renew(
+        self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
+    ) -> set[int]:
+        """Locked rows are waited for beforehand, or skipped by the update and looked up without a lock."""
+        if not skip_locked:
+            # Not by the update: of a row that changes while it waits, it does not know the new ctid.
+            self.lock(connection, leases)
         binds = lease_binds(leases)
         held = {r[0] for r in connection.execute(self.sql["renew"], {**binds, "lease": lease})}
         if len(held) < len(leases):
             held |= self.look(connection, leases)
         return held
 
-    def lock(
-        self, connection: Connection, leases: Sequence[tuple[int, UUID]], *, skip_locked: bool = False
-    ) -> set[int]:
+    def lock(self, connection: Connection, leases: Leases, *, skip_locked: bool = False) -> set[int]:
         """One statement."""
         statement = self.sql["lock_free" if skip_locked else "lock"]
         return {r[0] for r in connection.execute(statement, lease_binds(leases))}
 
-    def look(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+    def look(self, connection: Connection, leases: Leases) -> set[int]:
         """One statement."""
         return {r[0] for r in connection.execute(self.sql["held"], lease_binds(leases))}
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import TextClause
 
-from faststream_sqlbroker.core.rows import Acked, NewMessage, Settlement
+from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import StoreError
 
@@ -99,7 +99,7 @@ def settle_queries(
     return queries
 
 
-def lease_binds(leases: Sequence[tuple[int, UUID]]) -> dict[str, list[Any]]:
+def lease_binds(leases: Leases) -> dict[str, list[Any]]:
     """Ids and tokens, pair by pair."""
     return {"ids": [i for i, _ in leases], "tokens": [t for _, t in leases]}
 

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, TextClause, bindparam, text
 
 from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
+    Leases,
     NewMessage,
     ReadyPair,
     ReadyPairs,
@@ -160,9 +161,7 @@ class StepDialect(Dialect):
                 below = priority
         return pairs
 
-    def held(
-        self, connection: Connection, statement: str, leases: Sequence[tuple[int, UUID]]
-    ) -> set[tuple[int, str]]:
+    def held(self, connection: Connection, statement: str, leases: Leases) -> set[tuple[int, str]]:
         """The given (id, token) pairs that are still in the table, by `statement`."""
         wanted = {(i, token.hex) for i, token in leases}
         ids = sorted({i for i, _ in leases})
@@ -213,22 +212,26 @@ class StepDialect(Dialect):
         self.take(connection, found, lease, token)
         return found
 
-    def renew(self, connection: Connection, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
-        """Lock what is free, lengthen it; what is locked elsewhere is only looked up."""
-        free = self.lock(connection, leases, skip_locked=True)
+    def renew(
+        self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
+    ) -> set[int]:
+        """Lock, lengthen; with `skip_locked` what is locked elsewhere is only looked up."""
+        if not skip_locked:
+            # Locked by id alone: what is not ours any more may be locked for long by who has it now.
+            held = self.look(connection, leases)
+            leases = [each for each in leases if each[0] in held]
+        free = self.lock(connection, leases, skip_locked=skip_locked)
         for part in chunks(sorted(free)):
             connection.execute(self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)})
         if len(free) < len(leases):
             free |= self.look(connection, leases)
         return free
 
-    def lock(
-        self, connection: Connection, leases: Sequence[tuple[int, UUID]], *, skip_locked: bool = False
-    ) -> set[int]:
+    def lock(self, connection: Connection, leases: Leases, *, skip_locked: bool = False) -> set[int]:
         """Lock in the order of ids."""
         return {i for i, _ in self.held(connection, "lock_free" if skip_locked else "lock", leases)}
 
-    def look(self, connection: Connection, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+    def look(self, connection: Connection, leases: Leases) -> set[int]:
         """By ids."""
         return {i for i, _ in self.held(connection, "look", leases)}
 

@@ -52,22 +52,22 @@ class FirstAcks:
         """
         now = monotonic()
         settlements = [settle(r, Ack(), self._rules, ended_after=now - r.claimed_monotonic) for r in rows]
-        self._inflight.flushing |= {r.id for r in rows}
         try:
-            result = await self._store.starts.remove_first(settlements, rows, self._holder, self._lease)
+            with self._inflight.writing(settlements):
+                result = await self._store.starts.remove_first(settlements, rows, self._holder, self._lease)
         except StoreError as error:
             self._log(
                 logging.ERROR,
                 f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be committed, "
                 f"so they do not run ({error})",
             )
+            self._inflight.without_overtaken(settlements, self._log)
             result = None
-        finally:
-            self._inflight.flushing -= {r.id for r in rows}
         started = [r for r in rows if result is not None and r.id in result.settled]
         for row in rows:
             row.settle_as(Ack())
-            self._inflight.held.pop(row.id, None)
+            if self._inflight.held.get(row.id) is row:
+                del self._inflight.held[row.id]
         for row in started:
             row.renewed_monotonic = now
             self._running[row.id] = row

@@ -78,7 +78,7 @@ class Fetcher:
     def room(self) -> int:
         """Rows that may be claimed now; 0 while the flush is behind."""
         s, held = self._settings, self._inflight
-        unwritten = len(held.outcomes) + len(held.flushing)
+        unwritten = len(held.outcomes) + held.flushing_count
         if unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size) or len(held.refused) >= MOST_REFUSED:
             return 0
         if self._one_by_one:

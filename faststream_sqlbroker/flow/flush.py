@@ -94,24 +94,21 @@ class Flusher:
         inflight = self._inflight
         batch = inflight.outcomes[: _group_end(inflight.outcomes, self._batch_size)]
         del inflight.outcomes[: len(batch)]
-        ids = {s.id for s in batch}
-        inflight.flushing |= ids
         result, culprits = SettleResult(), Culprits()
         try:
-            await self._write(batch, result, culprits)
+            with inflight.writing(batch):
+                await self._write(batch, result, culprits)
         except BaseException as error:
             # A half that was written before the failure is not to be written again.
             done = result.settled | result.lost
-            left = [s for s in batch if s.id not in done and inflight.still_ours(s)]
-            inflight.outcomes[:0] = left
-            self._hurried = self._careful = True
-            inflight.written(batch, result, self._log)
+            left = [s for s in batch if s.id not in done]
             # Cancelled in the middle, it may have been committed too.
             if isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception):
                 inflight.doubtful |= {(s.id, s.lease_token) for s in left}
+            inflight.outcomes[:0] = inflight.without_overtaken(left, self._log)
+            self._hurried = self._careful = True
+            inflight.written(batch, result, self._log)
             raise
-        finally:
-            inflight.flushing -= ids
         inflight.written(batch, result, self._log)
         if len(result.settled) == len(batch):
             self._careful = False
@@ -122,9 +119,10 @@ class Flusher:
         """Keep what was refused, and what somebody else has locked; whether anything else was in `batch`."""
         inflight = self._inflight
         if culprits:
-            self.refused.add([s for s, _ in culprits if inflight.still_ours(s)], culprits[0][1])
+            refused = inflight.without_overtaken([s for s, _ in culprits], self._log)
+            self.refused.add(refused, culprits[0][1])
         done = result.settled | result.lost | {s.id for s, _ in culprits}
-        locked = [s for s in batch if s.id not in done and inflight.still_ours(s)]
+        locked = inflight.without_overtaken([s for s in batch if s.id not in done], self._log)
         inflight.outcomes += locked
         self._careful = bool(locked)
         return len(locked) < len(batch)

@@ -1,7 +1,8 @@
 """What one subscriber holds: claimed rows, their leases, and the outcomes not yet written."""
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from uuid import UUID
@@ -52,7 +53,8 @@ class Inflight:
         self.held: dict[int, ClaimedMessage] = {}
         self.outcomes: list[Settlement] = []
         self.refused: list[RefusedOutcome] = []
-        self.flushing: set[int] = set()
+        self.flushing: list[Sequence[Settlement]] = []
+        """The batches that are being written: kept whole, as it is rarely asked what is in them."""
         self.doubtful: set[tuple[int, UUID]] = set()
         self.running = 0
         self.wants_room = False
@@ -71,9 +73,14 @@ class Inflight:
         self.settle_unknown_count = 0
 
     @property
+    def flushing_count(self) -> int:
+        """Outcomes of which the database has not said yet whether they are written."""
+        return sum(map(len, self.flushing))
+
+    @property
     def unwritten(self) -> int:
         """Outcomes that wait to be written, or for the answer."""
-        return len(self.outcomes) + len(self.flushing) + len(self.refused)
+        return len(self.outcomes) + self.flushing_count + len(self.refused)
 
     @property
     def empty(self) -> bool:
@@ -83,20 +90,24 @@ class Inflight:
         return not busy and len(self.held) <= len(self.refused)
 
     def add(self, rows: Iterable[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Take in freshly claimed rows; the older deliveries of the same messages, whose leases were lost."""
-        now, lost, rows, holder = monotonic(), [], list(rows), self.holder
+        """Take in freshly claimed rows; the older deliveries of the same messages, whose leases were lost.
+
+        Not those whose outcomes are being written: such an outcome may be what made the row claimable, so it is
+        counted when the database has answered (`written`, `without_overtaken`).
+        """
+        now, older, rows, holder = monotonic(), [], list(rows), self.holder
         for row in rows:
             row.claimed_monotonic = row.renewed_monotonic = now
             row.holder = holder
-            older = self.held.get(row.id)
-            if older is not None:
-                # Its lease ran out and the row came back to us: the older outcome is void.
-                self.forget(older)
-                lost.append(older)
+            if row.id in self.held:
+                older.append(self.held[row.id])
             self.held[row.id] = row
         self.claimed_count += len(rows)
         self.waiting.extend(rows)
-        return lost
+        for row in older:
+            self.forget(row)
+        being_written = self.being_written() if older else set()
+        return [row for row in older if (row.id, row.lease_token) not in being_written]
 
     def forget(self, row: ClaimedMessage) -> None:
         """The row's lease is gone: nothing of it may be written any more."""
@@ -121,7 +132,7 @@ class Inflight:
 
     def has_no_outcome(self, row: ClaimedMessage) -> bool:
         """Whether `row` is ours and nothing is queued for it, or being written."""
-        if self.held.get(row.id) is not row or row.id in self.flushing:
+        if self.held.get(row.id) is not row or (row.id, row.lease_token) in self.being_written():
             return False
         return all(s.id != row.id for s in (*self.outcomes, *(r.settlement for r in self.refused)))
 
@@ -150,15 +161,44 @@ class Inflight:
             items.extend(kept)
             self.give_back([row for row in others if not row.lease_lost])
 
-    def still_ours(self, settlement: Settlement) -> bool:
-        """Whether no later delivery of the same row has come back to us meanwhile."""
+    @contextmanager
+    def writing(self, batch: Sequence[Settlement]) -> Iterator[None]:
+        """`batch` is being written meanwhile."""
+        self.flushing.append(batch)
+        try:
+            yield
+        finally:
+            self.flushing = [other for other in self.flushing if other is not batch]
+
+    def being_written(self) -> set[tuple[int, UUID]]:
+        """The deliveries whose outcomes are being written: message and token."""
+        return {(s.id, s.lease_token) for batch in self.flushing for s in batch}
+
+    def _overtaken(self, settlement: Settlement) -> bool:
         row = self.held.get(settlement.id)
         # Nearly always the same object; comparing UUIDs is Python code.
-        return (
+        return not (
             row is None
             or row.lease_token is settlement.lease_token
             or row.lease_token == settlement.lease_token
         )
+
+    def without_overtaken(self, batch: Sequence[Settlement], log: Log) -> list[Settlement]:
+        """What of `batch`, which the database has not dealt with, is still to be written.
+
+        Where a later delivery of the same message has come to us meanwhile, the older is counted as lost.
+        """
+        kept = []
+        for settlement in batch:
+            if not self._overtaken(settlement):
+                kept.append(settlement)
+                continue
+            what = self.count_lost(settlement)
+            text = (
+                f"{what}: message {settlement.id} (phase settle); it came back to us, and the older outcome "
+            )
+            log(logging.WARNING, f"{text}will not be written", message_id=settlement.id)
+        return kept
 
     def count_lost(self, delivery: Settlement | ClaimedMessage) -> str:
         """Count a delivery that the database does not know any more; what to call it."""
@@ -185,9 +225,7 @@ class Inflight:
             lost = settlement.id in result.lost
             if not lost and settlement.id not in result.settled:
                 continue
-            if not self.still_ours(settlement):
-                continue  # counted when the message came back to us
-            row = self.held.pop(settlement.id, None)
+            row = None if self._overtaken(settlement) else self.held.pop(settlement.id, None)
             if lost:
                 which = "" if row is None else f"delivery {row.deliveries_count}, "
                 text = f"{self.count_lost(settlement)}: message {settlement.id} ({which}phase flush)"
@@ -225,13 +263,15 @@ class Inflight:
 
         Not those whose handlers have asked for more than `lease`, which would be shortened.
         """
-        now = monotonic()
+        now, being_written = monotonic(), self.being_written()
         old = now - lease / 3
         return [
             row
             for row in self.held.values()
             if row.renewed_monotonic <= old
             and row.held_until <= now + lease
-            and (row.id not in self.flushing or row.renewed_monotonic <= now - lease * 2 / 3)
+            and (
+                row.renewed_monotonic <= now - lease * 2 / 3 or (row.id, row.lease_token) not in being_written
+            )
             and (max_lease is None or now - row.claimed_monotonic < max_lease or now < row.held_until)
         ]

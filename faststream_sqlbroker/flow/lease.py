@@ -32,21 +32,22 @@ class LeaseKeeper:
         for start in range(0, len(due), MAX_PER_STATEMENT):
             part = due[start : start + MAX_PER_STATEMENT]
             asked = monotonic()
-            held = await self._store.renew([(r.id, r.lease_token) for r in part], self._lease)
+            leases = [(r.id, r.lease_token) for r in part]
+            held = await self._store.renew(leases, self._lease, skip_locked=True)
             for row in part:
                 if row.id in held:
                     row.renewed_monotonic = asked
-                else:
-                    self._lost(row)
+            self._lost([row for row in part if row.id not in held])
         return max(0.02, self._lease / 12)
 
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
         """Hold `rows` for at least `seconds` from now, which `max_lease` does not end; whether all are still held.
 
-        Inside a handler's transaction its locks are the leases, and are only looked after.
+        Inside a handler's transaction its locks are the leases, and are only looked after. Elsewhere a row that
+        somebody else has locked is waited for.
 
         Raises:
-            StoreError: the database could not be asked.
+            StoreError: the database could not be asked, or somebody else had a row locked for too long.
         """
         asked, transaction = monotonic(), current.get()
         leases = [(r.id, r.lease_token) for r in rows if not r.lease_lost]
@@ -56,21 +57,23 @@ class LeaseKeeper:
             longest = max(row.held_until - asked for row in rows)
             held = await self._store.renew(leases, max(seconds, self._lease, longest))
         for row in rows:
-            if row.id not in held:
-                self._lost(row)
-            elif transaction is None:
+            if row.id in held and transaction is None:
                 row.renewed_monotonic = asked
                 row.held_until = max(row.held_until, asked + seconds)
-        return all(row.id in held for row in rows)
+        lost = [row for row in rows if row.id not in held]
+        self._lost(lost)
+        return not lost
 
-    def _lost(self, row: ClaimedMessage) -> None:
-        if self._inflight.held.get(row.id) is not row or row.id in self._inflight.flushing:
-            return  # settled while the renewal was under way
-        self._inflight.forget(row)
-        what = self._inflight.count_lost(row)
-        self._log(
-            logging.WARNING,
-            f"{what}: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, "
-            "phase renew); its outcome will not be written",
-            message_id=row.id,
-        )
+    def _lost(self, rows: Sequence[ClaimedMessage]) -> None:
+        being_written = self._inflight.being_written() if rows else set()
+        for row in rows:
+            if self._inflight.held.get(row.id) is not row or (row.id, row.lease_token) in being_written:
+                continue  # settled while the renewal was under way
+            self._inflight.forget(row)
+            what = self._inflight.count_lost(row)
+            self._log(
+                logging.WARNING,
+                f"{what}: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, "
+                "phase renew); its outcome will not be written",
+                message_id=row.id,
+            )

@@ -63,22 +63,22 @@ class RefusedOutcomes:
         return max(0.0, min(e.due for e in refused) - monotonic()) if refused else None
 
     async def _retry(self, entry: RefusedOutcome) -> None:
-        settlement = entry.settlement
-        self._inflight.flushing.add(settlement.id)
+        settlement, batch = entry.settlement, [entry.settlement]
         try:
-            result = await self._settle(entry)
+            with self._inflight.writing(batch):
+                result = await self._settle(entry)
         except BaseException as error:
             if isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception):
                 self._inflight.doubtful.add((settlement.id, settlement.lease_token))
+            self._inflight.without_overtaken(batch, self._log)
             raise
-        finally:
-            self._inflight.flushing.discard(settlement.id)
         if result is None:
+            self._inflight.without_overtaken(batch, self._log)
             entry.tries += 1
             entry.due = monotonic() + backoff(entry.tries)
             return
         self._inflight.refused = [e for e in self._inflight.refused if e is not entry]
-        self._inflight.written([settlement], result, self._log)
+        self._inflight.written(batch, result, self._log)
 
     async def _settle(self, entry: RefusedOutcome) -> SettleResult | None:
         """The settlement, or what can be written of it; None if all of it is refused."""

@@ -163,7 +163,7 @@ class Taker:
         """Lengthen the lease of `row` to `lease` seconds from now; false if it is gone.
 
         Raises:
-            StoreError: the database refused or could not be reached.
+            StoreError: the database refused or could not be reached, or somebody had the row locked for too long.
         """
         asked = monotonic()
         held = await self._store.renew([(row.id, row.lease_token)], lease)

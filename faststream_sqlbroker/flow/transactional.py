@@ -100,19 +100,18 @@ class TransactionalDeliveries:
             return _failed(rows, SetupError(_ENDED))
         if not any(isinstance(row.outcome, Ack | Move) for row in rows):
             return rows
-        batch, ids = settlements(rows), {row.id for row in rows}
-        self._inflight.flushing |= ids
+        batch = settlements(rows)
         try:
-            result = await transaction.commit(batch)
+            with self._inflight.writing(batch):
+                result = await transaction.commit(batch)
         except UnknownOutcomeError as error:
             self._unknown(rows, error)
             if isinstance(error.__cause__, asyncio.CancelledError):
                 raise error.__cause__ from None
             return []
         except Exception as error:  # noqa: BLE001 - a constraint of the user's, checked at the flush of the session
+            self._inflight.without_overtaken(batch, self._log)
             return _failed(rows, error)
-        finally:
-            self._inflight.flushing -= ids
         if result.lost:
             for row in rows:
                 if row.id in result.lost:

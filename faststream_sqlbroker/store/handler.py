@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from uuid import UUID
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
-from faststream_sqlbroker.core.rows import Settlement, SettleResult
+from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.store.checkout import checkout
@@ -48,7 +47,7 @@ class HandlerTransaction:
         """Whether the handler has left the transaction open."""
         return self._root.is_active and self.connection.get_transaction() is self._root
 
-    async def lock(self, leases: Sequence[tuple[int, UUID]]) -> set[int]:
+    async def lock(self, leases: Leases) -> set[int]:
         """Lock the rows whose lease is still held, which keeps it while the transaction lives; their ids.
 
         Raises:

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
+    Leases,
     NewMessage,
     ReadyPair,
     ReadyPairs,
@@ -194,11 +195,12 @@ class Store:
             lambda c: self.dialect.claim_ids(c, [message_id], queues, lease, token), self._places
         )
 
-    async def renew(self, leases: Sequence[tuple[int, UUID]], lease: float) -> set[int]:
-        """Lengthen `leases` to `lease` seconds from now, shorten none; the ids still held."""
+    async def renew(self, leases: Leases, lease: float, *, skip_locked: bool = False) -> set[int]:
+        """Lengthen `leases` to `lease` seconds from now, shorten none; the ids still held, `skip_locked` or not."""
         if not leases:
             return set()
-        return await self._transactions.run(lambda c: self.dialect.renew(c, leases, lease), self._places)
+        run, renew = self._transactions.run, self.dialect.renew
+        return await run(lambda c: renew(c, leases, lease, skip_locked=skip_locked), self._places)
 
     async def settle(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> SettleResult:
         """Write `settlements`, and what is chained to them, in one transaction; each only while its lease is held.

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.rows import NewMessage, ReadyPair
+from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import LEASE, Bench, done
 
@@ -157,8 +158,68 @@ async def test_a_renewal_does_not_wait_for_a_locked_row_and_knows_it_is_held(ben
     async with bench.store.engine.connect() as connection:
         await connection.execute(text("SELECT id FROM message FOR UPDATE"))
         leases = [(message.id, message.lease_token)]
-        assert await asyncio.wait_for(bench.store.renew(leases, 60), 5) == {message.id}
+        renewal = bench.store.renew(leases, 60, skip_locked=True)
+        assert await asyncio.wait_for(renewal, 5) == {message.id}
         await connection.rollback()
+
+
+@with_row_locks
+async def test_a_renewal_may_wait_for_a_locked_row_and_lengthens_its_lease_then(bench: Bench) -> None:
+    """Locked by a shorter renewal, which writes the row anew: what waits must find the new one."""
+    await bench.put(2)
+    leases = [(m.id, m.lease_token) for m in await bench.claim()]
+    store, before = bench.store, await bench.store.now()
+    async with store.engine.connect() as connection:
+        await connection.run_sync(lambda c: store.dialect.renew(c, leases, 60.0, skip_locked=True))
+        waiting = asyncio.create_task(store.renew(leases[:1], 7200.0))
+        done_early, _ = await asyncio.wait({waiting}, timeout=0.5)
+        await connection.commit()
+    assert await waiting == {leases[0][0]}
+    assert not done_early
+    first, second = [r["lease_expires_at"] - before for r in await bench.rows()]
+    assert second < timedelta(hours=1) < first
+
+
+@with_row_locks
+async def test_a_renewal_does_not_wait_for_the_next_holder_of_a_message(bench: Bench) -> None:
+    await bench.put()
+    [message] = await bench.claim()
+    async with bench.store.engine.connect() as connection:
+        await connection.execute(text("UPDATE message SET lease_token = :t"), {"t": _other(bench)})
+        await connection.commit()
+        await connection.execute(text("SELECT id FROM message FOR UPDATE"))
+        renewal = bench.store.renew([(message.id, message.lease_token)], 60)
+        assert await asyncio.wait_for(renewal, 5) == set()
+        await connection.rollback()
+
+
+@with_row_locks
+async def test_a_renewal_that_waits_in_vain_says_so(bench: Bench) -> None:
+    await bench.put()
+    [message] = await bench.claim()
+    impatient = Store(bench.store.engine, bench.store.tables, statement_timeout=0.5)
+    before = await bench.one()
+    async with bench.store.engine.connect() as connection:
+        await connection.execute(text("SELECT id FROM message FOR UPDATE"))
+        with pytest.raises(TransientStoreError):
+            await impatient.renew([(message.id, message.lease_token)], 7200)
+        await connection.rollback()
+    assert await bench.one() == before
+
+
+@with_row_locks
+async def test_a_claim_is_given_back_beside_rows_that_others_have_locked(bench: Bench) -> None:
+    """A claim whose answer was lost; handlers of the same queue work in transactions meanwhile."""
+    await bench.put(3)
+    [locked], [ours], [other] = [await bench.claim(limit) for limit in (1, 1, 1)]
+    async with bench.store.engine.connect() as connection:
+        await connection.execute(text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": locked.id})
+        release = bench.store.release_claim(["q"], ours.lease_token)
+        assert await asyncio.wait_for(release, 5) == 1
+        await connection.rollback()
+    states = {r["id"]: (r["state"], r["deliveries_count"]) for r in await bench.rows()}
+    held = dict.fromkeys((locked.id, other.id), ("PROCESSING", 1))
+    assert states == {ours.id: ("PENDING", 0), **held}
 
 
 async def test_a_half_set_lease_is_refused_by_the_table(bench: Bench) -> None:

@@ -184,16 +184,32 @@ async def test_a_lease_that_ran_out_is_somebody_elses(
 
 async def test_extend_keeps_it_by_the_databases_clock(broker: SqlBroker, look: Look) -> None:
     await broker.publish("x", "q")
-    found = await reserved(broker, lease="200ms")
+    found = await reserved(broker, lease="30m")
     await found.extend("1h")
     row = await look.in_state("PROCESSING")
     assert row["lease_expires_at"] - row["acquired_at"] > timedelta(minutes=59)
     assert found.held
     await expire(look)
     await found.extend()  # nobody had it
+    row = await look.in_state("PROCESSING")
+    assert timedelta(minutes=29) < row["lease_expires_at"] - row["acquired_at"] < timedelta(minutes=59)
     assert await broker.reserve("q") is None
     with pytest.raises(SetupError, match="lease must be longer than 0"):
         await found.extend(0)
+    await found.commit()
+
+
+async def test_a_shorter_extension_changes_nothing(broker: SqlBroker, look: Look) -> None:
+    await broker.publish("x", "q")
+    found = await reserved(broker, lease="1h")
+    before = await look.in_state("PROCESSING")
+    await found.extend("200ms")
+    assert await look.in_state("PROCESSING") == before
+    clock = "faststream_sqlbroker.broker.reservation.monotonic"
+    with patch(clock, lambda: monotonic() + 1800):
+        assert found.held
+    with patch(clock, lambda: monotonic() + 3600):
+        assert not found.held
     await found.commit()
 
 

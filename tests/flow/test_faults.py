@@ -279,7 +279,7 @@ async def test_a_bug_in_the_removal_of_ack_first_leaves_nothing_behind(rig: Rig)
         consumer = rig.consumer(ack_first=True, max_fetch_interval=0.05)
         await consumer.start()
         await eventually(lambda: rig.logged("outside of the handler"))
-        await eventually(lambda: consumer.inflight.flushing == set())
+        await eventually(lambda: not consumer.inflight.flushing)
     await eventually(lambda: rig.handled)
 
 

@@ -1,12 +1,17 @@
 """Promise 3: a worker whose lease is gone changes nothing; a live holder keeps its lease."""
 
 import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from faststream_sqlbroker.core.outcome import Ack
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Outcome, Postpone
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.lease import LeaseKeeper
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -86,6 +91,30 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
     assert [r["key"] for r in await rig.rows(archive=True)] == ["next"]
 
 
+async def test_a_hold_asked_for_beside_a_renewal_is_in_the_database(rig: Rig) -> None:
+    """Whichever has the row first, a yes means that nobody else can have it for as long as was asked."""
+    rounds = 40
+    await rig.put(100)
+    rows = await rig.claim(100)
+    before = await rig.store.now()
+    inflight = Inflight()
+    inflight.add(rows)
+    keeper = LeaseKeeper(rig.store, inflight, rig.log, lease=60.0, max_lease=None)
+
+    async def hold(row: ClaimedMessage, pause: float) -> bool:
+        await asyncio.sleep(pause)  # varies who is first; any order is right
+        return await keeper.extend([row], 7200.0)
+
+    for n in range(rounds):
+        for row in rows:
+            row.renewed_monotonic, row.held_until = float("-inf"), 0.0
+        assert len(inflight.due_for_renewal(60.0, None)) == len(rows)
+        _, held = await asyncio.gather(keeper.tick(), hold(rows[n], n % 8 * 0.001))
+        assert held
+    left = {r["id"]: r["lease_expires_at"] - before for r in await rig.rows()}
+    assert [n for n in range(rounds) if left[rows[n].id] < timedelta(seconds=7200)] == []
+
+
 async def test_the_own_older_outcome_is_dropped_when_a_row_comes_back(rig: Rig) -> None:
     """A row claimed again by the same process is settled by its second delivery only."""
     await rig.put()
@@ -100,6 +129,38 @@ async def test_the_own_older_outcome_is_dropped_when_a_row_comes_back(rig: Rig) 
     assert first.lease_lost
     assert not second.lease_lost
     assert consumer.inflight.held == {second.id: second}
+
+
+@pytest.mark.parametrize("outcome", [Nack(0.0), Postpone(0.0), Move("r")], ids=lambda o: type(o).__name__)
+async def test_a_message_may_be_claimed_again_before_its_outcome_is_known_to_be_written(
+    rig: Rig, outcome: Outcome
+) -> None:
+    """The answer of the write overtaken by that of the next claim: no lease is lost, and both are settled."""
+    settle, calls, handled_again = rig.store.settle, 0, asyncio.Event()
+
+    async def answered_late(batch: Sequence[Settlement], **options: Any) -> SettleResult:
+        result = await settle(batch, **options)
+        await handled_again.wait()
+        return result
+
+    async def handle(row: ClaimedMessage) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            row.settle_as(outcome)
+        else:
+            await rig.ack(row)
+            handled_again.set()
+
+    await rig.put()
+    consumer = rig.consumer(handle, ["q", "r"], max_fetch_interval=0.05, flush_interval=0.01)
+    with patch.object(rig.store, "settle", answered_late):
+        await consumer.start()
+        await eventually(lambda: _archived(rig, 1))
+        await eventually(lambda: not consumer.inflight.unwritten)
+    inflight = consumer.inflight
+    assert (inflight.settled_count, inflight.lease_lost_count, inflight.held) == (2, 0, {})
+    assert rig.logged("lease lost") == []
 
 
 async def test_expired_leases_come_back_when_a_process_has_gone(rig: Rig) -> None:

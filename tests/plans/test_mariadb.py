@@ -80,7 +80,8 @@ STEPS: dict[str, Callable[[MariadbDialect, Connection, list[ClaimedMessage]], An
     "ack": lambda d, c, rows: d.settle(c, [_settled(r, Ack()) for r in rows]),
     "retry": lambda d, c, rows: d.settle(c, [_settled(r, Nack(error=ValueError("no"))) for r in rows]),
     "dead letter": lambda d, c, rows: d.settle(c, [_settled(r, Reject(), TO_DEAD) for r in rows]),
-    "renew": lambda d, c, rows: d.renew(c, [(r.id, r.lease_token) for r in rows], 60.0),
+    "renew": lambda d, c, rows: d.renew(c, [(r.id, r.lease_token) for r in rows], 60.0, skip_locked=True),
+    "extend": lambda d, c, rows: d.renew(c, [(r.id, r.lease_token) for r in rows], 60.0),
 }
 
 

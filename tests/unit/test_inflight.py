@@ -4,7 +4,7 @@ import asyncio
 import logging
 from datetime import datetime, timezone
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 import pytest
@@ -12,11 +12,13 @@ import pytest
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.inflight import Inflight, RefusedOutcome
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Loop
+from faststream_sqlbroker.flow.refused import RefusedOutcomes
 from faststream_sqlbroker.flow.release import BATCH, StuckReleaser
 from faststream_sqlbroker.flow.worker import Worker
 from faststream_sqlbroker.subscriber.options import make_settings
@@ -44,7 +46,7 @@ class Renewing:
     def __init__(self, meanwhile: Any) -> None:
         self.meanwhile = meanwhile
 
-    async def renew(self, _leases: Any, _lease: float) -> set[int]:
+    async def renew(self, _leases: Any, _lease: float, **_: Any) -> set[int]:
         self.meanwhile()
         return set()
 
@@ -67,12 +69,12 @@ async def test_what_is_being_written_is_not_renewed() -> None:
     inflight = Inflight()
     with patch("faststream_sqlbroker.flow.inflight.monotonic") as clock:
         clock.return_value = 100.0
-        inflight.add([row(1), row(2)])
-        inflight.flushing.add(1)
-        clock.return_value = 104.0
-        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [2]
-        clock.return_value = 106.0
-        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
+        inflight.add([first := row(1), row(2)])
+        with inflight.writing([ack(first)]):
+            clock.return_value = 104.0
+            assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [2]
+            clock.return_value = 106.0
+            assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
 
 
 def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
@@ -103,7 +105,7 @@ async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
 async def test_what_is_being_written_while_it_is_renewed_is_no_lost_lease() -> None:
     inflight, message = Inflight(), row()
     inflight.add([message])
-    await renewed(inflight, lambda: inflight.flushing.add(message.id))
+    await renewed(inflight, lambda: inflight.flushing.append([ack(message)]))
     assert not message.lease_lost
     assert inflight.lease_lost_count == 0
 
@@ -117,7 +119,7 @@ async def test_a_later_delivery_is_not_taken_for_the_older_one() -> None:
     assert not later.lease_lost
     assert inflight.held == {1: later}
     assert inflight.outcomes == []
-    assert not inflight.still_ours(ack(older))
+    assert inflight.without_overtaken([ack(older), ack(later)], quiet) == [ack(later)]
     inflight.written([ack(older)], SettleResult(set(), {1}), quiet)
     assert inflight.held == {1: later}
 
@@ -139,17 +141,68 @@ async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
         await flusher.flush_one()
     assert inflight.outcomes == []
     assert inflight.held == {1: later}
+    assert inflight.lease_lost_count == 1
 
 
-def test_what_came_back_is_counted_once() -> None:
-    """Its older outcome was being written just then."""
-    inflight, older, later, said = Inflight(), row(), row(), []
+def test_what_came_back_while_it_was_being_written_is_judged_by_the_answer() -> None:
+    """Its lease may have run out; or the outcome is written, and nothing was lost."""
+    for result, counts in (
+        (SettleResult(set(), {1}), (1, 0, 1)),
+        (SettleResult({1}, set()), (0, 1, 0)),
+    ):
+        inflight, older, later, said = Inflight(), row(), row(), []
+        inflight.add([older])
+        with inflight.writing([ack(older)]):
+            assert inflight.add([later]) == []
+        inflight.written([ack(older)], result, lambda *a, said=said, **_: said.append(a))
+        assert (inflight.lease_lost_count, inflight.settled_count, len(said)) == counts
+        assert inflight.held == {1: later}
+
+
+def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> None:
+    inflight, first, second, third = Inflight(), row(), row(), row()
+    inflight.add([first])
+    with inflight.writing([ack(first)]):
+        assert inflight.add([second]) == []
+        assert inflight.has_no_outcome(second)
+        assert inflight.add([third]) == [second]
+    assert (first.lease_lost, second.lease_lost, third.lease_lost) == (True, True, False)
+
+
+async def test_an_older_outcome_that_is_refused_is_not_kept() -> None:
+    """It was tried again when the message came back to us."""
+    inflight, older, later = Inflight(), row(), row()
+
+    class Store:
+        dialect = Mock(has_archive=True)
+
+        async def settle(self, _batch: Any, **_: Any) -> Any:
+            inflight.add([later])
+            raise StoreError("no")
+
+    store: Any = Store()
     inflight.add([older])
-    assert inflight.add([later]) == [older]
-    inflight.count_lost(older)
-    inflight.written([ack(older)], SettleResult(set(), {1}), lambda *a, **_: said.append(a))
-    assert (inflight.lease_lost_count, said) == (1, [])
+    inflight.refused.append(RefusedOutcome(ack(older), due=0.0))
+    assert await RefusedOutcomes(store, inflight, quiet).tick() is None
+    assert (inflight.refused, inflight.held) == ([], {1: later})
+    assert inflight.lease_lost_count == 1
+
+
+async def test_a_later_delivery_is_held_when_the_removal_of_the_older_one_finds_nothing() -> None:
+    """ACK_FIRST: its lease ran out before the removal, and the message came back to us before the answer."""
+    inflight, older, later = Inflight(), row(), row()
+
+    class Starts:
+        async def remove_first(self, *_: Any) -> SettleResult:
+            inflight.add([later])
+            return SettleResult(lost={1})
+
+    store: Any = Mock(starts=Starts())
+    first = FirstAcks(store, inflight, SettleRules(), quiet, lease=60.0, interval=1.0)
+    inflight.add([older])
+    assert await first.remove([older]) == []
     assert inflight.held == {1: later}
+    assert inflight.lease_lost_count == 1
 
 
 def test_what_was_lost_is_not_given_back() -> None:
