@@ -62,6 +62,11 @@ class FirstAcks:
                 f"so they do not run ({error})",
             )
             result = None
+        except asyncio.CancelledError:
+            # It may be committed all the same, which the flush finds out; if not, they go back.
+            self._inflight.doubtful |= {(r.id, r.lease_token) for r in rows}
+            self._inflight.give_back(rows)
+            raise
         finally:
             self._inflight.flushing -= {r.id for r in rows}
         started = [r for r in rows if result is not None and r.id in result.settled]
