@@ -1,5 +1,6 @@
 """What an operator asks of the broker, and tells it."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -50,14 +51,16 @@ class Admin:
         *,
         channel: str = "",
         heard: Callable[[frozenset[str]], None] = lambda _paused: None,
+        turn: asyncio.Lock | None = None,
         pipelines: Iterable[Any] = (),
     ) -> None:
         """Work on the tables of `store`.
 
-        Pauses are told to other processes on `channel` (PostgreSQL), to this one by `heard`; `pipelines` are named
-        in explanations.
+        Pauses are told to other processes on `channel` (PostgreSQL), to this one by `heard`, in the order in which
+        `turn` lets them be written; `pipelines` are named in explanations.
         """
         self._store, self._channel, self._heard, self._pipelines = store, channel, heard, pipelines
+        self._turn = asyncio.Lock() if turn is None else turn
 
     # -- pauses -------------------------------------------------------------------------------------
 
@@ -87,7 +90,8 @@ class Admin:
                 or a reason or name that is no text.
         """
         info = {"by": _text("by", by) or process_name(), "reason": _text("reason", reason)}
-        self._heard(await self._store.fleet.pause(_queue(queue), _until(until), info, self._channel))
+        async with self._turn:
+            self._heard(await self._store.fleet.pause(_queue(queue), _until(until), info, self._channel))
 
     async def resume(self, queue: str) -> bool:
         """Let `queue` be claimed from again, as soon as `pause` is heard of. A subscriber paused by itself stays so.
@@ -98,8 +102,9 @@ class Admin:
         Raises:
             SetupError: an impossible name of a queue.
         """
-        was, paused = await self._store.fleet.resume(_queue(queue), self._channel)
-        self._heard(paused)
+        async with self._turn:
+            was, paused = await self._store.fleet.resume(_queue(queue), self._channel)
+            self._heard(paused)
         return was
 
     async def paused(self) -> list[PausedQueue]:

@@ -174,6 +174,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             self._store,
             channel=self._wakeups.channel,
             heard=self._presence.heard,
+            turn=self._presence.turn,
             pipelines=getattr(self, "pipelines", ()),
         )
 

@@ -63,6 +63,11 @@ class FirstAcks:
             )
             self._inflight.without_overtaken(settlements, self._log)
             result = None
+        except asyncio.CancelledError:
+            # It may be committed all the same, which the flush finds out; if not, they go back.
+            self._inflight.doubtful |= {(r.id, r.lease_token) for r in rows}
+            self._inflight.give_back(rows)
+            raise
         started = [r for r in rows if result is not None and r.id in result.settled]
         for row in rows:
             row.settle_as(Ack())

@@ -243,9 +243,11 @@ class Consumer:
 
     async def _end_writes(self) -> None:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)
+        deadline = asyncio.get_running_loop().time() + limit
         try:
-            async with asyncio.timeout(limit):
-                await asyncio.gather(*(loop.stop(limit) for loop in self._loops[1:]))
+            # Bounded by itself: a loop that was cancelled is waited for, or it would outlive the stop.
+            await asyncio.gather(*(loop.stop(limit) for loop in self._loops[1:]))
+            async with asyncio.timeout_at(deadline):
                 await self._final_flush()
         except TimeoutError:
             self._log(

@@ -73,14 +73,14 @@ class Firing:
             StoreError: the database failed; whoever comes next goes on where this ended.
         """
         token = uuid4()
-        state = await self._schedules.hold(planned.name, token, LEASE)
-        if state is None:
-            return
         try:
+            state = await self._schedules.hold(planned.name, token, LEASE)
+            if state is None:
+                return
             async with self._kept(planned.name, token):
                 await self._publish(planned, state, token)
         except (asyncio.CancelledError, StoreError):
-            # Nobody need wait for the lease. What was published meanwhile stays so.
+            # Nobody need wait for the lease, which may be held unanswered. What was published meanwhile stays so.
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(GIVE_BACK_TIMEOUT):
                     await self._schedules.give_back(planned.name, token)

@@ -17,11 +17,14 @@ from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, Unk
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.settlements import Settlements
+from faststream_sqlbroker.flow.unheeded import Unheeded
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 Rows = list[ClaimedMessage]
+Verdicts = dict[int, tuple[Verdict, int | None]]
+"""By message, with the one that has its key."""
 REST_STEP = 0.1
 """Seconds after which a worker that rests looks whether it is to stop."""
 REPEATS = 5
@@ -57,6 +60,7 @@ class PolicyStarts:
         self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
         self._once = next((policy for policy in policies if isinstance(policy, Once)), None)
         self._rest = next((policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0)
+        self._unheeded = Unheeded()
         self._failures = 0
 
     async def wait_for_slot(self, row: ClaimedMessage) -> None:
@@ -88,10 +92,10 @@ class PolicyStarts:
         keyed = [row for row in rows if row.key is not None]
         if self._once is None or not keyed:
             return rows
-        try:
-            verdicts = await self._claimed(keyed, self._once.ttl / MICROSECONDS)
-        except StoreError as error:
-            await self._not_started(rows, error)
+        claim = self._claimed(keyed, self._once.ttl / MICROSECONDS)
+        verdicts = await self._unheeded.run(claim, lambda: self._cut_off(rows, keyed))
+        if isinstance(verdicts, StoreError):
+            await self._not_started(rows, verdicts)
             return []
         self._failures = 0
         for row in keyed:
@@ -109,13 +113,22 @@ class PolicyStarts:
         row.settle_as(outcome)
         self._inflight.finish(self._settlements.one(row, row.outcome, attempted=False))
 
-    async def _claimed(self, rows: Rows, ttl: float) -> dict[int, tuple[Verdict, int | None]]:
-        for failures in range(1, REPEATS):
+    async def _claimed(self, rows: Rows, ttl: float) -> Verdicts | StoreError:
+        """The verdicts, or why there are none: returned, as after an error, too, a cancelled caller gives back."""
+        failures = 0
+        while True:
             try:
                 return await self._store.policies.claim_keys(rows, ttl)
-            except UnknownOutcomeError:
-                await asyncio.sleep(backoff(failures))
-        return await self._store.policies.claim_keys(rows, ttl)
+            except StoreError as error:
+                failures += 1
+                if failures == REPEATS or not isinstance(error, UnknownOutcomeError):
+                    return error
+            await asyncio.sleep(backoff(failures))
+
+    async def _cut_off(self, rows: Rows, keyed: Rows) -> None:
+        """Give back `rows`, which do not start: first their keys, or whoever gets them next would not run them."""
+        await self._give_back(keyed)
+        self._inflight.give_back(row for row in rows if not row.lease_lost)
 
     async def _not_started(self, rows: Rows, error: StoreError) -> None:
         """Nothing runs whose key is not known to be claimed."""
@@ -127,12 +140,14 @@ class PolicyStarts:
             f"{pause:.1f} s: {error}",
             message_id=rows[0].id,
         )
-        await asyncio.sleep(pause)
-        for row in rows:
-            if isinstance(error, UnknownOutcomeError):
-                self._inflight.forget(row)  # whoever gets it next finds out
-            else:
-                self._end(row, Release())
+        try:
+            await asyncio.sleep(pause)
+        finally:
+            for row in rows:
+                if isinstance(error, UnknownOutcomeError):
+                    self._inflight.forget(row)  # whoever gets it next finds out
+                else:
+                    self._end(row, Release())
 
     def _lost(self, row: ClaimedMessage) -> None:
         self._inflight.forget(row)
@@ -142,12 +157,14 @@ class PolicyStarts:
 
     async def ended(self, rows: Rows) -> None:
         """The handler of `rows` has ended: rest after a failure; give keys back where it may be tried again."""
-        if self._rest and any(isinstance(row.outcome, Nack) for row in rows):
-            until = monotonic() + self._rest
-            while (left := until - monotonic()) > 0 and not self._stopping():
-                await asyncio.sleep(min(left, REST_STEP))
-        if again := self.spend(rows):
-            await self._give_back(again)
+        try:
+            if self._rest and any(isinstance(row.outcome, Nack) for row in rows):
+                until = monotonic() + self._rest
+                while (left := until - monotonic()) > 0 and not self._stopping():
+                    await asyncio.sleep(min(left, REST_STEP))
+        finally:
+            if again := self.spend(rows):
+                await self._unheeded.run(self._give_back(again))
 
     def spend(self, rows: Rows) -> Rows:
         """End those of `rows` that may run once and have failed; those whose keys are to be given back."""

@@ -46,6 +46,8 @@ class Presence:
         self._written: dict[str, dict[str, Any]] = {}
         self._loop: Loop | None = None
         self._lock = asyncio.Lock()
+        self.turn = asyncio.Lock()
+        """Held by who pauses or resumes, until `heard` was told: of two answers the older must not be told last."""
         self._heard_count = 0
         self._clean_at = float("-inf")
 
@@ -73,9 +75,10 @@ class Presence:
             self._log(logging.INFO, text)
 
     def heard(self, paused: frozenset[str]) -> None:
-        """This process itself has paused or resumed: these queues are paused now."""
+        """This process itself has paused or resumed: these queues are paused then."""
         self._heard_count += 1
         self._tell(list(self._members.values()), paused)
+        self.look()  # another process may have paused or resumed since
 
     def look(self) -> None:
         """Something may have changed: tell and ask at once."""

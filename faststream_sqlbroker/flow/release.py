@@ -34,9 +34,8 @@ class StuckReleaser:
     async def tick(self) -> float:
         """Release one batch; at once again after a full one."""
         count = await self._store.release_stuck(self._queues, BATCH)
-        if await self._store.policies.forget_expired(BATCH) == BATCH:
-            return 0.0
         if count:
             self._log(logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}")
             self._released()
-        return 0.0 if count == BATCH else self._interval
+        forgotten = await self._store.policies.forget_expired(BATCH)
+        return 0.0 if BATCH in (count, forgotten) else self._interval

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Release
@@ -30,9 +31,9 @@ current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transac
 class TransactionalDeliveries:
     """Delivers rows inside a transaction, one delivery (or batch) at a time."""
 
-    def __init__(self, store: "Store", inflight: Inflight, log: Log) -> None:
-        """Share the subscriber's `inflight`."""
-        self._store, self._inflight, self._log = store, inflight, log
+    def __init__(self, store: "Store", inflight: Inflight, log: Log, *, lease: float) -> None:
+        """Share the subscriber's `inflight`; `lease` in seconds."""
+        self._store, self._inflight, self._log, self._lease = store, inflight, log, lease
         self._failures = 0
 
     async def deliver(
@@ -48,7 +49,8 @@ class TransactionalDeliveries:
             run: Runs the handler; afterwards each row has its outcome.
             settlements: What the outcomes mean, with what is chained to them.
         """
-        started = False
+        started, renewed = False, min(row.renewed_monotonic for row in rows)
+        left: Rows | None = None
         try:
             async with self._store.transaction() as transaction:
                 rows = await self._lock(transaction, rows)
@@ -59,15 +61,19 @@ class TransactionalDeliveries:
                         await run(rows)
                 finally:
                     current.reset(token)
-                return await self._commit(transaction, rows, settlements) if rows else []
+                left = await self._commit(transaction, rows, settlements) if rows else []
         except BaseException as error:
             if isinstance(error, StoreError) and not started:
                 return await self._not_started(rows, error)
-            # What was rolled back must not be acked by the flush.
             for row in rows:
-                if isinstance(row.outcome, Ack | Move):
-                    row.outcome = Abandon()
+                if left == []:
+                    self._inflight.forget(row)  # committed, though its connection did not come back
+                elif isinstance(row.outcome, Ack | Move):
+                    row.outcome = Abandon()  # rolled back: the flush must not ack it
             raise
+        if left and monotonic() - renewed > self._lease / 3:
+            await self._renew(left)
+        return left
 
     async def _lock(self, transaction: "HandlerTransaction", rows: Rows) -> Rows:
         held = await transaction.lock([(row.id, row.lease_token) for row in rows])
@@ -75,6 +81,17 @@ class TransactionalDeliveries:
             if row.id not in held:
                 self._lost(row)
         return [row for row in rows if row.id in held]
+
+    async def _renew(self, rows: Rows) -> None:
+        """No renewal got past the lock, so the lease may have run out: hold it until the outcome is written."""
+        asked = monotonic()
+        try:
+            held = await self._store.renew([(row.id, row.lease_token) for row in rows], self._lease)
+        except StoreError:
+            return  # the flush finds out what is lost
+        for row in rows:
+            if row.id in held:
+                row.renewed_monotonic = asked
 
     async def _not_started(self, rows: Rows, error: StoreError) -> Rows:
         self._failures += 1

@@ -54,9 +54,10 @@ class Worker:
         self._handle, self._log, self._rules = handle, log, rules
         self._settlements = Settlements(rules, log)
         self._first, self._stopping, self._on_idle = first, stopping, on_idle
-        self._transactional = (
-            TransactionalDeliveries(store, inflight, log) if settings.transactional else None
-        )
+        self._transactional: TransactionalDeliveries | None = None
+        if settings.transactional:
+            lease = settings.release_stuck_timeout
+            self._transactional = TransactionalDeliveries(store, inflight, log, lease=lease)
         special = (
             settings.batch,
             settings.transactional,

@@ -24,6 +24,7 @@ from faststream_sqlbroker import (
     SqlBrokerResponse,
     SqlBrokerRouter,
     TransientStoreError,
+    UnknownOutcomeError,
 )
 from faststream_sqlbroker.core.schedules import ScheduleState, load_state
 from faststream_sqlbroker.flow import firing
@@ -544,6 +545,34 @@ async def test_a_stop_waits_for_the_function_or_leaves_it_to_others_at_once(
         await broker.stop()
     [row] = await look.rows()
     assert bytes(row["payload"]) == b"2"
+
+
+@pytest.mark.parametrize("cut_off", ["cancelled", "unanswered"])
+async def test_a_schedule_that_was_taken_unheard_is_free_at_once(
+    broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch, cut_off: str
+) -> None:
+    """The lease was committed, but the stop came first, or the answer was lost."""
+    broker.publish_on_schedule("s", "0 0 1 1 *", "q", "x")
+    await first_start(broker, look)
+    await remember(look, next_at=await now(broker))
+    scheduler, schedules, taken = broker._scheduler, broker._store.schedules, asyncio.Event()
+    hold = schedules.hold
+
+    async def unheard(*args: Any) -> None:
+        assert await hold(*args) is not None
+        taken.set()
+        if cut_off == "unanswered":
+            raise UnknownOutcomeError("the answer was lost")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(schedules, "hold", unheard)
+    firing_it = asyncio.create_task(scheduler._firing.fire(scheduler._planned["s"]))
+    await taken.wait()
+    if cut_off == "cancelled":
+        firing_it.cancel()
+    with pytest.raises((asyncio.CancelledError, UnknownOutcomeError)):
+        await firing_it
+    assert await hold("s", uuid4(), 1.0) is not None
 
 
 @on_servers

@@ -10,8 +10,10 @@ import pytest
 
 from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Outcome, Postpone
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
+from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.release import StuckReleaser
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -172,6 +174,32 @@ async def test_expired_leases_come_back_when_a_process_has_gone(rig: Rig) -> Non
     rows = await eventually(lambda: _archived(rig, 5))
     assert {r["deliveries_count"] for r in rows} == {2}
     assert rig.logged("expired leases given back")
+
+
+@pytest.mark.parametrize("forgotten", [1_000, None], ids=["many", "an error"])
+async def test_what_came_back_is_told_whatever_becomes_of_old_states(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, forgotten: int | None
+) -> None:
+    """States of policies that are forgotten in the same tick are another matter."""
+
+    async def forget_expired(_limit: int) -> int:
+        if forgotten is None:
+            raise TransientStoreError("the database is busy")
+        return forgotten
+
+    monkeypatch.setattr(rig.store.policies, "forget_expired", forget_expired)
+    await rig.put(1)
+    await rig.claim(1)
+    await rig.expire()
+    told: list[None] = []
+    releaser = StuckReleaser(rig.store, ["q"], rig.log, interval=60.0, released=lambda: told.append(None))
+    if forgotten is None:
+        with pytest.raises(TransientStoreError):
+            await releaser.tick()
+    else:
+        assert await releaser.tick() == 0.0
+    assert told == [None]
+    assert rig.logged("1 expired leases given back in q")
 
 
 async def _archived(rig: Rig, count: int) -> list[dict[str, Any]] | None:

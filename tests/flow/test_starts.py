@@ -160,12 +160,17 @@ async def test_a_thread_that_outlives_the_stop_is_not_listed_for_good(rig: Rig) 
     await eventually(none)
 
 
-async def test_a_stop_ends_every_loop_though_the_database_hangs(rig: Rig) -> None:
+@pytest.mark.parametrize("farewell", [0, 0.3], ids=["at once", "slowly"])
+async def test_a_stop_ends_every_loop_though_the_database_hangs(rig: Rig, farewell: float) -> None:
+    """Also where a driver takes its time to be cancelled."""
     hanging = asyncio.Event()
 
     async def hang(*_: Any, **__: Any) -> None:
         hanging.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(farewell)
 
     await rig.put(2, expires_in=0.001)
     await asyncio.sleep(0.01)
