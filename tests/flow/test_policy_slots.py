@@ -8,7 +8,7 @@ from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
 from tests.flow.conftest import Rig
-from tests.helpers import eventually
+from tests.flow.test_policies import archived
 
 HOURLY: Any = {"per": "1h", "max_lag": "1h"}
 
@@ -45,6 +45,6 @@ async def test_nothing_is_claimed_for_a_worker_that_waits_for_its_slot(rig: Rig)
     consumer = rig.consumer(handle, policies=policies, max_workers=1, max_fetch_interval=0.05, wakeup="poll")
     ids = await rig.put(3)
     await consumer.start()
-    await eventually(lambda: consumer.inflight.settled_count == 3)
+    await archived(rig, 3)
     assert sorted(row.id for row in rig.handled) == ids
     assert behind == [0] * 3
