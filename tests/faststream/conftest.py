@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.schema.types import clock
 from tests.helpers import eventually
 
 QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
@@ -39,6 +40,16 @@ class Look:
             return rows if len(rows) == count and not await self.rows() else []
 
         return await eventually(done)
+
+    async def lease_over(self) -> None:
+        """Wait until the lease of the only live message has run out, by the database's clock."""
+        is_over = select(self.tables.message.c.lease_expires_at < clock())
+
+        async def over() -> bool:
+            async with self.engine.connect() as connection:
+                return bool((await connection.execute(is_over)).scalar_one())
+
+        await eventually(over, timeout=20, step=0.05)
 
     async def in_state(self, state: str) -> dict[str, Any]:
         """Wait until the only live message is in `state`."""

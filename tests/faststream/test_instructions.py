@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from faststream import AckPolicy
@@ -28,6 +29,7 @@ from faststream_sqlbroker import (
     SqlBrokerResponse,
     SqlConnection,
 )
+from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -524,6 +526,13 @@ async def test_an_extended_lease_is_not_shortened_and_a_lost_one_is_told(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     answers: list[Any] = []
+    ticks, tick = 0, LeaseKeeper.tick
+
+    async def counted(self: LeaseKeeper) -> float:
+        nonlocal ticks
+        pause = await tick(self)
+        ticks += 1
+        return pause
 
     async def lease() -> timedelta:
         [row] = await look.rows()
@@ -532,15 +541,17 @@ async def test_an_extended_lease_is_not_shortened_and_a_lost_one_is_told(
     async def act(message: Any) -> None:
         for duration in (0.5, "2h", "1h", 5):
             answers.append((await message.extend_lease(duration), await lease()))
-        await asyncio.sleep(1.0)  # several renewals of a lease of 600 ms
+        seen = ticks
+        await eventually(lambda: ticks > seen + 12)  # far more than a third of the lease
         answers.append((True, await lease()))
         async with look.engine.begin() as connection:
             await connection.execute(text(LOSE))
         answers.append(await message.extend_lease("1h"))
         answers.append(await message.extend_lease("1h"))
 
-    await run(broker, act, release_stuck_timeout=0.6)
-    await eventually(lambda: len(answers) == 7)
+    with patch.object(LeaseKeeper, "tick", counted):
+        await run(broker, act, release_stuck_timeout=0.6)
+        await eventually(lambda: len(answers) == 7, timeout=30)
     assert answers[-2:] == [False, False]
     assert [held for held, _ in answers[:5]] == [True] * 5
     lengths = [length for _, length in answers[:5]]
@@ -552,17 +563,23 @@ async def test_an_extended_lease_is_not_shortened_and_a_lost_one_is_told(
 
 async def test_an_extension_goes_past_max_lease(broker: SqlBroker, look: Look, heard: Heard) -> None:
     """Without it the message would come back while its handler runs, and be handled twice."""
-    calls = 0
+    calls, lease, store = 0, 2, broker._store
+
+    async def over() -> bool:
+        # The last renewal is made before `max_lease`, and lasts for a lease.
+        [row] = await look.rows()
+        return await store.now() > row["acquired_at"] + timedelta(seconds=2 * lease)
 
     async def act(message: Any) -> None:
         nonlocal calls
         calls += 1
         assert await message.extend_lease("1m")
-        await asyncio.sleep(3.0)  # the length of the handler is what is tested
+        await eventually(over, step=0.05)
+        with patch.object(store, "release_stuck", wraps=store.release_stuck) as searched:
+            await eventually(lambda: searched.call_count > 2)
 
-    await run(
-        broker, act, release_stuck_timeout=0.6, release_stuck_interval=0.05, max_lease=0.6, max_workers=2
-    )
+    limits = {"release_stuck_timeout": lease, "release_stuck_interval": 0.05, "max_lease": lease}
+    await run(broker, act, max_workers=2, **limits)
     [row] = await look.archived()
     assert (calls, row["deliveries_count"]) == (1, 1)
     assert not heard.texts("lease lost")

@@ -497,10 +497,25 @@ async def test_a_slow_function_keeps_its_schedule_and_holds_up_no_other(
     async def slow() -> str:
         nonlocal calls
         calls += 1
-        await asyncio.sleep(2)
+        first = await lease_end()
+        await eventually(lambda: renewed_after(first))
+        await eventually(others)
         return "x"
 
-    with patch.object(firing, "LEASE", 0.6):
+    async def lease_end() -> datetime:
+        c = look.tables.policy_state.c
+        async with engine.connect() as connection:
+            of = (c.scope == "schedule") & (c.key == "s")
+            end: datetime = (await connection.execute(select(c.lease_expires_at).where(of))).scalar_one()
+            return end
+
+    async def renewed_after(first: datetime) -> bool:
+        return await lease_end() > first
+
+    async def others() -> bool:
+        return "others" in {row["queue"] for row in await look.rows()}
+
+    with patch.object(firing, "LEASE", 6.0):
         async with other(engine) as second:
             for each in (broker, second):
                 each.schedule("0 0 1 1 *", queue="q", name="s")(slow)
@@ -510,11 +525,10 @@ async def test_a_slow_function_keeps_its_schedule_and_holds_up_no_other(
             await broker.start()
             await second.start()
 
-            async def both() -> bool:
-                queues = [row["queue"] for row in await look.rows()]
-                return "q" in queues and queues.index("q") > queues.index("others")
+            async def published() -> bool:
+                return "q" in {row["queue"] for row in await look.rows()}
 
-            await eventually(both)
+            await eventually(published, timeout=30)
     assert calls == 1
 
 

@@ -227,7 +227,7 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
     """An expired lease is neither released nor renewed while the handler's transaction lives."""
     running, go_on = asyncio.Event(), asyncio.Event()
 
-    @broker.subscriber("in", **OPTIONS, release_stuck_interval=0.05, release_stuck_timeout=0.3, max_lease=0.3)
+    @broker.subscriber("in", **OPTIONS, release_stuck_interval=0.05, release_stuck_timeout=3)
     async def handle(body: str, connection: SqlConnection) -> None:
         await connection.execute(insert(effects).values(body=body))
         running.set()
@@ -236,7 +236,10 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
     await broker.start()
     await broker.publish("x", "in")
     await running.wait()
-    await asyncio.sleep(1.0)  # three leases
+    await look.lease_over()
+    store = broker._store
+    with patch.object(store, "release_stuck", wraps=store.release_stuck) as searched:
+        await eventually(lambda: searched.call_count > 2)
     assert [r["state"] for r in await look.rows()] == ["PROCESSING"]
     go_on.set()
     [row] = await look.archived(1)

@@ -174,7 +174,10 @@ class Cell:
     async def check(self) -> dict[str, list[str]]:
         """Read everything and apply the rules."""
         h = self.history
-        h.deliveries = deliveries(read(self.folder))
+        events = read(self.folder)
+        h.deliveries = deliveries(events)
+        # A machine that is busy with others keeps a process from renewing its leases, as a fault does.
+        h.disturbed |= {event["pid"] for event in events if event["event"] == "stalled"}
         h.live = [r for r in await self._rows("message") if r["queue"] != "out"]
         h.answers = [r["number"] for r in await self._rows("message") if r["queue"] == "out"]
         h.archived = await self._rows("message_archive")

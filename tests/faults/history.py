@@ -58,7 +58,7 @@ class History:
     killed: set[int] = field(default_factory=set)
     """Processes that ended without a chance to write anything."""
     disturbed: set[int] = field(default_factory=set)
-    """Processes that a fault may have kept from renewing their leases."""
+    """Processes that a fault, or a busy machine, may have kept from renewing their leases."""
     live: list[dict[str, Any]] = field(default_factory=list)
     archived: list[dict[str, Any]] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)

@@ -13,6 +13,7 @@ import random
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,22 @@ def dying(store: Any, step: str, seed: int) -> None:
         patch(getattr(store, owners[0]) if owners else store, method)
 
 
+async def note_stalls(recorder: Recorder, limit: float) -> None:
+    """Note when this process does not come to its turn for more than `limit` seconds."""
+    while True:
+        before = time.monotonic()
+        await asyncio.sleep(0.05)
+        if time.monotonic() - before > limit:
+            recorder.note("stalled")
+
+
+async def work(broker: SqlBroker, recorder: Recorder, lease: float) -> None:
+    """Run until SIGTERM."""
+    watch = asyncio.create_task(note_stalls(recorder, lease / 3))
+    await FastStream(broker, logger=None).run()
+    watch.cancel()
+
+
 def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     """Work until SIGTERM."""
     given = dict(options)
@@ -151,7 +168,7 @@ def run(url: str, folder: Path, options: dict[str, Any]) -> None:
         dying(store, die, seed)
     if defect:
         defects.plant(defect, store)
-    asyncio.run(FastStream(broker, logger=None).run())
+    asyncio.run(work(broker, recorder, given["release_stuck_timeout"]))
 
 
 if __name__ == "__main__":

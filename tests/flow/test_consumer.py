@@ -264,8 +264,7 @@ async def test_several_queues_take_turns(rig: Rig) -> None:
 async def test_a_delayed_message_is_handled_soon_after_it_is_due(rig: Rig) -> None:
     """P1: never earlier, by the database's clock."""
     await rig.consumer(max_fetch_interval=30).start()
-    await rig.publisher.publish([NewMessage("q", b"later", delay=0.3)])
-    await rig.publisher.publish([NewMessage("q", b"now")])
+    await rig.publisher.publish([NewMessage("q", b"later", delay=0.3), NewMessage("q", b"now")])
     await eventually(lambda: len(rig.handled) == 2)
     now, later = rig.handled
     assert (now.payload, later.payload) == (b"now", b"later")

@@ -46,7 +46,7 @@ async def far(rig: Rig) -> AsyncIterator[tuple[Proxy, Store]]:
     """A second store over the same tables, behind a proxy."""
     async with proxied(rig.store.engine.url) as (proxy, url):
         engine = create_async_engine(url)
-        yield proxy, Store(engine, rig.store.tables, statement_timeout=2.0)
+        yield proxy, Store(engine, rig.store.tables, statement_timeout=5.0)
         await engine.dispose()
 
 
@@ -171,7 +171,7 @@ async def test_a_connection_that_dies_on_its_way_back_to_the_pool_holds_nobody(
     started = time.monotonic()
     assert await store.insert([NewMessage("q", b"second")]) == [2]
     assert proxy.died == 1
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     await store.insert([NewMessage("q", b"third")])
     proxy.die_at = ROLLBACK
     await store.now()
@@ -332,7 +332,7 @@ async def test_a_listener_whose_server_is_silent_gives_up(far: tuple[Proxy, Stor
         async with store.listen("channel", lambda _payload: None):
             pass
     assert proxy.died == 1
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 20
 
 
 async def test_cancelled_publishes_leave_no_trace_in_the_pool(rig: Rig) -> None:

@@ -23,9 +23,10 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
     with patch("faststream_sqlbroker.flow.isolation.HOLD", 0.5):
         await consumer.start()
         await eventually(lambda: consumer.inflight.running == 1)
-        await rig.store.insert([NewMessage("q", b"suspect", delay=1.0)])
+        await rig.store.insert([NewMessage("q", b"suspect", delay=3600)])
         await rig.execute(TWICE_LOST)
-        await eventually(lambda: consumer._fetcher._isolation._hold_until)
+        await rig.execute(f"UPDATE message SET next_attempt_at = {rig.past(1)} WHERE state = 'PENDING'")
+        await eventually(lambda: consumer._fetcher._isolation._known)
         await rig.put(20)
         await eventually(lambda: len(rig.handled) == 20)
         assert b"suspect" not in {row.payload for row in rig.handled}

@@ -27,20 +27,20 @@ async def test_what_comes_within_a_burst_while_it_ends_takes_part(
 ) -> None:
     """Z7: committed before the burst's end, but after a claim has looked for arrivals, and before it has chosen."""
     other = create_engine(make_url(database_url).set(drivername=SYNC_DRIVERS[database]))
-    [first] = await rig.put(1, key="a")
-    put_at = time.monotonic()
+    put_at, key, in_time = 0.0, "", False
     ids: list[int] = []
     choose: Any = PolicyRows.due
 
     def late(*given: Any, **options: Any) -> Any:
+        nonlocal in_time
         if not ids:
             with other.begin() as connection:
-                key = rig.quoted("key")
-                insert = f"INSERT INTO message (queue, payload, priority, {key}) VALUES ('q', 'x', {priority}, 'a')"
+                columns = f"queue, payload, priority, {rig.quoted('key')}"
+                insert = f"INSERT INTO message ({columns}) VALUES ('q', 'x', {priority}, '{key}')"
                 connection.execute(text(insert))
                 ids.append(connection.execute(text("SELECT max(id) FROM message")).scalar_one())
-            assert time.monotonic() - put_at < WINDOW, "the machine is too slow to tell"
-            time.sleep(put_at + WINDOW + 0.1 - time.monotonic())
+            if in_time := time.monotonic() - put_at < WINDOW:
+                time.sleep(max(0.0, put_at + WINDOW + 0.1 - time.monotonic()))
         return choose(*given, **options)
 
     async def claim() -> list[ClaimedMessage]:
@@ -48,10 +48,16 @@ async def test_what_comes_within_a_burst_while_it_ends_takes_part(
         return (await rig.store.policies.claim(wanted, Memory()))[0].rows
 
     monkeypatch.setattr(PolicyRows, "due", late)
-    await asyncio.sleep(WINDOW / 2)
-    assert await claim() == []
+    while not in_time:  # a busy machine may be too slow to tell
+        await rig.execute("DELETE FROM message")
+        ids.clear()
+        key, put_at = uuid4().hex, time.monotonic()
+        [first] = await rig.put(1, key=key)
+        await asyncio.sleep(WINDOW / 2)
+        early = await claim()
+    assert early == []
     rows = await eventually(claim, timeout=3 * WINDOW, step=0.1)
     assert [row.id for row in rows] == ids
-    [gone] = await rig.rows(archive=True)
-    assert (gone["id"], gone["reason"]) == (first, f"superseded by {ids[0]}")
+    gone = {row["id"]: row["reason"] for row in await rig.rows(archive=True)}
+    assert gone[first] == f"superseded by {ids[0]}"
     other.dispose()

@@ -1,6 +1,5 @@
 """Slots of a Throttle: each is for one attempt."""
 
-import asyncio
 from typing import Any
 from uuid import uuid4
 
@@ -9,7 +8,7 @@ from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
 from tests.flow.conftest import Rig
-from tests.helpers import eventually
+from tests.flow.test_policies import archived
 
 HOURLY: Any = {"per": "1h", "max_lag": "1h"}
 
@@ -35,18 +34,17 @@ async def test_a_lost_lease_has_spent_its_slot(rig: Rig) -> None:
 
 async def test_nothing_is_claimed_for_a_worker_that_waits_for_its_slot(rig: Rig) -> None:
     """Z10: it would wait behind that one here, and miss a slot that another process could use."""
-    handled: list[int] = []
+    behind: list[int] = []
 
     async def handle(row: ClaimedMessage) -> None:
-        handled.append(row.id)
-        if len(handled) > 1:
-            await asyncio.sleep(0.8)
+        rig.handled.append(row)
+        behind.append(consumer.inflight.waiting.qsize())
         row.settle_as(Ack())
 
     policies = [Throttle(10, per="1s", max_lag="500ms")]
     consumer = rig.consumer(handle, policies=policies, max_workers=1, max_fetch_interval=0.05, wakeup="poll")
     ids = await rig.put(3)
     await consumer.start()
-    await eventually(lambda: consumer.inflight.settled_count == 3)
-    assert handled == ids
-    assert consumer.inflight.claimed_count == 3
+    await archived(rig, 3)
+    assert sorted(row.id for row in rig.handled) == ids
+    assert behind == [0] * 3

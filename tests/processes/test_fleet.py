@@ -84,14 +84,15 @@ async def test_a_message_that_kills_its_process_ends_in_the_dead_letters(fleet: 
     """F6: with the default limit, while the others are handled."""
     await fleet.publish(3)
     limit = 13  # the default strategy's 10 attempts, and 3
-    short = {"release_stuck_timeout": 0.3, "release_stuck_interval": 0.1}
+    leases = {"release_stuck_timeout": 10, "release_stuck_interval": 0.1}
     for _ in range(limit + 2):
-        worker = fleet.start("poison", **short)
+        worker = fleet.start("poison", **leases)
         await eventually(
             lambda worker=worker: worker.poll() is not None or _is_settled(fleet), timeout=30, step=0.05
         )
         if worker.poll() is None:
             break
+        await fleet.expire()
     await fleet.settled(3)
     await fleet.stop()
     assert fleet.total()[0] == limit
