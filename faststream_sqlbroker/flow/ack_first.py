@@ -69,23 +69,25 @@ class FirstAcks:
             self._inflight.give_back(rows)
             raise
         started = [r for r in rows if result is not None and r.id in result.settled]
-        for row in rows:
+        for row, settlement in zip(rows, settlements, strict=True):
             row.settle_as(Ack())
-            if self._inflight.held.get(row.id) is row:
-                del self._inflight.held[row.id]
+            self._inflight.let_go(settlement)
         for row in started:
             row.renewed_monotonic = now
             self._running[row.id] = row
         if result is not None:
-            self._count(result.settled, result.lost)
+            self._count(started, [r for r in rows if r.id in result.lost])
         return started
 
-    def _count(self, settled: set[int], lost: set[int]) -> None:
+    def _count(self, settled: list[ClaimedMessage], lost: list[ClaimedMessage]) -> None:
         self._inflight.settled_count += len(settled)
         self._inflight.lease_lost_count += len(lost)
-        for message_id in lost:
-            text = f"lease lost: message {message_id} (phase ack first); it does not run here"
-            self._log(logging.WARNING, text, message_id=message_id)
+        for row in lost:
+            text = (
+                f"lease lost: message {row.id} (delivery {row.deliveries_count}, phase ack first); it does not "
+                "run here"
+            )
+            self._log(logging.WARNING, text, message_id=row.id)
 
     def end(self, rows: list[ClaimedMessage]) -> None:
         """The handlers of `rows` have ended, well or not."""

@@ -56,6 +56,8 @@ class Inflight:
         self.flushing: list[Sequence[Settlement]] = []
         """The batches that are being written: kept whole, as it is rarely asked what is in them."""
         self.doubtful: set[tuple[int, UUID]] = set()
+        self._older: dict[tuple[int, UUID], ClaimedMessage] = {}
+        """Deliveries that came to us again while their outcomes were being written."""
         self.running = 0
         self.wants_room = False
         self.notify_at = 1
@@ -104,10 +106,16 @@ class Inflight:
             self.held[row.id] = row
         self.claimed_count += len(rows)
         self.waiting.extend(rows)
+        being_written = self.being_written() if older else set()
+        lost = []
         for row in older:
             self.forget(row)
-        being_written = self.being_written() if older else set()
-        return [row for row in older if (row.id, row.lease_token) not in being_written]
+            mark = (row.id, row.lease_token)
+            if mark in being_written:
+                self._older[mark] = row
+            else:
+                lost.append(row)
+        return lost
 
     def forget(self, row: ClaimedMessage) -> None:
         """The row's lease is gone: nothing of it may be written any more."""
@@ -115,6 +123,7 @@ class Inflight:
         if self.held.get(row.id) is row:
             del self.held[row.id]
         void = (row.id, row.lease_token)
+        self._older.pop(void, None)
         self.outcomes = [s for s in self.outcomes if (s.id, s.lease_token) != void]
         self.refused = [r for r in self.refused if (r.settlement.id, r.settlement.lease_token) != void]
 
@@ -175,6 +184,8 @@ class Inflight:
         return {(s.id, s.lease_token) for batch in self.flushing for s in batch}
 
     def _overtaken(self, settlement: Settlement) -> bool:
+        if self._older and (settlement.id, settlement.lease_token) in self._older:
+            return True
         row = self.held.get(settlement.id)
         # Nearly always the same object; comparing UUIDs is Python code.
         return not (
@@ -193,12 +204,20 @@ class Inflight:
             if not self._overtaken(settlement):
                 kept.append(settlement)
                 continue
-            what = self.count_lost(settlement)
-            text = (
-                f"{what}: message {settlement.id} (phase settle); it came back to us, and the older outcome "
-            )
-            log(logging.WARNING, f"{text}will not be written", message_id=settlement.id)
+            what = self._lost(settlement, self.let_go(settlement), "settle")
+            text = f"{what}; it came back to us, and the older outcome will not be written"
+            log(logging.WARNING, text, message_id=settlement.id)
         return kept
+
+    def let_go(self, settlement: Settlement) -> ClaimedMessage | None:
+        """The delivery, which is ours no more."""
+        if self._overtaken(settlement):
+            return self._older.pop((settlement.id, settlement.lease_token), None)
+        return self.held.pop(settlement.id, None)
+
+    def _lost(self, settlement: Settlement, row: ClaimedMessage | None, phase: str) -> str:
+        which = "" if row is None else f"delivery {row.deliveries_count}, "
+        return f"{self.count_lost(settlement)}: message {settlement.id} ({which}phase {phase})"
 
     def count_lost(self, delivery: Settlement | ClaimedMessage) -> str:
         """Count a delivery that the database does not know any more; what to call it."""
@@ -225,11 +244,10 @@ class Inflight:
             lost = settlement.id in result.lost
             if not lost and settlement.id not in result.settled:
                 continue
-            row = None if self._overtaken(settlement) else self.held.pop(settlement.id, None)
+            row = self.let_go(settlement)
             if lost:
-                which = "" if row is None else f"delivery {row.deliveries_count}, "
-                text = f"{self.count_lost(settlement)}: message {settlement.id} ({which}phase flush)"
-                log(logging.WARNING, f"{text}; its outcome was not written now", message_id=settlement.id)
+                text = f"{self._lost(settlement, row, 'flush')}; its outcome was not written now"
+                log(logging.WARNING, text, message_id=settlement.id)
                 continue
             self.settled_count += 1
             if self.doubtful:

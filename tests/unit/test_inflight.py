@@ -150,13 +150,19 @@ def test_what_came_back_while_it_was_being_written_is_judged_by_the_answer() -> 
         (SettleResult(set(), {1}), (1, 0, 1)),
         (SettleResult({1}, set()), (0, 1, 0)),
     ):
-        inflight, older, later, said = Inflight(), row(), row(), []
-        inflight.add([older])
-        with inflight.writing([ack(older)]):
-            assert inflight.add([later]) == []
-        inflight.written([ack(older)], result, lambda *a, said=said, **_: said.append(a))
-        assert (inflight.lease_lost_count, inflight.settled_count, len(said)) == counts
-        assert inflight.held == {1: later}
+        for ended in (False, True):
+            inflight, older, later, said = Inflight(), row(), row(), []
+            later.deliveries_count = 2
+            inflight.add([older])
+            with inflight.writing([ack(older)]):
+                assert inflight.add([later]) == []
+            if ended:
+                inflight.written([ack(later)], SettleResult({1}, set()), quiet)
+                inflight.settled_count = 0
+            inflight.written([ack(older)], result, lambda *a, said=said, **_: said.append(a[1]))
+            assert (inflight.lease_lost_count, inflight.settled_count, len(said)) == counts
+            assert all(text.startswith("lease lost: message 1 (delivery 1, phase flush)") for text in said)
+            assert inflight.held == ({} if ended else {1: later})
 
 
 def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> None:
