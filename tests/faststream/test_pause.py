@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from sqlalchemy import text
@@ -306,8 +307,10 @@ async def _break(engine: AsyncEngine) -> None:
 
 
 async def test_messages_go_on_when_signs_of_life_fail(
-    engine: AsyncEngine, broker: SqlBroker, heard: Heard
+    engine: AsyncEngine, broker: SqlBroker, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Who looks for expired leases clears the same table, at the start too: without the table that fails for good.
+    monkeypatch.setattr(broker._store.policies, "forget_expired", AsyncMock(return_value=0))
     handled = collect(broker, "a", "b")
     await broker.admin.pause("a")
     await broker.start()
