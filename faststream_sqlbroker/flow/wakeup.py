@@ -39,7 +39,8 @@ class Wakeups:
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._watched: list[tuple[weakref.ref[Any], frozenset[str]]] = []
+        self._watched: dict[weakref.ref[Any], set[str]] = {}
+        """The callers' transactions that have not ended yet, and the queues that each has published into."""
         self._timers: set[asyncio.TimerHandle] = set()
         self._sent_at = 0.0
         self.channel = store.tables.config.channel
@@ -84,9 +85,10 @@ class Wakeups:
         """A publish into `queues` waits for the caller's `transaction` to end.
 
         There is no signal after COMMIT, so the transaction is looked at every 10 ms; the hint goes out when
-        it is no longer active, and once more 20 ms later. A rollback costs one spurious hint.
+        it is no longer active, and once more 20 ms later. A rollback costs one spurious hint. However often
+        a transaction publishes, it is looked at once each time.
         """
-        self._watched.append((weakref.ref(transaction), frozenset(queues)))
+        self._watched.setdefault(weakref.ref(transaction), set()).update(queues)
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._watch(), name="sqlbroker-watch")
 
@@ -98,16 +100,9 @@ class Wakeups:
     async def _watch(self) -> None:
         while self._watched:
             await asyncio.sleep(COALESCE)
-            ended, active = [], []
-            for ref, queues in self._watched:
-                transaction = ref()
-                if transaction is not None and transaction.is_active:
-                    active.append((ref, queues))
-                else:
-                    ended.append(queues)
-            self._watched = active
+            ended = [ref for ref in self._watched if (of := ref()) is None or not of.is_active]
             if ended:
-                queues = frozenset().union(*ended)
+                queues = frozenset().union(*(self._watched.pop(ref) for ref in ended))
                 self.published(queues)
                 self._hint_again(queues)
 

@@ -71,6 +71,63 @@ async def test_a_rollback_wakes_for_nothing(sleeper: Rig) -> None:
     assert sleeper.handled == []
 
 
+async def test_a_transaction_is_watched_once_however_often_it_publishes(sleeper: Rig) -> None:
+    """Each watched entry is looked at every 10 ms: one a publish made 20 000 publishes quadratic."""
+    publish, hints = sleeper.publisher.publish, list[str]()
+    for queue in ("a", "b"):
+        sleeper.wakeups.register([queue], lambda queue=queue: hints.append(queue), listen=False)
+    async with sleeper.store.engine.begin() as connection:
+        for n in range(50):
+            await publish([NewMessage("ab"[n % 2], b"x")], connection=connection)
+            assert len(sleeper.wakeups._watched) == 1
+        with pytest.raises(KeyError):
+            async with connection.begin_nested():
+                await publish([NewMessage("rolled back", b"x")], connection=connection)
+                raise KeyError
+        async with connection.begin_nested():
+            await publish([MESSAGE], connection=connection)
+        assert len(sleeper.wakeups._watched) == 1, "a savepoint ends nothing"
+        assert hints == sleeper.handled == []
+    await eventually(lambda: set(hints) == {"a", "b"} and sleeper.handled, timeout=SOON)
+    await eventually(lambda: not sleeper.wakeups._watched)
+
+
+async def test_a_session_is_watched_once_for_each_of_its_transactions(sleeper: Rig) -> None:
+    async with AsyncSession(sleeper.store.engine) as session:
+        for handled in (50, 100):
+            for _ in range(50):
+                await sleeper.publisher.publish([MESSAGE], connection=session)
+            assert len(sleeper.wakeups._watched) == 1
+            await session.commit()
+            await eventually(lambda handled=handled: len(sleeper.handled) == handled, timeout=SOON)
+            await eventually(lambda: not sleeper.wakeups._watched)
+
+
+async def test_a_transaction_that_was_dropped_without_an_end_hints_too(sleeper: Rig) -> None:
+    """Its commit may have gone past us; the next one in its place in memory is another."""
+
+    class Transaction:
+        is_active = True
+
+    hints = list[None]()
+    sleeper.wakeups.register(["q"], lambda: hints.append(None), listen=False)
+    transaction = Transaction()
+    for _ in range(3):
+        sleeper.wakeups.published_in(transaction, ["q"])
+    del transaction
+    again = Transaction()
+    sleeper.wakeups.published_in(again, ["other"])
+    assert len(sleeper.wakeups._watched) == 2
+    await eventually(lambda: hints, timeout=SOON)
+    assert list(sleeper.wakeups._watched.values()) == [{"other"}]
+
+
+async def test_synchronous_publishes_are_not_watched(rig: Rig) -> None:
+    async with rig.store.engine.begin() as connection:
+        await connection.run_sync(lambda c: rig.publisher.publish_sync([MESSAGE], connection=c))
+        assert not rig.wakeups._watched
+
+
 async def test_the_second_hint_comes_a_moment_later(sleeper: Rig) -> None:
     """The transaction turns inactive before its COMMIT is done: the first hint may come too early."""
     hints: list[float] = []
