@@ -11,21 +11,33 @@ from faststream_sqlbroker.exceptions import SetupError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _TIME = re.compile(r"([01]?[0-9]|2[0-4]):([0-5][0-9])")
-_WRITTEN = re.compile(r"Window\((\d\d:\d\d)-(\d\d:\d\d) ([^,)]+)(?:, days=([a-z,]+))?\)")
+_WRITTEN = re.compile(r"Window\((\d\d:[\d:.]+)-(\d\d:[\d:.]+) ([^,)]+)(?:, days=([a-z,]+))?\)")
 _MIDNIGHT = time(0, 0)
 _SEARCHED = 400
 """Days that are searched for the next opening; every day of the week comes, also past a gap of summer time."""
-_LONGEST = timedelta(days=9)
-"""More than a window stays open that closes at all: a whole week but for one day, or one minute."""
+_LONGEST = timedelta(days=14)
+"""More than a window stays open that closes at all: two weeks but for two days, where a zone has skipped the day that
+it is closed."""
+_SMALLEST = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, init=False)
 class Window:
     """Messages start from `start` until before `end`, each day of `days`; outside of it they wait unclaimed.
 
-    Times are those of the clock on the wall in `tz`. Where summer time begins, a start in the skipped hour is the
-    moment of the change; where it ends, the repeated hour counts from its first and until its last pass. An end that is
-    earlier than the start is on the next day: Window("22:00", "06:00", days=["fri"]) closes on Saturday morning.
+    Times are those of the clock on the wall in `tz`, with their date. A window opens at the first moment at which that
+    clock shows `start` or later, and closes at the moment from which it never again shows less than `end`. So in
+    Europe/Berlin, where the hour from 02:00 is skipped in spring and comes twice in autumn:
+
+    * In spring a start or an end within the skipped hour is the moment of the change. A window that lies wholly
+      within it does not open on that day.
+    * In autumn a start at 02:00 or within the repeated hour is its first pass. An end within that hour is its second
+      pass, and the window is open from its start all the time until then. An end at 02:00 is its first pass, an end at
+      03:00 comes once, after both.
+
+    An end that is earlier than the start is on the next day; `days` are those on which a window opens:
+    Window("22:00", "06:00", days=["fri"]) closes on Saturday morning. Window("00:00", "24:00") is a day from its first
+    moment to its last, 23 or 25 hours where the clock is changed. Windows that touch or overlap are one.
     """
 
     start: time
@@ -70,18 +82,22 @@ class Window:
 
     def __str__(self) -> str:
         days = "" if len(self.days) == len(DAYS) else f", days={','.join(DAYS[d] for d in sorted(self.days))}"
-        return f"Window({self.start:%H:%M}-{self.end:%H:%M} {self.tz}{days})"
+        return f"Window({_written(self.start)}-{_written(self.end)} {self.tz}{days})"
 
     @classmethod
     def read(cls, text: str) -> "Window | None":
-        """The window that `str` has written as `text`; None for any other text."""
+        """The window that `str` has written as `text`; None for any other text, and for a zone not known here."""
         match = _WRITTEN.fullmatch(text)
         if match is None:
             return None
         start, end, zone, days = match.groups()
-        return cls(
-            start, "24:00" if end == "00:00" else end, tz=zone, days=None if days is None else days.split(",")
-        )
+        try:
+            ends = "24:00" if end == "00:00" else time.fromisoformat(end)
+            return cls(
+                time.fromisoformat(start), ends, tz=zone, days=None if days is None else days.split(",")
+            )
+        except (SetupError, ValueError):
+            return None
 
     def span(self, now: int) -> tuple[int, int]:
         """The span that is open at `now`, or the next one: when it opens and closes (closing excluded).
@@ -107,10 +123,11 @@ class Window:
             at = day + timedelta(days=n)
             if at.weekday() not in self.days:
                 continue
-            opens = _moment(at, self.start, zone, fold=0)
-            closes = _moment(at + timedelta(days=int(self.end <= self.start)), self.end, zone, fold=1)
+            next_day = timedelta(days=int(self.end <= self.start))
+            opens = _opening(datetime.combine(at, self.start, tzinfo=zone))
+            closes = _closing(datetime.combine(at + next_day, self.end, tzinfo=zone))
             if closes <= opens:
-                continue  # summer time has swallowed it
+                continue  # it lies in an hour that is skipped
             if close_at is not None and open_at is not None and opens > close_at:
                 yield open_at, close_at
                 open_at = None
@@ -119,27 +136,48 @@ class Window:
             yield open_at, close_at
 
 
-def _moment(day: date, at: time, zone: ZoneInfo, *, fold: int) -> int:
-    """Microseconds since 1970 of a time on the wall; one that is skipped is the moment of the change."""
-    wall = datetime.combine(day, at, tzinfo=zone).replace(fold=fold)
-    utc = wall.astimezone(timezone.utc)
-    if utc.astimezone(zone).replace(tzinfo=None) != wall.replace(tzinfo=None):
-        utc = _change(
-            wall.replace(fold=1).astimezone(timezone.utc), wall.replace(fold=0).astimezone(timezone.utc), zone
-        )
-    return to_microseconds(utc)
+def _opening(wall: datetime) -> int:
+    """The first moment (microseconds since 1970) at which the clock shows `wall` or later."""
+    first = wall.replace(fold=0).astimezone(timezone.utc)
+    return to_microseconds(first if _shown(first, wall) == _naive(wall) else _skipped(wall))
 
 
-def _change(low: datetime, high: datetime, zone: ZoneInfo) -> datetime:
-    """The moment between `low` and `high` at which the zone's offset changes."""
-    before = low.astimezone(zone).utcoffset()
+def _closing(wall: datetime) -> int:
+    """The moment (microseconds since 1970) from which the clock never again shows less than `wall`."""
+    last = wall.replace(fold=1).astimezone(timezone.utc)
+    if _shown(last, wall) != _naive(wall):
+        return to_microseconds(_skipped(wall))
+    if _shown(last - _SMALLEST, wall) < _naive(wall):
+        return to_microseconds(last)
+    # The clock was put back to `wall`: nothing less is shown after its first pass.
+    return to_microseconds(wall.replace(fold=0).astimezone(timezone.utc))
+
+
+def _naive(wall: datetime) -> datetime:
+    return wall.replace(tzinfo=None, fold=0)
+
+
+def _shown(utc: datetime, wall: datetime) -> datetime:
+    """What the clock of `wall` shows at `utc`."""
+    return _naive(utc.astimezone(wall.tzinfo))
+
+
+def _skipped(wall: datetime) -> datetime:
+    """The moment of the change by which the clock never shows `wall`."""
+    low, high = (wall.replace(fold=fold).astimezone(timezone.utc) for fold in (1, 0))
+    before = low.astimezone(wall.tzinfo).utcoffset()
     while high - low > timedelta(seconds=1):
         middle = low + (high - low) // 2
-        if middle.astimezone(zone).utcoffset() == before:
+        if middle.astimezone(wall.tzinfo).utcoffset() == before:
             low = middle
         else:
             high = middle
     return high.replace(microsecond=0)
+
+
+def _written(at: time) -> str:
+    """With its seconds only if it has any."""
+    return at.isoformat("auto" if at.second or at.microsecond else "minutes")
 
 
 def _parse(name: str, value: object) -> tuple[int, time]:
