@@ -31,7 +31,7 @@ class Words:
     update: str
     """Changes rows of the message table `m` that `rows` names: {rows}, {set}, {where}."""
     upsert: str
-    """What follows an INSERT … SELECT into the policy state."""
+    """What follows an INSERT … SELECT FROM `u` into the policy state; {expires} is the new time."""
     as_text: Callable[[str], str] = lambda name: name
     as_json: str = ""
     """What makes JSON of text."""
@@ -85,7 +85,7 @@ MYSQL = Words(
     join="STRAIGHT_JOIN",
     column="m.",
     update="UPDATE {rows} STRAIGHT_JOIN {message} m ON m.id = u.id SET {set} WHERE {where}",
-    upsert="ON DUPLICATE KEY UPDATE info = VALUES(info), expires_at = VALUES(expires_at)",
+    upsert="ON DUPLICATE KEY UPDATE info = u.info, expires_at = {expires}",
     ready_hint="FORCE INDEX ({ready_index})",
     leased_hint="FORCE INDEX ({leased_index})",
     id_hint="FORCE INDEX (PRIMARY)",
@@ -139,7 +139,8 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
         "policy_states": f"SELECT {w.open}p.{{key}}{w.close}, {w.as_text('p.info')}\n"
         f"FROM {states} {w.join} {{policy_state}} p ON p.scope = :scope AND p.{{key}} = u.k",
         "policy_keep": "INSERT INTO {policy_state} (scope, {key}, info, expires_at)\n"
-        f"SELECT :scope, u.k, u.info{w.as_json}, {w.at('u.expires')} FROM {keyed}\n{w.upsert}",
+        f"SELECT :scope, u.k, u.info{w.as_json}, {w.at('u.expires')} FROM {keyed}\n"
+        + w.upsert.replace("{expires}", w.at("u.expires")),
         "policy_running": f"SELECT count(*) FROM (SELECT 1 FROM {{message}} m {w.leased_hint}\n"
         "  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL LIMIT :size) r",
         "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, {w.us('m.acquired_at')},\n"
@@ -187,8 +188,10 @@ def _discards(w: Words, *, archive: bool) -> dict[str, str]:
         delete = (
             f"DELETE FROM {{message}} AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
         )
+    # MySQL has nothing to lock in a JSON_TABLE, and refuses (3569); in one inside of a subquery it tries nothing.
+    locked = held.replace(rows, f"(SELECT * FROM {rows}) u") if w is MYSQL else held
     texts = {
-        "policy_lock": f"SELECT m.id {held} ORDER BY m.id{w.lock}",
+        "policy_lock": f"SELECT m.id {locked} ORDER BY m.id{w.lock}",
         "policy_drop": delete,
     }
     if archive:

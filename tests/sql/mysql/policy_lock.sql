@@ -1,1 +1,1 @@
-SELECT m.id FROM JSON_TABLE(:rows, '$[*]' COLUMNS (id BIGINT PATH '$.id', reason LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$.reason')) u STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id WHERE m.queue = :queue AND m.claimable = 1 ORDER BY m.id FOR UPDATE
+SELECT m.id FROM (SELECT * FROM JSON_TABLE(:rows, '$[*]' COLUMNS (id BIGINT PATH '$.id', reason LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$.reason')) u) u STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id WHERE m.queue = :queue AND m.claimable = 1 ORDER BY m.id FOR UPDATE
