@@ -62,12 +62,15 @@ _ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u"""
 
+# A foreign row may hold a zero date, which MySQL's usual sql_mode refuses to write again.
+_FIRST = "TIMESTAMP'0001-01-01 00:00:00'"
+
 _ARCHIVE = (
     """
 INSERT INTO {archive} ({columns}, archived_at, reason)
 SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
-  m.created_at, m.next_attempt_at, m.expires_at,
+  GREATEST(m.created_at, {first}), GREATEST(m.next_attempt_at, {first}), GREATEST(m.expires_at, {first}),
   COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND),
   COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at),
   m.acquired_at, COALESCE(u.error, m.last_error), UTC_TIMESTAMP(6), u.reason
@@ -76,7 +79,7 @@ FROM """
     + """
 STRAIGHT_JOIN {message} m ON m.id = u.id
 """
-)
+).replace("{first}", _FIRST)
 
 # The order of SET matters: MySQL reads columns already assigned to.
 _UPDATE = (

@@ -1,7 +1,7 @@
 INSERT INTO message_archive (id, queue, priority, `key`, dedup_id, headers, payload, state, attempts_count, deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, last_error, archived_at, reason)
 SELECT m.id, m.queue, m.priority, m.`key`, m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
-  m.created_at, m.next_attempt_at, m.expires_at,
+  GREATEST(m.created_at, TIMESTAMP'0001-01-01 00:00:00'), GREATEST(m.next_attempt_at, TIMESTAMP'0001-01-01 00:00:00'), GREATEST(m.expires_at, TIMESTAMP'0001-01-01 00:00:00'),
   COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND),
   COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at),
   m.acquired_at, COALESCE(u.error, m.last_error), UTC_TIMESTAMP(6), u.reason
