@@ -22,7 +22,7 @@ demo kind="sqlite": setup
 email kind="sqlite" *args: setup
     @{{ if kind == "postgresql" { servers + " --only postgresql --" } else { "" } }} {{ python }} -m docs.examples.email_service {{ kind }} {{ args }}
 
-# Run all tests on PostgreSQL, MariaDB and SQLite
+# Run all tests on PostgreSQL, MariaDB, MySQL and SQLite
 test *args: setup
     @{{ servers }} -- sh tools/test.sh "$@"
 

@@ -7,6 +7,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+MYSQL = ("mariadb", "mysql")
+"""The two that share a dialect."""
+
+
+def mysql_numbers(count: int) -> str:
+    """SQL of a table of the numbers `n` from 1, on MySQL and MariaDB."""
+    array = f"CONCAT('[0', REPEAT(',0', {count - 1}), ']')"
+    return f"(SELECT n FROM JSON_TABLE({array}, '$[*]' COLUMNS (n FOR ORDINALITY)) numbered)"
+
 
 async def eventually(check: Callable[[], Awaitable[T] | T], timeout: float = 10.0, step: float = 0.01) -> T:
     """Call `check` until it returns something true; fail with its last answer after `timeout` seconds."""

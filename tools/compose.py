@@ -12,6 +12,7 @@ from tools.private import CannotStartError
 URLS = {
     "postgresql": "postgresql+psycopg://postgres@127.0.0.1:15432/postgres",
     "mariadb": "mariadb+pymysql://root@127.0.0.1:13306/mysql",
+    "mysql": "mysql+pymysql://root@127.0.0.1:13307/mysql",
 }
 FILE = Path(__file__).parent.parent / "docker-compose.yml"
 START_TIMEOUT = 120.0

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import psycopg
 
+from tools import unstable
 from tools.packages import install
 
 START_TIMEOUT = 60.0
@@ -23,6 +25,10 @@ PR_SET_PDEATHSIG = 1
 
 class CannotStartError(Exception):
     """A private server cannot be started; the text says why, in one line."""
+
+
+class CannotDownloadError(CannotStartError):
+    """It is not on this machine, and what brings it cannot be downloaded."""
 
 
 def find(program: str, *places: str) -> str | None:
@@ -256,6 +262,50 @@ def mariadb() -> Iterator[tuple[str, Process]]:
             yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql", process
 
 
+OLDEST_MYSQL = (8, 0, 19)
+
+
+@contextmanager
+def mysql() -> Iterator[tuple[str, Process]]:
+    """A MySQL whose root needs no password, reachable from this machine only.
+
+    Raises:
+        CannotDownloadError: there is none on PATH, and none can be downloaded.
+    """
+    server = _mysqld()
+    with folder_of("mysql") as (folder, become):
+        temporary, port = folder / "tmp", free_port()
+        temporary.mkdir()
+        shutil.chown(temporary, folder.owner())
+        common = ["--no-defaults", f"--datadir={folder / 'data'}", "--secure-file-priv="]
+        run([server, *common, "--initialize-insecure"], become, folder)
+        options = [
+            f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", f"--pid-file={folder}/pid",
+            "--mysqlx=OFF", "--innodb-flush-log-at-trx-commit=2", "--max-connections=300", "--skip-log-bin",
+            "--innodb-buffer-pool-size=256M", f"--tmpdir={temporary}",
+        ]  # fmt: skip
+        with running([server, *common, *options], become, folder, port) as process:
+            yield f"mysql+pymysql://root@127.0.0.1:{port}/mysql", process
+
+
+def _mysqld() -> str:
+    """Path of a MySQL server that is installed and new enough, else of an unpacked one.
+
+    MariaDB's packages bring a `mysqld`, too; its version says what it is.
+    """
+    installed = find("mysqld", "/usr/sbin", "/usr/local/bin", "/usr/local/mysql/bin", "/opt/mysql*/bin")
+    if installed:
+        said = subprocess.run([installed, "--version"], capture_output=True, text=True, check=False).stdout
+        version = re.search(r"Ver (\d+)\.(\d+)\.(\d+)", said)
+        if version and "MariaDB" not in said and tuple(map(int, version.groups())) >= OLDEST_MYSQL:
+            return installed
+    try:
+        return unstable.mysqld()
+    except unstable.DownloadError as error:
+        msg = f"no mysqld of MySQL is installed, and none can be downloaded ({error})"
+        raise CannotDownloadError(msg) from None
+
+
 @contextmanager
 def pgbouncer(url: str) -> Iterator[int]:
     """The port of a PgBouncer in transaction mode before the PostgreSQL of `url` (whose user needs no password)."""
@@ -296,4 +346,5 @@ def redis() -> Iterator[str]:
 STARTERS: dict[str, Callable[[], AbstractContextManager[tuple[str, Process]]]] = {
     "postgresql": postgresql,
     "mariadb": mariadb,
+    "mysql": mysql,
 }

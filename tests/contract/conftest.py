@@ -72,7 +72,7 @@ class Bench:
         return self.store.engine.dialect.identifier_preparer.quote(name)
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "pgbouncer"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "mysql", "pgbouncer"])
 def database(request: pytest.FixtureRequest) -> str:
     """The contract holds through PgBouncer in transaction mode, too."""
     kind: str = request.param

@@ -72,7 +72,7 @@ async def test_two_claimers_never_get_the_same_row(bench: Bench) -> None:
     assert len(ids) == len(set(ids)) == 400
 
 
-with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 
 
 @pytest.mark.capability("rows locked elsewhere are skipped")

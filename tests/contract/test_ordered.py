@@ -98,7 +98,7 @@ async def test_a_key_with_a_lease_gives_no_second_one_to_a_late_commit(bench: Be
     assert await ids(bench) == [first]
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_one_claim_of_a_queue_runs_at_a_time(bench: Bench, store: Store) -> None:
     """Under READ COMMITTED the second would not see the first one's lease, and lease a late commit of the key.
 
@@ -130,7 +130,7 @@ async def test_one_claim_of_a_queue_runs_at_a_time(bench: Bench, store: Store) -
     await late.dispose()
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_locked_head_does_not_keep_other_keys_waiting(bench: Bench, store: Store) -> None:
     [locked] = await bench.put(1, key="a")
     [free] = await bench.put(1, key="b")

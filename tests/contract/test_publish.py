@@ -65,14 +65,12 @@ async def test_a_bare_insert_is_a_valid_due_message(bench: Bench) -> None:
     assert (row.payload, row.headers, row.deliveries_count) == (b"bare", {}, 1)
 
 
-@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-@pytest.mark.parametrize("as_mysql", [False, True], ids=["mariadb", "mysql"])
-async def test_ids_are_right_whatever_the_step(bench: Bench, as_mysql: bool) -> None:
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+async def test_ids_are_right_whatever_the_step(bench: Bench) -> None:
     """A cluster changes the step between ids when a node joins; MySQL has no INSERT … RETURNING."""
     engine = create_async_engine(bench.store.engine.url, pool_size=1, max_overflow=0)
     store = Store(engine, bench.store.tables)
     await store.insert([NewMessage("q", b"first")])
-    engine.sync_engine.dialect.is_mariadb = not as_mysql
     told = []
     for step in (3, 2, 1):
         async with engine.connect() as connection:
@@ -193,7 +191,7 @@ async def test_a_connection_to_another_database_is_refused(bench: Bench, tmp_pat
     await other.dispose()
 
 
-SYNC_DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
+SYNC_DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "mysql": "pymysql", "sqlite": "pysqlite"}
 
 
 async def test_synchronous_code_publishes_in_its_own_transaction(bench: Bench) -> None:
@@ -235,7 +233,7 @@ async def test_the_ready_pairs_say_when_the_next_is_due(bench: Bench, store: Sto
     assert pairs[1].due_in <= 0
 
 
-@pytest.mark.parametrize("database", ["mariadb", "sqlite"], indirect=True)
+@pytest.mark.parametrize("database", ["mariadb", "mysql", "sqlite"], indirect=True)
 async def test_a_statement_carries_a_bounded_number_of_bytes(bench: Bench) -> None:
     """MySQL and MariaDB refuse a statement longer than max_allowed_packet."""
     dialect: Any = bench.store.dialect

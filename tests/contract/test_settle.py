@@ -317,7 +317,7 @@ class _Intruder:
 
         self.bench, self.step, self.statements = bench, step, 0
         url = bench.store.engine.url
-        drivers = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
+        drivers = {"postgresql": "psycopg", "mariadb": "pymysql", "mysql": "pymysql", "sqlite": "pysqlite"}
         name = f"{url.get_backend_name()}+{drivers[bench.store.dialect_name]}"
         timeout: dict[str, Any] = {"timeout": 0.05} if "sqlite" in name else {}
         self.engine = create_engine(url.set(drivername=name), connect_args=timeout)
@@ -342,6 +342,7 @@ class _Intruder:
         wait = {
             "postgresql": "SET LOCAL lock_timeout = '50ms'",
             "mariadb": "SET SESSION innodb_lock_wait_timeout = 1",
+            "mysql": "SET SESSION innodb_lock_wait_timeout = 1",
         }.get(self.bench.store.dialect_name)
         try:
             with self.engine.begin() as connection:

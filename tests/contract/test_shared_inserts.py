@@ -14,7 +14,7 @@ from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.store.shared import HOLD
 from tests.contract.conftest import Bench
-from tests.helpers import eventually
+from tests.helpers import MYSQL, eventually
 
 NOBODY: Any = None
 """A queue that no row may have."""
@@ -97,7 +97,7 @@ async def test_a_group_is_cut_where_it_would_grow_too_large(bench: Bench) -> Non
     assert all(size <= 1_000 for size in counting.sizes)
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_publishing_on_an_unreachable_database_fails_for_each(bench: Bench) -> None:
     engine = create_async_engine(bench.store.engine.url.set(port=1), pool_timeout=1)
     store = Store(engine, bench.store.tables, statement_timeout=3.0)
@@ -212,7 +212,7 @@ async def test_a_publish_is_bounded_however_many_are_before_it(bench: Bench, dat
     """Somebody keeps the table, or the database, for himself."""
     if database == "sqlite":
         lock, url = "BEGIN IMMEDIATE", bench.store.engine.url
-    elif database == "mariadb":
+    elif database in MYSQL:
         lock, url = "LOCK TABLES message READ", bench.store.engine.url
     else:
         lock, url = "LOCK TABLE message IN EXCLUSIVE MODE", bench.store.engine.url
@@ -224,7 +224,7 @@ async def test_a_publish_is_bounded_however_many_are_before_it(bench: Bench, dat
         calls = [store.insert([NewMessage("q", b"1")] * 900) for _ in range(4)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         took = asyncio.get_running_loop().time() - started
-        if database == "mariadb":
+        if database in MYSQL:
             await holder.execute(text("UNLOCK TABLES"))
         await holder.rollback()
     assert all(isinstance(answer, TransientStoreError) for answer in answers), answers

@@ -89,7 +89,7 @@ async def test_a_message_that_comes_back_is_noted_anew(bench: Bench) -> None:
     assert await listed(bench) == []
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_nobody_waits_for_the_notes_of_somebody_else(bench: Bench) -> None:
     """MariaDB scans a small table by a list of keys, and would wait for every row that is locked."""
     rows = [await started(bench) for _ in range(3)]

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, text
 from tests.faults.faults import Fault
 from tools.private import STARTERS, CannotStartError, Process
 
-DRIVERS = {"postgresql": "postgresql+asyncpg", "mariadb": "mariadb+aiomysql"}
+DRIVERS = {"postgresql": "postgresql+asyncpg", "mariadb": "mariadb+aiomysql", "mysql": "mysql+aiomysql"}
 _numbers = itertools.count()
 
 

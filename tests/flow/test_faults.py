@@ -24,7 +24,7 @@ from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
-from tests.helpers import eventually
+from tests.helpers import MYSQL, eventually
 from tests.proxy import COMMIT, ROLLBACK, Proxy, proxied
 
 RULES = SettleRules()
@@ -37,7 +37,7 @@ class NoLimit:
         return times["last_attempt_at"]
 
 
-on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 """SQLite has no connection that could break."""
 
 
@@ -160,7 +160,7 @@ async def test_a_stall_while_committing_is_an_unknown_outcome_in_bounded_time(
     await store.insert([NewMessage("q", b"third")])
 
 
-@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("database", MYSQL, indirect=True)
 async def test_a_connection_that_dies_on_its_way_back_to_the_pool_holds_nobody(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
@@ -528,8 +528,7 @@ async def test_a_commit_that_the_database_undid_is_repeated(rig: Rig) -> None:
     passing = {
         "sqlite": Exception("database is locked"),
         "postgresql": type("Serialization", (Exception,), {"sqlstate": "40001"})(),
-        "mariadb": Exception(1213, "Deadlock found"),
-    }[rig.store.dialect_name]
+    }.get(rig.store.dialect_name, Exception(1213, "Deadlock found"))
     refused = []
 
     @event.listens_for(rig.store.engine.sync_engine, "commit")
@@ -600,7 +599,7 @@ async def test_suspects_are_not_started_before_the_others_are_given_back(rig: Ri
     assert {r["deliveries_count"] for r in await rig.rows(archive=True)} == {3}
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb", "sqlite"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", *MYSQL, "sqlite"], indirect=True)
 async def test_what_is_cancelled_again_and_again_leaves_no_task_behind(rig: Rig) -> None:
     """As anyio cancels until a task has ended; `asyncio.run` would wait for ever for one that is left."""
     before = asyncio.all_tasks()

@@ -354,7 +354,7 @@ async def test_a_message_without_the_key_is_a_dead_letter_if_the_policy_says_so(
     assert rig.logged(f"message {row['id']} of queue 'q' becomes a dead letter by a policy: no_key")
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_what_is_committed_after_its_burst_was_delivered_is_superseded_by_it(rig: Rig) -> None:
     """Z1: the last e-mail of a burst is not followed by an older one, whose transaction took longer."""
     await rig.consumer(policies=[Debounce("200ms")], **QUICK).start()

@@ -18,12 +18,12 @@ from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import done
 from tests.flow.conftest import Rig
-from tests.helpers import eventually
+from tests.helpers import MYSQL, eventually, mysql_numbers
 
 EACH = 25
 """Statements of one claim at most, whatever it finds."""
 LIMIT = 1000
-SIZES = {"sqlite": 100_000, "postgresql": 20_000, "mariadb": 20_000}
+SIZES = {"sqlite": 100_000, "postgresql": 20_000, "mariadb": 20_000, "mysql": 20_000}
 MANY = int(os.environ.get("SQLBROKER_TEST_BURST", "0"))
 
 
@@ -38,7 +38,7 @@ def counted(engine: AsyncEngine) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize("database", ["mariadb", "sqlite"], indirect=True)
+@pytest.mark.parametrize("database", ["mariadb", "mysql", "sqlite"], indirect=True)
 async def test_a_subscriber_without_policies_sends_what_it_always_sent(rig: Rig) -> None:
     """A look, a claim and a write; PostgreSQL's go on the driver's own connection (tests/contract/test_cost.py)."""
     await rig.put(100)
@@ -67,13 +67,11 @@ def one_key(kind: str, count: int, each: str) -> str:
     past, key = {
         "sqlite": ("CAST(strftime('%s', 'now') - 3600 AS INTEGER) * 1000000", "key"),
         "postgresql": ("statement_timestamp() - interval '1 hour'", "key"),
-        "mariadb": ("UTC_TIMESTAMP(6) - INTERVAL 1 HOUR", "`key`"),
-    }[kind]
+    }.get(kind, ("UTC_TIMESTAMP(6) - INTERVAL 1 HOUR", "`key`"))
     numbers = {
         "sqlite": f"(WITH RECURSIVE s(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s WHERE n < {count - 1}) SELECT n FROM s)",
         "postgresql": f"(SELECT n FROM generate_series(0, {count - 1}) AS x(n))",
-        "mariadb": f"(SELECT seq AS n FROM seq_0_to_{count - 1})",
-    }[kind]
+    }.get(kind, mysql_numbers(count))
     columns = f"queue, payload, {key}, created_at, next_attempt_at"
     return f"INSERT INTO message ({columns}) SELECT 'q', 'x', {each}, {past}, {past} FROM {numbers} s"
 
@@ -120,12 +118,8 @@ async def test_bursts_of_many_keys_take_no_statement_for_each(rig: Rig, database
     """Z7: ten messages of each key."""
     count = MANY or SIZES[database]
     keys = count // 10
-    each = {
-        "sqlite": "'k' || (n % {})",
-        "postgresql": "'k' || (n % {})",
-        "mariadb": "CONCAT('k', MOD(n, {}))",
-    }
-    await rig.execute(one_key(database, count, each[database].format(keys)))
+    each = "CONCAT('k', MOD(n, {}))" if database in MYSQL else "'k' || (n % {})"
+    await rig.execute(one_key(database, count, each.format(keys)))
     seen, began = counted(rig.store.engine), monotonic()
     most = ceil(count / SCAN) + ceil(keys / LIMIT) + 5
     found, claims = await claimed(rig.store, most)

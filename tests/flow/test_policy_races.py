@@ -20,7 +20,7 @@ WINDOW = 2.0
 
 
 # In SQLite nobody writes while a claim is at it.
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("priority", [0, 1])
 async def test_what_comes_within_a_burst_while_it_ends_takes_part(
     rig: Rig, database: str, database_url: str, monkeypatch: pytest.MonkeyPatch, priority: int

@@ -27,7 +27,7 @@ from tests.flow.test_faults import NoLimit
 from tests.helpers import eventually
 
 RULES = SettleRules()
-on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 """SQLite has no logins."""
 
 
@@ -267,7 +267,7 @@ async def test_a_refused_outcome_whose_lease_is_lost_is_dropped(rig: Rig) -> Non
 
 @on_servers
 async def test_a_login_that_is_refused_for_a_moment_is_no_bad_outcome(rig: Rig, servers: Servers) -> None:
-    """Passwords rotate; on PostgreSQL (28000) and MariaDB (1045) nothing is dropped or dead-lettered."""
+    """Passwords rotate; on PostgreSQL (28000), MariaDB and MySQL (1045) nothing is dropped or dead-lettered."""
     kind = rig.store.dialect_name
     lock, unlock = _account(servers.admin(kind), kind)
     engine = create_async_engine(rig.store.engine.url.set(username="rotating", password="x"))
@@ -303,13 +303,19 @@ async def test_a_login_that_is_refused_for_a_moment_is_no_bad_outcome(rig: Rig, 
         lock(drop=True)
 
 
+KILLS = "SELECT CONCAT('KILL ', id) FROM performance_schema.processlist WHERE user = 'rotating'"
+"""MySQL ends one session at a time."""
+
+
 def _account(admin: Engine, kind: str) -> tuple[Callable[..., None], Callable[[], None]]:
     """What withdraws the right to log in (or drops the account), and what gives it."""
 
     def run(*statements: str) -> None:
         with admin.connect() as connection:
             for statement in statements:
-                connection.execute(text(statement))
+                answer = connection.execute(text(statement))
+                for kill in answer.scalars().all() if statement is KILLS else ():
+                    connection.execute(text(kill))
 
     if kind == "postgresql":
         run("DROP ROLE IF EXISTS rotating", "CREATE ROLE rotating SUPERUSER PASSWORD 'x'")
@@ -326,7 +332,10 @@ def _account(admin: Engine, kind: str) -> tuple[Callable[..., None], Callable[[]
         )
         unlock = ["ALTER USER rotating IDENTIFIED BY 'x'"]
         withdraw, drop = (
-            ["ALTER USER rotating IDENTIFIED BY 'other'", "KILL USER rotating"],
+            [
+                "ALTER USER rotating IDENTIFIED BY 'other'",
+                "KILL USER rotating" if kind == "mariadb" else KILLS,
+            ],
             ["DROP USER rotating"],
         )
     return lambda *, drop_too=drop, drop=False: run(*(drop_too if drop else withdraw)), lambda: run(*unlock)

@@ -16,7 +16,7 @@ from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
-from tests.helpers import eventually
+from tests.helpers import MYSQL, eventually
 from tests.proxy import proxied
 
 
@@ -37,7 +37,7 @@ async def test_a_handler_that_raises_cancelled_error_does_not_end_its_worker(rig
     assert consumer.healthy
 
 
-@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("database", MYSQL, indirect=True)
 async def test_a_driver_in_autocommit_mode_still_claims_each_row_once(rig: Rig) -> None:
     """SQLAlchemy does not know of the driver's own mode."""
     engine = create_async_engine(rig.store.engine.url, connect_args={"autocommit": True}, pool_size=20)
@@ -88,7 +88,7 @@ async def test_what_is_left_of_a_hurried_flush_does_not_wait_for_the_interval(ri
     assert len(await rig.rows(archive=True)) == 5
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> None:
     async with proxied(rig.store.engine.url) as (proxy, url):
         engine = create_async_engine(url)

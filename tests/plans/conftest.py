@@ -9,7 +9,7 @@ from faststream_sqlbroker.schema.tables import build_tables
 
 FOREIGN, FUTURE, DUE = 100_000, 100_000, 300
 TABLES = build_tables(SqlBrokerSchemaConfig())
-SYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"}
+SYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql", "mysql": "mysql+pymysql"}
 
 
 def crowd(kind: str) -> list[str]:

@@ -12,7 +12,7 @@ from faststream_sqlbroker.dialects.policy_wanted import Claim
 from tests.policies.bursts import Burst
 from tests.policies.machine import UNIT, Machine, Message, check_model
 
-EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8}
+EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8, "mysql": 8}
 
 trailing = st.builds(
     lambda window, more: Debounce(

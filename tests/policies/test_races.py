@@ -139,7 +139,7 @@ def before_writes(monkeypatch: pytest.MonkeyPatch, hand: Hand, connection: Async
     return reached
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("locking", [True, False], ids=["locked", "unlocked"])
 async def test_two_claims_at_once_do_not_break_a_policy(hands: list[Hand], locking: bool) -> None:
     """Promise 7, Z7, Z10: with the lock never two leases; without it each of these interleavings gives two."""

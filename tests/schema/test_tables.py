@@ -16,6 +16,7 @@ from faststream_sqlbroker.schema.migrate import create_all, upgrade
 from faststream_sqlbroker.schema.tables import build_tables, include_tables
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import Store
+from tests.helpers import MYSQL
 
 pytestmark = pytest.mark.capability("Alembic migrations and validation at start")
 
@@ -93,7 +94,7 @@ async def test_a_difference_is_named_with_what_mends_it(
 ) -> None:
     await run(engine, WAYS["create_tables"])
     statement, expected = BROKEN[what]
-    on = " ON message" if database == "mariadb" else ""
+    on = " ON message" if database in MYSQL else ""
     await run(engine, lambda c: c.execute(text(statement.format(on=on))))
     [line] = await run(engine, lambda c: differences(c, TABLES))
     assert line.startswith(expected)
@@ -120,8 +121,8 @@ async def test_an_altered_column_is_named_and_mended(engine: AsyncEngine, what: 
     assert await run(engine, lambda c: differences(c, TABLES)) == []
 
 
-@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-async def test_an_altered_column_is_named_and_mended_on_mariadb(engine: AsyncEngine) -> None:
+@pytest.mark.parametrize("database", MYSQL, indirect=True)
+async def test_an_altered_column_is_named_and_mended_on_mysql(engine: AsyncEngine) -> None:
     await run(engine, WAYS["create_tables"])
     for change in ("reason VARCHAR(20)", "payload BLOB NULL", "attempts_count INT NOT NULL"):
         await run(

@@ -198,3 +198,10 @@ def new_database(servers: Servers, tmp_path: Path) -> Iterator[Any]:
             force = " WITH (FORCE)" if kind == "postgresql" else ""
             with servers.admin(kind).connect() as connection:
                 connection.execute(text(f"DROP DATABASE IF EXISTS {name}{force}"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def database(request: pytest.FixtureRequest) -> str:
+    """Readers are tested on these."""
+    kind: str = request.param
+    return kind
