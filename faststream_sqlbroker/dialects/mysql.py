@@ -7,22 +7,26 @@ of the order would sort the whole queue.
 
 import json
 from collections.abc import Iterable, Sequence
+from copy import copy
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, text
+from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
 from sqlalchemy.exc import IntegrityError
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.dialects.base import load_payload
 from faststream_sqlbroker.dialects.chunks import chunks
+from faststream_sqlbroker.dialects.mysql_settle import ARCHIVE, UPDATE
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import MYSQL
 from faststream_sqlbroker.dialects.steps import StepDialect, utc
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.types import is_mariadb
 
 DUPLICATE_ENTRY = 1062
 TRANSIENT_CODES = frozenset(
@@ -55,64 +59,13 @@ SET state = 'PROCESSING', acquired_at = :now, lease_token = :token,
 WHERE id IN :ids
 """
 
-# Text without a character set of its own would be in the database's default, and lose what that cannot hold.
-_ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
-    id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
-    ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
-    error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
-    delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u"""
-
-# A foreign row may hold a zero date, which MySQL's usual sql_mode refuses to write again.
-_FIRST = "TIMESTAMP'0001-01-01 00:00:00'"
-
-_ARCHIVE = (
-    """
-INSERT INTO {archive} ({columns}, archived_at, reason)
-SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
-  m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
-  GREATEST(m.created_at, {first}), GREATEST(m.next_attempt_at, {first}), GREATEST(m.expires_at, {first}),
-  COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND),
-  COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at),
-  m.acquired_at, COALESCE(u.error, m.last_error), UTC_TIMESTAMP(6), u.reason
-FROM """
-    + _ROWS
-    + """
-STRAIGHT_JOIN {message} m ON m.id = u.id
-"""
-).replace("{first}", _FIRST)
-
-# The order of SET matters: MySQL reads columns already assigned to.
-_UPDATE = (
-    """
-UPDATE """
-    + _ROWS
-    + """
-STRAIGHT_JOIN {message} m ON m.id = u.id
-SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
-  m.first_attempt_at = CASE WHEN u.queue IS NULL
-    THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND) END,
-  m.last_attempt_at = CASE WHEN u.queue IS NULL
-    THEN COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at) END,
-  m.acquired_at = NULL, m.lease_token = NULL, m.lease_expires_at = NULL,
-  m.attempts_count = CASE WHEN u.queue IS NULL THEN m.attempts_count + u.attempts ELSE 0 END,
-  m.deliveries_count = CASE WHEN u.queue IS NULL THEN m.deliveries_count + u.charge ELSE 0 END,
-  m.next_attempt_at = CASE WHEN u.delay IS NULL THEN m.next_attempt_at
-    ELSE UTC_TIMESTAMP(6) + INTERVAL u.delay MICROSECOND END,
-  m.last_error = COALESCE(u.error, m.last_error),
-  m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
-  m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & {kept_marks} ELSE 0 END,
-  m.queue = COALESCE(u.queue, m.queue)
-"""
-)
-
-
 _PLAIN = {
     "next_priority": "SELECT MAX(priority) FROM {message} "
     + _HINT
     + "\nWHERE claimable = 1 AND queue = :queue AND priority < :below",
     "due_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(next_attempt_at)) / 1000000\n"
     "FROM {message} " + _HINT + "\nWHERE claimable = 1 AND queue = :queue AND priority = :priority",
-    "update": _UPDATE,
+    "update": UPDATE,
     # A DELETE takes no hint, and by IN it scans a small table.
     "delete": "DELETE m FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id BIGINT PATH '$')) u\n"
     "STRAIGHT_JOIN {message} m ON m.id = u.id",
@@ -170,9 +123,15 @@ class MysqlDialect(StepDialect):
     insert_row = _INSERT_ROW
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
-        """Prepare the statements of `tables`."""
+        """Prepare the statements of `tables`.
+
+        It is not known yet which of the two databases the URL leads to: what either reserves is quoted.
+        """
+        sqlalchemy_dialect = copy(sqlalchemy_dialect)
+        preparer = sqlalchemy_dialect.identifier_preparer = copy(sqlalchemy_dialect.identifier_preparer)
+        preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
         super().__init__(tables, sqlalchemy_dialect)
-        self.prepare(_PLAIN, _BY_IDS, _ARCHIVE)
+        self.prepare(_PLAIN, _BY_IDS, ARCHIVE)
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
         self.prepare_claims(_CLAIM, columns, _HINT, _PRIMARY)
         self.prepare_ordered(_ORDERED, "FORCE INDEX ({})", KEYS_WALKED)
@@ -224,8 +183,7 @@ class MysqlDialect(StepDialect):
         The step is read each time: a cluster changes it when a node joins.
         Source: MySQL manual, "AUTO_INCREMENT Handling in InnoDB": a simple insert gets its ids at once.
         """
-        dialect: Any = connection.dialect
-        if dialect.is_mariadb:
+        if is_mariadb(connection.dialect):
             statement = self.insert_statement(len(rows), "RETURNING id")
             return list(connection.execute(statement, self.insert_binds(rows)).scalars())
         first: int = connection.execute(self.insert_statement(len(rows)), self.insert_binds(rows)).lastrowid
@@ -298,6 +256,6 @@ class MysqlDialect(StepDialect):
 
 
 class MariadbDialect(MysqlDialect):
-    """MariaDB under its own name, as `mariadb+` URLs give it."""
+    """The same under the name that `mariadb+` URLs give."""
 
     name = "mariadb"

@@ -24,6 +24,13 @@ from sqlalchemy.types import TypeEngine
 from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
 
 MYSQL = ("mysql", "mariadb")
+"""SQLAlchemy's names of the dialects of both databases. The name is that of the URL: mysql+… leads to either."""
+
+
+def is_mariadb(dialect: Any) -> bool:
+    """Whether the server is a MariaDB, whatever the URL says; known once `dialect` has connected."""
+    return bool(getattr(dialect, "is_mariadb", False))
+
 
 SQLITE_CLOCK = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
 """Microseconds since 1970 (UTC), read in milliseconds; it stands still within one statement."""

@@ -16,7 +16,7 @@ from sqlalchemy.types import (
 )
 
 from faststream_sqlbroker.schema.tables import Tables, sorted_indexes
-from faststream_sqlbroker.schema.types import MYSQL
+from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 
 OURS = {"lease_token", "lease_expires_at", "dedup_id", "publish_count"}
 """Columns of the message table that nobody else's has."""
@@ -112,7 +112,7 @@ def _kind(kind: TypeEngine[Any], connection: Connection) -> str:
         # SQLite keeps what is declared, but stores anything in it.
         return "text" if name in {"uuid", "varchar"} else name
     if connection.dialect.name in MYSQL:
-        if name == "json" and connection.dialect.name == "mariadb":
+        if name == "json" and is_mariadb(connection.dialect):
             return "longtext"  # what MariaDB makes of JSON
         if type(kind).__name__ in {"LONGTEXT", "LONGBLOB"} or name in {"bytes", "text"}:
             return type(kind).__name__.lower()

@@ -7,7 +7,13 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from faststream_sqlbroker.dialects import Dialect
-from faststream_sqlbroker.exceptions import PublishError, SqlBrokerError, StoreError, TransientStoreError
+from faststream_sqlbroker.exceptions import (
+    PublishError,
+    SetupError,
+    SqlBrokerError,
+    StoreError,
+    TransientStoreError,
+)
 
 DRIVERS = frozenset({"asyncpg", "psycopg", "aiomysql", "pymysql", "asyncmy", "aiosqlite", "sqlite3"})
 
@@ -39,10 +45,17 @@ class ErrorClasses:
 
     @asynccontextmanager
     async def connecting(self) -> AsyncIterator[None]:
-        """Turn every error of the database into `NotConnectedError`: no statement was sent yet."""
+        """Turn every error of the database into `NotConnectedError`: no statement was sent yet.
+
+        Raises:
+            SetupError: SQLAlchemy refuses the server, as it is no MariaDB.
+        """
         try:
             yield
         except Exception as error:
+            if type(error) is InvalidRequestError and self._dialect.name == "mariadb":
+                msg = f"{error} The URL begins with mariadb+: use mysql+, which leads to both databases"
+                raise SetupError(msg) from error
             ours = self.of(error)
             if ours is None:
                 raise

@@ -1,0 +1,51 @@
+"""How MySQL and MariaDB settle a batch: copies into the archive, and updates of what stays; one JSON bind."""
+
+# Text without a character set of its own would be in the database's default, and lose what that cannot hold.
+ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
+    id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
+    ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
+    error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
+    delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u"""
+
+# A foreign row may hold a zero date, which MySQL's usual sql_mode refuses to write again.
+FIRST = "TIMESTAMP'0001-01-01 00:00:00'"
+
+ARCHIVE = (
+    """
+INSERT INTO {archive} ({columns}, archived_at, reason)
+SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
+  m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
+  GREATEST(m.created_at, {first}), GREATEST(m.next_attempt_at, {first}), GREATEST(m.expires_at, {first}),
+  COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND),
+  COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at),
+  m.acquired_at, COALESCE(u.error, m.last_error), UTC_TIMESTAMP(6), u.reason
+FROM """
+    + ROWS
+    + """
+STRAIGHT_JOIN {message} m ON m.id = u.id
+"""
+).replace("{first}", FIRST)
+
+# The order of SET matters: MySQL reads columns already assigned to.
+UPDATE = (
+    """
+UPDATE """
+    + ROWS
+    + """
+STRAIGHT_JOIN {message} m ON m.id = u.id
+SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
+  m.first_attempt_at = CASE WHEN u.queue IS NULL
+    THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND) END,
+  m.last_attempt_at = CASE WHEN u.queue IS NULL
+    THEN COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at) END,
+  m.acquired_at = NULL, m.lease_token = NULL, m.lease_expires_at = NULL,
+  m.attempts_count = CASE WHEN u.queue IS NULL THEN m.attempts_count + u.attempts ELSE 0 END,
+  m.deliveries_count = CASE WHEN u.queue IS NULL THEN m.deliveries_count + u.charge ELSE 0 END,
+  m.next_attempt_at = CASE WHEN u.delay IS NULL THEN m.next_attempt_at
+    ELSE UTC_TIMESTAMP(6) + INTERVAL u.delay MICROSECOND END,
+  m.last_error = COALESCE(u.error, m.last_error),
+  m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
+  m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & {kept_marks} ELSE 0 END,
+  m.queue = COALESCE(u.queue, m.queue)
+"""
+)
