@@ -109,6 +109,14 @@ class Dialect(ABC):
         """Whether repeating the transaction may succeed: deadlock, serialization, busy, full disk."""
 
     @abstractmethod
+    def ends_session(self, error: BaseException) -> bool:
+        """Whether the server has ended the session: what it was doing may have been done."""
+
+    @abstractmethod
+    def spoils(self, error: BaseException) -> bool:
+        """Whether the connection must not be used again: its session has ended, or is a read-only server's."""
+
+    @abstractmethod
     def now(self, connection: Connection) -> datetime:
         """The database's clock (aware, UTC)."""
 

@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.dialects.base import load_payload
 from faststream_sqlbroker.dialects.chunks import chunks
+from faststream_sqlbroker.dialects.mysql_errors import DUPLICATE_ENTRY, MysqlErrors
 from faststream_sqlbroker.dialects.mysql_settle import ARCHIVE, UPDATE
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
@@ -27,14 +28,6 @@ from faststream_sqlbroker.dialects.steps import StepDialect, utc
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
-
-DUPLICATE_ENTRY = 1062
-TRANSIENT_CODES = frozenset(
-    {1020, 1021, 1028, 1040, 1047, 1053, 1114, 1129, 1152, 1159, 1161, 1180, 1203, 1205, 1213, 1226, 1290,
-     1317, 1792, 1836, 1927, 1969, 2002, 2003, 2006, 2013, 2055, 3024, 3100, 3101, 3572, 4031}
-)  # fmt: skip
-"""Deadlock, lock wait, lost connection, too many connections, shutdown, disk or table full, time limit, and a
-cluster's node that is not ready, read-only, or refused the COMMIT."""
 
 _INSERT_ROW = (
     "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, UTC_TIMESTAMP(6), "
@@ -116,7 +109,7 @@ _ORDERED = {
 }
 
 
-class MysqlDialect(StepDialect):
+class MysqlDialect(MysqlErrors, StepDialect):
     """All SQL for MySQL and MariaDB."""
 
     name = "mysql"
@@ -159,10 +152,6 @@ class MysqlDialect(StepDialect):
         driver: Any = connection.connection.driver_connection
         if driver.get_autocommit():
             connection.execute(self.sql["start"])
-
-    def is_transient(self, error: BaseException) -> bool:
-        """By the server's or client's error number."""
-        return bool(error.args) and error.args[0] in TRANSIENT_CODES
 
     def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
         """The ids as one JSON array."""

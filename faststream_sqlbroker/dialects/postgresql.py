@@ -46,7 +46,10 @@ from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.schema.tables import Tables
 
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58"})
-_TRANSIENT_CODES = frozenset({"25006", "25P03", "25P04", "55P03"})
+_READ_ONLY = "25006"
+_SESSION_ENDED = frozenset({"25P03", "25P04", "57P01", "57P02", "57P03", "57P04", "57P05"})
+"""Time limits of idle sessions and of transactions, a shutdown, a crash, a dropped database."""
+_TRANSIENT_CODES = frozenset({_READ_ONLY, "25P03", "25P04", "55P03"})
 
 
 def _array(name: str, item: Any) -> Any:
@@ -146,8 +149,17 @@ class PostgresqlDialect(Dialect):
 
     def is_transient(self, error: BaseException) -> bool:
         """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only, time limits."""
-        code = str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")
+        code = _sqlstate(error)
         return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
+
+    def ends_session(self, error: BaseException) -> bool:
+        """By SQLSTATE."""
+        code = _sqlstate(error)
+        return code[:2] == "08" or code in _SESSION_ENDED
+
+    def spoils(self, error: BaseException) -> bool:
+        """A standby's session stays one, as does that of a server set to default_transaction_read_only."""
+        return _sqlstate(error) == _READ_ONLY or self.ends_session(error)
 
     def now(self, connection: Connection) -> datetime:
         """The server's clock."""
@@ -272,3 +284,7 @@ class PostgresqlDialect(Dialect):
     def notifying(self, channel: str, queues: Sequence[str]) -> Query[None]:
         """One wake-up for each queue on `channel`."""
         return Query(self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None)
+
+
+def _sqlstate(error: BaseException) -> str:
+    return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")

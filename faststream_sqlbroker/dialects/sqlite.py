@@ -19,6 +19,13 @@ from faststream_sqlbroker.dialects.steps import StepDialect
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 
+LOCKED = frozenset({5, 6})
+"""SQLITE_BUSY, SQLITE_LOCKED."""
+TRANSIENT_CODES = LOCKED | {8, 9, 10, 13, 15}
+"""SQLITE_READONLY, INTERRUPT, IOERR, FULL, and PROTOCOL, which is a race for the lock of the WAL."""
+REOPENED = frozenset({8, 10})
+"""SQLITE_READONLY and IOERR: a connection goes on with the file as it was when it was opened."""
+
 BUSY_TIMEOUT = 10.0
 """Most seconds that a transaction waits for the write lock; the store's time limit may be shorter."""
 NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
@@ -179,9 +186,16 @@ class SqliteDialect(StepDialect):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def is_transient(self, error: BaseException) -> bool:
-        """Busy, locked, full disk or I/O error, by the driver's text."""
-        words = str(error).lower()
-        return any(w in words for w in ("locked", "busy", "disk is full", "disk i/o", "interrupted"))
+        """Busy, locked, read-only, full disk or I/O error, by SQLite's code."""
+        return _code(error) in TRANSIENT_CODES
+
+    def ends_session(self, error: BaseException) -> bool:  # noqa: ARG002
+        """There is no server that could."""
+        return False
+
+    def spoils(self, error: BaseException) -> bool:
+        """A file that was opened read-only stays so."""
+        return _code(error) in REOPENED
 
     def bind_time(self, value: datetime) -> int:
         """Microseconds since 1970 (UTC)."""
@@ -232,6 +246,16 @@ class SqliteDialect(StepDialect):
             binds = {"queue": queue, "token": token.hex}
             count += len(connection.execute(self.sql["release_claim"], binds).all())
         return count
+
+
+def is_locked(error: BaseException) -> bool:
+    """Whether another connection has what this one needs."""
+    return _code(error) in LOCKED
+
+
+def _code(error: BaseException) -> int:
+    """SQLite's primary result code (the lowest byte of the extended one); 0 if it is none of its errors."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _end_listeners_transaction(connection: Connection) -> None:

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Release
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Reject, Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.exceptions import SetupError, StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
@@ -61,6 +61,9 @@ class TransactionalDeliveries:
                         await run(rows)
                 finally:
                     current.reset(token)
+                for row in rows:
+                    if isinstance(row.outcome, Nack | Reject) and row.outcome.error is not None:
+                        transaction.note(row.outcome.error)
                 left = await self._commit(transaction, rows, settlements) if rows else []
         except BaseException as error:
             if isinstance(error, StoreError) and not started:

@@ -1,4 +1,4 @@
-"""A connection of the pool that nobody can hold for ever."""
+"""Connections of the pool: none is held for ever, and none is used again that only a read-only server would get."""
 
 import asyncio
 import contextlib
@@ -6,8 +6,10 @@ import os
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any, TypeVar
 
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker.store.errors import ErrorClasses
@@ -17,39 +19,99 @@ T = TypeVar("T")
 GRACE = 1.0
 """Seconds beyond the limit after which the socket is ended, and again after which nobody waits any more."""
 
+_OPENED = "sqlbroker_opened"
+"""Where a connection's `info` has the moment at which it was opened (monotonic)."""
 
-@asynccontextmanager
-async def checkout(
-    engine: AsyncEngine, errors: ErrorClasses, limit: float | None
-) -> AsyncIterator[AsyncConnection]:
-    """A connection for at most `limit` seconds (None: as long as it takes); `GRACE` later its socket is ended.
 
-    Cancelling is not enough: SQLAlchemy returns a connection to the pool whatever happens, aiomysql and
-    asyncmy send a ROLLBACK then, and a server that is gone without a word never answers it.
+class Checkouts:
+    """Checks connections out of an engine's pool, and decides which must not be used again.
 
-    Raises:
-        NotConnectedError: there is none.
+    A server that has turned read-only, as after a failover, goes on answering, and its sessions may stay read-only
+    when it has turned back or another has taken its place. So an answer of that kind evicts every connection that
+    was opened before it: each is closed when it is checked out or given back here. The application's own checkouts
+    are left alone.
     """
-    async with errors.connecting():
-        connection = await engine.connect()
-    loop, watchdog, driver_connection = asyncio.get_running_loop(), None, None
-    try:
-        fairy: Any = connection.sync_connection and connection.sync_connection.connection
-        driver_connection = fairy.driver_connection
-        if limit is not None:
-            watchdog = loop.call_later(limit + GRACE, abort, driver_connection)
-        yield connection
-    finally:
-        watchdog = watchdog or loop.call_later(GRACE, abort, driver_connection)
+
+    def __init__(self, engine: AsyncEngine, errors: ErrorClasses) -> None:
+        """Nothing is checked out yet."""
+        self.engine, self.errors = engine, errors
+        self._evicted_before = float("-inf")
+        self.watch(engine)
+
+    def watch(self, engine: AsyncEngine) -> None:
+        """Note when the connections of another `engine` are opened, which may be checked out here, too."""
+        event.listen(engine.sync_engine, "connect", _opened)
+
+    def note(self, error: BaseException) -> None:
+        """Evict the connections opened so far if `error` says that the one it came from must not be used again."""
+        if self.errors.spoils(error):
+            self._evicted_before = monotonic()
+
+    def is_evicted(self, connection: AsyncConnection) -> bool:
+        """Whether `connection` must not be used again."""
+        return _opened_at(connection) < self._evicted_before
+
+    @asynccontextmanager
+    async def __call__(
+        self, limit: float | None, engine: AsyncEngine | None = None
+    ) -> AsyncIterator[AsyncConnection]:
+        """A connection for at most `limit` seconds (None: as long as it takes); `GRACE` later its socket is ended.
+
+        Cancelling is not enough: SQLAlchemy returns a connection to the pool whatever happens, aiomysql and
+        asyncmy send a ROLLBACK then, and a server that is gone without a word never answers it.
+
+        Raises:
+            NotConnectedError: there is none.
+        """
+        async with self.errors.connecting():
+            connection = await self._connect(engine or self.engine)
+        loop, watchdog, driver_connection = asyncio.get_running_loop(), None, None
         try:
-            await _to_the_end(connection, watchdog.when() + GRACE)
+            fairy: Any = connection.sync_connection and connection.sync_connection.connection
+            driver_connection = fairy.driver_connection
+            if limit is not None:
+                watchdog = loop.call_later(limit + GRACE, abort, driver_connection)
+            yield connection
+        except Exception as error:
+            self.note(error)
+            raise
         finally:
-            watchdog.cancel()
+            watchdog = watchdog or loop.call_later(GRACE, abort, driver_connection)
+            try:
+                await _to_the_end(self._close(connection), watchdog.when() + GRACE)
+            finally:
+                watchdog.cancel()
+
+    async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
+        before = self._evicted_before  # as it is now: other tasks may move it on for as long as we look
+        connection = await engine.connect()
+        while _opened_at(connection) < before:
+            try:
+                await connection.invalidate()
+            finally:
+                await connection.close()
+            connection = await engine.connect()
+        return connection
+
+    async def _close(self, connection: AsyncConnection) -> None:
+        if not (connection.closed or connection.invalidated) and self.is_evicted(connection):
+            await connection.invalidate()
+        await connection.close()
 
 
-async def _to_the_end(connection: AsyncConnection, deadline: float) -> None:
-    """Close `connection` even if we are cancelled meanwhile; `deadline` is in the event loop's time."""
-    closing = asyncio.ensure_future(connection.close())
+def _opened(_dbapi_connection: Any, record: Any) -> None:
+    record.info[_OPENED] = monotonic()
+
+
+def _opened_at(connection: AsyncConnection) -> float:
+    """Before all others if nobody noted it: it was there before the broker."""
+    sync: Any = connection.sync_connection
+    return float(sync.info.get(_OPENED, float("-inf")))
+
+
+async def _to_the_end(close: "Coroutine[Any, Any, None]", deadline: float) -> None:
+    """`close` a connection even if we are cancelled meanwhile; `deadline` is in the event loop's time."""
+    closing = asyncio.ensure_future(close)
     clock, cancelled = asyncio.get_running_loop().time, None
     while not closing.done() and (left := deadline - clock()) > 0:
         try:

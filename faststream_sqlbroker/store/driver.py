@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, TextClause, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 
@@ -29,8 +30,6 @@ _EVENTS = (
 )  # fmt: skip
 LOOK_INTERVAL = 0.05
 """Seconds for which listeners that are added meanwhile may miss something."""
-_GONE = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05"})
-"""The server ends the session."""
 
 
 class BusyError(Exception):
@@ -40,9 +39,9 @@ class BusyError(Exception):
 class DriverShortcut:
     """Sends `Query`s on asyncpg's connection where that is as good."""
 
-    def __init__(self, engine: AsyncEngine, *, allowed: bool = True) -> None:
+    def __init__(self, engine: AsyncEngine, dialect: Dialect, *, allowed: bool = True) -> None:
         """Notice how `engine` connects from now on; no connection is made."""
-        self._sync_engine = engine.sync_engine
+        self._sync_engine, self._dialect = engine.sync_engine, dialect
         self._texts: dict[TextClause, tuple[str, list[str]]] = {}
         self.possible = False
         """Whether connections are made in a way that allows it."""
@@ -125,7 +124,7 @@ class DriverShortcut:
         try:
             rows = await driver.fetch(text, *[binds[name] for name in names], timeout=timeout)
         except Exception as error:
-            if (code := getattr(error, "sqlstate", None)) and code not in _GONE and code[:2] != "08":
+            if getattr(error, "sqlstate", None) and not self._dialect.ends_session(error):
                 raise DBAPIError(None, None, error) from error
             raise
         try:

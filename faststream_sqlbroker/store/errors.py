@@ -1,12 +1,13 @@
 """The database's errors, classed: worth repeating, or not."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.sqlite import is_locked
 from faststream_sqlbroker.exceptions import (
     PublishError,
     SetupError,
@@ -81,7 +82,7 @@ class ErrorClasses:
         if isinstance(error, InvalidRequestError):
             msg = f"the transaction given cannot be used any more; publish before it ends ({error})"
             return PublishError(msg)
-        if self._dialect.name == "sqlite" and self._is_transient(error):
+        if self._dialect.name == "sqlite" and any(is_locked(each) for each in _causes(error)):
             msg = (
                 "SQLite refused to turn the caller's read transaction into a writing one because another "
                 "connection has written meanwhile; begin such transactions with BEGIN IMMEDIATE "
@@ -90,25 +91,34 @@ class ErrorClasses:
             return TransientStoreError(msg)
         return self.of(error) or error
 
-    def _is_transient(self, error: BaseException | None) -> bool:
-        while error is not None:
-            if isinstance(error, OSError) or self._dialect.is_transient(error):
-                return True
-            error = getattr(error, "orig", None) or error.__cause__
-        return False
+    def spoils(self, error: BaseException) -> bool:
+        """Whether the connection that gave `error` must not be used again, though it may go on answering."""
+        return any(self._dialect.spoils(each) for each in _causes(error))
+
+    def was_rolled_back(self, error: BaseException) -> bool:
+        """Whether the database itself undid the transaction and works: the repeat may start at once."""
+        cause = error.__cause__
+        if not isinstance(cause, DBAPIError) or isinstance(error, NotConnectedError):
+            return False
+        ended = any(self._dialect.ends_session(each) for each in _causes(cause))
+        return not (cause.connection_invalidated or ended)
+
+    def needs_another(self, error: BaseException) -> bool:
+        """Whether the statement may succeed on another connection: this one is broken, or must not be used again."""
+        cause = error.__cause__
+        if isinstance(error, NotConnectedError) or not isinstance(cause, DBAPIError):
+            return False
+        return cause.connection_invalidated or self.spoils(cause)
+
+    def _is_transient(self, error: BaseException) -> bool:
+        return any(isinstance(e, OSError) or self._dialect.is_transient(e) for e in _causes(error))
 
 
-def was_rolled_back(error: BaseException) -> bool:
-    """Whether the database itself undid the transaction and works: the repeat may start at once."""
-    cause = error.__cause__
-    known = isinstance(cause, DBAPIError) and not cause.connection_invalidated
-    return known and not isinstance(error, NotConnectedError)
-
-
-def was_disconnected(error: BaseException) -> bool:
-    """Whether the connection was found broken; the pool has thrown its connections away."""
-    cause = error.__cause__
-    return isinstance(cause, DBAPIError) and cause.connection_invalidated
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """`error`, and what it was made of: the driver's own error has the code."""
+    while error is not None:
+        yield error
+        error = getattr(error, "orig", None) or error.__cause__
 
 
 def driver_text(error: BaseException) -> str:

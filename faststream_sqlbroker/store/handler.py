@@ -5,13 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.store.checkout import checkout
-from faststream_sqlbroker.store.errors import ErrorClasses, was_rolled_back
+from faststream_sqlbroker.store.checkout import Checkouts
 
 
 class HandlerTransaction:
@@ -21,11 +20,12 @@ class HandlerTransaction:
     """
 
     def __init__(
-        self, connection: AsyncConnection, dialect: Dialect, errors: ErrorClasses, timeout: float
+        self, connection: AsyncConnection, dialect: Dialect, checkouts: Checkouts, timeout: float
     ) -> None:
         """`timeout` in seconds."""
         self.connection = connection
-        self._dialect, self._errors, self._timeout = dialect, errors, timeout
+        self._dialect, self._checkouts, self._timeout = dialect, checkouts, timeout
+        self._errors = checkouts.errors
         self._session: AsyncSession | None = None
 
     @property
@@ -46,6 +46,10 @@ class HandlerTransaction:
     def active(self) -> bool:
         """Whether the handler has left the transaction open."""
         return self._root.is_active and self.connection.get_transaction() is self._root
+
+    def note(self, error: BaseException) -> None:
+        """The handler has failed with `error`: it may say that its connection must not be used again."""
+        self._checkouts.note(error)
 
     async def lock(self, leases: Leases) -> set[int]:
         """Lock the rows whose lease is still held, which keeps it while the transaction lives; their ids.
@@ -84,7 +88,7 @@ class HandlerTransaction:
             async with self._errors.classed(), asyncio.timeout(self._timeout):
                 return await self.connection.run_sync(settle)
         except BaseException as error:
-            if committing and not was_rolled_back(error):
+            if committing and not self._errors.was_rolled_back(error):
                 msg = f"the answer to the COMMIT was lost: {error}"
                 raise UnknownOutcomeError(msg) from error
             if committing:
@@ -94,7 +98,7 @@ class HandlerTransaction:
 
 @asynccontextmanager
 async def open_transaction(
-    engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses, timeout: float
+    checkouts: Checkouts, dialect: Dialect, timeout: float
 ) -> AsyncIterator[HandlerTransaction]:
     """A transaction that has begun; rolled back at the end unless it was committed.
 
@@ -102,9 +106,9 @@ async def open_transaction(
         TransientStoreError: none could be opened within `timeout` seconds.
     """
     async with AsyncExitStack() as stack:
-        async with errors.classed(), asyncio.timeout(timeout):
-            connection = await stack.enter_async_context(checkout(engine, errors, None))
-            transaction = HandlerTransaction(connection, dialect, errors, timeout)
+        async with checkouts.errors.classed(), asyncio.timeout(timeout):
+            connection = await stack.enter_async_context(checkouts(None))
+            transaction = HandlerTransaction(connection, dialect, checkouts, timeout)
             await transaction.begin()
         try:
             yield transaction

@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.store.calls import Call, answer, fail, take_group
-from faststream_sqlbroker.store.checkout import abort, checkout
+from faststream_sqlbroker.store.checkout import abort
 from faststream_sqlbroker.store.transaction import Transactions
 
 HOLD = 0.05
@@ -35,6 +35,7 @@ class SharedStatements:
         """Write by `transactions`, each call within their time."""
         self._transactions, self._engine = transactions, transactions.engine
         self._dialect, self._errors = transactions.dialect, transactions.errors
+        self._checkouts = transactions.checkouts
         self._shortcut, self._timeout = transactions.shortcut, transactions.timeout
         self.loop = asyncio.get_running_loop()
         self.place = asyncio.Semaphore(1)
@@ -159,7 +160,7 @@ class SharedStatements:
                 self._errors.classed(),
                 asyncio.timeout_at(self._group[0].deadline) as waiting,
                 self.place,
-                checkout(self._engine, self._errors, None) as connection,
+                self._checkouts(None) as connection,
             ):
                 driver, pool = await self._shortcut.alone(connection), self._engine.pool
                 waiting.reschedule(None)
@@ -201,7 +202,8 @@ class SharedStatements:
         left = group[0].deadline - self.loop.time()
         try:
             result = await self._shortcut.fetch(driver, self._query(group), timeout=max(0.001, left))
-        except DBAPIError:
+        except DBAPIError as error:
+            self._checkouts.note(error)
             return False
         except BaseException as error:
             fail(group, self._unknown(error), error)

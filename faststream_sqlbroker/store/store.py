@@ -25,6 +25,7 @@ from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
+from faststream_sqlbroker.store.checkout import Checkouts
 from faststream_sqlbroker.store.driver import DriverShortcut
 from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.fleet import Fleet
@@ -77,10 +78,9 @@ class Store:
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
-        self._shortcut = DriverShortcut(engine, allowed=not pgbouncer)
-        self._transactions = Transactions(
-            self._engine, self.dialect, self._errors, statement_timeout, self._shortcut
-        )
+        self._checkouts = Checkouts(self._engine, self._errors)
+        self._shortcut = DriverShortcut(engine, self.dialect, allowed=not pgbouncer)
+        self._transactions = Transactions(self._checkouts, self.dialect, statement_timeout, self._shortcut)
         self._places = asyncio.Semaphore(self.max_connections)
         self.starts = Starts(self._transactions, self.dialect, self._places)
         self.policies = PolicyStore(self._transactions, self.dialect, self._places)
@@ -90,6 +90,8 @@ class Store:
         self.schedules = Schedules(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
+        if listen_engine is not None:
+            self._checkouts.watch(listen_engine)
         self.handler_places = pool.handler_places(
             engine,
             self.max_connections,
@@ -220,7 +222,7 @@ class Store:
         Raises:
             TransientStoreError: none can be opened.
         """
-        opened = open_transaction(self._engine, self.dialect, self._errors, self.statement_timeout)
+        opened = open_transaction(self._checkouts, self.dialect, self.statement_timeout)
         async with self._handler_places, opened as transaction:
             yield transaction
 
@@ -294,5 +296,5 @@ class Store:
             TransientStoreError: the connection cannot be made or is gone.
         """
         engine = self._listen_engine or self.engine
-        async with listening(engine, self._errors, self.statement_timeout, channel, heard) as alive:
+        async with listening(self._checkouts, engine, self.statement_timeout, channel, heard) as alive:
             yield alive

@@ -7,14 +7,13 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.store.checkout import cancelled_once, checkout
+from faststream_sqlbroker.store.checkout import Checkouts, cancelled_once
 from faststream_sqlbroker.store.driver import DriverShortcut
-from faststream_sqlbroker.store.errors import ErrorClasses, was_disconnected, was_rolled_back
 
 T = TypeVar("T")
 
@@ -24,19 +23,14 @@ QUICK_PAUSE = 0.01
 
 
 class Transactions:
-    """Runs synchronous work on connections of `engine`, each piece in a transaction of its own."""
+    """Runs synchronous work on connections of one engine, each piece in a transaction of its own."""
 
     def __init__(
-        self,
-        engine: AsyncEngine,
-        dialect: Dialect,
-        errors: ErrorClasses,
-        timeout: float,
-        shortcut: DriverShortcut,
+        self, checkouts: Checkouts, dialect: Dialect, timeout: float, shortcut: DriverShortcut
     ) -> None:
         """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats."""
-        self.engine, self.dialect, self.errors, self.timeout = engine, dialect, errors, timeout
-        self.shortcut = shortcut
+        self.checkouts, self.dialect, self.timeout = checkouts, dialect, timeout
+        self.engine, self.errors, self.shortcut = checkouts.engine, checkouts.errors, shortcut
 
     async def run(
         self,
@@ -66,10 +60,13 @@ class Transactions:
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
-                # A connection that broke while it lay in the pool: the next one is new. Once, not for ever.
-                if not was_rolled_back(error) and (stale or not was_disconnected(error)):
+                if self.errors.needs_another(error):
+                    # Broken or gone stale while it lay in the pool: the next one is new. Once, not for ever.
+                    if stale:
+                        raise
+                    stale = True
+                elif not self.errors.was_rolled_back(error):
                     raise
-                stale = stale or was_disconnected(error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
                 pause *= 2
         return await self._attempt(work, places, deadline, write=write)
@@ -106,7 +103,7 @@ class Transactions:
                 self.errors.classed(),
                 asyncio.timeout_at(deadline),
                 places,
-                checkout(self.engine, self.errors, deadline - clock()) as connection,
+                self.checkouts(deadline - clock()) as connection,
             ):
                 driver = await self.shortcut.alone(connection) if isinstance(work, Query) else None
                 if driver is None:
@@ -118,7 +115,7 @@ class Transactions:
             if results:
                 # The COMMIT was answered; the connection died on its way back to the pool.
                 return results[0]
-            if not committing or was_rolled_back(error):
+            if not committing or self.errors.was_rolled_back(error):
                 raise
             msg = f"the answer to the COMMIT was lost: {error}"
             raise UnknownOutcomeError(msg) from error
@@ -143,7 +140,7 @@ class Transactions:
             async with (
                 self.errors.classed(),
                 asyncio.timeout(limit),
-                checkout(self.engine, self.errors, limit) as connection,
+                self.checkouts(limit) as connection,
             ):
                 await connection.execute(select(1))
         except StoreError:

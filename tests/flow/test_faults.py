@@ -526,7 +526,7 @@ async def test_connections_that_broke_in_the_pool_are_replaced_unseen(
 async def test_a_commit_that_the_database_undid_is_repeated(rig: Rig) -> None:
     """It is known not to be committed, so the caller is told of no doubt."""
     passing = {
-        "sqlite": Exception("database is locked"),
+        "sqlite": type("Busy", (Exception,), {"sqlite_errorcode": 5})("database is locked"),
         "postgresql": type("Serialization", (Exception,), {"sqlstate": "40001"})(),
     }.get(rig.store.dialect_name, Exception(1213, "Deadlock found"))
     refused = []

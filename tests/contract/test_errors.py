@@ -1,0 +1,69 @@
+"""Which of the database's errors pass, by its own codes."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.store import Store
+from tests.contract.conftest import Bench
+
+WORDS = "busy, locked, interrupted; disk is full, disk I/O error"
+"""What SQLite says when something passes, and anybody may write into a message."""
+
+on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+
+
+@on_sqlite
+async def test_words_of_a_message_make_no_error_a_passing_one(bench: Bench) -> None:
+    await bench.execute(
+        "CREATE TRIGGER refuse BEFORE INSERT ON message WHEN NEW.queue = 'refused' "
+        "BEGIN SELECT RAISE(ABORT, 'not this queue: it is busy'); END"
+    )
+    with pytest.raises(StoreError, match="not this queue") as caught:
+        await bench.store.insert([NewMessage("refused", WORDS.encode(), key=WORDS)])
+    assert not isinstance(caught.value, TransientStoreError)
+
+
+@on_sqlite
+async def test_a_locked_database_passes(bench: Bench) -> None:
+    store = Store(bench.store.engine, bench.store.tables, statement_timeout=0.5)
+    async with bench.store.engine.connect() as connection:
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        with pytest.raises(TransientStoreError):
+            await store.insert([NewMessage("q", b"")])
+
+
+@on_sqlite
+async def test_a_full_database_passes(bench: Bench) -> None:
+    """The limit is the connection's, so every connection gets it."""
+
+    @event.listens_for(bench.store.engine.sync_engine, "checkout")
+    def limit(connection: Any, _record: Any, _proxy: Any) -> None:
+        connection.cursor().execute("PRAGMA max_page_count = 1")
+
+    with pytest.raises(TransientStoreError, match="full"):
+        await bench.store.insert([NewMessage("q", bytes(1_000_000))])
+
+
+@on_sqlite
+async def test_a_reader_that_another_has_overtaken_is_told_how_to_begin(bench: Bench) -> None:
+    async with bench.store.engine.connect() as connection:
+        await connection.exec_driver_sql("BEGIN")
+        await connection.execute(text("SELECT count(*) FROM message"))
+        await bench.put(1)
+        with pytest.raises(TransientStoreError, match="BEGIN IMMEDIATE"):
+            await bench.store.insert_in(connection, [NewMessage("q", b"")])
+
+
+@on_sqlite
+async def test_a_refusal_in_the_callers_transaction_is_no_lock(bench: Bench) -> None:
+    await bench.execute(
+        "CREATE TRIGGER refuse BEFORE INSERT ON message BEGIN SELECT RAISE(ABORT, 'locked'); END"
+    )
+    async with bench.store.engine.connect() as connection:
+        with pytest.raises(StoreError, match="locked") as caught:
+            await bench.store.insert_in(connection, [NewMessage("q", WORDS.encode())])
+    assert not isinstance(caught.value, TransientStoreError)

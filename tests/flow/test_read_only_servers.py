@@ -1,0 +1,91 @@
+"""A real server that an operator turns read-only and back; a private one, as the setting is everybody's."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import Store
+from tests.conftest import DRIVERS
+from tests.helpers import eventually
+from tools.private import STARTERS, CannotStartError
+
+SESSION = {"postgresql": "SELECT pg_backend_pid()"}
+
+
+@pytest.fixture(scope="module", params=list(STARTERS))
+def private(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """The administrator's engine of a server that nobody else uses."""
+    try:
+        with STARTERS[request.param]() as (url, _process):
+            admin = create_engine(url, isolation_level="AUTOCOMMIT")
+            yield admin
+            admin.dispose()
+    except CannotStartError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+def run(admin: Engine, *statements: str) -> None:
+    with admin.connect() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def turn(admin: Engine, *, read_only: bool) -> None:
+    if admin.dialect.name == "postgresql":
+        run(admin, f"ALTER SYSTEM SET default_transaction_read_only = {read_only}", "SELECT pg_reload_conf()")
+    else:
+        run(admin, f"SET GLOBAL read_only = {int(read_only)}")
+
+
+async def test_the_broker_recovers_and_reconnects(private: Engine) -> None:
+    """The user has no right to write past read_only, as an application's should not."""
+    kind, user = private.dialect.name, private.url.username
+    run(private, "DROP DATABASE IF EXISTS app", "CREATE DATABASE app")
+    if kind != "postgresql":
+        user = "app"
+        run(
+            private,
+            "CREATE USER IF NOT EXISTS app@'127.0.0.1' IDENTIFIED BY ''",
+            "GRANT ALL ON app.* TO app@'127.0.0.1'",
+        )
+    url = private.url.set(drivername=f"{kind}+{DRIVERS[kind]}", username=user, database="app")
+    engine = create_async_engine(url, pool_size=1, max_overflow=0)
+    store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
+
+    async def session() -> int:
+        async with engine.connect() as connection:
+            statement = text(SESSION.get(kind, "SELECT connection_id()"))
+            return int((await connection.execute(statement)).scalar_one())
+
+    async def works() -> bool:
+        try:
+            await store.insert([NewMessage("q", b"")])
+        except TransientStoreError:
+            return False
+        return True
+
+    async def refused() -> bool:
+        return not await works()
+
+    try:
+        await store.create_tables()
+        assert await works()
+        first = await session()
+        turn(private, read_only=True)
+        await eventually(refused)  # PostgreSQL's sessions hear of it a moment later
+        await eventually(lambda: store.ping(5.0))
+        turn(private, read_only=False)
+        await eventually(works)
+        assert await session() != first
+    finally:
+        turn(private, read_only=False)
+        await engine.dispose()
