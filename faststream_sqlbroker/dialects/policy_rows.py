@@ -25,6 +25,7 @@ class Arrival:
     key: str | None
     due: int
     created: int
+    """Never later than the database's time of the look."""
     expired: bool
     delivered: bool
     """Whether it was delivered before."""

@@ -32,6 +32,8 @@ class Words:
     """Changes rows of the message table `m` that `rows` names: {rows}, {set}, {where}."""
     upsert: str
     """What follows an INSERT … SELECT FROM `u` into the policy state; {expires} is the new time."""
+    earlier: str = "LEAST"
+    """The function that gives the earlier of two times."""
     as_text: Callable[[str], str] = lambda name: name
     as_json: str = ""
     """What makes JSON of text."""
@@ -104,6 +106,7 @@ def sqlite_words(now: str) -> Words:
         # Else it would go through the whole queue, and through all of `u` for each message.
         update="UPDATE {message} AS m NOT INDEXED SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
         upsert="WHERE true ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, expires_at = excluded.expires_at",
+        earlier="MIN",
         ready_hint="INDEXED BY {ready_index}",
         leased_hint="INDEXED BY {leased_index}",
         open="CAST(",
@@ -126,9 +129,11 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
         f"{w.column}next_attempt_at = COALESCE({w.at('u.due')}, m.next_attempt_at), "
         f"{w.column}policy_marks = (m.policy_marks | :mark) & :kept"
     )
+    # Of other programs some write their own clock's time, which may be ahead: nothing has arrived later than now.
+    arrived = f"{w.earlier}(m.created_at, {w.now})"
     texts = {
         "policy_now": f"SELECT {w.us(w.now)}",
-        "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}, {w.us('m.created_at')},\n"
+        "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}, {w.us(arrived)},\n"
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count\n"
         f"{due}\n  AND m.next_attempt_at >= {w.at(':since')} AND {marked}\n"
         "  AND (m.policy_marks & :own) = 0\n"

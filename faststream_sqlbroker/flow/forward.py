@@ -39,7 +39,8 @@ class Forward:
             self._say(row, logging.ERROR, f"it is archived as FAILED ({NO_DESTINATION}): {error}")
             return Reject(NO_DESTINATION, error)
         try:
-            due = due_of(headers, row.created_at)
+            # Of a producer whose clock is ahead the time of its row is to come.
+            due = due_of(headers, min(row.created_at, row.acquired_at))
         except ValueError as error:
             self._say(row, logging.WARNING, f"it is moved at once: {error}")
             due = None

@@ -65,6 +65,8 @@ class Machine(RuleBasedStateMachine):
     outcomes: ClassVar[Sequence[str]] = ("ack", "ack", "nack", "reject", "postpone", "release", "crash")
     expires: ClassVar[st.SearchStrategy[int | None]] = st.none()
     late: ClassVar[st.SearchStrategy[int]] = st.just(0)
+    ahead: ClassVar[st.SearchStrategy[int]] = st.just(0)
+    """How far the clock of a producer is ahead of the database's."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -103,12 +105,13 @@ class Machine(RuleBasedStateMachine):
         priority = data.draw(st.sampled_from([0, 0, 0, 5, -5]), "priority")
         count = data.draw(st.sampled_from([1, 1, 3]), "count")
         expires, ago = data.draw(self.expires, "expires"), data.draw(self.late, "ago")
+        ahead = data.draw(self.ahead, "ahead")
         for _ in range(count):
             fields: dict[str, Any] = {"expires_in": expires / 1e6} if expires else {}
-            message = self.world.put(key, delay=delay, ago=ago, priority=priority, **fields)
-            created = self.now - ago
+            message = self.world.put(key, delay=delay, ago=ago, ahead=ahead, priority=priority, **fields)
+            written = self.now - ago
             gone = None if not expires else self.now + expires
-            self.live[message] = Message(message, key, priority, created, created + delay, gone)
+            self.live[message] = Message(message, key, priority, written + ahead, written + delay, gone)
             self.published(self.live[message])
 
     def published(self, message: Message) -> None:

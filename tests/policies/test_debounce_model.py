@@ -10,8 +10,10 @@ from faststream_sqlbroker.core.policies import Debounce, Delay, Policy
 from faststream_sqlbroker.dialects.policy_bursts import LONGEST_PAUSE, SHORTEST_PAUSE
 from faststream_sqlbroker.dialects.policy_wanted import Claim
 from tests.policies.bursts import Burst
+from tests.policies.clock import MICROSECONDS
 from tests.policies.machine import UNIT, Machine, Message, check_model
 
+YEAR = 365 * 86_400 * MICROSECONDS
 EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8, "mysql": 8}
 
 trailing = st.builds(
@@ -43,6 +45,7 @@ class DebounceMachine(Machine):
     )
     late: ClassVar = st.sampled_from([0, 0, 0, 0, UNIT, 3 * UNIT])
     expires: ClassVar = st.sampled_from([None, None, None, None, UNIT, 5 * UNIT])
+    ahead: ClassVar = st.sampled_from([0, 0, 0, 0, UNIT, YEAR])
 
     def start(self) -> None:
         self.policy = next(p for p in self.given if isinstance(p, Debounce))
@@ -59,7 +62,7 @@ class DebounceMachine(Machine):
         """All that has come by now, in the order of arrival."""
         come = [m for m in self.unseen if m.due <= self.now]
         self.unseen = [m for m in self.unseen if m.due > self.now]
-        for message in sorted(come, key=lambda m: (max(m.due, m.created), m.id)):
+        for message in sorted(come, key=lambda m: (self.arrival(m), m.id)):
             if message.key is None:
                 continue
             if message.expired(self.now):
@@ -73,8 +76,12 @@ class DebounceMachine(Machine):
                 self.reasons[gone] = {f"superseded by {i}" for i in others}
                 del self.live[gone]
 
+    def arrival(self, message: Message) -> int:
+        """When it came; it takes part now, so a later time is wrong."""
+        return max(message.due, min(message.created, self.now))
+
     def arrive(self, message: Message, key: Key) -> None:
-        at = max(message.due, message.created)
+        at = self.arrival(message)
         closed = [burst for burst in key.bursts[-2:] if burst is not key.bursts[-1] or not burst.open]
         if closed and closed[-1].takes_late((at, message.id)):
             closed[-1].late.add(message.id)

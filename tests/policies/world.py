@@ -82,24 +82,25 @@ class World:
         """Let time pass."""
         self.run(self.clock.set(self.now + length))
 
-    def put(self, key: str | None, *, delay: int = 0, ago: int = 0, **fields: Any) -> int:
-        """Publish; `ago`: it was written so long ago, and its commit is seen only now."""
+    def put(self, key: str | None, *, delay: int = 0, ago: int = 0, ahead: int = 0, **fields: Any) -> int:
+        """Publish; `ago`: it was written so long ago, and its commit is seen only now; `ahead`: by a clock that is."""
         [message] = self.run(
             self.store.insert([NewMessage(QUEUE, b"1", key=key, delay=delay / MICROSECONDS, **fields)])
         )
         assert message is not None
-        if ago:
-            self.run(self._written(message, ago, delay))
+        if ago or ahead:
+            self.run(self._written(message, ago, ahead, delay))
         return message
 
-    async def _written(self, message: int, ago: int, delay: int) -> None:
+    async def _written(self, message: int, ago: int, ahead: int, delay: int) -> None:
         at = EPOCH + timedelta(microseconds=self.now - ago)
+        created = at + timedelta(microseconds=ahead)
         table = self.store.tables.message
         async with self.clock.engine.begin() as connection:
             await connection.execute(
                 update(table)
                 .where(table.c.id == message)
-                .values(created_at=at, next_attempt_at=at + timedelta(microseconds=delay))
+                .values(created_at=created, next_attempt_at=at + timedelta(microseconds=delay))
             )
 
     def claim(self, process: int, limit: int) -> Claim:

@@ -176,6 +176,8 @@ def test_phases_of_latency(frame_of: Any) -> None:
         message(0, 100, 101, 104, 105, queue="retried", attempts_count=2) | {"first_attempt_at": START},
         # Due in the past by its publisher's wish.
         message(50, 0, 52, 55, 56, queue="past"),
+        # Its producer's clock is an hour ahead.
+        message(3600, 0, 2, 5, 6, queue="ahead"),
         # Expired at its start: claimed, never attempted.
         message(0, 0, 2, None, 3, queue="expired", state="DISCARDED"),
         # Given up after two deliveries: the last claim led to no attempt.
@@ -188,12 +190,13 @@ def test_phases_of_latency(frame_of: Any) -> None:
         ("delayed", "wait"): (1, 2), ("delayed", "work"): (1, 3), ("delayed", "total"): (1, 3606),
         ("retried", "wait"): (1, 1), ("retried", "work"): (1, 3), ("retried", "total"): (1, 105),
         ("past", "wait"): (1, 2), ("past", "work"): (1, 3), ("past", "total"): (1, 6),
+        ("ahead", "wait"): (1, 2), ("ahead", "work"): (1, 3), ("ahead", "total"): (1, 0),
         ("expired", "wait"): (1, 2),
         ("given up", "wait"): (1, 10), ("given up", "total"): (1, 21),
     }  # fmt: skip
     by_two = phases(analytics.latency(data, ("state", "priority")))
     assert by_two["FAILED", 0, "total"] == (1, 21)
-    assert phases(analytics.latency(data, by=()))["work",] == (4, 3)
+    assert phases(analytics.latency(data, by=()))["work",] == (5, 3)
     assert phases(analytics.latency(data, "queue")) == phases(analytics.latency(data))
     halves = analytics.latency_trend(data.where("queue in ('plain', 'retried')"), "1m").where(
         "phase = 'total'"

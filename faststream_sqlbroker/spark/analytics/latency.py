@@ -30,12 +30,13 @@ def latency(df: DataFrame, by: str | Sequence[str] = "queue", *, accuracy: int =
     * `wait`: from when the message was due for the last time to its last claim: acquired_at − the later of
       next_attempt_at and created_at. A delay that the publisher asked for, the pause before a retry, and what
       policies put off (Delay, Debounce, a Throttle's slot) is not waiting; being behind others is, and so is the
-      lease of a process that died with the message. Of messages that were claimed.
+      lease of a process that died with the message. A created_at after the claim (of a producer whose clock is
+      ahead) does not count. Of messages that were claimed.
     * `work`: from the last claim to the end of the handler: last_attempt_at − acquired_at. The time in which the
       process held the message before a worker was free is within. Of messages whose last claim led to an attempt;
       with AckPolicy.ACK_FIRST the attempt ends where the handler starts.
-    * `total`: from publishing to the archive, with every delay, retry and pause: archived_at − created_at. Of
-      COMPLETED and FAILED messages.
+    * `total`: from publishing to the archive, with every delay, retry and pause: archived_at − created_at, 0
+      if that is negative. Of COMPLETED and FAILED messages.
 
     Args:
         df: With the five columns above, state and those of `by`.
@@ -99,13 +100,15 @@ def _refuse_own_names(result: str, by: Sequence[str]) -> None:
 def _measured(df: DataFrame, by: Sequence[str], accuracy: int) -> DataFrame:
     whole_number("accuracy", accuracy, most=MOST_ACCURACY)
     at = {name: F.unix_micros(F.col(name)) for name in _TIMES}
-    due = F.greatest(at["next_attempt_at"], at["created_at"])
+    # A producer whose clock is ahead may have written a created_at after all that followed.
+    known = F.when(at["created_at"] <= at["acquired_at"], at["created_at"])
+    due = F.greatest(at["next_attempt_at"], known)
     attempted = at["last_attempt_at"] >= at["acquired_at"]
     ended = F.col("state").isin("COMPLETED", "FAILED")
     phases = {
         "wait": F.greatest(at["acquired_at"] - due, F.lit(0)),
         "work": F.when(attempted, at["last_attempt_at"] - at["acquired_at"]),
-        "total": F.when(ended, at["archived_at"] - at["created_at"]),
+        "total": F.when(ended, at["archived_at"] - F.least(at["created_at"], at["archived_at"])),
     }
     # GREATEST leaves NULLs out, so that a message that was never claimed would have waited 0.
     phases["wait"] = F.when(at["acquired_at"].isNotNull() & due.isNotNull(), phases["wait"])

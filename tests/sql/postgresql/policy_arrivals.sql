@@ -1,4 +1,4 @@
-SELECT m.id, m.key, (extract(epoch FROM m.next_attempt_at) * 1000000)::bigint, (extract(epoch FROM m.created_at) * 1000000)::bigint,
+SELECT m.id, m.key, (extract(epoch FROM m.next_attempt_at) * 1000000)::bigint, (extract(epoch FROM LEAST(m.created_at, statement_timestamp())) * 1000000)::bigint,
   CASE WHEN m.expires_at <= statement_timestamp() THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count
 FROM message m 
 WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
