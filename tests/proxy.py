@@ -66,6 +66,8 @@ class Proxy:
         self.died = 0
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._vanished = False
+        self._stopped = asyncio.Event()
 
     @property
     def round_trips(self) -> int:
@@ -74,6 +76,8 @@ class Proxy:
 
     async def start(self) -> None:
         """Listen, on the same port as before."""
+        self._vanished = False
+        self._stopped.clear()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -85,6 +89,12 @@ class Proxy:
         for writer in list(self._writers):
             writer.transport.abort()
         self._flowing.set()
+        self._stopped.set()
+
+    def vanish(self) -> None:
+        """Pass nothing on, not even that a client has ended: the server keeps its connections until `stop`."""
+        self._vanished = True
+        self.stall()
 
     def stall(self) -> None:
         """Keep every connection open, but pass nothing on."""
@@ -110,7 +120,8 @@ class Proxy:
                 self._pass_back(server_reader, writer, cut, session),
             )
         except (OSError, asyncio.IncompleteReadError):
-            pass
+            if self._vanished:
+                await self._stopped.wait()
         finally:
             for each in pair:
                 each.transport.abort()
@@ -125,7 +136,8 @@ class Proxy:
             if self._is_in(self.die_at, data, commits=commits):
                 self.die_at = None
                 self.died += 1
-                await asyncio.Event().wait()
+                await self._stopped.wait()
+                break
             if self._is_in(self.swallow_answer_to, data, commits=commits):
                 self.swallow_answer_to = None
                 cut.set()

@@ -1,36 +1,49 @@
 """One cell of the table: a fault on a database, in rounds of seeded work by real processes."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy import Column, Integer, MetaData, String, Table, insert, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
-from tests.faults import worker
-from tests.faults.checker import ORDERED, check, key_of
+from tests.faults import plan, reading, worker
+from tests.faults.checker import BATCH, ORDERED, check
 from tests.faults.forked import Forked
-from tests.faults.history import History, Recorder, deliveries, read
+from tests.faults.history import History
+from tests.faults.logins import Login
 from tests.helpers import eventually
 from tools.private import Process
 
 ROOT = Path(__file__).parent.parent.parent
 HEADERS = '{"content-type": "application/json"}'
-QUEUES = ("plain", "plain", "tx", "once", "ordered")
+QUEUES = ("plain", "plain", "plain", "batch", "tx", "once", "ordered")
 DRAIN = 80.0
 """Seconds for everything to end after a fault; what has not is called lost."""
-effects = Table("effects", MetaData(), Column("id", Integer, primary_key=True), Column("number", Integer))
+WORKING = 25.0
+"""Seconds for a few messages to be handled where nothing should keep them from it."""
+_tables = MetaData()
+effects = Table(
+    "effects",
+    _tables,
+    Column("id", Integer, primary_key=True),
+    Column("number", Integer),
+    Column("which", String(8)),
+)
+account = Table("account", _tables, Column("id", Integer, primary_key=True), Column("balance", Integer))
 Worker = subprocess.Popen[bytes] | Forked
 
 
@@ -55,12 +68,16 @@ class Cell:
         self.folder.mkdir(parents=True)
         # SQLite's writers wait for each other, so that a renewal may come late on a busy machine.
         self.lease = 4.0 if url.startswith("sqlite") else 2.0
-        self.options = {"release_stuck_timeout": self.lease, **options}
+        self.options = {"release_stuck_timeout": self.lease, "queues": sorted(set(queues)), **options}
         self.workers: list[Worker] = []
         self.history = History()
         self.number = 0
         self.env: dict[str, str] = {}
         self.server: Process | None = None
+        self.login: Login | None = None
+        self.kept = contextlib.AsyncExitStack()
+        """What a fault leaves behind until the cell ends."""
+        self.prepare: Callable[[Cell], Awaitable[None]] | None = None
 
     async def open(self) -> None:
         """Create the tables and start the workers."""
@@ -73,27 +90,53 @@ class Cell:
         await self.store.create_tables()
         await self.store.setup()
         async with self.engine.begin() as connection:
-            await connection.run_sync(effects.metadata.create_all)
+            await connection.run_sync(_tables.create_all)
+            await connection.execute(insert(account), [{"id": 1, "balance": 0}, {"id": 2, "balance": 0}])
+        if self.options.get("refusing"):
+            await self._refuse_some()
+        if self.login is not None:
+            await self.execute(*self.login.grants([*self.store.tables.ours, *_tables.sorted_tables]))
+        if self.prepare is not None:
+            await self.prepare(self)
         while len(self.workers) < self.count:
             self.start()
 
-    def start(self, **options: Any) -> Worker:
-        """One more worker."""
+    async def execute(self, *statements: str) -> None:
+        """Each by itself, as the database's owner."""
+        async with self.engine.connect() as connection:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            for statement in statements:
+                await connection.execute(text(statement))
+
+    async def _refuse_some(self) -> None:
+        """A constraint that some answers do not fulfil."""
+        bad = f"queue = 'out' AND {{}}priority = {plan.REFUSED_PRIORITY}"
+        if self.store.dialect_name == "sqlite":
+            when = bad.format("NEW.").replace("queue", "NEW.queue", 1)
+            await self.execute(
+                f"CREATE TRIGGER refuse BEFORE INSERT ON message WHEN {when} BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+            return
+        await self.execute(f"ALTER TABLE message ADD CONSTRAINT refuse CHECK (NOT ({bad.format('')}))")
+
+    def start(self, url: str | None = None, **options: Any) -> Worker:
+        """One more worker; `url` is its way to the database, if it has one of its own."""
         given = {**self.options, "seed": self.random.randrange(10**6), **options}
         made: Worker
+        url = url or self.url
         if self.env:  # read when an interpreter starts
             command = [
                 sys.executable,
                 "-m",
                 "tests.faults.worker",
-                self.url,
+                url,
                 str(self.folder),
                 json.dumps(given),
             ]
             env = {**os.environ, **self.env}
             made = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.DEVNULL)
         else:
-            made = Forked(worker.run, self.url, self.folder, given)
+            made = Forked(worker.run, url, self.folder, given)
         self.workers.append(made)
         return made
 
@@ -110,29 +153,41 @@ class Cell:
             self.start()
 
     async def publish(self, count: int) -> None:
-        """Messages in transactions of their own, some of them rolled back."""
-        for _ in range(count):
-            self.number += 1
-            await self._publish(self.number, self.random.choice(self.queues))
+        """Messages, a few at a time in a transaction of their own; some are rolled back."""
+        last = self.number + count
+        while self.number < last:
+            queue = self.random.choice(self.queues)
+            # What is committed together is claimed together: a batch of one shows little.
+            several = self.random.randint(2, 6) if queue == BATCH else 1
+            roll_back = self.random.random() < 0.1
+            await self.publish_to(queue, min(several, last - self.number), roll_back=roll_back)
 
-    async def _publish(self, number: int, queue: str) -> None:
-        key = key_of(number) if queue == ORDERED else None
-        rows = [NewMessage(queue, json.dumps(number).encode(), HEADERS, key=key)]
+    async def publish_to(self, queue: str, count: int = 1, *, roll_back: bool = False) -> list[int]:
+        """Messages for one queue, in one transaction; their numbers."""
+        numbers = list(range(self.number + 1, self.number + count + 1))
+        self.number += count
+        rows = [
+            NewMessage(
+                queue, json.dumps(n).encode(), HEADERS, key=plan.key_of(n) if queue == ORDERED else None
+            )
+            for n in numbers
+        ]
         h = self.history
-        if self.random.random() < 0.1:
-            h.rolled_back.add(number)
+        if roll_back:
+            h.rolled_back.update(numbers)
             async with self.engine.connect() as connection:
                 await connection.begin()
                 await self.store.insert_in(connection, rows)
                 await connection.rollback()
-            return
+            return numbers
         try:
             await self.publisher.insert(rows)
-            h.committed[number] = queue
+            h.committed.update(dict.fromkeys(numbers, queue))
         except UnknownOutcomeError:
-            h.unknown.add(number)
-        except TransientStoreError:
-            h.rolled_back.add(number)
+            h.unknown.update(numbers)
+        except StoreError:
+            h.rolled_back.update(numbers)
+        return numbers
 
     def started(self) -> int:
         """Handlers started so far, by all workers."""
@@ -143,15 +198,42 @@ class Cell:
 
         async def empty() -> bool:
             self.refill()
-            async with self.engine.connect() as connection:
-                left = await connection.execute(text("SELECT count(*) FROM message WHERE queue <> 'out'"))
-                return left.scalar_one() == 0
+            return not await self._live()
 
         try:
             await eventually(empty, timeout=DRAIN, step=0.05)
         except AssertionError:
             return False
         return True
+
+    async def _live(self) -> set[int]:
+        async with self.engine.connect() as connection:
+            left = await connection.execute(text("SELECT payload FROM message WHERE queue <> 'out'"))
+            return {int(bytes(payload)) for payload in left.scalars()}
+
+    async def goes_on(self, while_what: str, queue: str, count: int = 5) -> None:
+        """Messages that are published to `queue` now end soon; else it is noted, with `while_what`."""
+        numbers = set(await self.publish_to(queue, count))
+        try:
+            await eventually(lambda: self._gone(numbers), timeout=WORKING, step=0.05)
+        except AssertionError:
+            left = sorted(numbers & await self._live())
+            self.history.stuck.append(f"messages {left} were not handled for {WORKING:.0f} s {while_what}")
+
+    async def _gone(self, numbers: set[int]) -> bool:
+        return not numbers & await self._live()
+
+    async def publishes_again(self, after_what: str) -> None:
+        """A publish works soon; else it is noted, with `after_what`."""
+
+        async def published() -> bool:
+            [number] = await self.publish_to(self.queues[0])
+            return number in self.history.committed
+
+        try:
+            await eventually(published, timeout=WORKING, step=0.1)
+        except AssertionError:
+            self.history.stuck.append(f"nothing could be published for {WORKING:.0f} s {after_what}")
 
     def disturb_all(self) -> None:
         """Note that no worker of now can be relied on to renew."""
@@ -173,35 +255,8 @@ class Cell:
 
     async def check(self) -> dict[str, list[str]]:
         """Read everything and apply the rules."""
-        h = self.history
-        events = read(self.folder)
-        h.deliveries = deliveries(events)
-        # A machine that is busy with others keeps a process from renewing its leases, as a fault does.
-        h.disturbed |= {event["pid"] for event in events if event["event"] == "stalled"}
-        h.live = [r for r in await self._rows("message") if r["queue"] != "out"]
-        h.answers = [r["number"] for r in await self._rows("message") if r["queue"] == "out"]
-        h.archived = await self._rows("message_archive")
-        await self._read_unknown(h)
-        async with self.engine.connect() as connection:
-            result = await connection.execute(text("SELECT number FROM effects"))
-            h.effects = list(result.scalars())
-        return check(h)
-
-    async def _read_unknown(self, h: History) -> None:
-        """What is listed of ACK_FIRST when every note that no worker renews has run out."""
-
-        async def over() -> bool:
-            async with self.engine.connect() as connection:
-                notes = await connection.execute(
-                    text("SELECT count(*) FROM message_policy_state WHERE scope LIKE 'ack_first:%'")
-                )
-                found = await self.store.starts.unknown(None, 10_000)
-                self.listed = {unknown.message_id for unknown in found}
-                return notes.scalar_one() == len(self.listed)
-
-        await eventually(over, timeout=self.lease + 10, step=0.1)
-        numbers = {row["id"]: row["number"] for row in h.archived}
-        h.listed = {numbers.get(message_id, -message_id) for message_id in self.listed}
+        await reading.read_all(self.history, self.folder, self.store, patience=self.lease + 10)
+        return check(self.history)
 
     async def reconnect(self) -> None:
         """Forget connections to a server that has ended, and wait until it lets us in again."""
@@ -218,18 +273,6 @@ class Cell:
             if one.poll() is None:
                 one.kill()
                 one.wait()
+        await self.kept.aclose()
         await self.publisher.engine.dispose()
         await self.engine.dispose()
-
-    async def _rows(self, table: str) -> list[dict[str, Any]]:
-        reason = ", reason" if table == "message_archive" else ""
-        async with self.engine.connect() as connection:
-            result = await connection.execute(
-                text(
-                    f"SELECT id, queue, state, payload, attempts_count, deliveries_count{reason} FROM {table}"
-                )
-            )
-            return [{**row._mapping, "number": int(bytes(row.payload))} for row in result]
-
-
-__all__ = ("Cell", "Recorder")

@@ -2,19 +2,25 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.faults.history import Delivery, History
+from tests.faults.history import FIRST, LAST, Delivery, History
+from tests.faults.plan import key_of
 
 AT_MOST_ONCE = "once"
-TRANSACTIONAL = "tx"
+TRANSACTIONAL = frozenset({"tx", "catching", "ending"})
 ORDERED = "ordered"
-
-
-def key_of(number: int) -> str | None:
-    """The key of a message of the ordered queue; some have none."""
-    return None if number % 4 == 3 else f"key {number % 4}"
+BATCH = "batch"
+ENDED_INSIDE = "transaction_ended"
+"""Why a message is FAILED whose handler has committed its transaction itself."""
+MAY_BE_COMPLETED = frozenset({"ack", "tried", "caught"})
+HAVE_FAILED = frozenset({"nack", "refused", "tried", "caught", "rolled back"})
+"""Ends after which the handler may start again."""
+MOST_WHILE_FROZEN = 2
+"""Starts of a message while no outcome can be written: one by each worker of a cell."""
+HEALTH_DELAY = 1.0
+"""Seconds for a process to notice a refusal."""
 
 
 def nothing_lost_nothing_unseen(h: History) -> list[str]:
@@ -29,6 +35,11 @@ def nothing_lost_nothing_unseen(h: History) -> list[str]:
     return found + [f"message {n} was never published" for n in seen - known - h.rolled_back]
 
 
+def nothing_stands_still(h: History) -> list[str]:
+    """1: what cannot be written or sent now keeps nothing else from being handled, and passes with its cause."""
+    return list(h.stuck)
+
+
 def no_start_without_a_reason(h: History) -> list[str]:
     """2: after a start the next needs a nack, a crash, a lost lease, or an unknown settle."""
     found = []
@@ -36,7 +47,7 @@ def no_start_without_a_reason(h: History) -> list[str]:
         for before, after in itertools.pairwise(starts):
             charged = after.attempts > before.attempts
             excused = before.lost or before.unknown or before.pid in h.killed
-            if not (charged or excused or before.ended == "nack"):
+            if not (charged or excused or before.ended in HAVE_FAILED):
                 found.append(
                     f"message {number} was started as delivery {after.deliveries} by {after.pid}, though delivery "
                     f"{before.deliveries} by {before.pid} ended with {before.ended}"
@@ -44,12 +55,46 @@ def no_start_without_a_reason(h: History) -> list[str]:
     return found
 
 
+def no_repeats_in_vain(h: History) -> list[str]:
+    """2: while no outcome can be written, for want of a right, handlers are not started again and again."""
+    found = []
+    for frozen in h.frozen:
+        inside = [d for d in h.deliveries if frozen.start <= d.at < frozen.end and d.queue != AT_MOST_ONCE]
+        found += [
+            f"{d.pid}, which was started while a right was missing, started message {d.number}"
+            for d in inside
+            if d.pid in frozen.unfit
+        ]
+        found += [
+            f"message {n} was started {times} times while no outcome could be written"
+            for n, times in Counter(d.number for d in inside).items()
+            if times > MOST_WHILE_FROZEN
+        ]
+    return found
+
+
+def health_is_told(h: History) -> list[str]:
+    """A process says that it is not well while outcomes cannot be written, and that it is when they can be."""
+    found = []
+    for frozen in h.frozen:
+        told = {pid: said for pid, said in h.health.items() if said[0][0] < frozen.start}
+        ill = any(
+            not healthy and frozen.start <= at < frozen.end + HEALTH_DELAY
+            for said in told.values()
+            for at, healthy in said
+        )
+        if told and not ill:
+            found.append("no process said that it was not healthy while a right was missing")
+    last = {pid: said[-1] for pid, said in h.health.items() if pid not in h.killed}
+    return found + [f"{pid} is still not healthy" for pid, (_, healthy) in last.items() if not healthy]
+
+
 def stale_workers_change_nothing(h: History) -> list[str]:
     """3: no delivery is given twice, and what the archive says is what its last delivery ended in."""
     found = []
     given = Counter((d.number, d.deliveries) for d in h.deliveries)
     found += [f"delivery {d} of message {n} was started {c} times" for (n, d), c in given.items() if c > 1]
-    last = {(d.number, d.deliveries): d for d in h.deliveries}
+    last = _last(h)
     for row in h.archived:
         number, count = row["number"], row["deliveries_count"]
         later = [d.deliveries for d in h.deliveries if d.number == number and d.deliveries > count]
@@ -57,7 +102,7 @@ def stale_workers_change_nothing(h: History) -> list[str]:
             found.append(f"message {number} ended with delivery {count}, but {later} were started")
         ended = last.get((number, count))
         if row["state"] == "COMPLETED" and row["queue"] != AT_MOST_ONCE:
-            if ended is None or ended.ended != "ack":
+            if ended is None or ended.ended not in MAY_BE_COMPLETED:
                 found.append(f"message {number} is COMPLETED, but its delivery {count} ended with {ended}")
             elif ended.lost and not ended.unknown:
                 found.append(f"message {number} is COMPLETED by delivery {count}, whose lease was lost")
@@ -125,20 +170,72 @@ def _stale(delivery: Delivery, h: History) -> bool:
 
 
 def transactions_are_exactly_once(h: History) -> list[str]:
-    """5: an effect for each completed message of a transactional subscriber, and for no other."""
-    completed = _completed(h, TRANSACTIONAL)
-    effects = Counter(h.effects)
-    found = [f"message {n} is COMPLETED with {effects[n]} effects" for n in completed if effects[n] != 1]
-    return found + [f"message {n} has effects, but is not COMPLETED" for n in effects if n not in completed]
+    """5: both effects of each completed message of a transactional subscriber, and none of any other.
+
+    But what was before a COMMIT of the handler's own, which is FAILED for it, stays.
+    """
+    done = {row["number"]: row for row in h.archived if row["queue"] in TRANSACTIONAL}
+    last, starts, effects = _last(h), Counter(d.number for d in h.deliveries), Counter(h.effects)
+    found = []
+    for number in done.keys() | {number for number, _ in h.effects}:
+        first, second = effects[number, FIRST], effects[number, LAST]
+        state, reason = _end_of(done.get(number))
+        if state == "COMPLETED":
+            right = (first, second) == (1, 1)
+        elif reason == ENDED_INSIDE:
+            right = first <= starts[number] and not second
+        else:
+            right = not first and not second
+        if not right:
+            found.append(f"message {number} is {state} ({reason}) with effects {first} and {second}")
+    for number, row in done.items():
+        delivery = last.get((number, row["deliveries_count"]))
+        inside = delivery is not None and delivery.ended == "committed"
+        if inside != (row["reason"] == ENDED_INSIDE) and not (inside and row["reason"] == "max_deliveries"):
+            found.append(
+                f"message {number} is {row['state']} ({row['reason']}), and its handler ended with "
+                f"{delivery and delivery.ended}"
+            )
+    return found
+
+
+def _end_of(row: Mapping[str, Any] | None) -> tuple[str, str | None]:
+    return ("not done", None) if row is None else (row["state"], row["reason"])
 
 
 def answers_follow_acks(h: History) -> list[str]:
-    """6: an answer for each completed message of a chaining subscriber, and for no other."""
-    answers = Counter(h.answers)
-    chaining = {row["number"] for row in h.archived if row["queue"] != AT_MOST_ONCE}
-    completed = {row["number"] for row in h.archived if row["state"] == "COMPLETED"} & chaining
-    found = [f"message {n} is COMPLETED with {answers[n]} answers" for n in completed if answers[n] != 1]
-    return found + [f"message {n} was answered, but is not COMPLETED" for n in answers if n not in completed]
+    """6: an answer for each completed message of a chaining subscriber, whole, and for no other."""
+    sizes = defaultdict(list)
+    for answer in h.answers:
+        for number in () if answer.joint else answer.numbers:
+            sizes[number].append(answer.size)
+    same = sum(1 for answer in h.answers if not answer.numbers)
+    found = [f"{same} answers have the same dedup_id"] if same > 1 else []
+    wanted = {number: d.answer for number, d in _completed(h).items()}
+    for number in wanted.keys() | sizes.keys():
+        if number not in wanted:
+            found.append(f"message {number} was answered, but is not COMPLETED")
+        elif sizes[number] != ([] if wanted[number] is None else [wanted[number]]):
+            found.append(
+                f"message {number} is COMPLETED with answers of {sizes[number]} bytes, not {wanted[number]}"
+            )
+    return found
+
+
+def batches_are_answered_whole(h: History) -> list[str]:
+    """6: the answer of a batch is there once, with the acks of all of its messages, or not at all."""
+    wanted = {number for number, d in _completed(h).items() if d.queue == BATCH and d.answer is not None}
+    answered = Counter(number for answer in h.answers if answer.joint for number in answer.numbers)
+    found = [
+        f"message {n} of a batch is COMPLETED, and {answered[n]} answers of batches are for it"
+        for n in wanted
+        if answered[n] != 1
+    ]
+    return found + [
+        f"message {n} of a batch was answered, and its ack was not written"
+        for n in answered
+        if n not in wanted
+    ]
 
 
 def limits_hold(h: History) -> list[str]:
@@ -162,15 +259,19 @@ def limits_hold(h: History) -> list[str]:
 
 RULES: dict[str, Callable[[History], list[str]]] = {
     "1 nothing lost": nothing_lost_nothing_unseen,
+    "1 nothing stands still": nothing_stands_still,
     "2 no repeat without a reason": no_start_without_a_reason,
+    "2 no repeat in vain": no_repeats_in_vain,
     "3 stale workers change nothing": stale_workers_change_nothing,
     "3 live holders keep their leases": live_holders_keep_their_leases,
     "4 at most once": at_most_once_is_kept,
     "4 cut-off starts are listed": cut_off_starts_are_listed,
     "5 transactions": transactions_are_exactly_once,
     "6 answers": answers_follow_acks,
+    "6 answers of batches": batches_are_answered_whole,
     "7 order": order_is_kept,
     "8 limits": limits_hold,
+    "health told": health_is_told,
 }
 
 
@@ -186,5 +287,13 @@ def _by_number(h: History) -> dict[int, list[Delivery]]:
     return starts
 
 
-def _completed(h: History, queue: str) -> set[Any]:
-    return {r["number"] for r in h.archived if r["state"] == "COMPLETED" and r["queue"] == queue}
+def _last(h: History) -> dict[tuple[int, int], Delivery]:
+    return {(d.number, d.deliveries): d for d in h.deliveries}
+
+
+def _completed(h: History) -> dict[int, Delivery]:
+    """Completed messages of chaining subscribers, with the delivery that completed them."""
+    last = _last(h)
+    rows = [row for row in h.archived if row["state"] == "COMPLETED" and row["queue"] != AT_MOST_ONCE]
+    marks = [(row["number"], row["deliveries_count"]) for row in rows]
+    return {mark[0]: last[mark] for mark in marks if mark in last}

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, make_url, text
 
 from tests.faults.faults import Fault
+from tests.faults.logins import Login
 from tools.private import STARTERS, CannotStartError, Process
 
 DRIVERS = {"postgresql": "postgresql+asyncpg", "mariadb": "mariadb+aiomysql", "mysql": "mysql+aiomysql"}
@@ -22,7 +23,10 @@ class Place:
     """Where a cell works: an empty database, and its server if that is the cell's own."""
 
     url: str
+    """Its owner's."""
     server: Process | None = None
+    login: Login | None = None
+    """As whom the workers come, if not as the owner."""
 
 
 @contextmanager
@@ -38,12 +42,42 @@ def place_for(fault: Fault, kind: str, admin: Callable[[str], Engine], folder: P
     elif fault.own_server:
         with STARTERS[kind]() as (own, server):
             engine = create_engine(own, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
-            with fresh_database(kind, lambda _kind: engine, folder) as url:
-                yield Place(url, server)
+            with _place(fault, kind, lambda _kind: engine, folder) as (url, login):
+                yield Place(url, server, login)
             engine.dispose()
     else:
+        with _place(fault, kind, admin, folder) as (url, login):
+            yield Place(url, None, login)
+
+
+@contextmanager
+def _place(
+    fault: Fault, kind: str, admin: Callable[[str], Engine], folder: Path
+) -> Iterator[tuple[str, Login | None]]:
+    """An empty database, with a user for the workers if `fault` wants one."""
+    if not fault.login:
         with fresh_database(kind, admin, folder) as url:
-            yield Place(url)
+            yield url, None
+        return
+    name = f"sqlbroker_worker_{os.getpid()}_{next(_numbers)}"
+    with _user(kind, admin, name), fresh_database(kind, admin, folder) as url:
+        yield url, Login(kind, name, make_url(url).database or "")
+
+
+@contextmanager
+def _user(kind: str, admin: Callable[[str], Engine], name: str) -> Iterator[None]:
+    login = Login(kind, name, "")
+
+    def execute(statements: list[str]) -> None:
+        with admin(kind).connect() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+
+    execute(login.create())
+    try:
+        yield
+    finally:
+        execute(login.drop())
 
 
 @contextmanager

@@ -12,6 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+ENDS = ("ack", "nack", "refused", "tried", "caught", "rolled back", "committed")
+"""How handlers end: with an ack that the database will refuse (`refused`) or may refuse (`tried`), after errors of a
+deadlock (`caught`), after a raw ROLLBACK or COMMIT of their own."""
+FIRST, LAST = "effect 1", "effect 2"
+"""The effects of a transactional handler, before and after what it does in between."""
+
 
 class Recorder:
     """Appends events of this process."""
@@ -37,12 +43,35 @@ class Delivery:
     pid: int
     at: float
     ended: str | None = None
-    """ack or nack, as the handler ended; None if it did not."""
+    """How the handler ended, one of `ENDS`; None if it did not."""
     ended_at: float | None = None
+    answer: int | None = None
+    """Bytes of the answer that its ack brings; None brings none."""
     lost: bool = False
     """Whether its process has said that its lease was lost."""
     unknown: bool = False
     """Whether its process has said that its settle stayed unknown."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A time in which the database refused to write outcomes, for want of a right."""
+
+    start: float
+    end: float
+    unfit: frozenset[int] = frozenset()
+    """Processes that were started meanwhile."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A message that was chained to acks."""
+
+    numbers: tuple[int, ...]
+    """The messages that it answers; none where many have sent the same, with one dedup_id."""
+    size: int = 0
+    joint: bool = False
+    """Whether it is one answer for a whole batch."""
 
 
 @dataclass
@@ -61,12 +90,16 @@ class History:
     """Processes that a fault, or a busy machine, may have kept from renewing their leases."""
     live: list[dict[str, Any]] = field(default_factory=list)
     archived: list[dict[str, Any]] = field(default_factory=list)
-    answers: list[int] = field(default_factory=list)
-    """Numbers of the messages that were chained to an ack."""
+    answers: list[Answer] = field(default_factory=list)
     listed: set[int] = field(default_factory=set)
     """Numbers of the messages whose outcome is listed as unknown."""
-    effects: list[int] = field(default_factory=list)
-    """Numbers of the rows that transactional handlers have committed."""
+    effects: list[tuple[int, str]] = field(default_factory=list)
+    """What transactional handlers have committed: number, and FIRST or LAST."""
+    stuck: list[str] = field(default_factory=list)
+    """What stood still while a fault was there, or after it was over."""
+    frozen: list[Frozen] = field(default_factory=list)
+    health: dict[int, list[tuple[float, bool]]] = field(default_factory=dict)
+    """What each process has said of its health, and when."""
     max_attempts: int = 3
     max_deliveries: int = 30
 
@@ -78,27 +111,31 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
-    """The starts among `events`, with what became of each."""
-    ends: dict[tuple[int, int, int], tuple[str, float]] = {}
-    lost: set[tuple[int, int, int | None]] = set()
+    """The starts among `events`, which are in order, with what became of each."""
+    ends: dict[tuple[int, int, int], tuple[str, float, int | None]] = {}
+    latest: dict[tuple[int, int], int] = {}
+    lost: set[tuple[int, int, int]] = set()
     unknown: set[tuple[int, int]] = set()
     starts = []
     for event in events:
         match event["event"]:
             case "start":
                 starts.append(event)
+                latest[event["pid"], event["id"]] = event["deliveries"]
             case "end":
-                ends[event["pid"], event["id"], event["deliveries"]] = event["outcome"], event["at"]
+                mark = event["pid"], event["id"], event["deliveries"]
+                ends[mark] = event["outcome"], event["at"], event.get("answer")
+            case "report" if event["lost"]:
+                # A report that does not say which delivery it means is about the one that has started last.
+                named = event.get("deliveries") or latest.get((event["pid"], event["id"]), 0)
+                lost.add((event["pid"], event["id"], named))
             case "report":
-                if event["text"].startswith("lease lost"):
-                    lost.add((event["pid"], event["id"], event.get("deliveries")))
-                else:
-                    unknown.add((event["pid"], event["id"]))
+                unknown.add((event["pid"], event["id"]))
     return [
         Delivery(
             s["number"], s["queue"], s["deliveries"], s["attempts"], s["pid"], s["at"],
-            *ends.get((s["pid"], s["id"], s["deliveries"]), (None, None)),
-            any((s["pid"], s["id"], d) in lost for d in (None, s["deliveries"])),
+            *ends.get((s["pid"], s["id"], s["deliveries"]), (None, None, None)),
+            (s["pid"], s["id"], s["deliveries"]) in lost,
             (s["pid"], s["id"]) in unknown,
         )
         for s in starts

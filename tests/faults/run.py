@@ -10,8 +10,10 @@ from tests.faults.databases import Place
 from tests.faults.faults import FAULTS, Fault
 from tests.proxy import Proxy, proxied
 
-MESSAGES = 25
+MESSAGES = 30
 """Published in each round before the fault."""
+REFUSING_EVERY = 3
+"""With each third seed some answers are refused by the database, whatever the fault: it costs seconds."""
 
 
 async def run_cell(
@@ -27,16 +29,22 @@ async def run_cell(
         rounds: Each with new messages and one disturbance, until all has ended.
         options: Of the cell (workers, queues) and of its workers.
     """
-    async with _connected(FAULTS[name], place.url) as (through, proxy):
-        cell = Cell(through, folder, seed, **options)
-        cell.straight, cell.server = place.url, place.server
+    fault = FAULTS[name]
+    chosen = {**fault.options, **options}
+    chosen.setdefault("queues", fault.queues)
+    chosen.setdefault("refusing", seed % REFUSING_EVERY == 0)
+    url = place.url if place.login is None else place.login.url(place.url)
+    async with _connected(fault, url) as (through, proxy):
+        cell = Cell(through, folder, seed, **chosen)
+        cell.straight, cell.server, cell.login = place.url, place.server, place.login
+        cell.prepare = fault.prepare
         try:
             await cell.open()
             for _ in range(rounds):
                 await cell.publish(MESSAGES)
-                await FAULTS[name].disturb(cell, proxy)
+                await fault.disturb(cell, proxy)
                 drained = await cell.drained()
-                if FAULTS[name].disturbing:
+                if fault.disturbing:
                     cell.disturb_all()
                 if not drained:
                     break

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
+from tests.faults import history
 from tests.faults.checker import RULES, check
-from tests.faults.history import Delivery, History
+from tests.faults.history import Answer, Delivery, Frozen, History
 
-FIRST = Delivery(1, "plain", 1, 0, pid=7, at=1.0, ended="ack", ended_at=1.5)
+FIRST = Delivery(1, "plain", 1, 0, pid=7, at=1.0, ended="ack", ended_at=1.5, answer=60)
+ANSWER = Answer((1,), 60)
+BOTH = [(1, history.FIRST), (1, history.LAST)]
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -19,7 +22,7 @@ def row(**fields: Any) -> dict[str, Any]:
 
 
 def good(**fields: Any) -> History:
-    made = History(committed={1: "plain"}, deliveries=[FIRST], archived=[row()], answers=[1])
+    made = History(committed={1: "plain"}, deliveries=[FIRST], archived=[row()], answers=[ANSWER])
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -34,10 +37,35 @@ def test_a_good_history_breaks_nothing() -> None:
     crashed = replace(FIRST, ended=None)
     again = replace(FIRST, deliveries=2, pid=8, at=2.0)
     assert broken(good(deliveries=[crashed, again], killed={7}, archived=[row(deliveries_count=2)])) == []
-    nacked = replace(FIRST, ended="nack")
     again = replace(FIRST, deliveries=2, attempts=1, at=2.0)
     counted = row(deliveries_count=2, attempts_count=2)
-    assert broken(good(deliveries=[nacked, again], archived=[counted])) == []
+    for ended in ("nack", "refused", "tried", "caught", "rolled back"):
+        failed = replace(FIRST, ended=ended)
+        assert broken(good(deliveries=[failed, again], archived=[counted])) == []
+
+
+def test_a_batch_with_its_answers_breaks_nothing() -> None:
+    both = [replace(BATCHED, number=n) for n in (1, 2)]
+    rows = [row(number=n, queue="batch") for n in (1, 2)]
+    answers = [ANSWER, Answer((2,), 60), Answer((1, 2), 9, joint=True)]
+    known = {1: "batch", 2: "batch"}
+    assert broken(good(committed=known, deliveries=both, archived=rows, answers=answers)) == []
+    # Where one message was nacked by itself, the others are acked, and nothing is answered.
+    silent = [replace(one, answer=None) for one in both]
+    assert broken(good(committed=known, deliveries=silent, archived=rows, answers=[])) == []
+
+
+def test_what_a_handler_has_committed_itself_stays() -> None:
+    committed = replace(FIRST, queue="ending", ended="committed")
+    ended = row(queue="ending", state="FAILED", reason="transaction_ended")
+    known = good(committed={1: "ending"}, deliveries=[committed], archived=[ended], answers=[])
+    known.effects = BOTH[:1]
+    assert broken(known) == []
+
+
+def test_a_process_may_be_unwell_while_a_right_is_missing() -> None:
+    health = {7: [(0.1, True), (2.5, False), (4.5, True)], 8: [(3.0, False), (4.4, True)]}
+    assert broken(good(frozen=[Frozen(2.0, 4.0, frozenset({8}))], health=health)) == []
 
 
 def test_a_stale_worker_may_be_out_of_order() -> None:
@@ -51,6 +79,9 @@ def test_a_stale_worker_may_be_out_of_order() -> None:
 AGAIN = replace(FIRST, deliveries=2, pid=8, at=2.0)
 TX = row(queue="tx")
 KEYED = replace(FIRST, queue="ordered")
+BATCHED = replace(FIRST, queue="batch")
+IN_BATCH = row(queue="batch")
+FROZEN = Frozen(0.5, 4.0, frozenset({8}))
 CASES: dict[str, tuple[str, History]] = {
     "gone": ("1 nothing lost", good(archived=[], answers=[])),
     "still live": ("1 nothing lost", good(live=[row(state="PENDING")], archived=[], answers=[])),
@@ -60,6 +91,21 @@ CASES: dict[str, tuple[str, History]] = {
     "again for no reason": (
         "2 no repeat without a reason", good(deliveries=[FIRST, AGAIN], archived=[row(deliveries_count=2)]),
     ),
+    "one queue waits for another": ("1 nothing stands still", good(stuck=["messages [1] were not handled"])),
+    "again and again": (
+        "2 no repeat in vain",
+        good(
+            deliveries=[replace(FIRST, deliveries=n, at=float(n)) for n in (1, 2, 3)], killed={7},
+            frozen=[Frozen(0.5, 4.0)], archived=[row(deliveries_count=3)],
+        ),
+    ),
+    "begun without a right": (
+        "2 no repeat in vain", good(deliveries=[replace(FIRST, pid=8)], frozen=[FROZEN]),
+    ),
+    "well without a right": ("health told", good(frozen=[FROZEN], health={7: [(0.1, True)]})),
+    "unwell for ever": (
+        "health told", good(frozen=[FROZEN], health={7: [(0.1, True), (1.0, False)]}),
+    ),
     "one delivery twice": (
         "3 stale workers change nothing", good(deliveries=[FIRST, replace(FIRST, pid=8)], killed={7}),
     ),
@@ -67,6 +113,9 @@ CASES: dict[str, tuple[str, History]] = {
         "3 stale workers change nothing", good(deliveries=[FIRST, AGAIN], killed={7, 8}),
     ),
     "completed, not acked": ("3 stale workers change nothing", good(deliveries=[replace(FIRST, ended="nack")])),
+    "completed, but the answer was refused": (
+        "3 stale workers change nothing", good(deliveries=[replace(FIRST, ended="refused")]),
+    ),
     "completed, but the lease was lost": (
         "3 stale workers change nothing", good(deliveries=[replace(FIRST, lost=True)], disturbed={7}),
     ),
@@ -106,12 +155,62 @@ CASES: dict[str, tuple[str, History]] = {
     "out of order": ("7 order", good(deliveries=[replace(KEYED, number=5), replace(KEYED, at=2.0)])),
     "two of a key at a time": ("7 order", good(deliveries=[KEYED, replace(KEYED, number=5, at=1.2)])),
     "no effect": ("5 transactions", good(committed={1: "tx"}, archived=[TX])),
-    "two effects": ("5 transactions", good(committed={1: "tx"}, archived=[TX], effects=[1, 1])),
-    "an effect of nothing": ("5 transactions", good(effects=[1])),
+    "half of the effects": ("5 transactions", good(committed={1: "tx"}, archived=[TX], effects=BOTH[1:])),
+    "the effects twice": ("5 transactions", good(committed={1: "tx"}, archived=[TX], effects=BOTH * 2)),
+    "an effect of nothing": ("5 transactions", good(effects=BOTH)),
+    "an effect of a failure": (
+        "5 transactions",
+        good(
+            committed={1: "tx"}, answers=[], deliveries=[replace(FIRST, queue="tx", ended="nack")],
+            archived=[row(queue="tx", state="FAILED", reason="max_attempts")], effects=BOTH[:1],
+        ),
+    ),
+    "an effect after the handler's own COMMIT": (
+        "5 transactions",
+        good(
+            committed={1: "ending"}, answers=[], deliveries=[replace(FIRST, queue="ending", ended="committed")],
+            archived=[row(queue="ending", state="FAILED", reason="transaction_ended")], effects=BOTH,
+        ),
+    ),
+    "completed after the handler's own COMMIT": (
+        "5 transactions",
+        good(
+            committed={1: "ending"}, deliveries=[replace(FIRST, queue="ending", ended="committed")],
+            archived=[row(queue="ending")], effects=BOTH,
+        ),
+    ),
+    "said to have been ended": (
+        "5 transactions",
+        good(
+            committed={1: "tx"}, answers=[], deliveries=[replace(FIRST, queue="tx")],
+            archived=[row(queue="tx", state="FAILED", reason="transaction_ended")],
+        ),
+    ),
     "no answer": ("6 answers", good(answers=[])),
-    "two answers": ("6 answers", good(answers=[1, 1])),
+    "two answers": ("6 answers", good(answers=[ANSWER, ANSWER])),
+    "half an answer": ("6 answers", good(answers=[Answer((1,), 59)])),
+    "an answer that was not to be": ("6 answers", good(deliveries=[replace(FIRST, answer=None)])),
+    "two of one dedup_id": ("6 answers", good(answers=[ANSWER, Answer(()), Answer(())])),
     "an answer of a failure": (
         "6 answers", good(archived=[row(state="FAILED", reason="max_attempts", attempts_count=3, deliveries_count=3)]),
+    ),
+    "a batch without its answer": (
+        "6 answers of batches", good(committed={1: "batch"}, deliveries=[BATCHED], archived=[IN_BATCH]),
+    ),
+    "a batch with two": (
+        "6 answers of batches",
+        good(
+            committed={1: "batch"}, deliveries=[BATCHED], archived=[IN_BATCH],
+            answers=[ANSWER, *[Answer((1,), 9, joint=True)] * 2],
+        ),
+    ),
+    "the answer of a batch that was not acked": (
+        "6 answers of batches",
+        good(
+            committed={1: "batch"}, deliveries=[replace(BATCHED, ended="nack")],
+            archived=[row(queue="batch", state="FAILED", reason="max_attempts")],
+            answers=[Answer((1,), 9, joint=True)],
+        ),
     ),
     "beyond the attempts": ("8 limits", good(deliveries=[replace(FIRST, attempts=3)])),
     "beyond the deliveries": (

@@ -1,8 +1,10 @@
 """A worker for the fault machine: python -m tests.faults.worker URL FOLDER [OPTIONS as JSON].
 
-Queues: `plain`, `tx` (transactional) and `ordered` answer to `out` and sometimes fail; `once` is ACK_FIRST.
-Options: seed; lease and others of the subscribers; `die`: kill this process in the middle of a step;
-`defect`: one that is planted on purpose (`tests.faults.defects`).
+Queues: `plain`, `batch`, `tx` (transactional) and `ordered` answer to `out` and sometimes fail; `once` is ACK_FIRST;
+the transactions of `catching` and `ending` come to harm.
+Options: seed; `queues`; lease and others of the subscribers; `die`: kill this process in the middle of a step;
+`defect`: one that is planted on purpose (`tests.faults.defects`); `health`: note what `ping` says;
+`refusing` and `large`: see `Manners`.
 """
 
 import asyncio
@@ -18,14 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from faststream import AckPolicy, FastStream
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, SqlBrokerMessage, SqlConnection
+from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker
 from tests.faults import defects
+from tests.faults.handlers import Manners, TransactionHandlers
 from tests.faults.history import Recorder
 
-REPORTS = ("lease lost", "settle unknown", "is not known to be committed")
+LOST, UNKNOWN = (
+    ("lease lost", "go back without an attempt"),
+    ("settle unknown", "is not known to be committed"),
+)
+"""What the broker says of a delivery that is not its own any more, and of one that may be settled."""
 
 
 class Reports(logging.Handler):
@@ -36,57 +42,17 @@ class Reports(logging.Handler):
         self._recorder = recorder
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note the message that a report is about."""
+        """Note the messages that a report is about."""
         said = record.getMessage()
         self._recorder.note("said", text=said)
-        message_id = getattr(record, "message_id", "")
-        if any(part in said for part in REPORTS) and message_id:
-            delivery = re.search(r"delivery (\d+)", said)
-            extra = {"deliveries": int(delivery[1])} if delivery else {}
-            self._recorder.note("report", id=int(message_id), text=said, **extra)
-
-
-class Handlers:
-    """What is done with a message: slow now and then, failing now and then, always recorded."""
-
-    def __init__(self, recorder: Recorder, seed: int, lease: float, *, one_writer: bool) -> None:
-        self._recorder, self._random, self._lease = recorder, random.Random(seed), lease
-        self._one_writer = one_writer
-
-    def _start(self, number: int, message: SqlBrokerMessage) -> None:
-        fields = {"number": number, "queue": message.queue, "attempts": message.attempts_count}
-        self._recorder.note("start", **_ids(message), **fields)
-
-    async def _work(self, number: int, message: SqlBrokerMessage) -> None:
-        # Longer than a lease, which has to be renewed; a transaction in SQLite would keep that from happening.
-        slow = number % 12 == 0 and not (self._one_writer and message.queue == "tx")
-        await asyncio.sleep(1.3 * self._lease if slow else self._random.choice((0.0, 0.0, 0.005, 0.03)))
-        failing = number % 7 == 0 and message.attempts_count < number % 4
-        self._recorder.note("end", **_ids(message), outcome="nack" if failing else "ack")
-        if failing:
-            raise RuntimeError(f"attempt {message.attempts_count} of {number}")
-
-    async def plain(self, number: int, message: SqlBrokerMessage) -> int:
-        """Answer when done."""
-        self._start(number, message)
-        await self._work(number, message)
-        return number
-
-    async def tx(self, number: int, message: SqlBrokerMessage, connection: SqlConnection) -> int:
-        """Write an effect, then work; a failure is to roll the effect back."""
-        self._start(number, message)
-        await connection.execute(text("INSERT INTO effects (number) VALUES (:n)"), {"n": number})
-        await self._work(number, message)
-        return number
-
-    async def once(self, number: int, message: SqlBrokerMessage) -> None:
-        """Work without a second chance."""
-        self._start(number, message)
-        await self._work(number, message)
-
-
-def _ids(message: SqlBrokerMessage) -> dict[str, int]:
-    return {"id": int(message.message_id), "deliveries": message.deliveries_count}
+        lost = any(part in said for part in LOST)
+        if not lost and not any(part in said for part in UNKNOWN):
+            return
+        delivery, several = re.search(r"delivery (\d+)", said), re.match(r"messages \[([\d, ]+)\]", said)
+        extra = {"deliveries": int(delivery[1])} if delivery else {}
+        for message_id in several[1].split(",") if several else [getattr(record, "message_id", "")]:
+            if message_id:
+                self._recorder.note("report", id=int(message_id), lost=lost, text=said, **extra)
 
 
 STEPS: dict[str, tuple[str, ...]] = {
@@ -130,17 +96,50 @@ async def note_stalls(recorder: Recorder, limit: float) -> None:
             recorder.note("stalled")
 
 
-async def work(broker: SqlBroker, recorder: Recorder, lease: float) -> None:
+async def note_health(recorder: Recorder, broker: SqlBroker) -> None:
+    """Note each change of what `ping` says."""
+    last = None
+    while True:
+        healthy = await broker.ping(1.0)
+        if healthy is not last:
+            recorder.note("health", healthy=healthy)
+            last = healthy
+        await asyncio.sleep(0.1)
+
+
+async def work(broker: SqlBroker, recorder: Recorder, lease: float, *, health: bool) -> None:
     """Run until SIGTERM."""
-    watch = asyncio.create_task(note_stalls(recorder, lease / 3))
+    watches = [asyncio.create_task(note_stalls(recorder, lease / 3))]
+    if health:
+        watches.append(asyncio.create_task(note_health(recorder, broker)))
     await FastStream(broker, logger=None).run()
-    watch.cancel()
+    for watch in watches:
+        watch.cancel()
+
+
+def subscribe(broker: SqlBroker, handlers: TransactionHandlers, queues: set[str], options: Any) -> None:
+    """A subscriber for each of `queues`."""
+    retry = {"retry_strategy": ConstantRetryStrategy(delay_seconds=0.02, max_attempts=3)}
+    subscribers: dict[str, tuple[Any, dict[str, Any]]] = {
+        "plain": (handlers.plain, retry),
+        "batch": (handlers.batch, {**retry, "batch": True, "fetch_batch_size": 6}),
+        "tx": (handlers.tx, {**retry, "transactional": True}),
+        "ordered": (handlers.plain, {**retry, "ordered": True}),
+        "once": (handlers.once, {"ack_policy": AckPolicy.ACK_FIRST}),
+        "catching": (handlers.catching, {**retry, "transactional": True}),
+        "ending": (handlers.ending, {**retry, "transactional": True}),
+    }
+    for queue in sorted(queues):
+        handler, more = subscribers[queue]
+        answering = handler if queue == "once" else broker.publisher("out")(handler)
+        broker.subscriber(queue, **{**options, **more})(answering)
 
 
 def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     """Work until SIGTERM."""
     given = dict(options)
     seed, die, defect = given.pop("seed", 0), given.pop("die", None), given.pop("defect", None)
+    queues, health = set(given.pop("queues")), given.pop("health", False)
     recorder = Recorder(folder)
     logger = logging.getLogger("faults")
     logger.addHandler(Reports(recorder))
@@ -149,26 +148,25 @@ def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     engine = create_async_engine(url, **({} if url.startswith("sqlite") else sizes))
     timeout = given.pop("statement_timeout", 3.0)
     broker = SqlBroker(engine, logger=logger, statement_timeout=timeout, graceful_timeout=15.0)
-    # Handlers end within the graceful timeout, however long the lease.
-    lease, one_writer = given.pop("slow", given["release_stuck_timeout"]), url.startswith("sqlite")
-    handlers = Handlers(recorder, seed, lease, one_writer=one_writer)
+    manners = Manners(
+        # Handlers end within the graceful timeout, however long the lease.
+        lease=given.pop("slow", given["release_stuck_timeout"]),
+        one_writer=url.startswith("sqlite"),
+        refusing=given.pop("refusing", False),
+        large=given.pop("large", 0),
+    )
+    handlers = TransactionHandlers(broker, recorder, seed, manners)
     used: dict[str, Any] = {
         "max_workers": 3, "fetch_batch_size": 20, "flush_batch_size": 10, "flush_interval": 0.02,
-        "max_fetch_interval": 0.3, "release_stuck_interval": 0.5,
-        "retry_strategy": ConstantRetryStrategy(delay_seconds=0.02, max_attempts=3), "max_deliveries": 30,
-        **given,
+        "max_fetch_interval": 0.3, "release_stuck_interval": 0.5, "max_deliveries": 30, **given,
     }  # fmt: skip
-    broker.subscriber("plain", **used)(broker.publisher("out")(handlers.plain))
-    broker.subscriber("tx", **used, transactional=True)(broker.publisher("out")(handlers.tx))
-    broker.subscriber("ordered", **used, ordered=True)(broker.publisher("out")(handlers.plain))
-    used.pop("retry_strategy")
-    broker.subscriber("once", **used, ack_policy=AckPolicy.ACK_FIRST)(handlers.once)
+    subscribe(broker, handlers, queues, used)
     store = broker.config.broker_config.store
     if die:
         dying(store, die, seed)
     if defect:
         defects.plant(defect, store)
-    asyncio.run(work(broker, recorder, given["release_stuck_timeout"]))
+    asyncio.run(work(broker, recorder, given["release_stuck_timeout"], health=health))
 
 
 if __name__ == "__main__":

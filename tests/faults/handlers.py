@@ -1,0 +1,229 @@
+"""What the workers do with messages: slow now and then, failing now and then, always recorded."""
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from faststream_sqlbroker import (
+    SqlBroker,
+    SqlBrokerBatchMessage,
+    SqlBrokerMessage,
+    SqlBrokerResponse,
+    SqlConnection,
+)
+from tests.faults import plan
+from tests.faults.history import FIRST, LAST, Recorder
+
+QUICK = (0.0, 0.0, 0.005, 0.03)
+"""Seconds that a handler works, most of the time."""
+FOR_A_BATCH = (0.005, 0.05, 0.1)
+TRIES = 5
+"""How often a handler repeats a statement that a deadlock has ended."""
+
+
+@dataclass(frozen=True)
+class Manners:
+    """How the handlers of a cell behave."""
+
+    lease: float
+    """Seconds; slow handlers work longer."""
+    one_writer: bool = False
+    """Whether a transaction keeps everybody from writing (SQLite)."""
+    refusing: bool = False
+    """Whether some answers are such that a constraint in the database refuses them."""
+    large: int = 0
+    """Bytes of the largest answer that the server takes, if a cell tries larger ones."""
+
+
+class Handlers:
+    """The handlers of all queues but those of transactions that come to harm (`transactions.py`)."""
+
+    def __init__(self, broker: SqlBroker, recorder: Recorder, seed: int, manners: Manners) -> None:
+        """`broker` sends what joins an ack."""
+        self._broker, self._recorder, self._manners = broker, recorder, manners
+        self._random = random.Random(seed)
+
+    def start(self, number: int, message: SqlBrokerMessage) -> None:
+        """Note a start."""
+        fields = {"number": number, "queue": message.queue, "attempts": message.attempts_count}
+        self._recorder.note("start", **_ids(message), **fields)
+
+    def end(self, message: SqlBrokerMessage, outcome: str, answer: int | None = None) -> None:
+        """Note an end; `answer` is the size of what the ack brings."""
+        self._recorder.note("end", **_ids(message), outcome=outcome, answer=answer)
+
+    async def plain(self, number: int, message: SqlBrokerMessage) -> SqlBrokerResponse:
+        """Answer when done."""
+        self.start(number, message)
+        return await self._answer(number, message)
+
+    async def tx(self, number: int, message: SqlBrokerMessage, connection: SqlConnection) -> Any:
+        """Write an effect before and after the work; a failure is to roll the first one back."""
+        self.start(number, message)
+        await effect(connection, number, FIRST)
+        return await self._answer(number, message, connection)
+
+    async def once(self, number: int, message: SqlBrokerMessage) -> None:
+        """Work without a second chance."""
+        self.start(number, message)
+        await self._work([number], message.queue)
+        self._end_or_fail(number, message)
+
+    async def batch(self, numbers: list[int], message: SqlBrokerBatchMessage) -> Any:
+        """Answer each message, and return one answer for all."""
+        messages = message.messages
+        pairs = list(zip(numbers, messages, strict=True))
+        for pair in pairs:
+            self.start(*pair)
+        await self._work(numbers, "batch")
+        if any(plan.spoils(number, one.attempts_count) for number, one in pairs):
+            for one in messages:
+                self.end(one, "nack")
+            raise RuntimeError(f"one of {numbers}")
+        nacked = [one for number, one in pairs if plan.leaves(number, one.attempts_count)]
+        for one in nacked:
+            self.end(one, "nack")
+            await one.nack()
+        # What a handler sends with its ack goes with all of its messages, or with none.
+        outcome = "ack" if nacked else self._outcome(pairs)
+        for number, one in pairs:
+            if one not in nacked:
+                self.end(one, outcome, None if nacked or outcome == "refused" else self._size(number))
+        for number, one in pairs:
+            await self._send(number, one)
+        return _response(json.dumps(numbers).encode(), numbers, joint=True)
+
+    async def _work(self, numbers: Sequence[int], queue: str) -> None:
+        # A transaction in SQLite would keep the leases from being renewed.
+        renewed = not (self._manners.one_writer and queue == "tx")
+        slow = renewed and any(map(plan.slow, numbers))
+        quick = self._random.choice(FOR_A_BATCH if queue == "batch" else QUICK)
+        await asyncio.sleep(1.3 * self._manners.lease if slow else quick)
+
+    def _end_or_fail(self, number: int, message: SqlBrokerMessage) -> None:
+        failing = plan.fails(number, message.attempts_count)
+        self.end(message, "nack" if failing else "ack")
+        if failing:
+            raise RuntimeError(f"attempt {message.attempts_count} of {number}")
+
+    async def _answer(
+        self, number: int, message: SqlBrokerMessage, connection: SqlConnection | None = None
+    ) -> SqlBrokerResponse:
+        await self._work([number], message.queue)
+        if plan.fails(number, message.attempts_count):
+            self._end_or_fail(number, message)
+        if connection is not None:
+            await effect(connection, number, LAST)
+        outcome, size = self._outcome([(number, message)]), self._size(number)
+        self.end(message, outcome, None if outcome == "refused" else size)
+        if plan.dedups(number):
+            await self._send_same()
+        return _response(b"x" * size, [number], priority=self._priority(number, message))
+
+    async def _send(self, number: int, message: SqlBrokerMessage) -> None:
+        priority = self._priority(number, message)
+        headers = {"numbers": [number]}
+        await self._broker.publish(
+            b"x" * self._size(number), "out", with_ack=True, headers=headers, priority=priority
+        )
+        if plan.dedups(number):
+            await self._send_same()
+
+    async def _send_same(self) -> None:
+        await self._broker.publish(b"", "out", with_ack=True, headers={"numbers": []}, dedup_id=plan.SAME)
+
+    def _size(self, number: int) -> int:
+        return plan.answer_size(number, self._manners.large)
+
+    def _priority(self, number: int, message: SqlBrokerMessage) -> int:
+        refused = self._manners.refusing and plan.is_refused(number, message.attempts_count)
+        return plan.REFUSED_PRIORITY if refused else 0
+
+    def _outcome(self, pairs: Sequence[tuple[int, SqlBrokerMessage]]) -> str:
+        """What the ack of these messages will come to."""
+        if any(self._priority(*pair) for pair in pairs):
+            return "refused"
+        return "tried" if any(plan.may_be_too_large(n, self._manners.large) for n, _ in pairs) else "ack"
+
+
+class TransactionHandlers(Handlers):
+    """Handlers whose transaction comes to harm while they work, and who go on."""
+
+    async def catching(self, number: int, message: SqlBrokerMessage, connection: SqlConnection) -> Any:
+        """Change two rows that others change in the other order, and repeat what a deadlock has ended."""
+        self.start(number, message)
+        outcome = "ack"
+        try:
+            await effect(connection, number, FIRST)
+            for account in (1, 2) if number % 2 else (2, 1):
+                outcome = await self._change(connection, account, outcome)
+                await asyncio.sleep(0.03)
+            await effect(connection, number, LAST)
+        except SQLAlchemyError:
+            self.end(message, "nack")
+            raise
+        size = self._size(number)
+        self.end(message, outcome, size)
+        return _response(b"x" * size, [number])
+
+    async def _change(self, connection: SqlConnection, account: int, outcome: str) -> str:
+        for _ in range(TRIES):
+            try:
+                await connection.execute(
+                    text("UPDATE account SET balance = balance + 1 WHERE id = :id"), {"id": account}
+                )
+            except DBAPIError:
+                outcome = "caught"
+                await asyncio.sleep(self._random.random() * 0.1)
+            else:
+                break
+        return outcome
+
+    async def ending(self, number: int, message: SqlBrokerMessage, connection: SqlConnection) -> Any:
+        """End the transaction behind the broker's back, and go on."""
+        self.start(number, message)
+        await effect(connection, number, FIRST)
+        outcome = await self._end_it(number, message, connection)
+        await effect(connection, number, LAST)
+        size = self._size(number)
+        self.end(message, outcome, size)
+        return _response(b"x" * size, [number])
+
+    async def _end_it(self, number: int, message: SqlBrokerMessage, connection: SqlConnection) -> str:
+        """What the database takes for the transaction's end, if anything: what it says of the handler's end."""
+        if number % 4 == 0 and message.attempts_count == 0:
+            await connection.execute(text("ROLLBACK"))
+            return "rolled back"
+        if number % 4 == 1:
+            await connection.execute(text("COMMIT"))
+            return "committed"
+        if number % 4 == 2:
+            await connection.execute(
+                text(f"CREATE TABLE made_{number}_{message.deliveries_count} (n INTEGER)")
+            )
+            implicit = connection.dialect.name in {"mysql", "mariadb"}
+            return "committed" if implicit else "ack"
+        return "ack"
+
+
+async def effect(connection: SqlConnection, number: int, which: str) -> None:
+    """What a handler does in the database."""
+    await connection.execute(
+        text("INSERT INTO effects (number, which) VALUES (:n, :w)"), {"n": number, "w": which}
+    )
+
+
+def _response(
+    body: bytes, numbers: list[int], *, joint: bool = False, priority: int = 0
+) -> SqlBrokerResponse:
+    return SqlBrokerResponse(body, headers={"numbers": numbers, "joint": joint}, priority=priority)
+
+
+def _ids(message: SqlBrokerMessage) -> dict[str, int]:
+    return {"id": int(message.message_id), "deliveries": message.deliveries_count}
