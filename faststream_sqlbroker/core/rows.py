@@ -124,6 +124,19 @@ class Holder:
     """Whether the rows are gone before the handler starts."""
 
 
+@dataclass(slots=True, eq=False)
+class Unit:
+    """What is written in one transaction or not at all: settlements of one delivery, and what is chained to them.
+
+    Its settlements name it, and stand side by side wherever they are; so nothing points in a circle.
+    """
+
+    chained: Sequence[NewMessage] = ()
+    """Messages to insert when the settlements are written."""
+    fallback: "Callable[[], list[Settlement]] | None" = None
+    """What to write of the same rows if the database refuses to store `chained`."""
+
+
 @dataclass(slots=True)
 class Settlement:
     """What the database is told about one finished delivery, fenced by (id, lease_token).
@@ -154,12 +167,8 @@ class Settlement:
     """The body to move with; None keeps it."""
     headers: str | None = None
     """The headers to move with, as JSON text; None keeps them."""
-    chained: Sequence[NewMessage] = ()
-    """Messages to insert in the same transaction, if the lease is still held."""
-    fallback: "Settlement | None" = None
-    """What to write if the database refuses to store `chained`."""
-    with_next: bool = False
-    """Whether the next settlement of the list belongs into the same transaction."""
+    unit: Unit | None = None
+    """What it is written together with; None: it is written by itself."""
 
     @property
     def ended(self) -> float | None:
@@ -195,9 +204,8 @@ class Acked(Settlement):
     __slots__ = ()
 
     state = MessageState.COMPLETED
-    attempted, ran, uncharge, with_next = True, False, False, False
-    delay = reason = error = queue = payload = headers = fallback = None
-    chained = ()
+    attempted, ran, uncharge = True, False, False
+    delay = reason = error = queue = payload = headers = unit = None
     plain_ack = leaves = True
 
     def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002
@@ -245,7 +253,10 @@ class UnknownOutcome:
 
 @dataclass(slots=True)
 class SettleResult:
-    """Ids whose settlement was written, in no order, and those whose lease was gone."""
+    """Ids whose settlement was written, in no order, and those whose lease was gone.
+
+    In neither set is what stays to be written: its row is locked by somebody else, or a row of its unit is locked or lost.
+    """
 
     settled: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)

@@ -98,6 +98,17 @@ def acked(row: ClaimedMessage, rules: SettleRules, *, ended_after: float) -> Set
     return Acked(row.id, row.lease_token, ended_after, rules.retain_on_ack)
 
 
+def sent_back(settlement: Settlement) -> Settlement:
+    """What becomes of a row whose `settlement` cannot be written: as an Abandon, the attempt is not charged."""
+    return Settlement(
+        settlement.id,
+        settlement.lease_token,
+        MessageState.PENDING,
+        attempted=False,
+        ended_after=settlement.ended_after,
+    )
+
+
 def _final(base: Settlement, state: MessageState, keep: bool) -> Settlement:
     base.state, base.archive = state, keep
     return base

@@ -28,6 +28,7 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.dialects.policy_state import lock_order, note_started
 from faststream_sqlbroker.dialects.query import Work
+from faststream_sqlbroker.dialects.units import settle_units
 from faststream_sqlbroker.schema.tables import Tables
 
 if TYPE_CHECKING:
@@ -201,20 +202,8 @@ class Dialect(ABC):
     def settle_and_chain(
         self, connection: Connection, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> SettleResult:
-        """`settle`, and insert what is chained to those that were written.
-
-        With `skip_locked` rows that somebody else has locked are in neither set of the result.
-        """
-        if skip_locked:
-            leases = [(s.id, s.lease_token) for s in settlements]
-            free = self.lock(connection, leases, skip_locked=True)
-            locked = self.look(connection, leases) - free
-            settlements = [s for s in settlements if s.id not in locked]
-        result = self.settle(connection, settlements)
-        chained = [row for s in settlements if s.chained and s.id in result.settled for row in s.chained]
-        if chained:
-            self.insert(connection, chained)
-        return result
+        """`settle`, unit by unit, and insert what is chained to them; see `units`."""
+        return settle_units(self, connection, settlements, skip_locked=skip_locked)
 
     def remove_first(
         self,

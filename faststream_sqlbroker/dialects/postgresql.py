@@ -21,7 +21,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from faststream_sqlbroker.core.rows import (
-    Acked,
     ClaimedMessage,
     Leases,
     NewMessage,
@@ -264,9 +263,9 @@ class PostgresqlDialect(Dialect):
         return settled_of(settlements, settled)
 
     def settling(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> Work[SettleResult]:
-        """One statement if all end alike and nothing is chained."""
+        """One statement if all end alike and nothing is a unit."""
         queries = settle_queries(self.sql, settlements, archive=self.has_archive)
-        if len(queries) > 1 or skip_locked or any(s.chained for s in settlements if s.__class__ is not Acked):
+        if len(queries) > 1 or skip_locked or any(True for s in settlements if s.unit is not None):
             return super().settling(settlements, skip_locked=skip_locked)
         [query] = queries
         return Query(query.clause, query.binds, lambda rows: settled_of(settlements, query.read(rows)))

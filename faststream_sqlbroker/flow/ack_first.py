@@ -53,41 +53,29 @@ class FirstAcks:
         now = monotonic()
         settlements = [settle(r, Ack(), self._rules, ended_after=now - r.claimed_monotonic) for r in rows]
         try:
-            with self._inflight.writing(settlements):
+            with self._inflight.writing(settlements) as batch:
                 result = await self._store.starts.remove_first(settlements, rows, self._holder, self._lease)
+                self._inflight.answered(batch, result, "ack first", "it does not run here")
         except StoreError as error:
             self._log(
                 logging.ERROR,
                 f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be committed, "
                 f"so they do not run ({error})",
             )
-            self._inflight.without_overtaken(settlements, self._log)
+            self._inflight.drop(rows)
             result = None
         except asyncio.CancelledError:
             # It may be committed all the same, which the flush finds out; if not, they go back.
-            self._inflight.doubtful |= {(r.id, r.lease_token) for r in rows}
-            self._inflight.give_back(rows)
+            self._inflight.note_unanswered(batch)
+            self._inflight.give_back(row for row in rows if not row.lease_lost)
             raise
         started = [r for r in rows if result is not None and r.id in result.settled]
-        for row, settlement in zip(rows, settlements, strict=True):
+        for row in rows:
             row.settle_as(Ack())
-            self._inflight.let_go(settlement)
         for row in started:
             row.renewed_monotonic = now
             self._running[row.id] = row
-        if result is not None:
-            self._count(started, [r for r in rows if r.id in result.lost])
         return started
-
-    def _count(self, settled: list[ClaimedMessage], lost: list[ClaimedMessage]) -> None:
-        self._inflight.settled_count += len(settled)
-        self._inflight.lease_lost_count += len(lost)
-        for row in lost:
-            text = (
-                f"lease lost: message {row.id} (delivery {row.deliveries_count}, phase ack first); it does not "
-                "run here"
-            )
-            self._log(logging.WARNING, text, message_id=row.id)
 
     def end(self, rows: list[ClaimedMessage]) -> None:
         """The handlers of `rows` have ended, well or not."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.exceptions import PublishError
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ def join(
 def due_queues(rows: Iterable[NewMessage]) -> set[str]:
     """Queues in which something is due at once."""
     return {row.queue for row in rows if not row.delay and row.next_attempt_at is None}
+
+
+def filled_queues(settlement: Settlement) -> set[str]:
+    """Queues in which something is due at once since `settlement` is written."""
+    moved = set() if settlement.queue is None or settlement.delay else {settlement.queue}
+    return moved if settlement.unit is None else moved | due_queues(settlement.unit.chained)
 
 
 _NONE = (

@@ -11,11 +11,12 @@ from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.fetch import Fetcher
-from faststream_sqlbroker.flow.flush import LOCKED_PAUSE, Flusher
-from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
+from faststream_sqlbroker.flow.flush import Flusher
+from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Log, Loop, backoff
 from faststream_sqlbroker.flow.member import Member
+from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.presence import Presence
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -70,7 +71,7 @@ class Consumer:
         self._stopping = True
         self._stop_task: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
-        self.inflight = Inflight()
+        self.inflight = Inflight(self._log)
         self._build()
 
     def _build(self) -> None:
@@ -90,6 +91,8 @@ class Consumer:
             )
         self._fetch_loop = Loop("fetch", self._fetcher.tick, log)
         self._flush_loop = Loop("flush", self._flush_tick, log)
+        self._repeat_loop = Loop("repeat", self._flusher.repeater.tick, log)
+        held.on_apart = self._repeat_loop.wake
         self._lease_loop = Loop("lease", keeper.tick, log)
         self._look_loop = Loop("look", self._fetcher.ready.look_beside, log)
         self._fetcher.on_slow = self._look_loop.wake
@@ -109,14 +112,17 @@ class Consumer:
 
     @property
     def _loops(self) -> tuple[Loop, ...]:
-        loops = self._fetch_loop, self._flush_loop, self._lease_loop, self._release_loop, self._look_loop
+        loops = (
+            self._fetch_loop, self._flush_loop, self._repeat_loop, self._lease_loop, self._release_loop,
+            self._look_loop,
+        )  # fmt: skip
         return loops if self._starts_loop is None else (*loops, self._starts_loop)
 
     @property
     def healthy(self) -> bool:
-        """Whether every loop's last tick succeeded, no worker has died, and few outcomes are refused."""
+        """Whether every loop's last tick succeeded, no worker has died, and few outcomes are refused or set apart."""
         fine = all(loop.healthy for loop in self._loops) and not any(w.done() for w in self._workers)
-        return fine and len(self.inflight.refused) < MOST_REFUSED
+        return fine and self.inflight.apart_count < MOST_APART
 
     @property
     def stopping(self) -> bool:
@@ -127,7 +133,7 @@ class Consumer:
         """Start the loops and the workers; returns at once."""
         if not self._stopping:
             return
-        self.inflight = Inflight()
+        self.inflight = Inflight(self._log)
         self.member.begin(known=self._presence is None)
         self._build()
         self._stopping, self._stop_task = False, None
@@ -243,10 +249,15 @@ class Consumer:
 
     async def _end_writes(self) -> None:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)
-        deadline = asyncio.get_running_loop().time() + limit
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + limit
         try:
             # Bounded by itself: a loop that was cancelled is waited for, or it would outlive the stop.
-            await asyncio.gather(*(loop.stop(limit) for loop in self._loops[1:]))
+            loops = [loop for loop in self._loops[1:] if loop is not self._repeat_loop]
+            await asyncio.gather(*(loop.stop(limit) for loop in loops))
+            # What is repeated may hang for long: the others do not wait for it.
+            repeating = self._repeat_loop.stop(max(0.0, deadline - clock()))
+            await asyncio.gather(repeating, self._flusher.empty_until(deadline))
             async with asyncio.timeout_at(deadline):
                 await self._final_flush()
         except TimeoutError:
@@ -264,14 +275,12 @@ class Consumer:
         return self.inflight.unwritten + (0 if self._first is None else self._first.unwritten)
 
     async def _final_flush(self) -> None:
-        held, failures = self.inflight, 0
+        failures = 0
         while True:
             try:
-                while held.outcomes:
-                    if not await self._flusher.flush_one():
-                        await asyncio.sleep(LOCKED_PAUSE)
-                wait = await self._flusher.refused.tick()
-                if wait is None:
+                await self._flusher.empty()
+                wait = await self._flusher.repeater.tick()
+                if wait is None and not self.inflight.queued:
                     if self._first is not None:
                         await self._first.write()
                     await self._fetcher.release_unanswered()
@@ -279,4 +288,4 @@ class Consumer:
             except StoreError:
                 failures += 1
                 wait = backoff(failures)
-            await asyncio.sleep(wait)
+            await asyncio.sleep(wait or 0.0)

@@ -12,10 +12,11 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
+from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.member import Member
+from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
 from faststream_sqlbroker.flow.shares import Shares
 
@@ -78,8 +79,8 @@ class Fetcher:
     def room(self) -> int:
         """Rows that may be claimed now; 0 while the flush is behind."""
         s, held = self._settings, self._inflight
-        unwritten = len(held.outcomes) + held.flushing_count
-        if unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size) or len(held.refused) >= MOST_REFUSED:
+        unwritten = len(held.queued) + held.writing_count
+        if unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size) or held.apart_count >= MOST_APART:
             return 0
         if self._one_by_one:
             # What waits for a worker here keeps its key, or its slot, from everybody.
@@ -198,14 +199,7 @@ class Fetcher:
             self._add(rows)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
-        for row in self._inflight.add(rows):
-            what = self._inflight.count_lost(row)
-            self._log(
-                logging.WARNING,
-                f"{what}: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, phase claim); "
-                "it came back to us, and the older outcome will not be written",
-                message_id=row.id,
-            )
+        self._inflight.add(rows)
         if len(self._member.open) < len(self._settings.queues):
             self._inflight.keep_waiting(self._member.open)  # a queue may have been paused meanwhile
 

@@ -1,19 +1,21 @@
 """Write settled rows in batches, fenced by their lease tokens; report lost leases.
 
-A batch that the database refuses (not one that could not be sent) is halved until the culprit is alone and
-set aside (`refused`), so that one bad outcome never delays the others.
+What the database refuses by itself, and a batch that fails again and again for a passing reason, is repeated apart from the queue
+(`repeat`), so that one bad outcome never delays the others for long.
 """
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.rows import Settlement, SettleResult
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.refused import RefusedOutcomes
+from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.repeat import Repeater
+from faststream_sqlbroker.flow.write import write
+from faststream_sqlbroker.store.errors import NotConnectedError
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
 
 LOCKED_PAUSE = 0.5
 """Seconds to the next look when all that is left is locked by somebody else."""
-
-Culprits = list[tuple[Settlement, StoreError]]
+APART_AFTER = 2
+"""Failures in a row, for a passing reason, after which a batch is set apart: a failure may cost the time limit."""
 
 
 class Flusher:
-    """Empties `inflight.outcomes` into the database.
+    """Empties `inflight.queued` into the database.
 
     Flushes when `flush_batch_size` outcomes wait, when `flush_interval` seconds have passed since the
     first, or at once when `hurry` is called (the workers are idle).
@@ -36,16 +38,21 @@ class Flusher:
         self, store: "Store", inflight: Inflight, log: Log, *, batch_size: int, interval: float
     ) -> None:
         """`interval` in seconds."""
-        self._store, self._inflight, self._log = store, inflight, log
+        self._store, self._inflight = store, inflight
         self._batch_size, self._interval = batch_size, interval
-        self.refused = RefusedOutcomes(store, inflight, log)
-        self._hurried = self._careful = False
+        self.repeater = Repeater(store, inflight, log)
+        self._hurried = False
+        self._past_locked = False
+        """Whether rows that somebody else has locked are passed over: the last flush may have failed for them."""
+        self._failures = 0
+        self._settled_then = -1
+        """What was written when a batch was set apart last."""
         self._timer: asyncio.TimerHandle | None = None
         self.wake: Callable[[], None] = lambda: None
 
     def outcome_added(self) -> None:
         """Start the timer with the first outcome; flush a full batch at once."""
-        if len(self._inflight.outcomes) >= self._batch_size:
+        if len(self._inflight.queued) >= self._batch_size:
             self.hurry()
             return
         self._inflight.notify_at = self._batch_size
@@ -58,30 +65,29 @@ class Flusher:
             self._timer.cancel()
             self._timer = None
         self._inflight.notify_at = 1
-        if self._inflight.outcomes:
+        if self._inflight.queued:
             self._hurried, self._inflight.notify_at = True, sys.maxsize
             self.wake()
 
     async def tick(self) -> float | None:
-        """Write one batch if it is time, and what was refused; None waits for `hurry`."""
-        if self._hurried:
-            self._hurried, self._inflight.notify_at = False, 1
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            some = await self.flush_one()
-            if self._inflight.outcomes and not some:
-                self._hurried = True
-                return LOCKED_PAUSE
-            idle = not self._inflight.running and self._inflight.waiting.empty()
-            if self._inflight.outcomes:
-                (self.hurry if idle else self.outcome_added)()
-            if self._hurried:
-                return 0.0
-        return await self.refused.tick()
+        """Write one batch if it is time; None waits for `hurry`."""
+        if not self._hurried:
+            return None
+        self._hurried, self._inflight.notify_at = False, 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        some = await self.flush_one()
+        if self._inflight.queued and not some:
+            self._hurried = True
+            return LOCKED_PAUSE
+        idle = not self._inflight.running and self._inflight.waiting.empty()
+        if self._inflight.queued:
+            (self.hurry if idle else self.outcome_added)()
+        return 0.0 if self._hurried else None
 
     async def flush_one(self) -> bool:
-        """Write up to a batch of outcomes; on a passing failure they stay, in order.
+        """Write up to a batch of outcomes; on a passing failure they stay, in order, or are set apart.
 
         After one, rows that somebody else has locked are passed over: it may have been for them.
 
@@ -91,65 +97,55 @@ class Flusher:
         Raises:
             TransientStoreError: nothing is known to be written; call again.
         """
-        inflight = self._inflight
-        batch = inflight.outcomes[: _group_end(inflight.outcomes, self._batch_size)]
-        del inflight.outcomes[: len(batch)]
-        result, culprits = SettleResult(), Culprits()
+        if not self._inflight.queued:
+            return False
+        batch = self._inflight.take(self._batch_size)
+        size = len(batch.parts)
         try:
-            with inflight.writing(batch):
-                await self._write(batch, result, culprits)
+            refused = await write(self._store, self._inflight, batch, skip_locked=self._past_locked)
         except BaseException as error:
-            # A half that was written before the failure is not to be written again.
-            done = result.settled | result.lost
-            left = [s for s in batch if s.id not in done]
-            # Cancelled in the middle, it may have been committed too.
-            if isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception):
-                inflight.doubtful |= {(s.id, s.lease_token) for s in left}
-            inflight.outcomes[:0] = inflight.without_overtaken(left, self._log)
-            self._hurried = self._careful = True
-            inflight.written(batch, result, self._log)
+            self._hurried = self._past_locked = True
+            if self._to_be_set_apart(error):
+                self.repeater.set_apart(batch, error)
+                return True
+            self._inflight.put_back(batch, first=True)
             raise
-        inflight.written(batch, result, self._log)
-        if len(result.settled) == len(batch):
-            self._careful = False
-            return True
-        return self._keep_locked(batch, result, culprits)
+        self._failures = 0
+        self.repeater.refuse(batch, refused)
+        locked = len(batch.parts)
+        self._past_locked = locked > 0
+        self._inflight.put_back(batch, first=False)
+        return locked < size
 
-    def _keep_locked(self, batch: Sequence[Settlement], result: SettleResult, culprits: Culprits) -> bool:
-        """Keep what was refused, and what somebody else has locked; whether anything else was in `batch`."""
-        inflight = self._inflight
-        if culprits:
-            refused = inflight.without_overtaken([s for s, _ in culprits], self._log)
-            self.refused.add(refused, culprits[0][1])
-        done = result.settled | result.lost | {s.id for s, _ in culprits}
-        locked = inflight.without_overtaken([s for s in batch if s.id not in done], self._log)
-        inflight.outcomes += locked
-        self._careful = bool(locked)
-        return len(locked) < len(batch)
+    async def empty(self) -> None:
+        """Flush until nothing is queued.
 
-    async def _write(self, batch: Sequence[Settlement], result: SettleResult, culprits: Culprits) -> None:
-        """Write `batch`, in halves if it is refused, adding to `result` and `culprits` as it goes."""
-        try:
-            written = await self._store.settle(batch, skip_locked=self._careful)
-        except TransientStoreError:
-            raise
-        except StoreError as error:
-            half = _group_end(batch, len(batch) // 2)
-            if half == len(batch):
-                half = _group_end(batch, 1)
-            if half == len(batch):
-                culprits += [(settlement, error) for settlement in batch]
-                return
-            await self._write(batch[:half], result, culprits)
-            await self._write(batch[half:], result, culprits)
-            return
-        result.settled |= written.settled
-        result.lost |= written.lost
+        Raises:
+            TransientStoreError: as `flush_one`.
+        """
+        while self._inflight.queued:
+            if not await self.flush_one():
+                await asyncio.sleep(LOCKED_PAUSE)
 
+    async def empty_until(self, deadline: float) -> None:
+        """`empty`, whatever fails, but no longer than `deadline` (the event loop's time)."""
+        failures = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while self._inflight.queued:
+                    try:
+                        await self.empty()
+                    except StoreError:
+                        failures += 1
+                        await asyncio.sleep(backoff(failures))
 
-def _group_end(batch: Sequence[Settlement], end: int) -> int:
-    """`end`, or further, so that what belongs into one transaction stays together."""
-    end = min(max(end, 1), len(batch))
-    while end < len(batch) and batch[end - 1].with_next:
-        end += 1
-    return end
+    def _to_be_set_apart(self, error: BaseException) -> bool:
+        """Whether `error` may be the batch's own fault. One is enough to find out while nothing else can be written."""
+        if not isinstance(error, TransientStoreError) or isinstance(error, NotConnectedError):
+            return False
+        self._failures += 1
+        settled = self._inflight.settled_count
+        if self._failures < APART_AFTER or (self._inflight.apart_count and settled == self._settled_then):
+            return False
+        self._failures, self._settled_then = 0, settled
+        return True

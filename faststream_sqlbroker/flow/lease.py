@@ -1,6 +1,5 @@
 """Keep the leases of everything this process holds: one fenced statement renews them all."""
 
-import logging
 from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 MAX_PER_STATEMENT = 5_000
+_LOST = "its outcome will not be written"
 
 
 class LeaseKeeper:
@@ -37,7 +37,7 @@ class LeaseKeeper:
             for row in part:
                 if row.id in held:
                     row.renewed_monotonic = asked
-            self._lost([row for row in part if row.id not in held])
+            self._inflight.lose([row for row in part if row.id not in held], "renew", _LOST)
         return max(0.02, self._lease / 12)
 
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
@@ -61,19 +61,5 @@ class LeaseKeeper:
                 row.renewed_monotonic = asked
                 row.held_until = max(row.held_until, asked + seconds)
         lost = [row for row in rows if row.id not in held]
-        self._lost(lost)
+        self._inflight.lose(lost, "renew", _LOST)
         return not lost
-
-    def _lost(self, rows: Sequence[ClaimedMessage]) -> None:
-        being_written = self._inflight.being_written() if rows else set()
-        for row in rows:
-            if self._inflight.held.get(row.id) is not row or (row.id, row.lease_token) in being_written:
-                continue  # settled while the renewal was under way
-            self._inflight.forget(row)
-            what = self._inflight.count_lost(row)
-            self._log(
-                logging.WARNING,
-                f"{what}: message {row.id} of queue {row.queue!r} (delivery {row.deliveries_count}, "
-                "phase renew); its outcome will not be written",
-                message_id=row.id,
-            )

@@ -101,7 +101,7 @@ class PolicyStarts:
         for row in keyed:
             verdict, other = verdicts[row.id]
             if verdict is Verdict.LOST:
-                self._lost(row)
+                self._inflight.lose([row], "claim of its key", "it does not run here")
             elif verdict is Verdict.DUPLICATE:
                 self._end(row, Discard(f"duplicate of {other}"))
             elif verdict is Verdict.UNKNOWN:
@@ -145,15 +145,9 @@ class PolicyStarts:
         finally:
             for row in rows:
                 if isinstance(error, UnknownOutcomeError):
-                    self._inflight.forget(row)  # whoever gets it next finds out
+                    self._inflight.drop([row])  # whoever gets it next finds out
                 else:
                     self._end(row, Release())
-
-    def _lost(self, row: ClaimedMessage) -> None:
-        self._inflight.forget(row)
-        self._inflight.lease_lost_count += 1
-        text = f"lease lost: message {row.id} (delivery {row.deliveries_count}, phase claim of its key)"
-        self._log(logging.WARNING, f"{text}; it does not run here", message_id=row.id)
 
     async def ended(self, rows: Rows) -> None:
         """The handler of `rows` has ended: rest after a failure; give keys back where it may be tried again."""

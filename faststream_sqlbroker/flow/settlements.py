@@ -1,13 +1,16 @@
 """What the outcomes of one call of the handler mean for their rows."""
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Outcome, Release
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, acked, settle
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.losses import broken_text
 
 
 class Settlements:
@@ -18,7 +21,11 @@ class Settlements:
         self._rules, self._log = rules, log
 
     def __call__(self, rows: list[ClaimedMessage]) -> list[Settlement]:
-        """What the outcomes of one call of the handler mean; an acked call brings what is chained to it."""
+        """What the outcomes of one call of the handler mean.
+
+        What is chained to the call is written with all rows that it acked or moved, which are a unit; if one of them has
+        lost its lease, the others go back. The rest is settled row by row.
+        """
         chained = rows[0].chained if rows else ()
         if not chained and all(type(row.outcome) is Ack for row in rows):
             now = monotonic()
@@ -27,7 +34,6 @@ class Settlements:
                 for row in rows
                 if not row.lease_lost
             ]
-        settlements = []
         for row in rows:
             if row.outcome is None:
                 self._log(
@@ -36,16 +42,43 @@ class Settlements:
                     "neither acked, nacked nor rejected it; it is archived as FAILED",
                     message_id=row.id,
                 )
-            attempted = not isinstance(row.outcome, Release | Abandon)
-            if not row.lease_lost:
+        unit = self._unit(rows) if chained else []
+        settlements = [self.one(row, row.outcome, attempted=True) for row in unit]
+        if unit:
+            ended = [settlement.ended_after for settlement in settlements]
+            joined = Unit(chained, partial(self._without_answer, unit, ended))
+            for settlement in settlements:
+                settlement.unit = joined
+        joined_ids = {row.id for row in unit}
+        for row in rows:
+            if not row.lease_lost and row.id not in joined_ids:
+                attempted = not isinstance(row.outcome, Release | Abandon)
                 settlements.append(self.one(row, row.outcome, attempted=attempted))
-        if chained and settlements and all(isinstance(row.outcome, Ack | Move) for row in rows):
-            settlements[0].chained = chained
-            refused = PublishError("what the handler published with its ack was refused by the database")
-            first = next(row for row in rows if not row.lease_lost)
-            settlements[0].fallback = self.one(first, Nack(error=refused), attempted=True)
-            for settlement in settlements[:-1]:
-                settlement.with_next = True
+        return settlements
+
+    def _unit(self, rows: Sequence[ClaimedMessage]) -> list[ClaimedMessage]:
+        """The acked and moved `rows`, if all their leases are held; else they are abandoned."""
+        unit = [row for row in rows if isinstance(row.outcome, Ack | Move)]
+        lost = [row.id for row in unit if row.lease_lost]
+        if not lost:
+            return unit
+        for row in unit:
+            row.outcome = Abandon()
+        if others := [row.id for row in unit if not row.lease_lost]:
+            self._log(logging.WARNING, broken_text(others, lost), message_id=others[0])
+        return []
+
+    def _without_answer(self, rows: Sequence[ClaimedMessage], ended: Sequence[float]) -> list[Settlement]:
+        """Nacks of all `rows`, to be written in place of their unit."""
+        refused = Nack(
+            error=PublishError("what the handler published with its ack was refused by the database")
+        )
+        unit = Unit()
+        settlements = []
+        for row, ended_after in zip(rows, ended, strict=True):
+            settlement = settle(row, refused, self._rules, ended_after=ended_after)
+            settlement.unit = unit
+            settlements.append(settlement)
         return settlements
 
     def one(self, row: ClaimedMessage, outcome: Outcome | None, *, attempted: bool) -> Settlement:

@@ -17,6 +17,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.exceptions import SetupError, StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.losses import broken_text
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -70,7 +71,7 @@ class TransactionalDeliveries:
                 return await self._not_started(rows, error)
             for row in rows:
                 if left == []:
-                    self._inflight.forget(row)  # committed, though its connection did not come back
+                    self._inflight.drop([row])  # committed, though its connection did not come back
                 elif isinstance(row.outcome, Ack | Move):
                     row.outcome = Abandon()  # rolled back: the flush must not ack it
             raise
@@ -80,9 +81,7 @@ class TransactionalDeliveries:
 
     async def _lock(self, transaction: "HandlerTransaction", rows: Rows) -> Rows:
         held = await transaction.lock([(row.id, row.lease_token) for row in rows])
-        for row in rows:
-            if row.id not in held:
-                self._lost(row)
+        self._lost([row for row in rows if row.id not in held])
         return [row for row in rows if row.id in held]
 
     async def _renew(self, rows: Rows) -> None:
@@ -120,42 +119,40 @@ class TransactionalDeliveries:
             return _failed(rows, SetupError(_ENDED))
         if not any(isinstance(row.outcome, Ack | Move) for row in rows):
             return rows
+        if any(row.lease_lost for row in rows):
+            return self._abandoned(rows)
         batch = settlements(rows)
         try:
-            with self._inflight.writing(batch):
+            with self._inflight.writing(batch) as writing:
                 result = await transaction.commit(batch)
+                if not result.lost:
+                    self._inflight.answered(writing, result)
         except UnknownOutcomeError as error:
             self._unknown(rows, error)
             if isinstance(error.__cause__, asyncio.CancelledError):
                 raise error.__cause__ from None
             return []
         except Exception as error:  # noqa: BLE001 - a constraint of the user's, checked at the flush of the session
-            self._inflight.without_overtaken(batch, self._log)
             return _failed(rows, error)
-        if result.lost:
-            for row in rows:
-                if row.id in result.lost:
-                    self._lost(row)
-            return _failed([row for row in rows if row.id not in result.lost], StoreError(_LOST))
-        self._inflight.written(batch, result, self._log)
-        return []
+        self._lost([row for row in rows if row.id in result.lost])
+        return self._abandoned(rows) if result.lost else []
 
-    def _lost(self, row: ClaimedMessage) -> None:
-        self._inflight.forget(row)
-        self._inflight.lease_lost_count += 1
-        text = (
-            f"lease lost: message {row.id} (delivery {row.deliveries_count}, phase transaction); nothing that its "
-            "handler did is committed"
-        )
-        self._log(logging.WARNING, text, message_id=row.id)
+    def _lost(self, rows: Rows) -> None:
+        self._inflight.lose(rows, "transaction", "nothing that its handler did is committed")
+
+    def _abandoned(self, rows: Rows) -> Rows:
+        """A row of the batch has lost its lease, so that nothing was committed: the acked ones go back without an attempt."""
+        lost = [row.id for row in rows if row.lease_lost]
+        back = [row for row in rows if row.outcome is None or isinstance(row.outcome, Ack | Move)]
+        for row in back:
+            row.outcome = Abandon()
+        if others := [row.id for row in back if not row.lease_lost]:
+            self._log(logging.WARNING, broken_text(others, lost), message_id=others[0])
+        return rows
 
     def _unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
         """All or nothing was committed. Nothing more may be written: if nothing was, the lease runs out."""
-        for row in rows:
-            self._inflight.forget(row)
-            self._inflight.settle_unknown_count += 1
-            text = f"settle unknown: message {row.id} (delivery {row.deliveries_count}, phase transaction): {error}"
-            self._log(logging.WARNING, text, message_id=row.id)
+        self._inflight.lose(rows, "transaction", str(error))
 
 
 def _failed(rows: Rows, error: Exception) -> Rows:
@@ -170,4 +167,3 @@ _ENDED = (
     "the handler has ended the transaction that it was given by commit() or rollback(): leave it open, it is "
     "committed with the ack; raise to roll it back"
 )
-_LOST = "another message of the batch has lost its lease, so that the transaction was rolled back"

@@ -52,7 +52,8 @@ def blind_repeat(store: Any) -> None:
 
     def settle_and_chain(connection: Any, settlements: Any, **options: Any) -> Any:
         result = original(connection, settlements, **options)
-        chained = [row for s in settlements if s.id in result.lost for row in s.chained]
+        lost = {s.unit: None for s in settlements if s.unit is not None and s.id in result.lost}
+        chained = [row for unit in lost for row in unit.chained]
         if blind and chained:
             dialect.insert(connection, chained)
         return result
@@ -80,9 +81,9 @@ def forgotten_outcomes(_store: Any) -> None:
         try:
             return await original(flusher)
         except Exception:
-            for settlement in inflight.outcomes:
+            for settlement in inflight.queued:
                 inflight.held.pop(settlement.id, None)
-            inflight.outcomes.clear()
+            inflight.queued.clear()
             raise
 
     Flusher.flush_one = flush_one  # type: ignore[method-assign]

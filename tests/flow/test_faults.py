@@ -67,7 +67,7 @@ async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
     with pytest.raises(UnknownOutcomeError):
         await flusher.flush_one()
     assert proxy.swallowed == 1
-    assert len(inflight.outcomes) == 3
+    assert len(inflight.queued) == 3
     await flusher.flush_one()
     assert (inflight.settle_unknown_count, inflight.lease_lost_count) == (3, 0)
     assert len(await rig.rows(archive=True)) == 3
@@ -279,7 +279,7 @@ async def test_a_bug_in_the_removal_of_ack_first_leaves_nothing_behind(rig: Rig)
         consumer = rig.consumer(ack_first=True, max_fetch_interval=0.05)
         await consumer.start()
         await eventually(lambda: rig.logged("outside of the handler"))
-        await eventually(lambda: not consumer.inflight.flushing)
+        await eventually(lambda: not consumer.inflight.writing_count)
     await eventually(lambda: rig.handled)
 
 
@@ -408,7 +408,7 @@ async def test_an_outcome_whose_write_hangs_while_stopping_is_reported(rig: Rig)
         await eventually(lambda: rig.handled)
         await consumer.stop(1)
     assert rig.logged("1 outcomes could not be written while stopping")
-    assert len(consumer.inflight.outcomes) == 1
+    assert len(consumer.inflight.queued) == 1
 
 
 async def test_errors_are_classed(rig: Rig) -> None:
@@ -447,7 +447,7 @@ async def test_halves_written_before_a_failure_are_no_lost_leases(rig: Rig) -> N
     with patch.object(rig.store, "settle", failing):
         with pytest.raises(TransientStoreError):
             await flusher.flush_one()
-        assert len(inflight.outcomes) == 2
+        assert len(inflight.queued) == 2
         await flusher.flush_one()
     assert calls == [4, 2, 2, 2]
     assert inflight.lease_lost_count == 0

@@ -16,8 +16,9 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import MOST_REFUSED, Inflight
-from faststream_sqlbroker.flow.refused import DEAD_AFTER
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.outcome_states import State
+from faststream_sqlbroker.flow.repeat import DEAD_AFTER
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
@@ -51,8 +52,8 @@ async def test_one_bad_outcome_does_not_delay_the_others(rig: Rig) -> None:
     states = {r["id"]: (r["state"], r["last_error"]) for r in await rig.rows()}
     assert states.pop(rows[4].id) == ("PROCESSING", None)
     assert set(states.values()) == {("RETRYABLE", "ValueError: no")}
-    assert inflight.outcomes == []
-    assert [r.settlement.id for r in inflight.refused] == [rows[4].id]
+    assert inflight.queued == []
+    assert _refused(inflight) == [rows[4].id]
     assert rig.logged("refused by the database")
     await eventually(lambda: _retried(flusher))
     assert [(r["state"], r["last_error"]) for r in await rig.rows() if r["id"] == rows[4].id] == [
@@ -121,7 +122,7 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
     consumer = rig.consumer(fetch_batch_size=10, flush_interval=0.01, **quick)
     await consumer.start()
     await eventually(lambda: rig.logged("they are kept and tried again"))
-    await eventually(lambda: len(consumer.inflight.refused) == 30)
+    await eventually(lambda: len(_refused(consumer.inflight)) == 30)
     first = max(r["lease_expires_at"] for r in await rig.rows())
 
     async def renewed() -> bool:
@@ -146,9 +147,9 @@ async def test_an_ack_refused_once_is_still_an_ack(rig: Rig) -> None:
     with patch.object(rig.store, "settle", side_effect=StoreError("not now")):
         await flusher.flush_one()
         for _ in range(3):
-            inflight.refused[0].due = 0.0
-            await flusher.tick()
-    assert inflight.refused[0].tries == 4
+            inflight.batches[0].due = 0.0
+            await flusher.repeater.tick()
+    assert inflight.batches[0].tries == 4
     await eventually(lambda: _retried(flusher))
     assert (await rig.one(archive=True))["state"] == "COMPLETED"
     assert inflight.empty
@@ -170,7 +171,7 @@ async def test_a_row_that_came_back_meanwhile_is_not_refused_twice(rig: Rig) -> 
 
     with patch.object(rig.store, "settle", refusing):
         await flusher.flush_one()
-    assert (inflight.refused, inflight.outcomes) == ([], [])
+    assert (inflight.batches, inflight.queued) == ([], [])
     assert inflight.held == {row.id: again}
 
 
@@ -192,7 +193,7 @@ async def test_what_may_not_be_updated_for_a_moment_is_neither_dead_nor_gone(
         await flusher.flush_one()
         for _ in range(2 * DEAD_AFTER):
             await _retried(flusher)
-    assert len(inflight.refused) == 3
+    assert len(_refused(inflight)) == 3
     await eventually(lambda: _retried(flusher))
     assert {r["state"] for r in await rig.rows()} <= {"RETRYABLE", "PENDING"}
     assert len(await rig.rows()) == 3
@@ -214,12 +215,14 @@ async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
         consumer = rig.consumer(fetch_batch_size=10, flush_batch_size=10, max_fetch_interval=0.05)
         await consumer.start()
         await eventually(lambda: _count(rig, 50))
-        assert len(consumer.inflight.refused) == 20
+        assert len(_refused(consumer.inflight)) == 20
         assert consumer.healthy
-        consumer.inflight.refused *= MOST_REFUSED // 20
-        assert consumer._fetcher.room() == 0
-        assert not consumer.healthy
-        consumer.inflight.refused = consumer.inflight.refused[:20]
+        with (
+            patch("faststream_sqlbroker.flow.fetch.MOST_APART", 20),
+            patch("faststream_sqlbroker.flow.consumer.MOST_APART", 20),
+        ):
+            assert consumer._fetcher.room() == 0
+            assert not consumer.healthy
     await eventually(lambda: _count(rig, 70), timeout=20)
     assert len(rig.handled) == 70
 
@@ -260,7 +263,7 @@ async def test_a_refused_outcome_whose_lease_is_lost_is_dropped(rig: Rig) -> Non
     inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
     with patch.object(rig.store, "settle", side_effect=StoreError("not now")):
         await flusher.flush_one()
-    inflight.forget(row)
+    inflight.lose([row], "renew", "")
     assert inflight.empty
     assert await flusher.tick() is None
 
@@ -342,9 +345,16 @@ def _account(admin: Engine, kind: str) -> tuple[Callable[..., None], Callable[[]
 
 
 async def _retried(flusher: Flusher) -> bool:
-    for refused in flusher._inflight.refused:
-        refused.due = 0.0
-    return await flusher.refused.tick() is None
+    """Send everything that is kept once more; whether nothing is left."""
+    for batch in list(flusher._inflight.batches):
+        batch.due = 0.0
+    for _ in list(flusher._inflight.batches):
+        await flusher.repeater.tick()
+    return not flusher._inflight.batches
+
+
+def _refused(inflight: Inflight) -> list[int]:
+    return [s.id for b in inflight.batches if State.REFUSED in (b.state, b.origin) for s in b.parts]
 
 
 async def _count(rig: Rig, count: int) -> bool:

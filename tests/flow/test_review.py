@@ -66,7 +66,7 @@ async def test_a_timer_that_found_nothing_is_started_again(rig: Rig) -> None:
     inflight.on_outcome = flusher.outcome_added
     inflight.add([first, second])
     inflight.finish(settle(first, Ack(), SettleRules(), ended_after=0.0))
-    inflight.forget(first)
+    inflight.lose([first], "renew", "")
     await eventually(lambda: flusher._timer is None)
     inflight.finish(settle(second, Ack(), SettleRules(), ended_after=0.0))
     await asyncio.wait_for(woken.wait(), 5)
@@ -84,7 +84,7 @@ async def test_what_is_left_of_a_hurried_flush_does_not_wait_for_the_interval(ri
     inflight.finish_all(settle(row, Ack(), SettleRules(), ended_after=0.0) for row in rows)
     while await flusher.tick() == 0:
         pass
-    assert inflight.outcomes == []
+    assert inflight.queued == []
     assert len(await rig.rows(archive=True)) == 5
 
 

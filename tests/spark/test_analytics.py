@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from faststream_sqlbroker.core.settle import NO_OUTCOME, RETRY_STRATEGY_ERROR
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.refused import SETTLE_ERROR
+from faststream_sqlbroker.flow.repeat import SETTLE_ERROR
 from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, analytics, decode_payload, read_archive
 from faststream_sqlbroker.spark.analytics import RESULTS
 from tests.spark.conftest import START, Archive, archived

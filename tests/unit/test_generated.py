@@ -30,9 +30,9 @@ def test_drift_is_found_and_mended(tmp_path: Path) -> None:
     assert not stale.exists()
 
 
-def test_the_diagram_and_the_table_of_options_are_todays() -> None:
+def test_the_diagrams_and_the_table_of_options_are_todays() -> None:
     for page, name, content in (
-        (diagram.FILE, "states", diagram.diagram()),
+        *((diagram.FILE, name, make()) for name, make in diagram.BLOCKS.items()),
         (options.PAGE, "options", options.table()),
     ):
         assert with_block(page.read_text(), name, content) == page.read_text()

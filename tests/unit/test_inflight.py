@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 from unittest.mock import Mock, patch
@@ -15,11 +17,12 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight, RefusedOutcome
+from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Loop
-from faststream_sqlbroker.flow.refused import RefusedOutcomes
+from faststream_sqlbroker.flow.outcome_states import State
 from faststream_sqlbroker.flow.release import BATCH, StuckReleaser
+from faststream_sqlbroker.flow.repeat import Repeater
 from faststream_sqlbroker.flow.worker import Worker
 from faststream_sqlbroker.subscriber.options import make_settings
 
@@ -51,6 +54,17 @@ class Renewing:
         return set()
 
 
+@contextmanager
+def clock_at(seconds: float) -> Iterator[Mock]:
+    """The monotonic clock of what holds rows and what renews them."""
+    clock = Mock(return_value=seconds)
+    with (
+        patch("faststream_sqlbroker.flow.inflight.monotonic", clock),
+        patch("faststream_sqlbroker.flow.outcomes.monotonic", clock),
+    ):
+        yield clock
+
+
 async def renewed(inflight: Inflight, meanwhile: Any) -> None:
     with patch("faststream_sqlbroker.flow.inflight.monotonic", return_value=10.0**9):
         store: Any = Renewing(meanwhile)
@@ -67,20 +81,20 @@ async def test_a_lease_that_is_gone_is_forgotten() -> None:
 
 async def test_what_is_being_written_is_not_renewed() -> None:
     inflight = Inflight()
-    with patch("faststream_sqlbroker.flow.inflight.monotonic") as clock:
-        clock.return_value = 100.0
+    with clock_at(100.0) as clock:
         inflight.add([first := row(1), row(2)])
-        with inflight.writing([ack(first)]):
-            clock.return_value = 104.0
-            assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [2]
-            clock.return_value = 106.0
-            assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
+        inflight.finish(ack(first))
+        inflight.take(1)
+        clock.return_value = 104.0
+        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [2]
+        clock.return_value = 106.0
+        assert [r.id for r in inflight.due_for_renewal(9.0, None)] == [1, 2], "its write hangs"
 
 
 def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
     """It is renewed from when a lease reaches further; until it ends `max_lease` does not count."""
     inflight = Inflight()
-    with patch("faststream_sqlbroker.flow.inflight.monotonic", return_value=100.0) as clock:
+    with clock_at(100.0) as clock:
         inflight.add([message := row()])
         message.held_until = 150.0
         clock.return_value = 140.0
@@ -95,9 +109,9 @@ def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
 async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
     inflight, message = Inflight(), row()
     inflight.add([message])
-    batch = [ack(message)]
-    done = SettleResult({message.id})
-    await renewed(inflight, lambda: inflight.written(batch, done, quiet))
+    inflight.finish(ack(message))
+    batch = inflight.take(1)
+    await renewed(inflight, lambda: inflight.answered(batch, SettleResult({message.id})))
     assert not message.lease_lost
     assert inflight.lease_lost_count == 0
 
@@ -105,7 +119,8 @@ async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
 async def test_what_is_being_written_while_it_is_renewed_is_no_lost_lease() -> None:
     inflight, message = Inflight(), row()
     inflight.add([message])
-    await renewed(inflight, lambda: inflight.flushing.append([ack(message)]))
+    inflight.finish(ack(message))
+    await renewed(inflight, lambda: inflight.take(1))
     assert not message.lease_lost
     assert inflight.lease_lost_count == 0
 
@@ -118,10 +133,8 @@ async def test_a_later_delivery_is_not_taken_for_the_older_one() -> None:
     assert older.lease_lost
     assert not later.lease_lost
     assert inflight.held == {1: later}
-    assert inflight.outcomes == []
-    assert inflight.without_overtaken([ack(older), ack(later)], quiet) == [ack(later)]
-    inflight.written([ack(older)], SettleResult(set(), {1}), quiet)
-    assert inflight.held == {1: later}
+    assert inflight.queued == []
+    assert (inflight.state(older), inflight.state(later)) == (State.LOST, State.WAITING)
 
 
 async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
@@ -139,7 +152,7 @@ async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
     inflight.finish(ack(older))
     with pytest.raises(TransientStoreError):
         await flusher.flush_one()
-    assert inflight.outcomes == []
+    assert inflight.queued == []
     assert inflight.held == {1: later}
     assert inflight.lease_lost_count == 1
 
@@ -151,28 +164,40 @@ def test_what_came_back_while_it_was_being_written_is_judged_by_the_answer() -> 
         (SettleResult({1}, set()), (0, 1, 0)),
     ):
         for ended in (False, True):
-            inflight, older, later, said = Inflight(), row(), row(), []
+            said: list[str] = []
+            inflight = Inflight(lambda *a, said=said, **_: said.append(a[1]))
+            older, later = row(), row()
             later.deliveries_count = 2
             inflight.add([older])
-            with inflight.writing([ack(older)]):
-                assert inflight.add([later]) == []
+            inflight.finish(ack(older))
+            batch = inflight.take(1)
+            inflight.add([later])
+            assert (said, inflight.state(older)) == ([], State.WRITING)
             if ended:
-                inflight.written([ack(later)], SettleResult({1}, set()), quiet)
+                inflight.finish(ack(later))
+                inflight.answered(inflight.take(1), SettleResult({1}, set()))
                 inflight.settled_count = 0
-            inflight.written([ack(older)], result, lambda *a, said=said, **_: said.append(a[1]))
+            inflight.answered(batch, result)
             assert (inflight.lease_lost_count, inflight.settled_count, len(said)) == counts
-            assert all(text.startswith("lease lost: message 1 (delivery 1, phase flush)") for text in said)
+            assert all(
+                text.startswith("lease lost: message 1 of queue 'q' (delivery 1, phase flush)")
+                for text in said
+            )
             assert inflight.held == ({} if ended else {1: later})
 
 
 def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> None:
     inflight, first, second, third = Inflight(), row(), row(), row()
     inflight.add([first])
-    with inflight.writing([ack(first)]):
-        assert inflight.add([second]) == []
-        assert inflight.has_no_outcome(second)
-        assert inflight.add([third]) == [second]
-    assert (first.lease_lost, second.lease_lost, third.lease_lost) == (True, True, False)
+    inflight.finish(ack(first))
+    batch = inflight.take(1)
+    inflight.add([second])
+    assert inflight.has_no_outcome(second)
+    inflight.add([third])
+    assert (first.lease_lost, second.lease_lost, third.lease_lost) == (False, True, False)
+    inflight.put_back(batch, first=True)
+    assert first.lease_lost
+    assert inflight.lease_lost_count == 2
 
 
 async def test_an_older_outcome_that_is_refused_is_not_kept() -> None:
@@ -188,9 +213,13 @@ async def test_an_older_outcome_that_is_refused_is_not_kept() -> None:
 
     store: Any = Store()
     inflight.add([older])
-    inflight.refused.append(RefusedOutcome(ack(older), due=0.0))
-    assert await RefusedOutcomes(store, inflight, quiet).tick() is None
-    assert (inflight.refused, inflight.held) == ([], {1: later})
+    inflight.finish(ack(older))
+    batch = inflight.take(1)
+    inflight.refuse(batch, batch.parts)
+    inflight.put_back(batch, first=False)
+    inflight.batches[0].due = 0.0
+    assert await Repeater(store, inflight, quiet).tick() is None
+    assert (inflight.batches, inflight.held) == ([], {1: later})
     assert inflight.lease_lost_count == 1
 
 
@@ -214,9 +243,9 @@ async def test_a_later_delivery_is_held_when_the_removal_of_the_older_one_finds_
 def test_what_was_lost_is_not_given_back() -> None:
     inflight, lost, kept = Inflight(), row(1), row(2)
     inflight.add([lost, kept])
-    inflight.forget(lost)
+    inflight.lose([lost], "renew", "")
     inflight.give_back_waiting()
-    assert [s.id for s in inflight.outcomes] == [2]
+    assert [s.id for s in inflight.queued] == [2]
 
 
 def worker(inflight: Inflight, **options: Any) -> Worker:
@@ -230,7 +259,7 @@ def worker(inflight: Inflight, **options: Any) -> Worker:
 async def test_a_lost_message_neither_starts_nor_is_settled() -> None:
     inflight, message = Inflight(), row()
     inflight.add([message])
-    inflight.forget(message)
+    inflight.lose([message], "renew", "")
     ours = worker(inflight)
     assert not ours._may_start(message)
     message.settle_as(Ack())

@@ -81,8 +81,8 @@ def test_what_waits_of_a_closed_queue_goes_back_and_the_rest_keeps_its_order() -
     held.waiting.put_nowait(None)
     held.keep_waiting(("a",))
     assert [each and each.id for each in held.waiting.items] == [0, 2, 4, None]
-    assert [s.id for s in held.outcomes] == [3, 5]
-    assert all(s.uncharge and not s.attempted for s in held.outcomes)
+    assert [s.id for s in held.queued] == [3, 5]
+    assert all(s.uncharge and not s.attempted for s in held.queued)
     held.keep_waiting(("a", "c"))
     assert held.waiting.qsize() == 4
 

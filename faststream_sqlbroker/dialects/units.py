@@ -1,0 +1,72 @@
+"""Settle unit by unit: all rows of one with all that is chained to it, or nothing of it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult, Unit
+from faststream_sqlbroker.exceptions import StoreError
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.base import Dialect
+
+Units = dict[Unit, list[Settlement]]
+
+
+def settle_units(
+    dialect: "Dialect", connection: Connection, settlements: Sequence[Settlement], *, skip_locked: bool
+) -> SettleResult:
+    """Settle what can be settled whole, and insert what is chained to it.
+
+    If a lease of a unit is lost, or with `skip_locked` a row of it locked by somebody else, its rows that are still held are in
+    neither set of the result. With `skip_locked` neither are other rows that somebody else has locked.
+
+    Raises:
+        StoreError: a unit was written in part, as a trigger of the user's has kept a row; roll back.
+    """
+    units: Units = {}
+    for settlement in settlements:
+        if settlement.unit is not None:
+            units.setdefault(settlement.unit, []).append(settlement)
+    lost: set[int] = set()
+    if skip_locked or any(len(parts) > 1 for parts in units.values()):
+        settlements, lost = _lock(dialect, connection, settlements, units, skip_locked=skip_locked)
+    result = dialect.settle(connection, settlements)
+    result.lost |= lost
+    if chained := _chained(units, result.settled):
+        dialect.insert(connection, chained)
+    return result
+
+
+def _lock(
+    dialect: "Dialect",
+    connection: Connection,
+    settlements: Sequence[Settlement],
+    units: Units,
+    *,
+    skip_locked: bool,
+) -> tuple[list[Settlement], set[int]]:
+    """Lock all rows, in the order of their ids; the settlements that can be written, and the ids whose leases are lost."""
+    leases = [(s.id, s.lease_token) for s in settlements]
+    free = dialect.lock(connection, leases, skip_locked=skip_locked)
+    held = free | dialect.look(connection, leases) if skip_locked else free
+    whole = {unit for unit, parts in units.items() if all(part.id in free for part in parts)}
+    ours = [s for s in settlements if s.id in free and (s.unit is None or s.unit in whole)]
+    return ours, {s.id for s in settlements} - held
+
+
+def _chained(units: Units, settled: set[int]) -> list[NewMessage]:
+    """What goes with the units that are `settled`."""
+    chained: list[NewMessage] = []
+    for unit, parts in units.items():
+        written = sum(part.id in settled for part in parts)
+        if written == len(parts):
+            chained += unit.chained
+        elif written:
+            msg = (
+                f"of messages {[part.id for part in parts]}, which are settled together, only {written} were written: "
+                "is there a trigger on the table?"
+            )
+            raise StoreError(msg)
+    return chained

@@ -1,0 +1,144 @@
+"""The states of an outcome, the only ways from one to another, and what is sent together."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from uuid import UUID
+
+from faststream_sqlbroker.core.rows import Settlement
+
+Mark = tuple[int, UUID]
+"""A delivery: message and token."""
+
+FEW_PARTS = 8
+"""Parts into which a batch may be cut while nothing else can be written: enough to find one culprit among 100."""
+CUT_ANYWAY = 10
+"""Failures, in about 40 seconds, after which a batch is cut although nothing else can be written."""
+
+
+class State(Enum):
+    """Where a delivery is."""
+
+    WAITING = "claimed, waits for a worker"
+    RUNNING = "a worker has it"
+    QUEUED = "has an outcome, which waits for the flush"
+    WRITING = "the database has its outcome, and has not answered"
+    SET_APART = "has failed for a passing reason; repeated as it is, apart from the queue"
+    REFUSED = "refused by the database; repeated apart from the queue, later in a lesser version"
+    WRITTEN = "the outcome is committed"
+    LOST = "the lease is gone; nothing of it will be written"
+
+
+class Event(Enum):
+    """What leads from one state to another."""
+
+    CLAIMED = "claim"
+    TAKEN = "a worker takes it"
+    GIVEN_BACK = "given back unstarted"
+    ENDED = "its handler ends"
+    SENT = "flush"
+    SENT_AGAIN = "its pause is over"
+    SENT_BY_WORKER = "commit with its handler, removal before its start"
+    ROLLED_BACK = "rolled back, not removed"
+    ANSWERED = "committed"
+    PUT_BACK = "passing failure, row locked elsewhere"
+    FAILED = "fails for a passing reason again and again"
+    REFUSED = "refused by itself"
+    BROKEN = "another row of its unit is lost"
+    LOST = "lease lost"
+
+
+_W, _R, _Q = State.WAITING, State.RUNNING, State.QUEUED
+_SENT, _APART, _REFUSED = State.WRITING, State.SET_APART, State.REFUSED
+
+TRANSITIONS: tuple[tuple[State | None, Event, State], ...] = (
+    (None, Event.CLAIMED, _W),
+    (_W, Event.TAKEN, _R),
+    (_W, Event.GIVEN_BACK, _Q),
+    (_R, Event.ENDED, _Q),
+    (_R, Event.SENT_BY_WORKER, _SENT),
+    (_SENT, Event.ROLLED_BACK, _R),
+    (_Q, Event.SENT, _SENT),
+    (_SENT, Event.ANSWERED, State.WRITTEN),
+    (_SENT, Event.PUT_BACK, _Q),
+    (_SENT, Event.FAILED, _APART),
+    (_SENT, Event.REFUSED, _REFUSED),
+    (_APART, Event.SENT_AGAIN, _SENT),
+    (_REFUSED, Event.SENT_AGAIN, _SENT),
+    *((state, Event.BROKEN, _Q) for state in (_Q, _SENT, _APART, _REFUSED)),
+    *((state, Event.LOST, State.LOST) for state in (_W, _R, _Q, _SENT, _APART, _REFUSED)),
+)
+"""(from, event, to); None is "not ours yet". ARCHITECTURE.md's diagram is generated from it."""
+
+_NEXT = {(source, event): target for source, event, target in TRANSITIONS}
+APART_STATES = (_APART, _REFUSED)
+
+
+def after(state: State, event: Event) -> State:
+    """Where `event` leads from `state`.
+
+    Raises:
+        RuntimeError: nowhere; a bug.
+    """
+    try:
+        return _NEXT[state, event]
+    except KeyError:
+        msg = f"an outcome cannot leave {state.name} by {event.name}"
+        raise RuntimeError(msg) from None
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Outcomes that were sent together, and wait together to be sent again; whole units."""
+
+    parts: list[Settlement]
+    """What the database has not dealt with."""
+    state: State
+    origin: State
+    """Where they were before they were sent."""
+    tries: int = 0
+    """How often they have failed since they were set apart or refused."""
+    due: float = 0.0
+    """When to send them again (monotonic seconds)."""
+    settled_then: int = 0
+    """`Outcomes.settled_count` when they failed last."""
+
+    @property
+    def marks(self) -> set[Mark]:
+        """Its deliveries."""
+        return {(s.id, s.lease_token) for s in self.parts}
+
+
+def unit_end(parts: Sequence[Settlement], end: int) -> int:
+    """`end`, or further, so that no unit is cut."""
+    end = min(max(end, 1), len(parts))
+    while end < len(parts) and (unit := parts[end - 1].unit) is not None and parts[end].unit is unit:
+        end += 1
+    return end
+
+
+def cut(parts: list[Settlement]) -> list[list[Settlement]]:
+    """Two parts of whole units, if there are several: what carries something of its own that may be the cause, and the rest."""
+    plain = [s for s in parts if s.unit is None and s.queue is None and s.error is None]
+    if plain and len(plain) < len(parts):
+        return [plain, [s for s in parts if s.unit is not None or s.queue is not None or s.error is not None]]
+    half = unit_end(parts, len(parts) // 2)
+    if half == len(parts):
+        half = unit_end(parts, 1)
+    return [parts[:half], parts[half:]] if half < len(parts) else [parts]
+
+
+def least_tried(batches: Iterable[Batch], now: float) -> Batch | None:
+    """Of what is refused or set apart and due, what was tried least: it may not hang as others do."""
+    due = [b for b in batches if b.state in APART_STATES and b.due <= now]
+    return min(due, key=lambda b: (b.tries, b.due), default=None)
+
+
+def may_cut(batch: Batch, batches: Iterable[Batch], settled_count: int) -> bool:
+    """Whether to cut `batch`, one of `batches` that has failed once more, though it may be a whole outage.
+
+    Others have been written meanwhile, or there are few parts yet, or it has failed for long.
+    """
+    if settled_count > batch.settled_then or batch.tries + 1 >= CUT_ANYWAY:
+        return True
+    return sum([State.SET_APART in (b.origin, b.state) for b in batches]) < FEW_PARTS

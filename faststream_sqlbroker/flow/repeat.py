@@ -1,0 +1,141 @@
+"""Outcomes that the database did not take: repeated apart from the queue, so that none delays another.
+
+Nothing is dropped and no acked message becomes a dead letter: the same is tried first, every time, as the cause may have gone (a
+renamed archive, withdrawn rights, a transaction that has ended). What fails for a passing reason is never written otherwise. Only
+what is refused again and again, and carries something of its own that may be the cause, is settled without it.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.rows import Settlement
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.outcome_states import Batch, State
+from faststream_sqlbroker.flow.write import Refused, note_unanswered, write
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+SETTLE_ERROR = "settle_error"
+NO_TEXT = "(the text of the error was refused by the database)"
+LESS_AFTER = 5
+DEAD_AFTER = 10
+"""Refusals, after about 3 and 40 seconds: a fault that passes costs neither text nor message."""
+
+
+class Repeater:
+    """Sends again what is refused or set apart, with growing pauses."""
+
+    def __init__(self, store: "Store", inflight: Inflight, log: Log) -> None:
+        """Share the subscriber's `inflight`."""
+        self._store, self._inflight, self._log = store, inflight, log
+
+    def refuse(self, batch: Batch, refused: Refused) -> None:
+        """Keep the units of `batch` that were `refused` one by one."""
+        if not refused:
+            return
+        self._inflight.refuse(batch, [settlement for settlement, _ in refused])
+        self._tell(logging.ERROR, [s for s, _ in refused], "were refused by the database", refused[0][1])
+
+    def set_apart(self, batch: Batch, error: BaseException) -> None:
+        """Keep `batch`, which fails again and again for a passing reason."""
+        parts = list(batch.parts)
+        self._inflight.set_apart(batch)
+        self._tell(logging.WARNING, parts, "could not be written", error)
+
+    def _tell(self, level: int, parts: Sequence[Settlement], what: str, error: BaseException) -> None:
+        few = 5
+        ids = ", ".join(str(s.id) for s in parts[:few]) + (", …" if len(parts) > few else "")
+        text = f"the outcomes of {len(parts)} messages {what} ({ids}); they are kept and tried again: {error}"
+        self._log(level, text, message_id=parts[0].id)
+
+    async def tick(self) -> float | None:
+        """Send one batch that is due; seconds until the next, None without any.
+
+        Raises:
+            TransientStoreError: it could not be written, nor has anything else been since it was tried last.
+        """
+        batch = self._inflight.take_due(monotonic())
+        if batch is not None:
+            await self._send(batch)
+        due = self._inflight.next_due()
+        return None if due is None else max(0.0, due - monotonic())
+
+    async def _send(self, batch: Batch) -> None:
+        inflight, settled_then = self._inflight, batch.settled_then
+        try:
+            if batch.origin is State.REFUSED:
+                failed = await self._write_refused(batch)
+            else:
+                refused = await write(self._store, inflight, batch, skip_locked=True)
+                self.refuse(batch, refused)
+                failed = False
+        except TransientStoreError:
+            inflight.keep(batch, failed=batch.origin is not State.REFUSED)
+            if inflight.settled_count == settled_then:
+                raise
+        except BaseException:
+            inflight.keep(batch, failed=True)
+            raise
+        else:
+            inflight.keep(batch, failed=failed)
+
+    async def _write_refused(self, batch: Batch) -> bool:
+        """Write the unit that was refused, or what can be written of it; whether it was refused once more."""
+        parts = batch.parts
+        versions = parts, *lesser(parts, batch.tries, archive=self._store.dialect.has_archive)
+        for n, version in enumerate(versions):
+            try:
+                result = await self._store.settle(version, skip_locked=True)
+            except StoreError as error:
+                if not isinstance(error, TransientStoreError):
+                    continue
+                note_unanswered(self._inflight, batch, error)
+                raise
+            except BaseException as error:
+                note_unanswered(self._inflight, batch, error)
+                raise
+            self._inflight.answered(batch, result)
+            if n and result.settled:
+                self._log(
+                    logging.ERROR,
+                    f"the outcome of messages {[s.id for s in version]} was refused {batch.tries} times; it is settled as "
+                    f"{version[0].state and version[0].state.name} without what may be the cause",
+                    message_id=version[0].id,
+                )
+            return False
+        return True
+
+
+def lesser(parts: Sequence[Settlement], tries: int, *, archive: bool) -> Iterator[Sequence[Settlement]]:
+    """What may be written in place of a unit that was refused `tries` times, the best first.
+
+    Nothing for an ack, a nack without an error, a postponement or a release: they carry nothing of their
+    own that could be the cause. What was chained to acks falls back to nacks of all of them; a text is left out; what cannot
+    go to another queue becomes a dead letter, where there is an `archive` to keep it.
+    """
+    if tries < LESS_AFTER:
+        return
+    unit = parts[0].unit
+    if unit is not None:
+        if unit.fallback is not None:
+            yield unit.fallback()
+        return
+    [settlement] = parts
+    if settlement.error is not None:
+        yield [replace(settlement, error=NO_TEXT)]
+    if settlement.leaves and settlement.reason is not None:
+        yield [replace(settlement, error=NO_TEXT, reason=SETTLE_ERROR)]
+    if settlement.queue is not None and archive and tries >= DEAD_AFTER:
+        yield [
+            replace(
+                settlement, state=MessageState.FAILED, archive=True, reason=settlement.reason or SETTLE_ERROR,
+                error=NO_TEXT, queue=None, payload=None, headers=None, delay=None,
+            )
+        ]  # fmt: skip

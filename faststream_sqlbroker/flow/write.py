@@ -1,0 +1,67 @@
+"""Send a batch of outcomes: in halves where the database refuses it, so that each culprit is found."""
+
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.rows import Settlement, SettleResult
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.flow.outcome_states import Batch, unit_end
+from faststream_sqlbroker.flow.outcomes import Outcomes
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+Refused = list[tuple[Settlement, StoreError]]
+
+
+async def write(store: "Store", outcomes: Outcomes, batch: Batch, *, skip_locked: bool) -> Refused:
+    """Write `batch`; what the database has not dealt with stays in it.
+
+    Args:
+        store: Where to.
+        outcomes: Told what the database has dealt with, also before an error.
+        batch: In state WRITING.
+        skip_locked: Whether rows that somebody else has locked are passed over, with their units.
+
+    Returns:
+        The units that were refused by themselves, with the errors; they stay in `batch`.
+
+    Raises:
+        TransientStoreError: what is left in `batch` is not known to be written.
+    """
+    result, refused = SettleResult(), Refused()
+    try:
+        await _write(store, batch.parts, result, refused, skip_locked=skip_locked)
+    except BaseException as error:
+        # A half that was written before the failure is not to be written again.
+        outcomes.answered(batch, result)
+        note_unanswered(outcomes, batch, error)
+        raise
+    outcomes.answered(batch, result)
+    return refused
+
+
+def note_unanswered(outcomes: Outcomes, batch: Batch, error: BaseException) -> None:
+    """What is left of `batch` may be written after `error`: cancelled in the middle, it may have been committed too."""
+    if isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception):
+        outcomes.note_unanswered(batch)
+
+
+async def _write(
+    store: "Store", parts: list[Settlement], result: SettleResult, refused: Refused, *, skip_locked: bool
+) -> None:
+    try:
+        written = await store.settle(parts, skip_locked=skip_locked)
+    except TransientStoreError:
+        raise
+    except StoreError as error:
+        half = unit_end(parts, len(parts) // 2)
+        if half == len(parts):
+            half = unit_end(parts, 1)
+        if half == len(parts):
+            refused += [(settlement, error) for settlement in parts]
+            return
+        await _write(store, parts[:half], result, refused, skip_locked=skip_locked)
+        await _write(store, parts[half:], result, refused, skip_locked=skip_locked)
+        return
+    result.settled |= written.settled
+    result.lost |= written.lost

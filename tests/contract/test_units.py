@@ -1,0 +1,146 @@
+"""What is written together: all of it with what is chained to it, or nothing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, Unit
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.exceptions import StoreError
+from tests.contract.conftest import Bench, done
+from tests.helpers import eventually
+
+with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+"""SQLite has none."""
+
+
+def together(rows: list[ClaimedMessage], *answers: str) -> list[Settlement]:
+    """Acks of `rows`, with answers to the queue "out"."""
+    unit = Unit([NewMessage("out", answer.encode()) for answer in answers])
+    return [done(row, unit=unit) for row in rows]
+
+
+async def release(bench: Bench, row: ClaimedMessage) -> None:
+    """What an expired lease ends in."""
+    await bench.execute(
+        "UPDATE message SET state = 'PENDING', acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL "
+        f"WHERE id = {row.id}"
+    )
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["acks", "an ack and moves"])
+async def test_a_unit_is_written_with_its_answers(bench: Bench, moved: bool) -> None:
+    await bench.put(3)
+    rows = await bench.claim()
+    settlements = together(rows, "a", "b")
+    if moved:
+        for settlement in settlements[1:]:
+            settlement.state, settlement.queue = MessageState.PENDING, "next"
+    result = await bench.store.settle(settlements)
+    assert (result.settled, result.lost) == ({row.id for row in rows}, set())
+    queues = [row["queue"] for row in await bench.rows()]
+    assert queues == (["next", "next", "out", "out"] if moved else ["out", "out"])
+    assert [row["state"] for row in await bench.rows(archive=True)] == ["COMPLETED"] * (1 if moved else 3)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_a_lost_lease_keeps_the_whole_unit_from_being_written(bench: Bench, lost: int) -> None:
+    """And no other outcome of the same flush."""
+    await bench.put(5)
+    rows = await bench.claim()
+    await release(bench, rows[lost])
+    before = (await bench.rows())[:3]
+    batch = [*together(rows[:3], "a"), done(rows[3]), *together(rows[4:], "b")]
+    result = await bench.store.settle(batch)
+    assert (result.settled, result.lost) == ({rows[3].id, rows[4].id}, {rows[lost].id})
+    live = await bench.rows()
+    assert live[:3] == before
+    assert [bytes(row["payload"]) for row in live[3:]] == [b"b"]
+    assert [row["id"] for row in await bench.rows(archive=True)] == [rows[3].id, rows[4].id]
+
+
+async def test_what_is_settled_alone_beside_a_unit_may_be_lost(bench: Bench) -> None:
+    await bench.put(3)
+    rows = await bench.claim()
+    await release(bench, rows[2])
+    nack = done(rows[2], state=MessageState.RETRYABLE, delay=0.0)
+    result = await bench.store.settle([*together(rows[:2], "a"), nack])
+    assert (result.settled, result.lost) == ({rows[0].id, rows[1].id}, {rows[2].id})
+    assert [row["queue"] for row in await bench.rows()] == ["q", "out"]
+
+
+async def test_a_refused_answer_leaves_the_unit_as_it_was(bench: Bench) -> None:
+    await bench.put(2)
+    rows = await bench.claim()
+    nowhere: Any = None
+    unit = Unit([NewMessage("out", b"fine"), NewMessage(nowhere, b"x")])
+    before = await bench.rows()
+    with pytest.raises(StoreError):
+        await bench.store.settle([done(row, unit=unit) for row in rows])
+    assert await bench.rows() == before
+    assert await bench.rows(archive=True) == []
+
+
+@with_row_locks
+async def test_a_locked_row_keeps_the_whole_unit_waiting(bench: Bench) -> None:
+    await bench.put(4)
+    rows = await bench.claim()
+    before = (await bench.rows())[:3]
+    async with bench.store.engine.connect() as other:
+        await other.execute(text(f"SELECT * FROM message WHERE id = {rows[1].id} FOR UPDATE"))
+        result = await bench.store.settle([*together(rows[:3], "a"), done(rows[3])], skip_locked=True)
+        assert (result.settled, result.lost) == ({rows[3].id}, set())
+        assert await bench.rows() == before
+        await release(bench, rows[2])
+        result = await bench.store.settle(together(rows[:3], "a"), skip_locked=True)
+        assert (result.settled, result.lost) == (set(), {rows[2].id})
+        await other.rollback()
+    result = await bench.store.settle(together(rows[:2], "a"), skip_locked=True)
+    assert result.settled == {rows[0].id, rows[1].id}
+    assert [row["queue"] for row in await bench.rows()] == ["q", "out"]
+
+
+@with_row_locks
+async def test_the_rows_of_a_unit_are_locked_in_the_order_of_their_ids(bench: Bench) -> None:
+    """Whoever else locks in that order can never wait for it while it waits for them."""
+    await bench.put(3)
+    rows = await bench.claim()
+    async with bench.store.engine.connect() as other:
+        await other.execute(text(f"SELECT * FROM message WHERE id = {rows[0].id} FOR UPDATE"))
+        settling = asyncio.create_task(bench.store.settle(together(rows[::-1], "a")))
+        await eventually(lambda: _waits(bench, other), step=0.3)  # InnoDB shows what it knew 0.1 s ago
+        for row in rows[1:]:
+            await other.execute(text(f"SELECT * FROM message WHERE id = {row.id} FOR UPDATE NOWAIT"))
+        await other.rollback()
+    assert (await settling).settled == {row.id for row in rows}
+
+
+async def _waits(bench: Bench, other: AsyncConnection) -> bool:
+    if bench.store.dialect_name == "postgresql":
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    else:
+        waiting = (
+            "SELECT count(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
+            "ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()"
+        )
+    return bool((await other.execute(text(waiting))).scalar_one())
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_unit_that_a_trigger_cuts_is_not_written(bench: Bench) -> None:
+    """Only there a trigger can keep a row without an error."""
+    await bench.execute(
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF OLD.payload = '1' THEN RETURN NULL; END IF; RETURN OLD; END $$"
+    )
+    await bench.execute("CREATE TRIGGER keep BEFORE DELETE ON message FOR EACH ROW EXECUTE FUNCTION keep()")
+    await bench.put(3)
+    rows = await bench.claim()
+    before = await bench.rows()
+    with pytest.raises(StoreError, match="settled together, only 2 were written"):
+        await bench.store.settle(together(rows, "a"))
+    assert await bench.rows() == before
+    assert await bench.rows(archive=True) == []
