@@ -52,6 +52,7 @@ from faststream_sqlbroker.exceptions import (
     SetupError,
     SqlBrokerError,
     StoreError,
+    TransactionEndedError,
     TransientStoreError,
     UnknownOutcomeError,
 )
@@ -123,6 +124,7 @@ __all__ = (
     "StoreError",
     "TestApp",
     "Throttle",
+    "TransactionEndedError",
     "TransientStoreError",
     "UnknownOutcome",
     "UnknownOutcomeError",

@@ -6,6 +6,7 @@ SqlBrokerError
 │   └── SchemaError       the tables in the database are not the ones this version needs
 ├── PublishError          a message that cannot be stored (also a ValueError)
 ├── NotSupportedError     a feature that this database or driver cannot have
+├── TransactionEndedError a handler's transaction has ended before its ack
 ├── LeaseLostError        a reservation's lease is gone: what it ended in was not written
 ├── LockLostError         a lock's lease is gone: somebody else may have it
 ├── LockNotAcquiredError  somebody else has the lock, for longer than was waited
@@ -39,6 +40,10 @@ class PublishError(SqlBrokerError, ValueError):
 
 class NotSupportedError(SqlBrokerError, NotImplementedError):
     """This database or driver cannot do what was asked; the message says which can."""
+
+
+class TransactionEndedError(SqlBrokerError):
+    """The transaction that a handler was given (transactional=True) has ended before its ack."""
 
 
 class LeaseLostError(SqlBrokerError):

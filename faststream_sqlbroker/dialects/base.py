@@ -32,6 +32,7 @@ from faststream_sqlbroker.dialects.units import settle_units
 from faststream_sqlbroker.schema.tables import Tables
 
 if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.handler_locks import HandlerLocks
     from faststream_sqlbroker.dialects.ordered import OrderedClaims
     from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 
@@ -68,6 +69,8 @@ class Dialect(ABC):
     """Claims that keep the order of each key."""
     scheduled: "PolicyClaims"
     """Claims under scheduling policies."""
+    handler_locks: "HandlerLocks"
+    """Locks that handlers' transactions begin with."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`, quoted for `sqlalchemy_dialect`."""

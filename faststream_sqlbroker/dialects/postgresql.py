@@ -36,6 +36,7 @@ from faststream_sqlbroker.dialects.base import (
     OTHERS,
     Dialect,
 )
+from faststream_sqlbroker.dialects.handler_locks import NumberedLocks
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import POSTGRESQL
@@ -77,12 +78,14 @@ class PostgresqlDialect(Dialect):
         add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
         add("held", sql.HELD, ids, tokens)
         add("lock", sql.LOCK, ids, tokens)
+        add("lock_numbered", sql.LOCK_NUMBERED, ids, tokens)
         add("lock_free", sql.LOCK_FREE, ids, tokens)
         add("release_stuck", sql.RELEASE, queues, bindparam("limit", type_=Integer))
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
         self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
         self.scheduled = PolicyClaims(self, POSTGRESQL)
+        self.handler_locks = NumberedLocks(self)
         add("idle_limit", "SELECT set_config('idle_in_transaction_session_timeout', :limit, true)")
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
 
@@ -134,17 +137,21 @@ class PostgresqlDialect(Dialect):
             _array("ends", Float(53)), _array("errors", Text),
         )  # fmt: skip
         held = bindparam("ids", type_=Text), bindparam("places", type_=Text), tokens
+
+        def add(name: str, settle: str, *binds: Any, **words: str) -> None:
+            self.add_statement(name, settle, *binds, **words)
+            self.add_statement(name + sql.INSIDE, sql.inside(settle), *binds, **words)
+
         if self.has_archive:
             kept = MESSAGE_COLUMNS.format(key=self.names["key"])
-            self.add_statement("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
-            self.add_statement(
-                "archive_acked", sql.ARCHIVE_ACKED, *held, bindparam("ends", type_=Text), columns=kept,
-                # Not all of them: a column of the user's may have the name of ours.
-                of_message=", ".join(f"m.{column}" for column in kept.split(", ")),
-            )  # fmt: skip
-        self.add_statement("delete", sql.DELETE, *held)
+            add("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
+            # Not all columns of the message: one of the user's may have the name of ours.
+            of_message = ", ".join(f"m.{column}" for column in kept.split(", "))
+            ends = bindparam("ends", type_=Text)
+            add("archive_acked", sql.ARCHIVE_ACKED, *held, ends, columns=kept, of_message=of_message)
+        add("delete", sql.DELETE, *held)
         moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary), _array("headers", Text)
-        self.add_statement("update", sql.UPDATE, *ended, *moved)
+        add("update", sql.UPDATE, *ended, *moved)
 
     def is_transient(self, error: BaseException) -> bool:
         """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only, time limits."""

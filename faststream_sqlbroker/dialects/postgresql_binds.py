@@ -14,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import TextClause
 
 from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement
+from faststream_sqlbroker.dialects.postgresql_sql import INSIDE
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import StoreError
 
@@ -63,9 +64,12 @@ def _insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
 
 
 def settle_queries(
-    sql: Statements, settlements: Sequence[Settlement], *, archive: bool
+    sql: Statements, settlements: Sequence[Settlement], *, archive: bool, inside: str | None = None
 ) -> list[Query[set[int]]]:
-    """At most four statements: acked, otherwise archived, deleted and updated rows; each gives what it wrote."""
+    """At most four statements: acked, otherwise archived, deleted and updated rows; each gives what it wrote.
+
+    They write nothing if the transaction `inside` is given and is not the one that they are sent in.
+    """
     acked, archived = list[Settlement](), list[Settlement]()
     deleted, updated = list[Settlement](), list[Settlement]()
     for s in settlements:
@@ -77,16 +81,16 @@ def settle_queries(
             deleted.append(s)
         else:
             (acked if s.plain_ack else archived).append(s)
-    queries = []
+    queries: list[tuple[str, dict[str, Any]]] = []
     if acked:
         ends = repr([int(s.ended_after * 1_000_000) for s in acked])
         binds = {**_held(acked), "ends": f"{{{ends[1:-1]}}}"}
-        queries.append(Query(sql["archive_acked"], binds, _ids))
+        queries.append(("archive_acked", binds))
     if archived:
         binds = {**_ended(archived), "reasons": [s.reason for s in archived]}
-        queries.append(Query(sql["archive"], binds, _ids))
+        queries.append(("archive", binds))
     if deleted:
-        queries.append(Query(sql["delete"], _held(deleted), _ids))
+        queries.append(("delete", _held(deleted)))
     if updated:
         binds = {
             **_ended(updated),
@@ -95,8 +99,11 @@ def settle_queries(
             "payloads": [s.payload for s in updated],
             "headers": [s.headers for s in updated],
         }
-        queries.append(Query(sql["update"], binds, _ids))
-    return queries
+        queries.append(("update", binds))
+    if inside is None:
+        return [Query(sql[name], binds, _ids) for name, binds in queries]
+    own = {"transaction": inside}
+    return [Query(sql[name + INSIDE], binds | own, _ids) for name, binds in queries]
 
 
 def lease_binds(leases: Leases) -> dict[str, list[Any]]:

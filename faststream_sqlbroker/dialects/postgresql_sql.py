@@ -141,6 +141,7 @@ JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
 """
 
 LOCK = HELD + "ORDER BY m.id FOR UPDATE OF m"
+LOCK_NUMBERED = LOCK.replace("m.id FROM", "m.id, pg_current_xact_id()::text FROM", 1)
 LOCK_FREE = LOCK + " SKIP LOCKED"
 
 ARCHIVE = """
@@ -209,6 +210,16 @@ FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors
 WHERE m.id = u.id AND m.lease_token = u.token
 RETURNING m.id
 """
+
+INSIDE = "_inside"
+"""Ends the names of the statements that settle only in one transaction."""
+
+
+def inside(settle: str) -> str:
+    """`settle`, which writes nothing in another transaction than the one numbered `transaction`."""
+    fence, own = "m.lease_token = ", "pg_current_xact_id_if_assigned() = (:transaction)::text::xid8"
+    return settle.replace(f"AND {fence}", f"AND {own} AND {fence}", 1)
+
 
 RELEASE_CLAIM = """
 UPDATE {message} m

@@ -149,6 +149,7 @@ class SqliteDialect(StepDialect):
 
     name = "sqlite"
     cancel_once = True  # aiosqlite
+    row_locks = False
     insert_row = _INSERT_ROW
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:

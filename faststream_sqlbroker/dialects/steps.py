@@ -26,6 +26,7 @@ from faststream_sqlbroker.core.rows import (
 from faststream_sqlbroker.dialects import ordered_sql
 from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, OTHERS, Dialect
 from faststream_sqlbroker.dialects.chunks import chunks
+from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -40,6 +41,8 @@ INSERT_COLUMNS = "queue, payload, headers, priority, {key}, dedup_id, created_at
 class StepDialect(Dialect):
     """Shared steps; the SQL comes from the subclass under the same names."""
 
+    row_locks = True
+    """Whether rows are locked one by one."""
     insert_row: str
     """VALUES of one inserted row; `{n}` numbers its binds."""
 
@@ -69,6 +72,7 @@ class StepDialect(Dialect):
         lists: Any = [bindparam(name, expanding=True) for name in ("ids", "queues")]
         these = {"of": "id IN :ids AND queue IN :queues", "hint": by_id, "columns": columns}
         self.add_statement("claim_ids", claim, *lists, which="", **these)
+        self.handler_locks = MarkedLocks(self, by_id)
 
     def prepare_ordered(self, words: dict[str, str], hint: str, keys: str = ordered_sql.KEYS) -> None:
         """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for the rest."""
@@ -236,9 +240,15 @@ class StepDialect(Dialect):
         return {i for i, _ in self.held(connection, "look", leases)}
 
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
-        """Lock the rows still held in id order, copy the kept ones, delete or update exactly those."""
+        """Lock the rows still held in id order, and settle those."""
         held = self.held(connection, "lock", [(s.id, s.lease_token) for s in settlements])
         ours = [s for s in settlements if (s.id, s.lease_token.hex) in held]
+        self.settle_locked(connection, ours)
+        settled = {s.id for s in ours}
+        return SettleResult(settled, {s.id for s in settlements} - settled)
+
+    def settle_locked(self, connection: Connection, ours: Sequence[Settlement]) -> None:
+        """Copy the rows that are kept, delete or update exactly those of `ours`, which the transaction has locked."""
         leaving = [s for s in ours if s.leaves]
         kept = [s for s in leaving if s.archive and self.has_archive]
         for part in chunks(kept):
@@ -253,8 +263,6 @@ class StepDialect(Dialect):
                 connection.execute(self.sql["payload"], {"id": s.id, "payload": s.payload})
         for part in chunks([s for s in staying if s.headers is not None]):
             connection.execute(self.sql["headers"], {"rows": json.dumps([[s.id, s.headers] for s in part])})
-        settled = {s.id for s in ours}
-        return SettleResult(settled, {s.id for s in settlements} - settled)
 
 
 def _lease(lease: float, token: UUID) -> dict[str, Any]:

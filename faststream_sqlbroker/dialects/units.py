@@ -1,6 +1,6 @@
 """Settle unit by unit: all rows of one with all that is chained to it, or nothing of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
@@ -12,15 +12,22 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
 
 Units = dict[Unit, list[Settlement]]
+Settle = Callable[[Connection, Sequence[Settlement]], SettleResult]
 
 
 def settle_units(
-    dialect: "Dialect", connection: Connection, settlements: Sequence[Settlement], *, skip_locked: bool
+    dialect: "Dialect",
+    connection: Connection,
+    settlements: Sequence[Settlement],
+    *,
+    skip_locked: bool = False,
+    settle: Settle | None = None,
 ) -> SettleResult:
     """Settle what can be settled whole, and insert what is chained to it.
 
     If a lease of a unit is lost, or with `skip_locked` a row of it locked by somebody else, its rows that are still held are in
     neither set of the result. With `skip_locked` neither are other rows that somebody else has locked.
+    `settle` is the dialect's own unless it is given.
 
     Raises:
         StoreError: a unit was written in part, as a trigger of the user's has kept a row; roll back.
@@ -32,7 +39,7 @@ def settle_units(
     lost: set[int] = set()
     if skip_locked or any(len(parts) > 1 for parts in units.values()):
         settlements, lost = _lock(dialect, connection, settlements, units, skip_locked=skip_locked)
-    result = dialect.settle(connection, settlements)
+    result = (settle or dialect.settle)(connection, settlements)
     result.lost |= lost
     if chained := _chained(units, result.settled):
         dialect.insert(connection, chained)

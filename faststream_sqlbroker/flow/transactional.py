@@ -9,17 +9,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Reject, Release
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Move, Nack, Reject, Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
-from faststream_sqlbroker.exceptions import SetupError, StoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import StoreError, TransactionEndedError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.loop import Log, backoff, cancelled
 from faststream_sqlbroker.flow.losses import broken_text
 
 if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.handler_locks import HandlerLock
     from faststream_sqlbroker.store import Store
     from faststream_sqlbroker.store.handler import HandlerTransaction
 
@@ -59,12 +61,9 @@ class TransactionalDeliveries:
                 token = current.set(transaction)
                 try:
                     if rows:
-                        await run(rows)
+                        await self._run(transaction, run, rows)
                 finally:
                     current.reset(token)
-                for row in rows:
-                    if isinstance(row.outcome, Nack | Reject) and row.outcome.error is not None:
-                        transaction.note(row.outcome.error)
                 left = await self._commit(transaction, rows, settlements) if rows else []
         except BaseException as error:
             if isinstance(error, StoreError) and not started:
@@ -75,9 +74,25 @@ class TransactionalDeliveries:
                 elif isinstance(row.outcome, Ack | Move):
                     row.outcome = Abandon()  # rolled back: the flush must not ack it
             raise
+        if left and not transaction.proven:
+            await self._ended(transaction.locked, left)
         if left and monotonic() - renewed > self._lease / 3:
             await self._renew(left)
         return left
+
+    async def _run(
+        self, transaction: "HandlerTransaction", run: Callable[[Rows], Awaitable[None]], rows: Rows
+    ) -> None:
+        try:
+            await run(rows)
+        except asyncio.CancelledError as error:
+            if cancelled():
+                raise
+            for row in rows:  # the handler's own, and its failure
+                row.settle_as(Nack(error=error))
+        for row in rows:
+            if isinstance(row.outcome, Nack | Reject) and row.outcome.error is not None:
+                transaction.note(row.outcome.error)
 
     async def _lock(self, transaction: "HandlerTransaction", rows: Rows) -> Rows:
         held = await transaction.lock([(row.id, row.lease_token) for row in rows])
@@ -115,9 +130,8 @@ class TransactionalDeliveries:
         rows: Rows,
         settlements: Callable[[Rows], list[Settlement]],
     ) -> Rows:
-        if not transaction.active:
-            return _failed(rows, SetupError(_ENDED))
         if not any(isinstance(row.outcome, Ack | Move) for row in rows):
+            await transaction.prove()
             return rows
         if any(row.lease_lost for row in rows):
             return self._abandoned(rows)
@@ -136,6 +150,29 @@ class TransactionalDeliveries:
             return _failed(rows, error)
         self._lost([row for row in rows if row.id in result.lost])
         return self._abandoned(rows) if result.lost else []
+
+    async def _ended(self, lock: "HandlerLock", rows: Rows) -> None:
+        """The transaction may have ended before the handler had: what that means is for the database to say."""
+        failures = 0
+        while True:
+            try:
+                committed = await self._store.handlers.was_committed(lock)
+                break
+            except StoreError as error:
+                failures += 1
+                pause = backoff(failures)
+                self._log(
+                    logging.WARNING,
+                    f"nobody knows whether the ended transaction of messages {[row.id for row in rows]} was "
+                    f"committed; again in {pause:.1f} s: {error}",
+                    message_id=rows[0].id,
+                )
+                await asyncio.sleep(pause)
+        for row in rows:
+            if committed and not isinstance(row.outcome, Reject | Discard):
+                row.outcome = Reject(TRANSACTION_ENDED, TransactionEndedError(_COMMITTED))
+            elif isinstance(row.outcome, Nack) and isinstance(row.outcome.error, TransactionEndedError):
+                row.outcome = replace(row.outcome, error=TransactionEndedError(_ROLLED_BACK))
 
     def _lost(self, rows: Rows) -> None:
         self._inflight.lose(rows, "transaction", "nothing that its handler did is committed")
@@ -163,7 +200,15 @@ def _failed(rows: Rows, error: Exception) -> Rows:
     return rows
 
 
-_ENDED = (
-    "the handler has ended the transaction that it was given by commit() or rollback(): leave it open, it is "
-    "committed with the ack; raise to roll it back"
+TRANSACTION_ENDED = "transaction_ended"
+"""Reason of a message whose handler's transaction was committed before its ack."""
+_COMMITTED = (
+    "the handler has ended the transaction that it was given: it was committed before the ack, by commit(), COMMIT "
+    "or a statement that commits (DDL on MySQL and MariaDB). What the handler had done until then stays, so it "
+    "is not tried again. Leave the transaction open: it is committed with the ack"
+)
+_ROLLED_BACK = (
+    "the transaction that the handler was given has ended before its ack: it was rolled back, by rollback(), ROLLBACK "
+    "or an error that undoes all of it, such as a deadlock on MySQL and MariaDB, which the handler has caught. "
+    "Nothing of it is committed. Let such an error pass, and raise to roll back"
 )

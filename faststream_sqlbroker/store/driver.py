@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.store.inside import refuse_outside
 
 T = TypeVar("T")
 
@@ -61,7 +62,8 @@ class DriverShortcut:
         if monotonic() > self._look_again_at:
             self._look_again_at = monotonic() + LOOK_INTERVAL
             self._watched = _watched(engine)
-        if self._watched or connection.dispatch.before_cursor_execute or connection.dispatch.before_execute:
+        listeners = connection.dispatch
+        if self._watched or _others(listeners.before_cursor_execute) or listeners.before_execute:
             return None
         driver = connection.connection.driver_connection
         return None if driver is None or driver.is_closed() else driver
@@ -139,4 +141,9 @@ def _watched(engine: Engine) -> bool:
     if engine.echo or _LOGGER.isEnabledFor(logging.INFO):
         return True
     targets: Any = engine.dispatch, engine.dialect.dispatch
-    return any(getattr(target, name, None) for target in targets for name in _EVENTS)
+    return any(_others(getattr(target, name, ())) for target in targets for name in _EVENTS)
+
+
+def _others(listeners: Any) -> bool:
+    """Whether there are any but our own, which `inside` stands for here."""
+    return bool(listeners) and any(each is not refuse_outside for each in listeners)

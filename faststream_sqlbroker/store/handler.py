@@ -1,6 +1,7 @@
 """The transaction that a handler works in: it commits with the ack of the handler's message, or not at all."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -9,8 +10,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.dialects import Dialect
-from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.dialects.handler_locks import ENDED, HandlerLock
+from faststream_sqlbroker.exceptions import SqlBrokerError, TransactionEndedError, UnknownOutcomeError
 from faststream_sqlbroker.store.checkout import Checkouts
+from faststream_sqlbroker.store.inside import INSIDE, refusing_outside
+from faststream_sqlbroker.store.transaction import Transactions
 
 
 class HandlerTransaction:
@@ -27,6 +31,9 @@ class HandlerTransaction:
         self._dialect, self._checkouts, self._timeout = dialect, checkouts, timeout
         self._errors = checkouts.errors
         self._session: AsyncSession | None = None
+        self.locked = HandlerLock((), set())
+        self.proven = False
+        """Whether it was still the transaction that had locked them when its handler had ended."""
 
     @property
     def session(self) -> AsyncSession:
@@ -54,11 +61,29 @@ class HandlerTransaction:
     async def lock(self, leases: Leases) -> set[int]:
         """Lock the rows whose lease is still held, which keeps it while the transaction lives; their ids.
 
+        Outside of the transaction that has locked them `connection` refuses every statement from now on.
+
         Raises:
             TransientStoreError: the database does not answer.
         """
+
+        def lock(connection: Connection) -> HandlerLock:
+            held = self._dialect.handler_locks.lock(connection, leases)
+            connection.execution_options(**{INSIDE: True})
+            return held
+
         async with self._errors.classed(), asyncio.timeout(self._timeout):
-            return await self.connection.run_sync(lambda c: self._dialect.lock(c, leases))
+            self.locked = await self.connection.run_sync(lock)
+        return self.locked.held
+
+    async def prove(self) -> None:
+        """Find out whether it is still the transaction that has locked the rows; `proven` tells, whatever fails."""
+        if not self.active:
+            return
+        with contextlib.suppress(SqlBrokerError):
+            async with self._errors.classed(), asyncio.timeout(self._timeout):
+                await self.connection.run_sync(lambda c: self._dialect.handler_locks.prove(c, self.locked))
+                self.proven = True
 
     async def commit(self, settlements: Sequence[Settlement]) -> SettleResult:
         """Write what the session still holds, `settlements` and what is chained to them, and commit.
@@ -66,6 +91,7 @@ class HandlerTransaction:
         Nothing is committed if one of them has lost its lease.
 
         Raises:
+            TransactionEndedError: it is another transaction than the one that has locked the rows.
             UnknownOutcomeError: the answer to the COMMIT was lost.
             StoreError: nothing was committed.
             Exception: the flush of the session raised it; nothing was committed.
@@ -74,13 +100,16 @@ class HandlerTransaction:
 
         def settle(connection: Connection) -> SettleResult:
             nonlocal committing
-            result = self._dialect.settle_and_chain(connection, settlements)
+            result = self._dialect.handler_locks.settle(connection, self.locked, settlements)
+            self.proven = True
             if not result.lost:
                 committing = True
                 self._root.sync_transaction.commit()  # type: ignore[union-attr] # it is open
                 committing = False
             return result
 
+        if not self.active:
+            raise TransactionEndedError(ENDED)
         if self._session is not None:
             async with asyncio.timeout(self._timeout):
                 await self._session.flush()
@@ -96,22 +125,39 @@ class HandlerTransaction:
             raise
 
 
-@asynccontextmanager
-async def open_transaction(
-    checkouts: Checkouts, dialect: Dialect, timeout: float
-) -> AsyncIterator[HandlerTransaction]:
-    """A transaction that has begun; rolled back at the end unless it was committed.
+class HandlerTransactions:
+    """Opens the transactions of one store, `places` of them at a time."""
 
-    Raises:
-        TransientStoreError: none could be opened within `timeout` seconds.
-    """
-    async with AsyncExitStack() as stack:
-        async with checkouts.errors.classed(), asyncio.timeout(timeout):
-            connection = await stack.enter_async_context(checkouts(None))
-            transaction = HandlerTransaction(connection, dialect, checkouts, timeout)
-            await transaction.begin()
-        try:
-            yield transaction
-        finally:
-            if transaction._session is not None:  # noqa: SLF001 - not to make one now
-                transaction._session.sync_session.expunge_all()  # noqa: SLF001 - close() would send statements
+    def __init__(self, transactions: Transactions, shared: asyncio.Semaphore, places: int) -> None:
+        """Share the limits of `transactions`, and `shared`, the store's places, for questions of its own."""
+        self._transactions, self._shared = transactions, shared
+        self._engine = refusing_outside(transactions.engine)
+        self._places = asyncio.Semaphore(places)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[HandlerTransaction]:
+        """A transaction that has begun; rolled back at the end unless it was committed.
+
+        Raises:
+            TransientStoreError: none could be opened in time.
+        """
+        ours = self._transactions
+        async with self._places, AsyncExitStack() as stack:
+            async with ours.errors.classed(), asyncio.timeout(ours.timeout):
+                connection = await stack.enter_async_context(ours.checkouts(None, self._engine))
+                transaction = HandlerTransaction(connection, ours.dialect, ours.checkouts, ours.timeout)
+                await transaction.begin()
+            try:
+                yield transaction
+            finally:
+                if transaction._session is not None:  # noqa: SLF001 - not to make one now
+                    transaction._session.sync_session.expunge_all()  # noqa: SLF001 - close() would send statements
+
+    async def was_committed(self, lock: HandlerLock) -> bool:
+        """Whether the transaction that has taken `lock`, and has ended, was committed.
+
+        Raises:
+            StoreError: the database does not say.
+        """
+        asked = self._transactions.dialect.handler_locks.was_committed
+        return await self._transactions.run(lambda c: asked(c, lock), self._shared)

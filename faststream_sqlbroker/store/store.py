@@ -29,7 +29,7 @@ from faststream_sqlbroker.store.checkout import Checkouts
 from faststream_sqlbroker.store.driver import DriverShortcut
 from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.fleet import Fleet
-from faststream_sqlbroker.store.handler import HandlerTransaction, open_transaction
+from faststream_sqlbroker.store.handler import HandlerTransaction, HandlerTransactions
 from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.locks import Locks
@@ -98,7 +98,7 @@ class Store:
             listening=self._listens_on_pool,
             one_writer=self.dialect.name == "sqlite",
         )
-        self._handler_places = asyncio.Semaphore(self.handler_places)
+        self.handlers = HandlerTransactions(self._transactions, self._places, self.handler_places)
 
     @property
     def dialect_name(self) -> str:
@@ -222,8 +222,7 @@ class Store:
         Raises:
             TransientStoreError: none can be opened.
         """
-        opened = open_transaction(self._checkouts, self.dialect, self.statement_timeout)
-        async with self._handler_places, opened as transaction:
+        async with self.handlers.open() as transaction:
             yield transaction
 
     async def release_stuck(self, queues: Sequence[str], limit: int) -> int:

@@ -331,21 +331,20 @@ async def test_a_handler_that_is_cancelled_commits_nothing(
 async def test_without_a_connection_the_message_waits_uncharged(
     broker: SqlBroker, look: Look, bodies: Any
 ) -> None:
-    from faststream_sqlbroker.store import store as module
-
     @broker.subscriber("in", **OPTIONS)
     async def handle(body: str, connection: SqlConnection) -> None:
         await connection.execute(insert(effects).values(body=body))
 
-    original, failures = module.open_transaction, []
+    handlers, failures = broker.config.store.handlers, []
+    original = handlers.open
 
-    def failing(*arguments: Any) -> Any:
+    def failing() -> Any:
         if len(failures) < 2:
             failures.append(1)
             raise TransientStoreError("no connection")
-        return original(*arguments)
+        return original()
 
-    with patch.object(module, "open_transaction", failing):
+    with patch.object(handlers, "open", failing):
         await broker.start()
         await broker.publish("x", "in")
         [row] = await look.archived(1)

@@ -10,5 +10,8 @@ BURST = 2
 SLOT = 4
 """Its due time is the slot that a Throttle per key gave it; every attempt needs a new one."""
 
-KEPT = 0x7FFF & ~SLOT
+JOINED = 8
+"""A handler's transaction has locked it, which is committed only with its ack; see `dialects.handler_locks`."""
+
+KEPT = 0x7FFF & ~(SLOT | JOINED)
 """The marks that outlive a delivery."""

@@ -16,5 +16,5 @@ SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' 
     ELSE UTC_TIMESTAMP(6) + INTERVAL u.delay MICROSECOND END,
   m.last_error = COALESCE(u.error, m.last_error),
   m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
-  m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32763 ELSE 0 END,
+  m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32755 ELSE 0 END,
   m.queue = COALESCE(u.queue, m.queue)

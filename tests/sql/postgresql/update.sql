@@ -10,7 +10,7 @@ SET state = coalesce(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' EL
   last_attempt_at = CASE WHEN u.queue IS NULL
     THEN coalesce(m.acquired_at + u.ended * interval '1 second', m.last_attempt_at) END,
   last_error = coalesce(u.error, m.last_error),
-  policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32763 ELSE 0 END,
+  policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32755 ELSE 0 END,
   queue = coalesce(u.queue, m.queue),
   dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
   payload = coalesce(u.payload, m.payload),

@@ -1,0 +1,1 @@
+SELECT pg_xact_status((:number)::text::xid8)
