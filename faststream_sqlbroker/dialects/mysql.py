@@ -109,6 +109,28 @@ _ORDERED = {
 }
 
 
+NO_BACKSLASH_ESCAPES = 0x200
+"""Bit of the status that the server sends with its answers: a backslash in a literal is just that."""
+
+
+def _refuse_plain_backslashes(driver: Any) -> None:
+    """Refuse a connection that would take a part of a body for SQL.
+
+    aiomysql and asyncmy write bytes into the statement with backslashes before their quotes, whatever the server makes of them.
+
+    Raises:
+        SetupError: the connection's sql_mode has NO_BACKSLASH_ESCAPES.
+    """
+    # A synchronous driver of the application may not tell.
+    if getattr(driver, "server_status", 0) & NO_BACKSLASH_ESCAPES:
+        msg = (
+            "sql_mode has 'NO_BACKSLASH_ESCAPES', under which this driver cannot send bytes: a quote in a body would end "
+            "the literal, and the rest would run as SQL. Take it out of the server's sql_mode, or set another one for the "
+            'engine\'s connections: create_async_engine(url, connect_args={"init_command": "SET SESSION sql_mode=..."})'
+        )
+        raise SetupError(msg)
+
+
 class MysqlDialect(MysqlErrors, StepDialect):
     """All SQL for MySQL and MariaDB."""
 
@@ -152,6 +174,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
         driver: Any = connection.connection.driver_connection
         if driver.get_autocommit():
             connection.execute(self.sql["start"])
+        _refuse_plain_backslashes(driver)
 
     def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
         """The ids as one JSON array."""
@@ -172,6 +195,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
         The step is read each time: a cluster changes it when a node joins.
         Source: MySQL manual, "AUTO_INCREMENT Handling in InnoDB": a simple insert gets its ids at once.
         """
+        _refuse_plain_backslashes(connection.connection.driver_connection)
         if is_mariadb(connection.dialect):
             statement = self.insert_statement(len(rows), "RETURNING id")
             return list(connection.execute(statement, self.insert_binds(rows)).scalars())

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.exceptions import PublishError, StoreError, TransientStoreError
+from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError, TransientStoreError
 from faststream_sqlbroker.schema.types import clock
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
@@ -29,6 +29,31 @@ async def test_any_bytes_come_back_as_they_were(bench: Bench, payload: bytes) ->
     await bench.store.insert([NewMessage("q", payload)])
     [row] = await bench.claim()
     assert row.payload == payload
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+@pytest.mark.parametrize("driver", ["aiomysql", "asyncmy"])
+async def test_no_part_of_a_body_runs_as_sql(bench: Bench, driver: str) -> None:
+    """With NO_BACKSLASH_ESCAPES a quote would end the literal; the drivers escape bytes with backslashes always."""
+    url = bench.store.engine.url
+    engine = create_async_engine(
+        url.set(drivername=f"{url.get_backend_name()}+{driver}"),
+        connect_args={"init_command": "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'"},
+    )
+    other, body = Store(engine, bench.store.tables), b"', NULL, 7, NULL, NULL, NOW(), NOW(), NULL) -- "
+    try:
+        with pytest.raises(SetupError, match="NO_BACKSLASH_ESCAPES"):
+            await other.insert([NewMessage("q", body)])
+        with pytest.raises(SetupError, match="NO_BACKSLASH_ESCAPES"):
+            async with engine.begin() as connection:
+                await other.insert_in(connection, [NewMessage("q", body)])
+        [claimed_from] = await bench.put()
+        [row] = await bench.claim()
+        with pytest.raises(SetupError, match="NO_BACKSLASH_ESCAPES"):
+            await other.renew([(row.id, row.lease_token)], 60.0)
+        assert [row["id"] for row in await bench.rows()] == [claimed_from]
+    finally:
+        await engine.dispose()
 
 
 async def test_headers_come_back_as_they_were(bench: Bench) -> None:
