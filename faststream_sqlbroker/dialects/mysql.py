@@ -12,14 +12,16 @@ from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, bindparam, text
 from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
 from sqlalchemy.exc import IntegrityError
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.dialects.base import load_payload
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.dialects.base import OTHERS, load_payload
 from faststream_sqlbroker.dialects.chunks import chunks
+from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.mysql_errors import DUPLICATE_ENTRY, MysqlErrors
+from faststream_sqlbroker.dialects.mysql_queues import FIRST_IDS, READY_PAIRS, PairsClaim
 from faststream_sqlbroker.dialects.mysql_settle import ARCHIVE, UPDATE
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
@@ -35,11 +37,9 @@ _INSERT_ROW = (
     "UTC_TIMESTAMP(6) + INTERVAL :expires_{n} MICROSECOND)"
 )
 
-_HINT = "FORCE INDEX ({ready_index})"
-
 _CLAIM = """
 SELECT {columns}
-FROM {message} {hint}
+FROM {message} FORCE INDEX ({index})
 WHERE claimable = 1 AND {of}
   AND next_attempt_at <= UTC_TIMESTAMP(6){which}
 ORDER BY next_attempt_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
@@ -53,11 +53,7 @@ WHERE id IN :ids
 """
 
 _PLAIN = {
-    "next_priority": "SELECT MAX(priority) FROM {message} "
-    + _HINT
-    + "\nWHERE claimable = 1 AND queue = :queue AND priority < :below",
-    "due_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(next_attempt_at)) / 1000000\n"
-    "FROM {message} " + _HINT + "\nWHERE claimable = 1 AND queue = :queue AND priority = :priority",
+    "ready_pairs": READY_PAIRS,
     "update": UPDATE,
     # A DELETE takes no hint, and by IN it scans a small table.
     "delete": "DELETE m FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id BIGINT PATH '$')) u\n"
@@ -66,16 +62,16 @@ _PLAIN = {
     "headers": "UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (\n"
     "    id BIGINT PATH '$[0]', headers LONGTEXT CHARACTER SET utf8mb4 PATH '$[1]')) u\n"
     "STRAIGHT_JOIN {message} m ON m.id = u.id SET m.headers = u.headers",
-    "stuck": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
-    "WHERE queue = :queue AND lease_expires_at < UTC_TIMESTAMP(6)\n"
-    "ORDER BY lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED",
-    # FOR UPDATE would wait for every lease of the queue, which a handler's transaction may have locked for long.
-    "claimed_by": "SELECT id FROM {message} FORCE INDEX ({leased_index})\n"
-    "WHERE queue = :queue AND lease_expires_at IS NOT NULL AND lease_token = :token",
     "now": "SELECT UTC_TIMESTAMP(6)",
     "id_step": "SELECT @@auto_increment_increment",
     "start": "START TRANSACTION",
     "read_committed": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+}
+_LEASED_IN = "SELECT id FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND "
+_BY_QUEUES = {
+    "stuck": _LEASED_IN + "lease_expires_at < UTC_TIMESTAMP(6)\nLIMIT :limit FOR UPDATE SKIP LOCKED",
+    # FOR UPDATE would wait for every lease of the queues, which a handler's transaction may have locked for long.
+    "claimed_by": _LEASED_IN + "lease_expires_at IS NOT NULL AND lease_token = :token",
 }
 # Unless it is told, a server scans a table of a few rows, and waits for a row that somebody else has locked.
 _PRIMARY = "FORCE INDEX (PRIMARY)"
@@ -148,7 +144,14 @@ class MysqlDialect(MysqlErrors, StepDialect):
         super().__init__(tables, sqlalchemy_dialect)
         self.prepare(_PLAIN, _BY_IDS, ARCHIVE)
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
-        self.prepare_claims(_CLAIM, columns, _HINT, _PRIMARY)
+        due = {"of": "queue = :queue AND priority = :priority", "index": self.names["ready_index"]}
+        these = {"of": "id IN :ids AND queue IN :queues", "index": "PRIMARY"}
+        self.prepare_claims(_CLAIM, columns, due, these)
+        for end, which in (("", ""), ("_others", OTHERS.format(of="m."))):
+            self.add_statement(f"first_ids{end}", FIRST_IDS.format(which=which, **self.names))
+        for name, sql in _BY_QUEUES.items():
+            self.add_statement(name, sql, bindparam("queues", expanding=True))
+        self.handler_locks = MarkedLocks(self, _PRIMARY)
         self.prepare_ordered(_ORDERED, "FORCE INDEX ({})", KEYS_WALKED)
         self.scheduled = PolicyClaims(self, MYSQL)
 
@@ -212,6 +215,28 @@ class MysqlDialect(MysqlErrors, StepDialect):
                 return None
             raise
 
+    def claim(
+        self,
+        connection: Connection,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspects: bool = True,
+    ) -> list[ClaimedMessage]:
+        """A statement for each of a few pairs; of many, for the first and for those that have many rows."""
+        found = PairsClaim(self, connection, limit, token, suspects=suspects).run(pairs)
+        self.take(connection, found, lease, token)
+        return found
+
+    def lock_pair(
+        self, connection: Connection, pair: ReadyPair, limit: int, token: UUID, *, suspects: bool
+    ) -> list[ClaimedMessage]:
+        """Lock up to `limit` due rows of `pair`, in their order; what is locked elsewhere is skipped."""
+        binds = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
+        return self.find(connection, "claim" if suspects else "claim_others", binds, token)
+
     def find(
         self, connection: Connection, statement: str, binds: dict[str, Any], token: UUID
     ) -> list[ClaimedMessage]:
@@ -245,21 +270,21 @@ class MysqlDialect(MysqlErrors, StepDialect):
             message.deliveries_count += 1
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
-        """Queue by queue: lock what is free, then update by id."""
+        """Lock what is free, then update by id."""
         ids: list[int] = []
-        for queue in queues:
+        for names in chunks(queues):
             if len(ids) < limit:
-                binds = {"queue": queue, "limit": limit - len(ids)}
+                binds = {"queues": list(names), "limit": limit - len(ids)}
                 ids += connection.execute(self.sql["stuck"], binds).scalars()
         for part in chunks(sorted(ids)):
             connection.execute(self.sql["release_stuck"], {"ids": list(part)})
         return len(ids)
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
-        """Queue by queue: find what the token holds; then lock it and give it back, by id."""
+        """Find what the token holds; then lock it and give it back, by id."""
         found: list[int] = []
-        for queue in queues:
-            binds = {"queue": queue, "token": token.hex}
+        for names in chunks(queues):
+            binds = {"queues": list(names), "token": token.hex}
             found += connection.execute(self.sql["claimed_by"], binds).scalars()
         ids = self.lock(connection, [(each, token) for each in found])
         for part in chunks(sorted(ids)):

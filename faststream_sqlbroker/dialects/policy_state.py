@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, UnknownOutcome
+from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 ORDERED = "ordered"
@@ -28,21 +29,26 @@ def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> s
     """
     ours = table.c.scope == ORDERED
 
-    def lock(names: Sequence[str]) -> set[str]:
-        free = select(table.c.key).where(ours, table.c.key.in_(names)).with_for_update(skip_locked=True)
-        return set(connection.execute(free).scalars())
+    def find(names: Sequence[str], *, lock: bool) -> set[str]:
+        found = set[str]()
+        for part in chunks(names):
+            these = select(table.c.key).where(ours, table.c.key.in_(part))
+            found.update(
+                connection.execute(these.with_for_update(skip_locked=True) if lock else these).scalars()
+            )
+        return found
 
-    locked = lock(queues)
+    locked = find(queues, lock=True)
     if len(locked) == len(queues):
         return locked
-    known = set(connection.execute(select(table.c.key).where(ours, table.c.key.in_(queues))).scalars())
+    known = find(queues, lock=False)
     missing = [queue for queue in queues if queue not in known]
     if not missing:
         return locked
     # A row that is there already, made meanwhile, stays as it is.
     same = {"scope": ORDERED}
     upsert(connection, table, [{**same, "key": queue} for queue in missing], replaced=("scope",))
-    return locked | lock(missing)
+    return locked | find(missing, lock=True)
 
 
 def note_started(

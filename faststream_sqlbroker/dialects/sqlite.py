@@ -4,6 +4,7 @@ Differs from PostgreSQL: no row locks, so nothing is skipped; every transaction 
 write lock at its start and waits for it (busy timeout). Times are integers, microseconds since 1970 (UTC).
 """
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -12,10 +13,11 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import sqlite_words
-from faststream_sqlbroker.dialects.steps import StepDialect
+from faststream_sqlbroker.dialects.steps import StepDialect, lease_binds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -36,19 +38,50 @@ _INSERT_ROW = (
     f"{NOW}, COALESCE(:at_{{n}}, {NOW} + :delay_{{n}}), {NOW} + :expires_{{n}})"
 )
 
-_READY = "queue = :queue AND state IN ('PENDING', 'RETRYABLE')"
-
+_CLAIMABLE = "m.state IN ('PENDING', 'RETRYABLE')"
 _CLAIM = """
 UPDATE {message}
 SET state = 'PROCESSING', acquired_at = {now}, lease_token = :token, lease_expires_at = {now} + :lease,
   deliveries_count = deliveries_count + 1
 WHERE id IN (
-  SELECT id FROM {message} {hint}
-  WHERE {of} AND state IN ('PENDING', 'RETRYABLE')
-    AND next_attempt_at <= {now}{which}
-  ORDER BY next_attempt_at, id LIMIT :limit)
+  SELECT m.id FROM {source}
+  WHERE {of} AND m.state IN ('PENDING', 'RETRYABLE')
+    AND m.next_attempt_at <= {now}{which}
+  LIMIT :limit)
 RETURNING {columns}
 """
+
+# CROSS JOIN keeps the order of the pairs, the index that of their rows: nothing behind the limit is read, which
+# ORDER BY, not knowing either, would read and sort.
+_DUE = {
+    "source": "json_each(:pairs) p CROSS JOIN {message} m INDEXED BY {ready_index}",
+    "of": "m.queue = json_extract(p.value, '$[0]') AND m.priority = json_extract(p.value, '$[1]')",
+}
+_THESE = {"source": "{message} m", "of": "m.id IN :ids AND m.queue IN :queues"}
+
+_READY = "FROM {message} m INDEXED BY {ready_index}\n    WHERE " + _CLAIMABLE
+_PAIRS = (
+    """
+WITH RECURSIVE p(place, queue, priority) AS (
+  SELECT q.key, q.value, (SELECT m.priority """
+    + _READY
+    + """ AND m.queue = q.value
+    ORDER BY m.queue, m.priority DESC LIMIT 1)
+  FROM json_each(:queues) q
+  UNION ALL
+  SELECT p.place, p.queue, (SELECT m.priority """
+    + _READY
+    + """ AND m.queue = p.queue AND m.priority < p.priority
+    ORDER BY m.queue, m.priority DESC LIMIT 1)
+  FROM p WHERE p.priority IS NOT NULL
+)
+SELECT p.queue, p.priority, ((SELECT m.next_attempt_at """
+    + _READY
+    + """ AND m.queue = p.queue AND m.priority = p.priority
+    ORDER BY m.next_attempt_at LIMIT 1) - {now}) / 1000000.0
+FROM p WHERE p.priority IS NOT NULL ORDER BY p.place, p.priority DESC
+"""
+)
 
 _ROWS = """(SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS state,
   json_extract(value, '$[2]') AS attempts, json_extract(value, '$[3]') AS charge,
@@ -101,10 +134,7 @@ SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
   policy_marks = policy_marks & {kept_marks}"""
 
 _PLAIN = {
-    "next_priority": "SELECT MAX(priority) FROM {message}\nWHERE " + _READY + " AND priority < :below",
-    "due_in": "SELECT (MIN(next_attempt_at) - {now}) / 1000000.0 FROM {message}\nWHERE "
-    + _READY
-    + " AND priority = :priority",
+    "ready_pairs": _PAIRS,
     "update": _UPDATE,
     "payload": "UPDATE {message} SET payload = :payload WHERE id = :id",
     "headers": "UPDATE {message} SET headers = u.headers\n"
@@ -112,14 +142,14 @@ _PLAIN = {
     "  FROM json_each(:rows)) u\nWHERE {message}.id = u.id",
     "release_stuck": _GIVEN_BACK
     + """
-WHERE id IN (SELECT id FROM {message} INDEXED BY {leased_index}
-  WHERE queue = :queue AND state = 'PROCESSING' AND lease_expires_at < {now}
-  ORDER BY lease_expires_at LIMIT :limit)
+WHERE id IN (SELECT m.id FROM json_each(:queues) q CROSS JOIN {message} m INDEXED BY {leased_index}
+  WHERE m.queue = q.value AND m.state = 'PROCESSING' AND m.lease_expires_at < {now} LIMIT :limit)
 RETURNING id
 """,
     "release_claim": _GIVEN_BACK
     + """, deliveries_count = deliveries_count - 1
-WHERE queue = :queue AND state = 'PROCESSING' AND lease_token = :token
+WHERE id IN (SELECT m.id FROM json_each(:queues) q CROSS JOIN {message} m INDEXED BY {leased_index}
+  WHERE m.queue = q.value AND m.state = 'PROCESSING' AND m.lease_token = :token)
 RETURNING id
 """,
     "now": "SELECT {now}",
@@ -162,7 +192,9 @@ class SqliteDialect(StepDialect):
             name: f"CAST({name} AS BLOB) AS {name}" for name in ("payload", "headers", self.names["key"])
         }
         columns = ", ".join(as_bytes.get(name, name) for name in self.claimed_columns.split(", "))
-        self.prepare_claims(_CLAIM, columns, "INDEXED BY {ready_index}")
+        due, these = ({k: v.format(**self.names) for k, v in words.items()} for words in (_DUE, _THESE))
+        self.prepare_claims(_CLAIM, columns, due, these, of="m.")
+        self.handler_locks = MarkedLocks(self, "")
         self.prepare_ordered(_ORDERED, "INDEXED BY {}")
         self.scheduled = PolicyClaims(self, sqlite_words(NOW))
 
@@ -224,6 +256,23 @@ class SqliteDialect(StepDialect):
         result: int | None = connection.execute(statement, self.insert_binds([row])).scalar_one_or_none()
         return result
 
+    def claim(
+        self,
+        connection: Connection,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspects: bool = True,
+    ) -> list[ClaimedMessage]:
+        """One statement; the pairs are walked until `limit` rows are found."""
+        binds = {"pairs": json.dumps([(p.queue, p.priority) for p in pairs]), "limit": limit}
+        statement = "claim" if suspects else "claim_others"
+        found = self.find(connection, statement, binds | lease_binds(lease, token), token)
+        rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
+        return sorted(found, key=lambda m: rank[m.queue, m.priority])
+
     def find(
         self, connection: Connection, statement: str, binds: dict[str, Any], token: UUID
     ) -> list[ClaimedMessage]:
@@ -232,21 +281,14 @@ class SqliteDialect(StepDialect):
         return sorted(rows, key=lambda m: (m.next_attempt_at, m.id))
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
-        """One UPDATE for each queue."""
-        count = 0
-        for queue in queues:
-            if count < limit:
-                binds = {"queue": queue, "limit": limit - count}
-                count += len(connection.execute(self.sql["release_stuck"], binds).all())
-        return count
+        """One UPDATE."""
+        binds = {"queues": json.dumps(list(queues)), "limit": limit}
+        return len(connection.execute(self.sql["release_stuck"], binds).all())
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
-        """One UPDATE for each queue."""
-        count = 0
-        for queue in queues:
-            binds = {"queue": queue, "token": token.hex}
-            count += len(connection.execute(self.sql["release_claim"], binds).all())
-        return count
+        """One UPDATE over what is PROCESSING in these queues."""
+        binds = {"queues": json.dumps(list(queues)), "token": token.hex}
+        return len(connection.execute(self.sql["release_claim"], binds).all())
 
 
 def is_locked(error: BaseException) -> bool:

@@ -26,7 +26,6 @@ from faststream_sqlbroker.core.rows import (
 from faststream_sqlbroker.dialects import ordered_sql
 from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, OTHERS, Dialect
 from faststream_sqlbroker.dialects.chunks import chunks
-from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -60,19 +59,18 @@ class StepDialect(Dialect):
         if self.has_archive:
             self.add_statement("archive", archive, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
 
-    def prepare_claims(self, claim: str, columns: str, hint: str, by_id: str = "") -> None:
-        """Keep the claims made of `claim`, which finds rows `{of}`, with `{hint}` to an index, and `{which}`.
+    def prepare_claims(
+        self, claim: str, columns: str, due: Mapping[str, str], these: Mapping[str, str], of: str = ""
+    ) -> None:
+        """Keep the claims made of `claim`, a text with `{columns}` and `{which}`, and names of the subclass's own.
 
-        `hint` names the ready index, `by_id` the primary key.
+        `due` fills those in for a claim of what is due, `these` for one of `ids` in `queues`; `of` is the table's alias
+        with its dot, or nothing.
         """
-        hint = hint.format(**self.names)
-        due = {"of": "queue = :queue AND priority = :priority", "hint": hint, "columns": columns}
-        self.add_statement("claim", claim, which="", **due)
-        self.add_statement("claim_others", claim, which=OTHERS.format(of=""), **due)
+        self.add_statement("claim", claim, columns=columns, which="", **due)
+        self.add_statement("claim_others", claim, columns=columns, which=OTHERS.format(of=of), **due)
         lists: Any = [bindparam(name, expanding=True) for name in ("ids", "queues")]
-        these = {"of": "id IN :ids AND queue IN :queues", "hint": by_id, "columns": columns}
-        self.add_statement("claim_ids", claim, *lists, which="", **these)
-        self.handler_locks = MarkedLocks(self, by_id)
+        self.add_statement("claim_ids", claim, *lists, columns=columns, which="", **these)
 
     def prepare_ordered(self, words: dict[str, str], hint: str, keys: str = ordered_sql.KEYS) -> None:
         """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for the rest."""
@@ -149,21 +147,10 @@ class StepDialect(Dialect):
         return ids
 
     def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> ReadyPairs:
-        """Walk down the priorities of each queue by the index's own extremes."""
-        pairs = ReadyPairs()
-        for queue in queues:
-            below = 32767
-            while True:
-                binds = {"queue": queue, "below": below}
-                priority = connection.execute(self.sql["next_priority"], binds).scalar_one_or_none()
-                if priority is None:
-                    break
-                binds = {"queue": queue, "priority": priority}
-                due_in = connection.execute(self.sql["due_in"], binds).scalar_one_or_none()
-                if due_in is not None:
-                    pairs.append(ReadyPair(queue, priority, float(due_in)))
-                below = priority
-        return pairs
+        """One statement: a few descents of the index for each queue, however many rows there are."""
+        rows = connection.execute(self.sql["ready_pairs"], {"queues": json.dumps(list(queues))})
+        found = [(queue, priority, due_in) for queue, priority, due_in in rows if due_in is not None]
+        return ReadyPairs(ReadyPair(queue, priority, float(due_in)) for queue, priority, due_in in found)
 
     def held(self, connection: Connection, statement: str, leases: Leases) -> set[tuple[int, str]]:
         """The given (id, token) pairs that are still in the table, by `statement`."""
@@ -184,35 +171,15 @@ class StepDialect(Dialect):
     def take(self, connection: Connection, found: list[ClaimedMessage], lease: float, token: UUID) -> None:
         """Lease what was found, where finding did not."""
 
-    def claim(
-        self,
-        connection: Connection,
-        pairs: Sequence[ReadyPair],
-        limit: int,
-        lease: float,
-        token: UUID,
-        *,
-        suspects: bool = True,
-    ) -> list[ClaimedMessage]:
-        """Pair by pair until `limit` rows are found."""
-        found: list[ClaimedMessage] = []
-        statement = "claim" if suspects else "claim_others"
-        for pair in pairs:
-            if len(found) >= limit:
-                break
-            binds = {"queue": pair.queue, "priority": pair.priority, "limit": limit - len(found)}
-            found += self.find(connection, statement, binds | _lease(lease, token), token)
-        self.take(connection, found, lease, token)
-        return found
-
     def claim_ids(
         self, connection: Connection, ids: Sequence[int], queues: Sequence[str], lease: float, token: UUID
     ) -> list[ClaimedMessage]:
         """As `claim`, of these rows."""
         found: list[ClaimedMessage] = []
         for part in chunks(sorted(ids)):
-            binds = {"ids": list(part), "queues": list(queues), "limit": len(part), **_lease(lease, token)}
-            found += self.find(connection, "claim_ids", binds, token)
+            for names in chunks(queues):
+                binds = {"ids": list(part), "queues": list(names), "limit": len(part)}
+                found += self.find(connection, "claim_ids", binds | lease_binds(lease, token), token)
         self.take(connection, found, lease, token)
         return found
 
@@ -265,7 +232,8 @@ class StepDialect(Dialect):
             connection.execute(self.sql["headers"], {"rows": json.dumps([[s.id, s.headers] for s in part])})
 
 
-def _lease(lease: float, token: UUID) -> dict[str, Any]:
+def lease_binds(lease: float, token: UUID) -> dict[str, Any]:
+    """The binds of what leases: the token, and microseconds."""
     return {"token": token.hex, "lease": round(lease * 1_000_000)}
 
 

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.rows import NewMessage, ReadyPair
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
@@ -33,8 +34,6 @@ class Steps:
         self._pairs = await self._bench.store.ready_pairs(["q"])
 
     async def claim(self) -> None:
-        from uuid import uuid4
-
         self._claimed = await self._bench.store.claim(self._pairs, SIZE, 60.0, uuid4())
         assert len(self._claimed) == SIZE
 
@@ -89,9 +88,9 @@ async def test_a_publish_in_the_callers_transaction_takes_one_round_trip(far: tu
 
 
 STATEMENTS = {
-    "mariadb": {"publish": 2, "publish_batch": 9, "look": 3, "claim": 3, "settle": 4},
-    "mysql": {"publish": 2, "publish_batch": 14, "look": 3, "claim": 3, "settle": 4},
-    "sqlite": {"publish": 4, "publish_batch": 11, "look": 3, "claim": 4, "settle": 6},
+    "mariadb": {"publish": 2, "publish_batch": 9, "look": 1, "claim": 3, "settle": 4},
+    "mysql": {"publish": 2, "publish_batch": 14, "look": 1, "claim": 3, "settle": 4},
+    "sqlite": {"publish": 4, "publish_batch": 11, "look": 1, "claim": 4, "settle": 6},
 }
 """Of SQLAlchemy's cursors: SET TRANSACTION, BEGIN IMMEDIATE and SQLite's PRAGMAs included, COMMIT not. MySQL does not
 return ids: the step between them is read after each INSERT of several rows."""
@@ -106,6 +105,45 @@ async def test_a_batch_takes_few_statements_a_step(bench: Bench, database: str) 
         seen.append(statement)
 
     assert await counted(bench, lambda: len(seen)) == STATEMENTS[database]
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql", "sqlite"], indirect=True)
+async def test_a_thousand_queues_take_as_few_statements_as_one(bench: Bench) -> None:
+    """Twice as many at most, whether each has a row or only the last; PostgreSQL has one for each step."""
+    seen: list[str] = []
+
+    @event.listens_for(bench.store.engine.sync_engine, "before_cursor_execute")
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    async def steps(queues: list[str]) -> dict[str, int]:
+        store, costs, token = bench.store, dict[str, int](), uuid4()
+        claimed: list[Any] = []
+
+        async def cost(name: str, step: Awaitable[Any]) -> Any:
+            seen.clear()
+            result = await step
+            costs[name] = len(seen)
+            return result
+
+        pairs = await cost("look", store.ready_pairs(queues))
+        claimed = await cost("claim", store.claim(pairs, SIZE, 60.0, token))
+        assert len(claimed) == SIZE
+        known = [ReadyPair(queue, 0, 0.0) for queue in queues]
+        assert len(await cost("claim of what is known", store.claim(known, SIZE, 60.0, token))) == 1
+        assert await cost("nothing to give back", store.release_stuck(queues, SIZE)) == 0
+        assert await cost("give back a claim", store.release_claim(queues, token)) == SIZE + 1
+        await store.claim(pairs, SIZE, 60.0, token)
+        await bench.expire()
+        assert await cost("give back what has expired", store.release_stuck(queues, SIZE)) == SIZE
+        return costs
+
+    await bench.put(SIZE + 1, "alone")
+    one = await steps(["alone"])
+    names = [f"q{n}" for n in range(1000)]
+    await bench.store.insert([NewMessage(name, b"1") for name in names[-SIZE - 1 :]])
+    many = await steps(names)
+    assert {name: cost for name, cost in many.items() if cost > 2 * one[name]} == {}, (one, many)
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

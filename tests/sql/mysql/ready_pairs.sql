@@ -1,0 +1,14 @@
+WITH RECURSIVE q AS (
+  SELECT j.place, j.queue, (SELECT m.priority FROM message m FORCE INDEX (message_ready)
+    WHERE m.claimable = 1 AND m.queue = j.queue ORDER BY m.claimable DESC, m.queue DESC, m.priority DESC, m.next_attempt_at DESC, m.id DESC LIMIT 1) AS top
+  FROM JSON_TABLE(:queues, '$[*]' COLUMNS (place FOR ORDINALITY, queue VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$')) j
+), p AS (
+  SELECT q.place, q.queue, q.top AS priority, (SELECT m.priority FROM message m FORCE INDEX (message_ready)
+    WHERE m.claimable = 1 AND m.queue = q.queue ORDER BY m.claimable, m.queue, m.priority, m.next_attempt_at, m.id LIMIT 1) AS bottom
+  FROM q WHERE q.top IS NOT NULL
+  UNION ALL
+  SELECT p.place, p.queue, p.priority - 1, p.bottom FROM p WHERE p.priority > p.bottom
+)
+SELECT p.queue, p.priority, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), (SELECT m.next_attempt_at FROM message m FORCE INDEX (message_ready)
+    WHERE m.claimable = 1 AND m.queue = p.queue AND m.priority = p.priority ORDER BY m.claimable, m.queue, m.priority, m.next_attempt_at, m.id LIMIT 1)) / 1000000
+FROM p ORDER BY p.place, p.priority DESC
