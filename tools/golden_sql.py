@@ -1,12 +1,14 @@
 """Write every statement of every dialect to tests/sql/<dialect>/<name>.sql, for reading and for review.
 
+MariaDB's folder holds what differs from MySQL's.
+
 python -m tools.golden_sql [--check]
 """
 
 import sys
 from pathlib import Path
 
-from sqlalchemy.dialects import registry
+from sqlalchemy import make_url
 
 from faststream_sqlbroker.dialects import DIALECTS, Dialect, dialect_for
 from faststream_sqlbroker.dialects.steps import StepDialect
@@ -15,6 +17,8 @@ from faststream_sqlbroker.schema.tables import build_tables
 from tools.files import report, write_or_compare
 
 FOLDER = Path(__file__).parent.parent / "tests" / "sql"
+DRIVERS = {"mysql": "+pymysql", "mariadb": "+pymysql", "postgresql": "+psycopg"}
+"""Any that is installed; their statements are the same."""
 
 
 def statements(dialect: Dialect) -> dict[str, str]:
@@ -26,15 +30,18 @@ def statements(dialect: Dialect) -> dict[str, str]:
 
 
 def files() -> dict[Path, str]:
-    """What the folder should hold. MariaDB's statements are MySQL's."""
+    """What the folder should hold."""
     tables = build_tables(SqlBrokerSchemaConfig())
-    wanted = {}
-    for name in DIALECTS:
-        if name != "mariadb":
-            dialect = dialect_for(registry.load(name)(), tables)
-            for statement, sql in statements(dialect).items():
-                wanted[FOLDER / name / f"{statement}.sql"] = sql.strip() + "\n"
-    return wanted
+    kinds = {name: make_url(f"{name}{DRIVERS.get(name, '')}://").get_dialect() for name in DIALECTS}
+    found = {name: statements(dialect_for(kind(), tables)) for name, kind in kinds.items()}
+    for statement, sql in found["mysql"].items():
+        if found["mariadb"][statement] == sql:
+            del found["mariadb"][statement]
+    return {
+        FOLDER / name / f"{statement}.sql": sql.strip() + "\n"
+        for name, texts in found.items()
+        for statement, sql in texts.items()
+    }
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ class OrderedClaims:
 
         Args:
             dialect: Whose they are.
-            words: The database's own: now, claimable (of `m`), hints to indexes, after, due_in, of_ids, and
-                open and close round keys.
+            words: The database's own: now, claimable (of `m`), hints to indexes, in_index, after, due_in,
+                of_ids, and open and close round keys.
             ids: The bind of that name.
             due: The type of a due time, if the driver wants to know.
             keys: How a queue's next keys are found.

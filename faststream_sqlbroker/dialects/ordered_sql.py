@@ -7,14 +7,14 @@ _HEAD = (
     """(SELECT e.id FROM {message} e {key_hint}
   WHERE e.queue = :queue AND e.{key} = k.k AND """
     + _NOT_EXPIRED
-    + """ ORDER BY e.id LIMIT 1) AS head"""
+    + """ ORDER BY {in_index}e.id LIMIT 1) AS head"""
 )
 """The first live message of a key; not whether there is an earlier one: for a first message MariaDB would read
-its whole key to say no."""
+its whole key to say no. `in_index` is what MySQL wants to be told of the index's order, else it sorts the key."""
 
 FIRST_READY = """(SELECT m.id FROM {message} m {key_hint}
   WHERE m.queue = :queue AND m.{key} = k.k AND {claimable} AND m.next_attempt_at <= {now}
-    AND (m.policy_marks & :mask) = :mask ORDER BY m.id LIMIT 1) AS head"""
+    AND (m.policy_marks & :mask) = :mask ORDER BY {in_index}m.id LIMIT 1) AS head"""
 """The first message of a key that can be claimed, whatever comes before it."""
 
 _DUE = """FROM {message} m {ready_hint}

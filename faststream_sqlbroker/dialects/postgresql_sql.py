@@ -254,6 +254,6 @@ ORDERED = {
     "due_in": "extract(epoch FROM min(m.next_attempt_at) - statement_timestamp())::float8",
     "of_ids": "= ANY(:ids)",
     "materialized": "MATERIALIZED ",
-    **dict.fromkeys(("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close"), ""),
+    **dict.fromkeys(("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close", "in_index"), ""),
 }
 """The words of `ordered_sql`."""

@@ -78,7 +78,9 @@ class StepDialect(Dialect):
             f"{name}_hint": hint.format(self.names[f"{name}_index"]) for name in ("ready", "key", "leased")
         }
         ids: Any = bindparam("ids", expanding=True)
-        self.ordered = OrderedClaims(self, {**words, **hints, "of_ids": "IN :ids"}, ids, keys=keys)
+        self.ordered = OrderedClaims(
+            self, {"in_index": "", **words, **hints, "of_ids": "IN :ids"}, ids, keys=keys
+        )
 
     @property
     def claimed_columns(self) -> str:

@@ -6,6 +6,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
+from tests.helpers import mysql_numbers
 
 FOREIGN, FUTURE, DUE = 100_000, 100_000, 300
 TABLES = build_tables(SqlBrokerSchemaConfig())
@@ -14,18 +15,21 @@ SYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"
 
 def crowd(kind: str) -> list[str]:
     """INSERTs: other queues' due rows, our queue's future ones, and the few that are due."""
+
+    def numbers(count: int) -> str:
+        of = f"generate_series(1, {count}) AS s(n)" if kind == "postgresql" else f"{mysql_numbers(count)} s"
+        return f"FROM {of}"
+
     if kind == "postgresql":
-        numbers = "FROM generate_series(1, {n}) AS s(n)"
         future = "statement_timestamp() + s.n * interval '1 second' + interval '1 hour'"
     else:
-        numbers = "FROM (SELECT seq AS n FROM seq_1_to_{n}) s"
         future = "UTC_TIMESTAMP(6) + INTERVAL s.n + 3600 SECOND"
     text_of = "CONCAT('other', MOD(s.n, 100))"
     insert = "INSERT INTO message (queue, payload, priority"
     return [
-        f"{insert}) SELECT {text_of}, 'x', MOD(s.n, 3) {numbers.format(n=FOREIGN)}",
-        f"{insert}, next_attempt_at) SELECT 'q', 'x', MOD(s.n, 3), {future} {numbers.format(n=FUTURE)}",
-        f"{insert}) SELECT 'q', 'x', MOD(s.n, 3) {numbers.format(n=DUE)}",
+        f"{insert}) SELECT {text_of}, 'x', MOD(s.n, 3) {numbers(FOREIGN)}",
+        f"{insert}, next_attempt_at) SELECT 'q', 'x', MOD(s.n, 3), {future} {numbers(FUTURE)}",
+        f"{insert}) SELECT 'q', 'x', MOD(s.n, 3) {numbers(DUE)}",
     ]
 
 

@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Policy, Throttle, Window
-from faststream_sqlbroker.dialects.mysql import MariadbDialect
+from faststream_sqlbroker.dialects.mysql import MysqlDialect
 from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.schema.migrate import create_all
+from tests.helpers import MYSQL
 from tests.plans.conftest import SYNC_DRIVERS, TABLES
-from tests.plans.test_mariadb import reads
+from tests.plans.test_mysql import reads
 from tests.plans.test_postgresql import explain, nodes
 
 pytestmark = pytest.mark.timeout(1800)
@@ -107,11 +108,11 @@ WHOLE: list[list[Policy]] = [
 INTAKE: list[list[Policy]] = [[Delay("1h")], [Debounce("1h")]]
 
 
-@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("database", MYSQL, indirect=True)
 @pytest.mark.parametrize("policies", [*WHOLE, *INTAKE], ids=str)
 def test_a_claim_reads_what_is_due(crowded: Engine, policies: list[Policy]) -> None:
     """Beside 100 000 delayed messages of the queue and as many of others."""
-    dialect = MariadbDialect(TABLES, crowded.dialect)
+    dialect = MysqlDialect(TABLES, crowded.dialect)
     with crowded.connect() as connection:
         wanted = Wanted(["q"], LIMIT, 60.0, uuid4(), policies)
         if policies in INTAKE:

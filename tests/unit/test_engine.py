@@ -101,6 +101,8 @@ def test_the_pool_is_compared_with_what_may_be_used() -> None:
 class Answers:
     """A connection that gives fixed answers."""
 
+    dialect = SimpleNamespace(is_mariadb=True)
+
     def __init__(self, *row: Any) -> None:
         self.row = row
         self.connection = SimpleNamespace(driver_connection=None)

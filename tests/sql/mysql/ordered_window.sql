@@ -6,7 +6,7 @@ WITH w AS (
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 ), h AS (
   SELECT k.k, (SELECT e.id FROM message e FORCE INDEX (message_key)
-  WHERE e.queue = :queue AND e.`key` = k.k AND (e.expires_at IS NULL OR e.expires_at > UTC_TIMESTAMP(6)) ORDER BY e.id LIMIT 1) AS head
+  WHERE e.queue = :queue AND e.`key` = k.k AND (e.expires_at IS NULL OR e.expires_at > UTC_TIMESTAMP(6)) ORDER BY queue, `key`, e.id LIMIT 1) AS head
   FROM (SELECT DISTINCT w.k FROM w WHERE w.k IS NOT NULL AND w.expired = 0) k
 )
 SELECT w.id, w.k, w.expired, w.due, h.head

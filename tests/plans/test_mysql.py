@@ -1,4 +1,4 @@
-"""Rows that MariaDB reads for each hot statement: as many as it needs, whatever the crowd."""
+"""Rows that MariaDB and MySQL read for each hot statement: as many as it needs, whatever the crowd."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +12,13 @@ from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome, Reject
 from faststream_sqlbroker.core.retry import default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.dialects.mysql import MariadbDialect
+from faststream_sqlbroker.dialects.mysql import MysqlDialect
 from faststream_sqlbroker.dialects.ordered import Cursors
+from tests.helpers import MYSQL, mysql_numbers
 from tests.plans.conftest import TABLES
 
 pytestmark = [
-    pytest.mark.parametrize("database", ["mariadb"], indirect=True),
+    pytest.mark.parametrize("database", MYSQL, indirect=True),
     pytest.mark.capability("plans of hot statements tested against 200 000 other rows"),
 ]
 
@@ -27,8 +28,8 @@ TO_DEAD = SettleRules(dead_letter_queue="dead")
 
 
 @pytest.fixture
-def dialect(crowded: Engine) -> MariadbDialect:
-    return MariadbDialect(TABLES, crowded.dialect)
+def dialect(crowded: Engine) -> MysqlDialect:
+    return MysqlDialect(TABLES, crowded.dialect)
 
 
 @pytest.fixture
@@ -50,23 +51,23 @@ def reads(connection: Connection, at_most: int) -> Iterator[None]:
     assert scanned <= 20 * LIMIT, dict(counters)
 
 
-def claim(dialect: MariadbDialect, connection: Connection, limit: int = LIMIT) -> list[ClaimedMessage]:
+def claim(dialect: MysqlDialect, connection: Connection, limit: int = LIMIT) -> list[ClaimedMessage]:
     pairs = [p for p in dialect.ready_pairs(connection, ["q"]) if p.due_in <= 0]
     return dialect.claim(connection, pairs, limit, 60.0, uuid4())
 
 
-def test_the_loose_scan(dialect: MariadbDialect, connection: Connection) -> None:
+def test_the_loose_scan(dialect: MysqlDialect, connection: Connection) -> None:
     with reads(connection, at_most=60):
         assert len(dialect.ready_pairs(connection, ["q", "other5", "empty"])) >= 3
 
 
 @pytest.mark.parametrize("limit", [1, LIMIT])
-def test_claim(dialect: MariadbDialect, connection: Connection, limit: int) -> None:
+def test_claim(dialect: MysqlDialect, connection: Connection, limit: int) -> None:
     with reads(connection, at_most=60 + 6 * limit):
         assert len(claim(dialect, connection, limit)) == limit
 
 
-def test_claim_when_nothing_is_due(dialect: MariadbDialect, connection: Connection) -> None:
+def test_claim_when_nothing_is_due(dialect: MysqlDialect, connection: Connection) -> None:
     connection.execute(text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < UTC_TIMESTAMP(6)"))
     connection.commit()
     pairs = dialect.ready_pairs(connection, ["q"])
@@ -76,7 +77,7 @@ def test_claim_when_nothing_is_due(dialect: MariadbDialect, connection: Connecti
         assert dialect.claim(connection, pairs, LIMIT, 60.0, uuid4()) == []
 
 
-STEPS: dict[str, Callable[[MariadbDialect, Connection, list[ClaimedMessage]], Any]] = {
+STEPS: dict[str, Callable[[MysqlDialect, Connection, list[ClaimedMessage]], Any]] = {
     "ack": lambda d, c, rows: d.settle(c, [_settled(r, Ack()) for r in rows]),
     "retry": lambda d, c, rows: d.settle(c, [_settled(r, Nack(error=ValueError("no"))) for r in rows]),
     "dead letter": lambda d, c, rows: d.settle(c, [_settled(r, Reject(), TO_DEAD) for r in rows]),
@@ -91,14 +92,14 @@ def _settled(row: ClaimedMessage, outcome: Outcome, rules: SettleRules | None = 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_what_settles_goes_by_the_primary_key(
-    dialect: MariadbDialect, connection: Connection, step: str
+    dialect: MysqlDialect, connection: Connection, step: str
 ) -> None:
     rows = claim(dialect, connection)
     with reads(connection, at_most=60 + 8 * LIMIT):
         STEPS[step](dialect, connection, rows)
 
 
-def test_release_reads_expired_leases_only(dialect: MariadbDialect, connection: Connection) -> None:
+def test_release_reads_expired_leases_only(dialect: MysqlDialect, connection: Connection) -> None:
     rows = claim(dialect, connection)
     connection.execute(
         text(
@@ -111,12 +112,12 @@ def test_release_reads_expired_leases_only(dialect: MariadbDialect, connection: 
 
 
 def test_ordered_claims_do_not_walk_what_waits_behind_a_head(
-    dialect: MariadbDialect, connection: Connection
+    dialect: MysqlDialect, connection: Connection
 ) -> None:
     """The window's rows and a head for each; keys are looked for only where these are too few."""
-    insert = "INSERT INTO message (queue, payload, `key`) SELECT 'o', 'x', {} FROM seq_1_to_{}"
-    connection.execute(text(insert.format("'m'", 20_000)))
-    connection.execute(text(insert.format("CONCAT('z', MOD(seq, 100))", 1000)))
+    insert = "INSERT INTO message (queue, payload, `key`) SELECT 'o', 'x', {} FROM {} s"
+    connection.execute(text(insert.format("'m'", mysql_numbers(20_000))))
+    connection.execute(text(insert.format("CONCAT('z', MOD(n, 100))", mysql_numbers(1000))))
     connection.commit()
     pairs = dialect.ready_pairs(connection, ["o"])
     with reads(connection, at_most=60 + 10 * LIMIT):
