@@ -101,10 +101,3 @@ async def broker(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[S
 @pytest.fixture
 def look(engine: AsyncEngine) -> Look:
     return Look(engine)
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
-def database(request: pytest.FixtureRequest) -> str:
-    """MySQL speaks MariaDB's dialect, which the contract's and the loops' tests compare."""
-    kind: str = request.param
-    return kind

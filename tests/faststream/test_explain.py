@@ -28,7 +28,7 @@ from faststream_sqlbroker.dialects import policy_reasons
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
 from tests.faststream.conftest import QUICK, Look
-from tests.helpers import eventually
+from tests.helpers import MYSQL, eventually
 
 pytestmark = pytest.mark.capability("`broker.admin.explain`, `subscribers`: why a message waits, who lives")
 
@@ -261,10 +261,10 @@ async def test_behind_a_later_message_that_runs(broker: SqlBroker, other: SqlBro
     # Ids begin at 1: room before it is made by the fixture's empty table.
     await bench.execute(
         f"INSERT INTO message (id, queue, {bench.quoted('key')}, payload) VALUES (0, 'q', 'k', '1')"
-        if bench.store.dialect_name != "mariadb"
+        if bench.store.dialect_name not in MYSQL
         else "INSERT INTO message (id, queue, `key`, payload) VALUES (-1, 'q', 'k', '1')"
     )
-    message_id = -1 if bench.store.dialect_name == "mariadb" else 0
+    message_id = -1 if bench.store.dialect_name in MYSQL else 0
     [reason] = (await other.admin.explain(message_id)).reasons
     assert (reason.code, reason.message_id) == ("behind_earlier_message", second)
 
@@ -418,7 +418,7 @@ async def test_it_reads_one_snapshot_and_writes_nothing(
     message_id = await broker.publish("x", "q")
     drivers = {"sqlite+aiosqlite": "sqlite", "postgresql+asyncpg": "postgresql+psycopg"}
     url = make_url(database_url)
-    synchronous = create_engine(url.set(drivername=drivers.get(url.drivername, "mariadb+pymysql")))
+    synchronous = create_engine(url.set(drivername=drivers.get(url.drivername, "mysql+pymysql")))
     counts: list[Any] = []
 
     def meddle(connection: Any, *_: Any) -> list[Reason]:

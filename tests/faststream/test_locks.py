@@ -28,7 +28,7 @@ from tests.proxy import COMMIT, proxied
 
 pytestmark = pytest.mark.capability("locks by key with a fencing number")
 
-on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 """SQLite has no connection that could break."""
 
 

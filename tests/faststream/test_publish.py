@@ -196,7 +196,12 @@ async def test_an_ended_transaction(broker: SqlBroker, engine: AsyncEngine) -> N
         await broker.publish("x", "q", connection=connection)
 
 
-SYNC_DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"}
+SYNC_DRIVERS = {
+    "sqlite": "sqlite",
+    "postgresql": "postgresql+psycopg",
+    "mariadb": "mariadb+pymysql",
+    "mysql": "mysql+pymysql",
+}
 
 
 @pytest.mark.capability("publishing from synchronous code")

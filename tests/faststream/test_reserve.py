@@ -31,7 +31,7 @@ from tests.proxy import COMMIT, proxied
 
 pytestmark = pytest.mark.capability("`pop`, and `reserve` with commit and rollback")
 
-on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 """SQLite has no connection that could break."""
 
 

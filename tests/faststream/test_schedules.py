@@ -35,7 +35,7 @@ from tests.proxy import COMMIT, proxied
 
 pytestmark = pytest.mark.capability("cron schedules, each time once in the fleet")
 
-on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 EVERY_SECOND = "* * * * * *"
 
 

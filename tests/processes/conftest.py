@@ -102,10 +102,3 @@ async def fleet(engine: AsyncEngine, database_url: str, tmp_path: Path) -> Async
         if worker.poll() is None:
             worker.kill()
             worker.wait()
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
-def database(request: pytest.FixtureRequest) -> str:
-    """Not on MySQL yet."""
-    kind: str = request.param
-    return kind

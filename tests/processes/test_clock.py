@@ -13,7 +13,7 @@ from tests.processes.conftest import ROOT, Fleet
 from tools.packages import install
 
 # In SQLite the process's clock is the database's.
-pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 
 PUBLISH = """
 import asyncio, sys

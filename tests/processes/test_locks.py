@@ -95,7 +95,7 @@ async def test_a_killed_holder_keeps_the_lock_for_its_lease_and_no_longer(
         assert await broker._store.now() >= held.held_until
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("shift", ["-3600", "+3600"])
 async def test_a_process_whose_clock_is_an_hour_off_neither_steals_nor_is_robbed(
     lockers: Lockers,

@@ -19,7 +19,9 @@ OPENS = 8
 
 # In SQLite the process's clock is the database's.
 @pytest.mark.parametrize(
-    ("database", "shift"), [("postgresql", "-3600"), ("mariadb", "+3600")], indirect=["database"]
+    ("database", "shift"),
+    [("postgresql", "-3600"), ("mariadb", "+3600"), ("mysql", "-3600")],
+    indirect=["database"],
 )
 async def test_a_shifted_process_keeps_the_databases_time(fleet: Fleet, faketime: str, shift: str) -> None:
     """Z7, Z10, P1, P6."""

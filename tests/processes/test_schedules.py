@@ -103,7 +103,7 @@ async def test_four_processes_publish_each_second_once_though_they_are_killed(sc
     await schedulers.check()
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_processes_whose_clocks_are_an_hour_off_fire_when_the_database_says(
     schedulers: Schedulers,
     faketime: str,  # noqa: F811
