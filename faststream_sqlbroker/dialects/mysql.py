@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, bindparam, text
+from sqlalchemy import Connection, bindparam
 from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
 from sqlalchemy.exc import IntegrityError
 
@@ -22,12 +22,12 @@ from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.mysql_errors import DUPLICATE_ENTRY, MysqlErrors
 from faststream_sqlbroker.dialects.mysql_queues import FIRST_IDS, READY_PAIRS, PairsClaim
+from faststream_sqlbroker.dialects.mysql_server import refuse_log_of_statements, refuse_plain_backslashes
 from faststream_sqlbroker.dialects.mysql_settle import ARCHIVE, UPDATE
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import MYSQL
 from faststream_sqlbroker.dialects.steps import StepDialect, utc
-from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
 
@@ -105,28 +105,6 @@ _ORDERED = {
 }
 
 
-NO_BACKSLASH_ESCAPES = 0x200
-"""Bit of the status that the server sends with its answers: a backslash in a literal is just that."""
-
-
-def _refuse_plain_backslashes(driver: Any) -> None:
-    """Refuse a connection that would take a part of a body for SQL.
-
-    aiomysql and asyncmy write bytes into the statement with backslashes before their quotes, whatever the server makes of them.
-
-    Raises:
-        SetupError: the connection's sql_mode has NO_BACKSLASH_ESCAPES.
-    """
-    # A synchronous driver of the application may not tell.
-    if getattr(driver, "server_status", 0) & NO_BACKSLASH_ESCAPES:
-        msg = (
-            "sql_mode has 'NO_BACKSLASH_ESCAPES', under which this driver cannot send bytes: a quote in a body would end "
-            "the literal, and the rest would run as SQL. Take it out of the server's sql_mode, or set another one for the "
-            'engine\'s connections: create_async_engine(url, connect_args={"init_command": "SET SESSION sql_mode=..."})'
-        )
-        raise SetupError(msg)
-
-
 class MysqlDialect(MysqlErrors, StepDialect):
     """All SQL for MySQL and MariaDB."""
 
@@ -163,13 +141,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes; look which of the two it is."""
         self._prepare_for(is_mariadb(connection.dialect))
-        log = connection.execute(text("SELECT @@log_bin, @@binlog_format")).one()
-        if log[0] and str(log[1]).upper() == "STATEMENT":
-            msg = (
-                "binlog_format is 'STATEMENT', but the broker writes under READ COMMITTED, which needs "
-                "'MIXED' or 'ROW'; set binlog_format=ROW on the server"
-            )
-            raise SetupError(msg)
+        refuse_log_of_statements(connection)
 
     def begin(self, connection: Connection) -> None:
         """Ask for READ COMMITTED, for this transaction only.
@@ -183,7 +155,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
         driver: Any = connection.connection.driver_connection
         if driver.get_autocommit():
             connection.execute(self.sql["start"])
-        _refuse_plain_backslashes(driver)
+        refuse_plain_backslashes(driver)
 
     def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
         """The ids as one JSON array."""
@@ -204,7 +176,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
         The step is read each time: a cluster changes it when a node joins.
         Source: MySQL manual, "AUTO_INCREMENT Handling in InnoDB": a simple insert gets its ids at once.
         """
-        _refuse_plain_backslashes(connection.connection.driver_connection)
+        refuse_plain_backslashes(connection.connection.driver_connection)
         if is_mariadb(connection.dialect):
             statement = self.insert_statement(len(rows), "RETURNING id")
             return list(connection.execute(statement, self.insert_binds(rows)).scalars())
