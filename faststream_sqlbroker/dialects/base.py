@@ -102,8 +102,25 @@ class Dialect(ABC):
         """Whether finished messages can be kept."""
         return self.tables.archive is not None
 
-    def begin(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing here
-        """Prepare the transaction that `connection` has just begun for the broker's writes."""
+    def begin(  # noqa: B027 - not every database needs something here
+        self, connection: Connection, idle_limit: float | None = None
+    ) -> None:
+        """Prepare the transaction that `connection` has just begun for the broker's writes.
+
+        A server ends the session if nothing is sent in the transaction for `idle_limit` seconds: a machine that
+        vanishes without closing its sockets must not keep rows locked. What that leaves in the session, `restore`
+        puts back.
+        """
+
+    def allow_idling(self, connection: Connection, seconds: float) -> None:  # noqa: B027
+        """Set the limit anew in a transaction that was begun with one."""
+
+    def needs_restore(self, connection: Connection) -> bool:  # noqa: ARG002
+        """Whether `begin` has left something in the session."""
+        return False
+
+    def restore(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing here
+        """Leave the session as the application had it; after the end of the transaction."""
 
     def setup(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing here
         """Check (and set, where it is the database's own) what the broker relies on; once per start."""

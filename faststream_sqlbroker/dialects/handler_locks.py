@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from faststream_sqlbroker.core.policies.marks import JOINED
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.dialects.chunks import chunks
-from faststream_sqlbroker.dialects.postgresql_binds import settle_queries
+from faststream_sqlbroker.dialects.postgresql_binds import milliseconds, settle_queries
 from faststream_sqlbroker.dialects.postgresql_reads import settled_of
 from faststream_sqlbroker.dialects.units import settle_units
 from faststream_sqlbroker.exceptions import TransactionEndedError
@@ -49,8 +49,8 @@ class HandlerLocks(ABC):
     """The locks of one dialect."""
 
     @abstractmethod
-    def lock(self, connection: Connection, leases: Leases) -> HandlerLock:
-        """Lock the rows of `leases` that are still held until the transaction ends."""
+    def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
+        """Lock the rows of `leases` that are still held until the transaction ends; with its idle limit in seconds."""
 
     @abstractmethod
     def prove(self, connection: Connection, lock: HandlerLock) -> None:
@@ -87,8 +87,9 @@ class MarkedLocks(HandlerLocks):
         dialect.add_statement("join", _JOIN, *binds, **words)
         dialect.add_statement("joined", _JOINED, binds[0], **words)
 
-    def lock(self, connection: Connection, leases: Leases) -> HandlerLock:
+    def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
         """Mark them, which locks them; what else is locked only where a lease is lost."""
+        self._dialect.begin(connection, idle_limit)
         marked, ordered = 0, sorted(leases)
         for part in chunks(ordered):
             binds = {"ids": [i for i, _ in part], "pairs": [(i, token.hex) for i, token in part]}
@@ -131,9 +132,13 @@ class NumberedLocks(HandlerLocks):
         dialect.add_statement("transaction", "SELECT pg_current_xact_id_if_assigned()::text")
         dialect.add_statement("transaction_status", "SELECT pg_xact_status((:number)::text::xid8)")
 
-    def lock(self, connection: Connection, leases: Leases) -> HandlerLock:
-        """One statement."""
-        binds = {"ids": [i for i, _ in leases], "tokens": [token for _, token in leases]}
+    def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
+        """One statement, which sets the limit if it locks anything."""
+        binds = {
+            "ids": [i for i, _ in leases],
+            "tokens": [token for _, token in leases],
+            "limit": milliseconds(idle_limit),
+        }
         rows = connection.execute(self._dialect.sql["lock_numbered"], binds).all()
         return HandlerLock(leases, {row[0] for row in rows}, rows[0][1] if rows else "")
 

@@ -17,6 +17,7 @@ from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RES
 from sqlalchemy.exc import IntegrityError
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.dialects import mysql_session
 from faststream_sqlbroker.dialects.base import OTHERS, load_payload
 from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
@@ -120,7 +121,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
         preparer = sqlalchemy_dialect.identifier_preparer = copy(sqlalchemy_dialect.identifier_preparer)
         preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
         super().__init__(tables, sqlalchemy_dialect)
-        self.prepare(_PLAIN, _BY_IDS, ARCHIVE)
+        self.prepare({**_PLAIN, **mysql_session.STATEMENTS}, _BY_IDS, ARCHIVE)
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
         due = {"of": "queue = :queue AND priority = :priority", "index": self.names["ready_index"]}
         these = {"of": "id IN :ids AND queue IN :queues", "index": "PRIMARY"}
@@ -143,19 +144,33 @@ class MysqlDialect(MysqlErrors, StepDialect):
         self._prepare_for(is_mariadb(connection.dialect))
         refuse_log_of_statements(connection)
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
         """Ask for READ COMMITTED, for this transaction only.
 
         SQLAlchemy's `isolation_level` option sets the session's level at every checkout and back at every
         return, each with a COMMIT: five round trips where this is one.
         """
-        if connection.default_isolation_level != "READ COMMITTED":
+        if idle_limit is not None:
+            mysql_session.begin_limited(connection, self.sql, idle_limit)
+        elif connection.default_isolation_level != "READ COMMITTED":
             connection.execute(self.sql["read_committed"])
         # A driver in autocommit mode, of which SQLAlchemy does not know, would commit each statement.
         driver: Any = connection.connection.driver_connection
         if driver.get_autocommit():
             connection.execute(self.sql["start"])
         refuse_plain_backslashes(driver)
+
+    def allow_idling(self, connection: Connection, seconds: float) -> None:
+        """One statement."""
+        mysql_session.allow_idling(connection, self.sql, seconds)
+
+    def needs_restore(self, connection: Connection) -> bool:
+        """The limit of idling is the session's."""
+        return mysql_session.is_limited(connection)
+
+    def restore(self, connection: Connection) -> None:
+        """One statement."""
+        mysql_session.restore(connection, self.sql)
 
     def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
         """The ids as one JSON array."""

@@ -40,16 +40,16 @@ from faststream_sqlbroker.dialects.handler_locks import NumberedLocks
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import POSTGRESQL
-from faststream_sqlbroker.dialects.postgresql_binds import insert_query, lease_binds, settle_queries
+from faststream_sqlbroker.dialects.postgresql_binds import (
+    insert_query,
+    lease_binds,
+    milliseconds,
+    settle_queries,
+)
+from faststream_sqlbroker.dialects.postgresql_errors import PostgresqlErrors
 from faststream_sqlbroker.dialects.postgresql_reads import in_order, read_claimed, read_pairs, settled_of
 from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.schema.tables import Tables
-
-_TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58"})
-_READ_ONLY = "25006"
-_SESSION_ENDED = frozenset({"25P03", "25P04", "57P01", "57P02", "57P03", "57P04", "57P05"})
-"""Time limits of idle sessions and of transactions, a shutdown, a crash, a dropped database."""
-_TRANSIENT_CODES = frozenset({_READ_ONLY, "25P03", "25P04", "55P03"})
 
 
 def _array(name: str, item: Any) -> Any:
@@ -59,7 +59,7 @@ def _array(name: str, item: Any) -> Any:
 _BINDS = _array("queues", String), _array("ids", BigInteger), _array("tokens", Uuid)
 
 
-class PostgresqlDialect(Dialect):
+class PostgresqlDialect(PostgresqlErrors, Dialect):
     """All SQL for PostgreSQL ≥ 13."""
 
     name = "postgresql"
@@ -78,7 +78,6 @@ class PostgresqlDialect(Dialect):
         add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
         add("held", sql.HELD, ids, tokens)
         add("lock", sql.LOCK, ids, tokens)
-        add("lock_numbered", sql.LOCK_NUMBERED, ids, tokens)
         add("lock_free", sql.LOCK_FREE, ids, tokens)
         add("release_stuck", sql.RELEASE, queues, bindparam("limit", type_=Integer))
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
@@ -86,7 +85,10 @@ class PostgresqlDialect(Dialect):
         self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
         self.scheduled = PolicyClaims(self, POSTGRESQL)
         self.handler_locks = NumberedLocks(self)
-        add("idle_limit", "SELECT set_config('idle_in_transaction_session_timeout', :limit, true)")
+        limit = bindparam("limit", type_=Text)
+        add("idle_limit", sql.IDLE_LIMIT, limit)
+        add("allow_idling", sql.ALLOW_IDLING, limit)
+        add("lock_numbered", sql.LOCK_NUMBERED, ids, tokens, limit)
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
 
     def _prepare_inserts(self) -> None:
@@ -153,19 +155,14 @@ class PostgresqlDialect(Dialect):
         moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary), _array("headers", Text)
         add("update", sql.UPDATE, *ended, *moved)
 
-    def is_transient(self, error: BaseException) -> bool:
-        """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only, time limits."""
-        code = _sqlstate(error)
-        return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
+    def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
+        """The limit is the transaction's own, so that nothing is left of it."""
+        if idle_limit is not None:
+            connection.execute(self.sql["idle_limit"], {"limit": milliseconds(idle_limit)})
 
-    def ends_session(self, error: BaseException) -> bool:
-        """By SQLSTATE."""
-        code = _sqlstate(error)
-        return code[:2] == "08" or code in _SESSION_ENDED
-
-    def spoils(self, error: BaseException) -> bool:
-        """A standby's session stays one, as does that of a server set to default_transaction_read_only."""
-        return _sqlstate(error) == _READ_ONLY or self.ends_session(error)
+    def allow_idling(self, connection: Connection, seconds: float) -> None:
+        """One statement; what the administrator had set is no longer known."""
+        connection.execute(self.sql["allow_idling"], {"limit": milliseconds(seconds)})
 
     def now(self, connection: Connection) -> datetime:
         """The server's clock."""
@@ -234,12 +231,6 @@ class PostgresqlDialect(Dialect):
         binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
         return self.claimed(connection.execute(self.sql["claim_ids"], binds), token)
 
-    def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
-        """As everywhere; a process that is stopped in the middle of a claim loses its session after the time limit."""
-        limit = f"{max(1, round(self.time_limit * 1000))}ms"
-        connection.execute(self.sql["idle_limit"], {"limit": limit})
-        return super().lock_order(connection, queues)
-
     def renew(
         self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
     ) -> set[int]:
@@ -290,7 +281,3 @@ class PostgresqlDialect(Dialect):
     def notifying(self, channel: str, queues: Sequence[str]) -> Query[None]:
         """One wake-up for each queue on `channel`."""
         return Query(self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None)
-
-
-def _sqlstate(error: BaseException) -> str:
-    return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")

@@ -20,6 +20,9 @@ from faststream_sqlbroker.exceptions import StoreError
 
 Statements = Mapping[str, TextClause]
 
+MOST_MILLISECONDS = 2**31 - 1
+"""Of idle_in_transaction_session_timeout."""
+
 _common = attrgetter("queue", "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in")
 """What is bound once if all rows have the same."""
 
@@ -109,6 +112,11 @@ def settle_queries(
 def lease_binds(leases: Leases) -> dict[str, list[Any]]:
     """Ids and tokens, pair by pair."""
     return {"ids": [i for i, _ in leases], "tokens": [t for _, t in leases]}
+
+
+def milliseconds(seconds: float) -> str:
+    """As a server's setting."""
+    return f"{min(max(1, round(seconds * 1000)), MOST_MILLISECONDS)}ms"
 
 
 def _held(settlements: Sequence[Settlement]) -> dict[str, Any]:

@@ -141,7 +141,14 @@ JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
 """
 
 LOCK = HELD + "ORDER BY m.id FOR UPDATE OF m"
-LOCK_NUMBERED = LOCK.replace("m.id FROM", "m.id, pg_current_xact_id()::text FROM", 1)
+# The least of what is asked for and what the administrator or the application has set; 0 is no limit.
+_IDLE_LIMIT = """set_config('idle_in_transaction_session_timeout',
+    CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval
+      BETWEEN interval '1 millisecond' AND CAST(:limit AS interval)
+    THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true)"""
+IDLE_LIMIT = "SELECT " + _IDLE_LIMIT
+ALLOW_IDLING = "SELECT set_config('idle_in_transaction_session_timeout', :limit, true)"
+LOCK_NUMBERED = LOCK.replace("m.id FROM", f"m.id, pg_current_xact_id()::text, {_IDLE_LIMIT}\nFROM", 1)
 LOCK_FREE = LOCK + " SKIP LOCKED"
 
 ARCHIVE = """

@@ -211,7 +211,7 @@ class SqliteDialect(StepDialect):
         """There is one writer anyway."""
         return set(queues)
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: Connection, idle_limit: float | None = None) -> None:  # noqa: ARG002
         """Take the write lock now: upgrading a read transaction fails at once with SQLITE_BUSY_SNAPSHOT."""
         _end_listeners_transaction(connection)
         connection.exec_driver_sql(f"PRAGMA busy_timeout={round(min(BUSY_TIMEOUT, self.time_limit) * 1000)}")

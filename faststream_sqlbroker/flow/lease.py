@@ -52,7 +52,7 @@ class LeaseKeeper:
         asked, transaction = monotonic(), current.get()
         leases = [(r.id, r.lease_token) for r in rows if not r.lease_lost]
         if transaction is not None:
-            held = await transaction.lock(leases)
+            held = await transaction.hold(leases, max(seconds, self._lease))
         else:
             longest = max(row.held_until - asked for row in rows)
             held = await self._store.renew(leases, max(seconds, self._lease, longest))

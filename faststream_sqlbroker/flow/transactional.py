@@ -95,7 +95,7 @@ class TransactionalDeliveries:
                 transaction.note(row.outcome.error)
 
     async def _lock(self, transaction: "HandlerTransaction", rows: Rows) -> Rows:
-        held = await transaction.lock([(row.id, row.lease_token) for row in rows])
+        held = await transaction.lock([(row.id, row.lease_token) for row in rows], self._lease)
         self._lost([row for row in rows if row.id not in held])
         return [row for row in rows if row.id in held]
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.store.errors import ErrorClasses
 
 T = TypeVar("T")
@@ -32,9 +33,9 @@ class Checkouts:
     are left alone.
     """
 
-    def __init__(self, engine: AsyncEngine, errors: ErrorClasses) -> None:
+    def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses) -> None:
         """Nothing is checked out yet."""
-        self.engine, self.errors = engine, errors
+        self.engine, self.errors, self._dialect = engine, errors, dialect
         self._evicted_before = float("-inf")
         self.watch(engine)
 
@@ -94,9 +95,22 @@ class Checkouts:
         return connection
 
     async def _close(self, connection: AsyncConnection) -> None:
-        if not (connection.closed or connection.invalidated) and self.is_evicted(connection):
+        usable = not (connection.closed or connection.invalidated)
+        if usable and (self.is_evicted(connection) or not await self._restored(connection)):
             await connection.invalidate()
         await connection.close()
+
+    async def _restored(self, connection: AsyncConnection) -> bool:
+        """Whether its session is as the application had it."""
+        sync: Any = connection.sync_connection
+        if not self._dialect.needs_restore(sync):
+            return True
+        try:
+            await connection.rollback()  # what was not committed
+            await connection.run_sync(self._dialect.restore)
+        except Exception:  # noqa: BLE001 - it is closed then, and opened anew
+            return False
+        return True
 
 
 def _opened(_dbapi_connection: Any, record: Any) -> None:

@@ -45,9 +45,8 @@ class HandlerTransaction:
         return self._session
 
     async def begin(self) -> None:
-        """Begin, as the dialect wants it."""
+        """Begin; nothing is sent yet."""
         self._root = await self.connection.begin()
-        await self.connection.run_sync(self._dialect.begin)
 
     @property
     def active(self) -> bool:
@@ -58,17 +57,18 @@ class HandlerTransaction:
         """The handler has failed with `error`: it may say that its connection must not be used again."""
         self._checkouts.note(error)
 
-    async def lock(self, leases: Leases) -> set[int]:
+    async def lock(self, leases: Leases, lease: float) -> set[int]:
         """Lock the rows whose lease is still held, which keeps it while the transaction lives; their ids.
 
         Outside of the transaction that has locked them `connection` refuses every statement from now on.
+        The server ends the session, and so the transaction, if the handler sends nothing for `lease` seconds.
 
         Raises:
             TransientStoreError: the database does not answer.
         """
 
         def lock(connection: Connection) -> HandlerLock:
-            held = self._dialect.handler_locks.lock(connection, leases)
+            held = self._dialect.handler_locks.lock(connection, leases, lease)
             connection.execution_options(**{INSIDE: True})
             return held
 
@@ -84,6 +84,20 @@ class HandlerTransaction:
             async with self._errors.classed(), asyncio.timeout(self._timeout):
                 await self.connection.run_sync(lambda c: self._dialect.handler_locks.prove(c, self.locked))
                 self.proven = True
+
+    async def hold(self, leases: Leases, seconds: float) -> set[int]:
+        """Let the handler send nothing for `seconds` from now on; the ids of `leases` that are still held.
+
+        Raises:
+            TransientStoreError: the database does not answer.
+        """
+
+        def hold(connection: Connection) -> set[int]:
+            self._dialect.allow_idling(connection, seconds)
+            return self._dialect.lock(connection, leases)
+
+        async with self._errors.classed(), asyncio.timeout(self._timeout):
+            return await self.connection.run_sync(hold)
 
     async def commit(self, settlements: Sequence[Settlement]) -> SettleResult:
         """Write what the session still holds, `settlements` and what is chained to them, and commit.
@@ -150,6 +164,8 @@ class HandlerTransactions:
             try:
                 yield transaction
             finally:
+                if connection.sync_connection is not None:
+                    connection.sync_connection.execution_options(**{INSIDE: False})
                 if transaction._session is not None:  # noqa: SLF001 - not to make one now
                     transaction._session.sync_session.expunge_all()  # noqa: SLF001 - close() would send statements
 

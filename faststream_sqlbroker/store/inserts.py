@@ -44,7 +44,7 @@ class Inserts:
         if self._shortcut.possible:
             await self._of_this_loop.run(query)
         else:
-            await self._transactions.run(query, self._of_this_loop.place)
+            await self._transactions.run(query, self._of_this_loop.place, locks=False)
 
     async def close(self) -> None:
         """Give the connection for publishing back."""

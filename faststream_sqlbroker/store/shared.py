@@ -229,7 +229,8 @@ class SharedStatements:
     async def _in_transaction(self, group: list[Call]) -> None:
         deadline = group[0].deadline
         try:
-            result = await self._transactions.run(self._query(group), self.place, deadline=deadline)
+            run, query = self._transactions.run, self._query(group)
+            result = await run(query, self.place, locks=False, deadline=deadline)
         except TransientStoreError as error:
             fail(group, error)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish

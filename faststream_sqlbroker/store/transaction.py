@@ -17,6 +17,8 @@ from faststream_sqlbroker.store.driver import DriverShortcut
 
 T = TypeVar("T")
 
+IDLE_LIMIT = 30.0
+"""Most seconds for which a session may idle in a transaction of the broker's, before the server ends it."""
 QUICK_REPEATS = 5
 QUICK_PAUSE = 0.01
 """Seconds before the first repeat of a rolled-back transaction; doubled each time, with jitter."""
@@ -30,6 +32,7 @@ class Transactions:
     ) -> None:
         """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats."""
         self.checkouts, self.dialect, self.timeout = checkouts, dialect, timeout
+        self._idle_limit = min(timeout, IDLE_LIMIT)
         self.engine, self.errors, self.shortcut = checkouts.engine, checkouts.errors, shortcut
 
     async def run(
@@ -38,11 +41,15 @@ class Transactions:
         places: asyncio.Semaphore,
         *,
         write: bool = True,
+        locks: bool = True,
         deadline: float | None = None,
     ) -> T:
         """Run `work` and commit; what the database rolled back for a passing reason is repeated.
 
         `deadline`, in the event loop's time, is `timeout` seconds from now if it is not given.
+
+        Without `locks` it holds nothing that others could wait for. Otherwise a server ends the session if its
+        client says nothing for 30 seconds, or `timeout` if that is less, in the middle of the transaction.
 
         A `Query` commits by itself where the driver's own connection can be used.
 
@@ -56,7 +63,7 @@ class Transactions:
             deadline = asyncio.get_running_loop().time() + self.timeout
         for _ in range(QUICK_REPEATS):
             try:
-                return await self._attempt(work, places, deadline, write=write)
+                return await self._attempt(work, places, deadline, write=write, locks=locks)
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
@@ -69,16 +76,28 @@ class Transactions:
                     raise
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
                 pause *= 2
-        return await self._attempt(work, places, deadline, write=write)
+        return await self._attempt(work, places, deadline, write=write, locks=locks)
 
     async def _attempt(
-        self, work: Callable[[Connection], T], places: asyncio.Semaphore, deadline: float, *, write: bool
+        self,
+        work: Callable[[Connection], T],
+        places: asyncio.Semaphore,
+        deadline: float,
+        *,
+        write: bool,
+        locks: bool,
     ) -> T:
-        once = self._once(work, places, deadline, write=write)
+        once = self._once(work, places, deadline, write=write, locks=locks)
         return await (cancelled_once(once) if self.dialect.cancel_once else once)
 
     async def _once(
-        self, work: Callable[[Connection], T], places: asyncio.Semaphore, deadline: float, *, write: bool
+        self,
+        work: Callable[[Connection], T],
+        places: asyncio.Semaphore,
+        deadline: float,
+        *,
+        write: bool,
+        locks: bool,
     ) -> T:
         committing, results, clock = False, [], asyncio.get_running_loop().time
 
@@ -86,7 +105,7 @@ class Transactions:
             nonlocal committing
             with connection.begin() as transaction:
                 if write:
-                    self.dialect.begin(connection)
+                    self.dialect.begin(connection, self._idle_limit if locks else None)
                 result = work(connection)
                 committing = write
                 try:

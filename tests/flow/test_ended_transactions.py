@@ -409,7 +409,7 @@ async def test_the_lock_marks_only_what_is_held(rig: Rig) -> None:
     rows: list[ClaimedMessage] = await rig.claim()
     leases = [(rows[0].id, uuid4()), *((row.id, row.lease_token) for row in rows[1:])]
     async with rig.store.transaction() as transaction:
-        assert await transaction.lock(leases) == {row.id for row in rows[1:]}
+        assert await transaction.lock(leases, 60.0) == {row.id for row in rows[1:]}
         await transaction.connection.commit()
     assert await rig.store.handlers.was_committed(transaction.locked)
     await rig.expire()

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker.core.outcome import Ack, Nack, Release
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Unit
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
@@ -77,7 +77,7 @@ async def test_each_operation_recovers_by_itself(rig: Rig, server: Server) -> No
         lambda: rig.claim(1),
         lambda: store.renew([(first.id, first.lease_token)], 60.0),
         lambda: store.settle([done(first)]),
-        lambda: store.settle([done(second, chained=[NewMessage("out", b"")])]),
+        lambda: store.settle([done(second, unit=Unit([NewMessage("out", b"")]))]),
         lambda: store.locks.acquire("key", token, 60.0),
         lambda: store.schedules.forget("none"),
         lambda: store.fleet.pause("other", None, {}, "channel"),

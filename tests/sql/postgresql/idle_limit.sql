@@ -1,1 +1,4 @@
-SELECT set_config('idle_in_transaction_session_timeout', :limit, true)
+SELECT set_config('idle_in_transaction_session_timeout',
+    CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval
+      BETWEEN interval '1 millisecond' AND CAST(:limit AS interval)
+    THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true)

@@ -1,3 +1,7 @@
-SELECT m.id, pg_current_xact_id()::text FROM unnest(:ids, :tokens) AS u(id, token)
+SELECT m.id, pg_current_xact_id()::text, set_config('idle_in_transaction_session_timeout',
+    CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval
+      BETWEEN interval '1 millisecond' AND CAST(:limit AS interval)
+    THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true)
+FROM unnest(:ids, :tokens) AS u(id, token)
 JOIN message m ON m.id = u.id AND m.lease_token = u.token
 ORDER BY m.id FOR UPDATE OF m

@@ -1,0 +1,77 @@
+"""What the broker sets in a session of MySQL or MariaDB for the time of one transaction.
+
+The isolation level is for the next transaction only, as `@@transaction_isolation` has neither GLOBAL nor SESSION. The
+limit of idling is the session's, so it is put back before the application may get the connection.
+Source: MySQL manual, "SET TRANSACTION Statement", scope of system variables.
+"""
+
+from math import ceil
+from typing import Any
+
+from sqlalchemy import Connection, TextClause
+
+from faststream_sqlbroker.schema.types import is_mariadb
+
+MOST_SECONDS = 31_536_000
+"""Of wait_timeout and idle_transaction_timeout: a year."""
+
+_LIMITED = "sqlbroker_idle_limit"
+"""Where a connection's `info` says that a limit of ours is set in its session."""
+
+# `was` is the application's own limit, which is kept if it is less; 0 is none in MariaDB.
+_LEAST_MARIADB = "CASE {was} WHEN 0 THEN :limit ELSE LEAST({was}, :limit) END"
+_LEAST_MYSQL = "CAST(LEAST({was}, :limit) AS UNSIGNED)"
+_MARIADB, _MYSQL = "@@SESSION.idle_transaction_timeout", "@@SESSION.wait_timeout"
+
+
+def _set(variable: str, least: str, isolation: str) -> str:
+    limit = least.replace("{was}", variable)
+    return f"SET @sqlbroker_idle = {variable},\n  {variable} = {limit},\n  @@{isolation} = 'READ-COMMITTED'"
+
+
+STATEMENTS = {
+    # Its limit is that of all idling, not only within transactions.
+    "begin_limited": _set(_MYSQL, _LEAST_MYSQL, "transaction_isolation"),
+    "begin_limited_mariadb": _set(_MARIADB, _LEAST_MARIADB, "transaction_isolation"),
+    # 11.1 has given the variable MySQL's name, and warns of the old one.
+    "begin_limited_mariadb_10": _set(_MARIADB, _LEAST_MARIADB, "tx_isolation"),
+    "allow_idling": f"SET {_MYSQL} = " + _LEAST_MYSQL.replace("{was}", "@sqlbroker_idle"),
+    "allow_idling_mariadb": f"SET {_MARIADB} = " + _LEAST_MARIADB.replace("{was}", "@sqlbroker_idle"),
+    "restore": f"SET {_MYSQL} = @sqlbroker_idle",
+    "restore_mariadb": f"SET {_MARIADB} = @sqlbroker_idle",
+}
+_NEW_NAME = (11, 1)
+
+
+def begin_limited(connection: Connection, sql: dict[str, TextClause], idle_limit: float) -> None:
+    """Ask for READ COMMITTED, and that the server ends the session if it idles for `idle_limit` seconds."""
+    name = _of_server(connection, "begin_limited")
+    version: Any = connection.dialect.server_version_info
+    if is_mariadb(connection.dialect) and version[:2] < _NEW_NAME:
+        name += "_10"
+    connection.info[_LIMITED] = True
+    connection.execute(sql[name], {"limit": _whole_seconds(idle_limit)})
+
+
+def allow_idling(connection: Connection, sql: dict[str, TextClause], seconds: float) -> None:
+    """Set the limit anew, in the same transaction."""
+    connection.execute(sql[_of_server(connection, "allow_idling")], {"limit": _whole_seconds(seconds)})
+
+
+def is_limited(connection: Connection) -> bool:
+    """Whether the limit is still set."""
+    return _LIMITED in connection.info
+
+
+def restore(connection: Connection, sql: dict[str, TextClause]) -> None:
+    """Put back what the application's limit was."""
+    connection.execute(sql[_of_server(connection, "restore")])
+    del connection.info[_LIMITED]
+
+
+def _of_server(connection: Connection, name: str) -> str:
+    return f"{name}_mariadb" if is_mariadb(connection.dialect) else name
+
+
+def _whole_seconds(limit: float) -> int:
+    return min(max(1, ceil(limit)), MOST_SECONDS)

@@ -1,0 +1,245 @@
+"""A machine that vanishes in the middle of a transaction, without closing its sockets: its locks end with its session."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, event, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.store import Store
+from tests.contract.conftest import done
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+from tests.proxy import Proxy, proxied
+
+LIMIT = 2.0
+"""Seconds; of the store that vanishes."""
+READ = {
+    "postgresql": "SELECT extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval)",
+    "mariadb": "SELECT @@SESSION.idle_transaction_timeout",
+    "mysql": "SELECT @@SESSION.wait_timeout",
+}
+SET = {
+    "postgresql": "SET idle_in_transaction_session_timeout = '{}s'",
+    "mariadb": "SET SESSION idle_transaction_timeout = {}",
+    "mysql": "SET SESSION wait_timeout = {}",
+}
+
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+"""SQLite has no server: the kernel of the machine that dies frees its locks."""
+
+
+def limit_of(connection: Connection, kind: str) -> float:
+    return float(connection.execute(text(READ[kind])).scalar_one())
+
+
+@pytest.fixture
+async def far(rig: Rig) -> AsyncIterator[tuple[Proxy, Store]]:
+    """A store over the same tables on another machine."""
+    async with proxied(rig.store.engine.url) as (proxy, url):
+        engine = create_async_engine(url)
+        yield proxy, Store(engine, rig.store.tables, statement_timeout=LIMIT)
+        await engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def vanished(proxy: Proxy, at: bytes, work: Awaitable[Any]) -> AsyncIterator[None]:
+    """Its machine sends nothing from the moment when it would send `at`; its sockets stay open."""
+    proxy.die_at = re.compile(at)
+    task = asyncio.ensure_future(work)
+    await eventually(lambda: proxy.died)
+    proxy.stall()
+    try:
+        yield
+    finally:
+        proxy.flow()
+        with contextlib.suppress(StoreError):
+            await task
+
+
+@on_servers
+@pytest.mark.parametrize("application", [0, 7, 900], ids=["none", "less", "more"])
+async def test_the_server_is_told_the_limit_and_the_application_gets_its_own_back(
+    rig: Rig, database: str, application: int
+) -> None:
+    """Of its own limit and ours the smaller one holds."""
+    if database == "mysql" and not application:
+        application = 28_800
+    engine = create_async_engine(rig.store.engine.url, pool_use_lifo=True)
+    store = Store(engine, rig.store.tables)
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def own(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute(SET[database].format(application))
+        cursor.close()
+        connection.commit()
+
+    async def left() -> float:
+        async with engine.connect() as connection:
+            return await connection.run_sync(limit_of, database)
+
+    async def told() -> float:
+        return await store._transactions.run(lambda c: limit_of(c, database), store._places)
+
+    def fail(connection: Connection) -> None:
+        limit_of(connection, database)
+        raise KeyError("a bug")
+
+    expected = 7 if application == 7 else 30
+    assert await left() == application
+    assert await told() == expected
+    assert await left() == application
+    with pytest.raises(KeyError):
+        await store._transactions.run(fail, store._places)
+    assert await left() == application
+    await rig.put()
+    [row] = await rig.claim()
+    lease = [(row.id, row.lease_token)]
+    async with store.transaction() as transaction:
+        assert await transaction.lock(lease, 120.0) == {row.id}
+        assert await transaction.connection.run_sync(limit_of, database) == (7 if application == 7 else 120)
+        assert await transaction.hold(lease, 500.0) == {row.id}
+        assert await transaction.connection.run_sync(limit_of, database) >= (7 if application == 7 else 500)
+    assert await left() == application
+    async with store.transaction() as transaction:
+        await transaction.lock(lease, 120.0)
+        assert (await transaction.commit([done(row)])).settled == {row.id}
+    assert await left() == application
+    await engine.dispose()
+
+
+@on_servers
+async def test_a_session_that_is_not_as_it_was_does_not_come_back(rig: Rig, database: str) -> None:
+    """The limit could not be put back, so that the application must not get the connection."""
+    engine = create_async_engine(rig.store.engine.url, pool_use_lifo=True)
+    store = Store(engine, rig.store.tables)
+
+    def refuse(_connection: Connection) -> None:
+        raise KeyError("cannot be put back")
+
+    store.dialect.restore = refuse  # type: ignore[method-assign]
+    await store.insert([NewMessage("q", b"1", dedup_id="1")])
+    async with engine.connect() as connection:
+        assert await connection.run_sync(limit_of, database) in {0, 28_800}
+    await engine.dispose()
+
+
+async def claimed(rig: Rig) -> list[Any]:
+    return await rig.claim(10)
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+async def test_rows_of_a_claim_come_back(rig: Rig, far: tuple[Proxy, Store]) -> None:
+    """On PostgreSQL a claim is one statement, which commits by itself."""
+    proxy, store = far
+    await rig.put(3)
+    pairs = await store.ready_pairs(["q"])
+    async with vanished(proxy, b"SET state = 'PROCESSING'", store.claim(pairs, 10, 60.0, uuid4())):
+        assert await rig.claim(10) == [], "they are locked"
+        rows = await eventually(lambda: claimed(rig), timeout=60)
+    assert [row.deliveries_count for row in rows] == [1, 1, 1]
+
+
+@on_servers
+async def test_an_order_is_free_again(rig: Rig, far: tuple[Proxy, Store]) -> None:
+    """Of a queue in order one claim goes on at a time, so that one which hangs stops it all."""
+    proxy, store = far
+    await rig.put(3, key="k")
+    pairs = await store.ready_pairs(["q"])
+    claim = store.claim_ordered(pairs, 10, 60.0, uuid4(), {})
+
+    async def again() -> bool:
+        rows, _, _ = await rig.store.claim_ordered(pairs, 10, 60.0, uuid4(), {})
+        return bool(rows)
+
+    async with vanished(proxy, b"SET state = 'PROCESSING'", claim):
+        await eventually(again, timeout=60)
+
+
+@on_servers
+async def test_rows_that_were_being_settled_are_free_again(rig: Rig, far: tuple[Proxy, Store]) -> None:
+    proxy, store = far
+    await rig.put(4)
+    rows = await rig.claim(4, lease=600.0)
+    nacked = [done(row, state=MessageState.RETRYABLE, archive=False, delay=5.0) for row in rows[:2]]
+    acked = [done(row) for row in rows[2:]]
+    last = rb"DELETE m|UPDATE message m SET|u\.delay IS NULL"
+    async with vanished(proxy, last, store.settle([*nacked, *acked])):
+        await eventually(lambda: settled(rig, acked), timeout=60)
+
+
+async def settled(rig: Rig, settlements: list[Any]) -> bool:
+    result = await rig.store.settle(settlements, skip_locked=True)
+    return len(result.settled) == len(settlements)
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+async def test_a_deduplicated_publish_keeps_nobody_waiting(rig: Rig, far: tuple[Proxy, Store]) -> None:
+    """Whoever publishes the same dedup_id waits for the first one's COMMIT; PostgreSQL has it in the statement."""
+    proxy, store = far
+    row = NewMessage("q", b"1", dedup_id="same")
+
+    async def publish() -> bool:
+        try:
+            return await Store(rig.store.engine, rig.store.tables, statement_timeout=5.0).insert([row]) != []
+        except TransientStoreError:
+            return False
+
+    async with vanished(proxy, rb"COMMIT$", store.insert([row])):
+        await eventually(publish, timeout=60)
+    assert len(await rig.rows()) == 1
+
+
+@on_servers
+async def test_a_handlers_row_is_free_again_after_its_lease(rig: Rig, far: tuple[Proxy, Store]) -> None:
+    proxy, store = far
+    await rig.put()
+    [row] = await rig.claim(lease=600.0)
+    gone = asyncio.Event()
+
+    async def handle() -> None:
+        with contextlib.suppress(Exception):
+            async with store.transaction() as transaction:
+                await transaction.lock([(row.id, row.lease_token)], LIMIT)
+                gone.set()
+                await transaction.connection.execute(text("SELECT 'the handler goes on'"))
+
+    async with vanished(proxy, b"the handler goes on", handle()):
+        assert gone.is_set()
+        await eventually(lambda: settled(rig, [done(row)]), timeout=60)
+
+
+@on_servers
+async def test_a_handler_that_idles_for_too_long_fails_and_its_connection_is_replaced(rig: Rig) -> None:
+    """The server has ended its session: nothing of it is committed."""
+    await rig.put()
+    [row] = await rig.claim(lease=600.0)
+    engine = create_async_engine(rig.store.engine.url, pool_use_lifo=True)
+    store = Store(engine, rig.store.tables)
+    async with store.transaction() as transaction:
+        assert await transaction.lock([(row.id, row.lease_token)], 1.0) == {row.id}
+        await transaction.connection.execute(text("UPDATE message SET last_error = 'lost'"))
+        await eventually(lambda: free(rig, row.id), timeout=60)
+        with pytest.raises(TransientStoreError):
+            await transaction.commit([done(row)])
+    assert (await rig.one())["last_error"] is None
+    assert (await store.settle([done(row)])).settled == {row.id}
+    await engine.dispose()
+
+
+async def free(rig: Rig, message_id: int) -> bool:
+    """Whether nobody has the row locked."""
+    async with rig.store.engine.begin() as connection:
+        found = await connection.execute(
+            text("SELECT id FROM message WHERE id = :id FOR UPDATE SKIP LOCKED"), {"id": message_id}
+        )
+        return len(found.all()) == 1
