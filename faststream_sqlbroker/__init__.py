@@ -40,6 +40,7 @@ from faststream_sqlbroker.core.schedules import Schedule
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
 from faststream_sqlbroker.core.tiers import Hops, next_hop, plan_hops
 from faststream_sqlbroker.exceptions import (
+    AccessError,
     ConcurrentLoadError,
     ExportMismatchError,
     LeaseLostError,
@@ -48,6 +49,7 @@ from faststream_sqlbroker.exceptions import (
     MissingExtraError,
     NotSupportedError,
     PublishError,
+    RightsError,
     SchemaError,
     SetupError,
     SqlBrokerError,
@@ -68,6 +70,7 @@ from faststream_sqlbroker.schema.tables import include_tables
 
 __all__ = (
     "DESTINATION",
+    "AccessError",
     "BlockingWait",
     "Concurrency",
     "ConcurrentLoadError",
@@ -103,6 +106,7 @@ __all__ = (
     "RetryPossible",
     "RetryStrategyProto",
     "RetryStrategyTemplate",
+    "RightsError",
     "Schedule",
     "SchemaError",
     "SetupError",

@@ -3,7 +3,8 @@
 SqlBrokerError
 ├── SetupError            wrong options or wrong use, found before anything is written
 │   ├── MissingExtraError an optional package is not installed
-│   └── SchemaError       the tables in the database are not the ones this version needs
+│   ├── SchemaError       the tables in the database are not the ones this version needs
+│   └── RightsError       the database user lacks rights that this process needs
 ├── PublishError          a message that cannot be stored (also a ValueError)
 ├── NotSupportedError     a feature that this database or driver cannot have
 ├── TransactionEndedError a handler's transaction has ended before its ack
@@ -13,6 +14,7 @@ SqlBrokerError
 ├── ExportMismatchError   what an export wrote is not what the database has
 ├── ConcurrentLoadError   two loads of one state at the same time
 └── StoreError            the database answered with an error
+    ├── AccessError           a right, or a table, is missing
     ├── TransientStoreError   worth repeating: connection, deadlock, serialization, busy, disk full
     └── UnknownOutcomeError   the answer to a COMMIT was lost: it may have been committed
 """
@@ -32,6 +34,10 @@ class MissingExtraError(SetupError, ImportError):
 
 class SchemaError(SetupError):
     """The tables differ from what this version needs; the message names each difference and its cure."""
+
+
+class RightsError(SetupError):
+    """The database user lacks rights that this process needs; the message names each and the GRANT that mends it."""
 
 
 class PublishError(SqlBrokerError, ValueError):
@@ -78,6 +84,10 @@ class ConcurrentLoadError(SqlBrokerError):
 
 class StoreError(SqlBrokerError):
     """The database refused a statement; repeating it unchanged would fail again."""
+
+
+class AccessError(StoreError):
+    """The statement needs a right that the database user lacks, or a table that is not there."""
 
 
 class TransientStoreError(StoreError):

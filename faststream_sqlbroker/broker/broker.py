@@ -24,10 +24,12 @@ from faststream_sqlbroker.broker.pipelines import ServiceTags
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.surprises import surprises
+from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.duration import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.flow.presence import INTERVAL, Presence
 from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -139,13 +141,13 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         )
         self._wakeups = Wakeups(self._store, self._log_of_loops)
         self._serve_application(self._store, self._wakeups, self._log_of_loops)
-        self._presence = Presence(self._store, self._log_of_loops, presence_interval)
-        self._wakeups.on_pauses = self._presence.look
+        self._watch_database(presence_interval)
         super().__init__(
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
                 presence=self._presence,
+                rights=self._rights,
                 producer=SqlBrokerProducer(Publisher(store, self._wakeups), parser=parser, decoder=decoder),
                 broker_middlewares=middlewares,
                 broker_parser=parser,
@@ -166,6 +168,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             ),
             routers=routers,
         )  # fmt: skip
+
+    def _watch_database(self, presence_interval: Duration) -> None:
+        self._presence = Presence(self._store, self._log_of_loops, presence_interval)
+        self._wakeups.on_pauses = self._presence.look
+        self._rights = Rights(self._store, self._log_of_loops)
 
     @property
     def admin(self) -> Admin:
@@ -189,14 +196,16 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
     @override
     async def start(self) -> None:
-        """Check the database and its tables, and start the subscribers.
+        """Check the database, the rights on its tables and the tables themselves, and start the subscribers.
 
         Raises:
+            RightsError: the database user lacks rights that this process needs; each is named with its GRANT.
             SchemaError: the tables differ from those needed; every difference is named with its cure.
             SetupError: the server is set up in a way the broker cannot work with, or two schedules have one name.
             StoreError: the database cannot be reached.
         """
         await self.connect()
+        await self._rights.check(self._activities)
         await self._store.setup()
         if self._validate_schema:
             await self._check_schema()
@@ -205,6 +214,16 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         self._scheduler.plan(self.schedules)
         await super().start()
         self._scheduler.start()
+
+    @property
+    def _activities(self) -> Activities:
+        """What this process does in the database, as far as it is declared; without a subscriber it publishes."""
+        found = {Activity.SCHEDULE} if self.schedules else set()
+        for subscriber in self.subscribers:
+            found |= getattr(subscriber, "activities", set())
+        if self.publishers or self.schedules or not self.subscribers:
+            found.add(Activity.PUBLISH)
+        return frozenset(found)
 
     async def _check_schema(self) -> None:
         problems = await self._store.differences()
@@ -233,6 +252,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             await scheduler
         await self._unheeded.close()
         await self._wakeups.stop()
+        await self._rights.stop()
         await self._store.close()
         if self._owns_engine:
             await self.engine.dispose()
@@ -244,14 +264,17 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
     async def ping(self, timeout: Duration | None = 3.0) -> bool:
         """Whether the database answers within `timeout` (None: statement_timeout) and every running loop works.
 
+        False, too, from the first statement that is refused because a right is missing until that right is given,
+        and while a table is missing.
+
         Raises:
             SetupError: `timeout` is no time, or negative.
         """
         limit = time_or_none("timeout", timeout)
-        loops = (self._scheduler, *self.subscribers)
+        loops = (self._scheduler, self._rights, *self.subscribers)
         if not all(getattr(loop, "healthy", True) for loop in loops):
             return False
-        return await self._store.ping(limit)
+        return await self._store.ping(limit, self._rights.activities)
 
     async def create_tables(self) -> None:
         """Create what is missing of the tables; for development and tests.

@@ -8,6 +8,7 @@ from faststream._internal.configs import BrokerConfig
 from faststream.exceptions import IncorrectState
 
 from faststream_sqlbroker.flow.presence import Presence
+from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
 
@@ -40,6 +41,7 @@ class SqlBrokerConfig(BrokerConfig):
     store: Store
     wakeups: Wakeups
     presence: Presence
+    rights: Rights
     default_driver_annotations: Any = field(default_factory=_driver_annotations)
 
 
@@ -69,6 +71,15 @@ class SqlBrokerRouterConfig(BrokerConfig):
 
     @property
     def presence(self) -> NoReturn:
+        """A router has none.
+
+        Raises:
+            IncorrectState: always.
+        """
+        raise IncorrectState(_NOT_INCLUDED)
+
+    @property
+    def rights(self) -> NoReturn:
         """A router has none.
 
         Raises:

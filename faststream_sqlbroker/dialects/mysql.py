@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, bindparam
 from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
 from faststream_sqlbroker.dialects import mysql_session
@@ -31,6 +31,9 @@ from faststream_sqlbroker.dialects.policy_sql import MYSQL
 from faststream_sqlbroker.dialects.steps import StepDialect, utc
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
+
+SELECT_DENIED = (1142, 1143)
+"""On the table, on a column: of a statement that inserts the same codes tell that INSERT is denied."""
 
 _INSERT_ROW = (
     "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, UTC_TIMESTAMP(6), "
@@ -111,6 +114,8 @@ class MysqlDialect(MysqlErrors, StepDialect):
 
     name = "mysql"
     insert_row = _INSERT_ROW
+    _may_return = True
+    """Whether MariaDB has not refused RETURNING yet."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`.
@@ -188,13 +193,24 @@ class MysqlDialect(MysqlErrors, StepDialect):
     def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
         """One multi-row INSERT; MariaDB tells the ids, MySQL the first of them and the step.
 
+        MariaDB wants SELECT on all columns for RETURNING; who only may insert is told the first id there, too.
         The step is read each time: a cluster changes it when a node joins.
         Source: MySQL manual, "AUTO_INCREMENT Handling in InnoDB": a simple insert gets its ids at once.
         """
         refuse_plain_backslashes(connection.connection.driver_connection)
-        if is_mariadb(connection.dialect):
+        if not (is_mariadb(connection.dialect) and self._may_return):
+            return self._insert_told_the_first(connection, rows)
+        try:
             statement = self.insert_statement(len(rows), "RETURNING id")
             return list(connection.execute(statement, self.insert_binds(rows)).scalars())
+        except DBAPIError as error:
+            if error.orig is None or error.orig.args[:1] not in {(code,) for code in SELECT_DENIED}:
+                raise
+        ids = self._insert_told_the_first(connection, rows)
+        self._may_return = False
+        return ids
+
+    def _insert_told_the_first(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
         first: int = connection.execute(self.insert_statement(len(rows)), self.insert_binds(rows)).lastrowid
         step = 1 if len(rows) == 1 else connection.execute(self.sql["id_step"]).scalar_one()
         return [first + n * step for n in range(len(rows))]

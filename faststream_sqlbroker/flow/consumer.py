@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.policies import Concurrency
@@ -19,6 +20,7 @@ from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.presence import Presence
 from faststream_sqlbroker.flow.release import StuckReleaser
+from faststream_sqlbroker.flow.rights import Rights, outcomes_of
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.flow.worker import Handle, Worker
 
@@ -50,17 +52,20 @@ class Consumer:
         cancellable: bool = True,
         encode: Callable[[Any], Awaitable[tuple[bytes, str | None]]] | None = None,
         presence: Presence | None = None,
+        rights: Rights | None = None,
         paused: bool = False,
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
         `encode` makes the bodies that handlers move their messages with.
         `presence` tells the fleet of it, and which queues are paused; `paused` starts it without claiming.
+        `rights` tells while its outcomes cannot be written.
         `cancellable` is false for handlers that run in a thread: cancelling would only stop waiting for it.
         """
         self._store, self._wakeups, self._settings = store, wakeups, settings
         self._handle, self._log, self._ack_first = handle, log, ack_first
         self._cancellable, self._encode, self._presence = cancellable, encode, presence
+        self._rights = rights
         self.member = Member(settings, paused=paused, on_change=self._reopened)
         self._rules = SettleRules(
             retry_strategy=settings.retry_strategy,
@@ -93,6 +98,7 @@ class Consumer:
         self._flush_loop = Loop("flush", self._flush_tick, log)
         self._repeat_loop = Loop("repeat", self._flusher.repeater.tick, log)
         held.on_apart = self._repeat_loop.wake
+        self._flusher.repeater.on_denied = partial(self.member.hold, "denied")
         self._lease_loop = Loop("lease", keeper.tick, log)
         self._look_loop = Loop("look", self._fetcher.ready.look_beside, log)
         self._fetcher.on_slow = self._look_loop.wake
@@ -120,9 +126,11 @@ class Consumer:
 
     @property
     def healthy(self) -> bool:
-        """Whether every loop's last tick succeeded, no worker has died, and few outcomes are refused or set apart."""
+        """Whether every loop's last tick succeeded, no worker has died, nothing is missing, and few outcomes are refused
+        or set apart.
+        """
         fine = all(loop.healthy for loop in self._loops) and not any(w.done() for w in self._workers)
-        return fine and self.inflight.apart_count < MOST_APART
+        return fine and not self.member.held and self.inflight.apart_count < MOST_APART
 
     @property
     def stopping(self) -> bool:
@@ -150,6 +158,9 @@ class Consumer:
         self._wakeups.register(s.queues, self._hint, listen=s.wakeup != "poll")
         if self._presence is not None:
             self._presence.join(self.member)
+        if self._rights is not None:
+            archive = self._store.dialect.has_archive
+            self._rights.join(self.member, outcomes_of(s, ack_first=self._ack_first, archive=archive))
 
     def pause(self, paused: bool) -> None:
         """Claim no more and give back what has not started; False ends that."""
@@ -189,6 +200,8 @@ class Consumer:
         self._released()
 
     async def _leave(self) -> None:
+        if self._rights is not None:
+            self._rights.leave(self.member)
         if self._presence is not None:
             await self._presence.leave(self.member)
 

@@ -14,7 +14,7 @@ FIRST_WAIT = 5.0
 
 
 class Member:
-    """Knows which of its queues are open: neither paused for the fleet, nor the subscriber itself.
+    """Knows which of its queues are open: neither paused for the fleet, nor the subscriber itself, nor held.
 
     Between `begin` and the first `told` none is; after `FIRST_WAIT` seconds without it, all are.
     """
@@ -24,6 +24,7 @@ class Member:
         self._settings, self._on_change = settings, on_change
         self._holder = os.urandom(HOLDER_BYTES)
         self.paused, self.stopping = paused, False
+        self._holds: set[str] = set()
         self._closed: frozenset[str] | None = frozenset()
         self._timer: asyncio.TimerHandle | None = None
         self.name = worker_name(process_name(), self._holder)
@@ -40,6 +41,7 @@ class Member:
     def begin(self, *, known: bool) -> None:
         """It starts; unless it is `known` that nothing is paused, somebody will call `told`."""
         self.stopping, self._closed = False, frozenset() if known else None
+        self._holds.clear()
         if not known:
             self._timer = asyncio.get_running_loop().call_later(FIRST_WAIT, self.told, frozenset())
         self._look()
@@ -55,6 +57,16 @@ class Member:
         self.paused = paused
         self._look()
 
+    def hold(self, reason: str, held: bool) -> None:
+        """Claim nothing while outcomes cannot be written, for one of several reasons; False ends this one."""
+        (self._holds.add if held else self._holds.discard)(reason)
+        self._look()
+
+    @property
+    def held(self) -> bool:
+        """Whether there is such a reason."""
+        return bool(self._holds)
+
     def end(self) -> None:
         """It stops."""
         self.stopping = True
@@ -67,7 +79,9 @@ class Member:
 
     def _find_open(self) -> tuple[str, ...]:
         closed, queues = self._closed, self._settings.queues
-        return () if self.paused or closed is None else tuple(q for q in queues if q not in closed)
+        return (
+            () if self.paused or self.held or closed is None else tuple(q for q in queues if q not in closed)
+        )
 
     def _look(self) -> None:
         found = self._find_open()

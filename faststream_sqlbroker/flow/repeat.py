@@ -6,14 +6,14 @@ what is refused again and again, and carries something of its own that may be th
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcome_states import Batch, State
@@ -35,12 +35,16 @@ class Repeater:
     def __init__(self, store: "Store", inflight: Inflight, log: Log) -> None:
         """Share the subscriber's `inflight`."""
         self._store, self._inflight, self._log = store, inflight, log
+        self.on_denied: Callable[[bool], None] = lambda _denied: None
+        """Told that a right or a table is missing for outcomes that carry nothing of their own, and that this is over."""
 
     def refuse(self, batch: Batch, refused: Refused) -> None:
         """Keep the units of `batch` that were `refused` one by one."""
         if not refused:
             return
         self._inflight.refuse(batch, [settlement for settlement, _ in refused])
+        if any(isinstance(error, AccessError) and s.unit is None for s, error in refused):
+            self.on_denied(True)
         self._tell(logging.ERROR, [s for s, _ in refused], "were refused by the database", refused[0][1])
 
     def set_apart(self, batch: Batch, error: BaseException) -> None:
@@ -65,6 +69,8 @@ class Repeater:
         if batch is not None:
             await self._send(batch)
         due = self._inflight.next_due()
+        if due is None:
+            self.on_denied(False)
         return None if due is None else max(0.0, due - monotonic())
 
     async def _send(self, batch: Batch) -> None:
@@ -102,6 +108,8 @@ class Repeater:
                 note_unanswered(self._inflight, batch, error)
                 raise
             self._inflight.answered(batch, result)
+            if parts[0].unit is None:
+                self.on_denied(False)
             if n and result.settled:
                 self._log(
                     logging.ERROR,

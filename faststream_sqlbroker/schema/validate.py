@@ -3,6 +3,7 @@
 from typing import Any
 
 from sqlalchemy import Column, Connection, Index, Table, inspect
+from sqlalchemy.exc import DBAPIError, NoSuchTableError
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 from sqlalchemy.types import (
     JSON,
@@ -21,6 +22,8 @@ from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 OURS = {"lease_token", "lease_expires_at", "dedup_id", "publish_count"}
 """Columns of the message table that nobody else's has."""
 ARCHIVE_OURS = {"reason", "dedup_id", "publish_count"}
+_DENIED = frozenset({1142, 1143})
+"""MySQL and MariaDB show a table's definition to nobody without SELECT on all of it."""
 
 
 def foreign_tables(connection: Connection, tables: Tables) -> list[str]:
@@ -28,7 +31,9 @@ def foreign_tables(connection: Connection, tables: Tables) -> list[str]:
     found = []
     inspector = inspect(connection)
     for table, marks in ((tables.message, OURS), (tables.archive, ARCHIVE_OURS)):
-        if table is None or not inspector.has_table(table.name, schema=table.schema):
+        if table is None or not _may_see(inspector, table):
+            continue
+        if not inspector.has_table(table.name, schema=table.schema):
             continue
         names = {c["name"] for c in inspector.get_columns(table.name, schema=table.schema)}
         if not names & marks:
@@ -46,7 +51,8 @@ def foreign_tables(connection: Connection, tables: Tables) -> list[str]:
 def differences(connection: Connection, tables: Tables) -> list[str]:
     """What differs, one line for each difference, with the statement that mends it.
 
-    Columns and indexes that are not the broker's are left alone.
+    Columns and indexes that are not the broker's are left alone, and so are tables that the user may not look at: a
+    producer needs no right to read.
     """
     foreign = foreign_tables(connection, tables)
     if foreign:
@@ -54,6 +60,8 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
     inspector = inspect(connection)
     found: list[str] = []
     for table in tables.for_dialect(connection.dialect.name).ours:
+        if not _may_see(inspector, table):
+            continue
         if inspector.has_table(table.name, schema=table.schema):
             found += _columns(connection, inspector, table)
             found += _indexes(connection, inspector, table)
@@ -61,6 +69,19 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
             statement = _compiled(connection, CreateTable(table))
             found.append(f"table {table.fullname!r} is missing: {statement}")
     return found
+
+
+def _may_see(inspector: Any, table: Table) -> bool:
+    """Whether the user may read the definition of `table`, or would be told that it is missing."""
+    try:
+        inspector.get_columns(table.name, schema=table.schema)
+    except NoSuchTableError:
+        return True
+    except DBAPIError as error:
+        if error.orig is None or error.orig.args[:1] not in {(code,) for code in _DENIED}:
+            raise
+        return False
+    return True
 
 
 def _columns(connection: Connection, inspector: Any, table: Table) -> list[str]:

@@ -1,14 +1,16 @@
 """The database's errors, classed: worth repeating, or not."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.access import is_denied
 from faststream_sqlbroker.dialects.sqlite import is_locked
 from faststream_sqlbroker.exceptions import (
+    AccessError,
     PublishError,
     SetupError,
     SqlBrokerError,
@@ -29,6 +31,8 @@ class ErrorClasses:
     def __init__(self, dialect: Dialect, statement_timeout: float) -> None:
         """`statement_timeout` in seconds is what the message of a time-out names."""
         self._dialect, self._statement_timeout = dialect, statement_timeout
+        self.on_denied: Callable[[], None] = lambda: None
+        """Called when a statement was refused because a right or a table is missing."""
 
     @asynccontextmanager
     async def classed(self) -> AsyncIterator[None]:
@@ -42,6 +46,8 @@ class ErrorClasses:
             ours = self.of(error)
             if ours is None:
                 raise
+            if self._denied(error):
+                self.on_denied()
             raise ours from error
 
     @asynccontextmanager
@@ -71,7 +77,7 @@ class ErrorClasses:
         if getattr(error, "connection_invalidated", False) or self._is_transient(error):
             return TransientStoreError(driver_text(error))
         if isinstance(error, SQLAlchemyError):
-            return StoreError(driver_text(error))
+            return (AccessError if self._denied(error) else StoreError)(driver_text(error))
         if type(error).__module__.partition(".")[0] in DRIVERS:
             # Not translated by SQLAlchemy: it came out of connecting, or of a connection already broken.
             return TransientStoreError(f"{type(error).__name__}: {error}")
@@ -89,7 +95,12 @@ class ErrorClasses:
                 f"(see docs/outbox.md) and repeat the whole transaction ({driver_text(error)})"
             )
             return TransientStoreError(msg)
+        if self._denied(error):
+            self.on_denied()
         return self.of(error) or error
+
+    def _denied(self, error: BaseException) -> bool:
+        return any(is_denied(self._dialect, each) for each in _causes(error))
 
     def spoils(self, error: BaseException) -> bool:
         """Whether the connection that gave `error` must not be used again, though it may go on answering."""

@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
+from faststream_sqlbroker.core.access import Access, Activities
 from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     Leases,
@@ -20,6 +21,7 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.dialects import Dialect, dialect_for
+from faststream_sqlbroker.dialects.access import find_lacks, missing_tables
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
@@ -259,9 +261,21 @@ class Store:
         """What in the database differs from what this version needs, each with its cure."""
         return await self._transactions.run(lambda c: differences(c, self.tables), self._places, write=False)
 
-    async def ping(self, timeout: float | None) -> bool:
-        """Whether the database answers within `timeout` seconds (None: `statement_timeout`)."""
-        return await self._transactions.ping(timeout)
+    async def find_lacks(self, activities: Activities) -> Access:
+        """Which rights and tables the database user lacks for `activities`; nothing is written."""
+        return await self._transactions.run(
+            lambda c: find_lacks(self.dialect, c, activities), self._places, write=False
+        )
+
+    def on_denied(self, call: Callable[[], None]) -> None:
+        """Call `call` whenever a statement is refused because a right or a table is missing."""
+        self._errors.on_denied = call
+
+    async def ping(self, timeout: float | None, activities: Activities = frozenset()) -> bool:
+        """Whether the database answers within `timeout` seconds (None: `statement_timeout`) and has the tables needed."""
+        return await self._transactions.ping(
+            timeout, lambda c: not missing_tables(self.dialect, c, activities)
+        )
 
     async def notify(self, channel: str, queues: Sequence[str]) -> None:
         """Send a wake-up for `queues` to other processes (PostgreSQL)."""

@@ -152,8 +152,8 @@ class Transactions:
                 raise
             raise DBAPIError(None, None, error, connection_invalidated=True) from error
 
-    async def ping(self, timeout: float | None) -> bool:
-        """Whether the database answers within `timeout` seconds (None: the transactions' own)."""
+    async def ping(self, timeout: float | None, check: Callable[[Connection], bool]) -> bool:
+        """Whether the database answers within `timeout` seconds (None: the transactions' own), and what `check` says."""
         limit = self.timeout if timeout is None else timeout
         try:
             async with (
@@ -162,6 +162,6 @@ class Transactions:
                 self.checkouts(limit) as connection,
             ):
                 await connection.execute(select(1))
+                return await connection.run_sync(check)
         except StoreError:
             return False
-        return True

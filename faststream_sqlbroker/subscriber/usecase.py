@@ -11,10 +11,12 @@ from faststream._internal.endpoint.subscriber import SubscriberUsecase
 from faststream.exceptions import StopConsume
 from typing_extensions import override
 
+from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.forward import Forward
+from faststream_sqlbroker.flow.rights import activities_of
 from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.flow.worker import Handle
 from faststream_sqlbroker.instructions import Instruction, follow_unacknowledged
@@ -120,18 +122,29 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             SetupError: the routers' prefix makes a queue's name impossible, handler_timeout is given for a
                 synchronous handler, the broker's ack_policy does not fit transactional, ordered or dead_letter_queue, or
                 forward_to=DESTINATION has no archive for messages without one.
+            RightsError: the database user lacks rights that the subscriber needs.
             NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
         if self._consumer is not None and self._consumer.stopping:
             await self.stop()  # a handler has asked for it
         if self.running:
             return
+        await self._outer_config.rights.check(self.activities)  # type: ignore[attr-defined]
         await self.prepare()
         if self.calls or self.forward_to is not None:
             self._consumer = self._make_consumer()
         self._post_start()
         if self._consumer is not None:
             await self._consumer.start()
+
+    @property
+    def activities(self) -> Activities:
+        """What its loops do in the database."""
+        if not self.calls and self.forward_to is None:
+            return frozenset()
+        archive: bool = self._outer_config.store.dialect.has_archive  # type: ignore[attr-defined]
+        first = self.ack_policy is AckPolicy.ACK_FIRST and self.forward_to is None
+        return activities_of(self.config.settings, ack_first=first, archive=archive)
 
     def _make_consumer(self) -> Consumer:
         outer: Any = self._outer_config
@@ -151,6 +164,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             cancellable=not self._synchronous_handlers(),
             encode=outer.producer.encode,
             presence=outer.presence,
+            rights=outer.rights,
             paused=self._is_paused,
         )
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -122,13 +123,22 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
     consumer = rig.consumer(fetch_batch_size=10, flush_interval=0.01, **quick)
     await consumer.start()
     await eventually(lambda: rig.logged("they are kept and tried again"))
-    await eventually(lambda: len(_refused(consumer.inflight)) == 30)
-    first = max(r["lease_expires_at"] for r in await rig.rows())
+    assert not consumer.healthy
+
+    async def claims_have_stopped() -> bool:
+        return len(await held()) == len(_refused(consumer.inflight)) == len(rig.handled)
+
+    async def held() -> list[datetime]:
+        return [r["lease_expires_at"] for r in await rig.rows() if r["state"] == "PROCESSING"]
+
+    await eventually(claims_have_stopped)
+    count, first = len(rig.handled), max(await held())
 
     async def renewed() -> bool:
-        return min(r["lease_expires_at"] for r in await rig.rows()) > first
+        return min(await held()) > first
 
     await eventually(renewed, timeout=20, step=0.1)
+    assert len(rig.handled) == count
     await rig.execute("ALTER TABLE away RENAME TO message_archive")
     await eventually(lambda: _count(rig, 30), timeout=30)
     rows = await rig.rows(archive=True)

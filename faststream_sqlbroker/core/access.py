@@ -1,0 +1,56 @@
+"""What a process does to the tables, and what its database user lacks for it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Activity(Enum):
+    """Something a process does, and with it the rights that it needs; the value says what for."""
+
+    PUBLISH = "to publish"
+    CONSUME = "to claim messages and to write their outcomes"
+    ARCHIVE = "to keep finished messages"
+    STATE = "for signs of life, pauses, order, policies and starts"
+    SCHEDULE = "for schedules"
+
+
+Activities = frozenset[Activity]
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """One thing that is missing."""
+
+    what: str
+    """The right and its table, or the table."""
+    cure: str
+    """The statement that mends it."""
+    activities: Activities
+    """What cannot be done without it."""
+    is_table: bool = False
+    """Whether the table itself is missing, not a right."""
+
+    def __str__(self) -> str:
+        """One line: what is missing, what for, and the cure."""
+        purpose = " and ".join(sorted(activity.value for activity in self.activities))
+        return f"{self.what}, {purpose}: {self.cure}"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a database user may do of what was asked."""
+
+    who: str
+    """What to call the user in a sentence."""
+    lacks: Sequence[Lack] = ()
+
+    @property
+    def denied(self) -> list[Lack]:
+        """What an administrator must grant."""
+        return [lack for lack in self.lacks if not lack.is_table]
+
+    def describe(self, lacks: Iterable[Lack] | None = None) -> str:
+        """All that is missing, or these, in lines."""
+        lines = "".join(f"\n  - {lack}" for lack in (self.lacks if lacks is None else lacks))
+        return f"{self.who} lacks what this process needs:{lines}"

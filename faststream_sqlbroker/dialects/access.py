@@ -1,0 +1,289 @@
+"""Which of the rights that a process needs its database user lacks.
+
+The database is asked, and nothing is written: PostgreSQL by its functions for rights, MySQL and MariaDB by EXPLAIN,
+which checks them as the statement itself would, SQLite by a write that changes no row.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, String, Table, bindparam, text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import DBAPIError
+
+from faststream_sqlbroker.core.access import Access, Activities, Lack
+from faststream_sqlbroker.dialects.rights import Right, rights
+from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.base import Dialect
+
+_NO_TABLE, _NO_COLUMN = frozenset({1146}), frozenset({1054})
+_DENIED = frozenset({1044, 1142, 1143, 1227, 1370})
+_DENIED_STATES = frozenset({"42501", "42P01", "3F000"})
+"""insufficient_privilege, undefined_table, invalid_schema_name."""
+_UNSEEN = " (or there is no such table, which MariaDB does not tell who has no right on it)"
+_READ_ONLY = 8
+"""SQLITE_READONLY, in the lowest byte of its extended codes."""
+
+_IDS = """
+SELECT w.name, f.id, f.schema, f.allowed
+FROM unnest(:names) AS w(name)
+LEFT JOIN LATERAL (
+  SELECT c.oid AS id, n.nspname AS schema, has_schema_privilege(n.oid, 'USAGE') AS allowed
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  WHERE c.relname = w.name AND c.relkind IN ('r', 'p', 'v', 'f') AND (n.nspname = :schema
+    OR :schema = '' AND (pg_table_is_visible(c.oid) OR NOT has_schema_privilege(n.oid, 'USAGE')
+      AND n.nspname = ANY (string_to_array(translate(current_setting('search_path'), '" ', ''), ','))))
+  ORDER BY pg_table_is_visible(c.oid) DESC LIMIT 1
+) f ON true
+"""
+# A column that is not there has no number, and no rights that could be missing.
+_LACKED = """
+SELECT w.at::int, w.name
+FROM unnest(:ats, :ids, :verbs, :names) AS w(at, id, verb, name)
+LEFT JOIN pg_attribute a ON a.attrelid = w.id::oid AND a.attname = w.name AND NOT a.attisdropped
+WHERE CASE w.verb WHEN 'USAGE' THEN NOT coalesce(has_sequence_privilege(
+      pg_get_serial_sequence((w.id::oid)::regclass::text, 'id'), 'USAGE, UPDATE'), true)
+  WHEN 'DELETE' THEN NOT has_table_privilege(w.id::oid, w.verb)
+  ELSE NOT coalesce(has_column_privilege(w.id::oid, a.attnum, w.verb), true) END
+"""
+
+
+Denied = tuple[Right, Sequence[str]]
+"""A right and those of its columns that are denied; none: all of it."""
+
+
+def is_denied(dialect: "Dialect", error: BaseException) -> bool:
+    """Whether `error`, the driver's own, says that a right or a table is missing."""
+    if dialect.name == "postgresql":
+        return str(getattr(error, "sqlstate", "")) in _DENIED_STATES
+    if dialect.name in MYSQL:
+        return bool(error.args) and error.args[0] in _DENIED | _NO_TABLE
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF == _READ_ONLY or (code == 1 and str(error).startswith("no such table"))
+
+
+def missing_tables(dialect: "Dialect", connection: Connection, activities: Activities) -> list[str]:
+    """The tables that `activities` need and that are not there, or not to be seen; locks nothing."""
+    tables = list(
+        dict.fromkeys(right.table for right in rights(dialect.tables, connection.dialect, activities))
+    )
+    if not tables:
+        return []
+    names = [table.name for table in tables]
+    if dialect.name == "postgresql":
+        known = set(_ids(connection, tables))
+    elif dialect.name in MYSQL:
+        known = _names(
+            connection,
+            "SELECT table_name FROM information_schema.tables WHERE table_name IN :names "
+            "AND table_schema = COALESCE(:schema, DATABASE())",
+            names, schema=tables[0].schema,
+        )  # fmt: skip
+    else:
+        known = _sqlite_tables(connection, tables)
+    return [name for name in names if name not in known]
+
+
+def find_lacks(dialect: "Dialect", connection: Connection, activities: Activities) -> Access:
+    """What the connection's user lacks for `activities`: rights, and tables."""
+    wanted = rights(dialect.tables, connection.dialect, activities)
+    if dialect.name == "postgresql":
+        return _ask_postgresql(connection, wanted)
+    if dialect.name in MYSQL:
+        return _ask_mysql(dialect, connection, wanted)
+    return _ask_sqlite(connection, wanted)
+
+
+# -- PostgreSQL ----------------------------------------------------------------------------------------
+
+
+def _ids(connection: Connection, tables: Sequence[Table]) -> dict[str, Any]:
+    """What is known of those of `tables` that are there: id, schema, and whether the user may use the schema."""
+    statement = text(_IDS).bindparams(
+        bindparam("names", type_=ARRAY(String)), bindparam("schema", type_=String)
+    )
+    names = list(dict.fromkeys(table.name for table in tables))
+    found = connection.execute(statement, {"names": names, "schema": tables[0].schema or ""})
+    return {row.name: row for row in found if row.id is not None}
+
+
+def _ask_postgresql(connection: Connection, wanted: Sequence[Right]) -> Access:
+    user = connection.execute(text("SELECT current_user")).scalar_one()
+    if not wanted:
+        return Access(f"the role {user}")
+    quote = connection.dialect.identifier_preparer.quote
+    known = _ids(connection, [right.table for right in wanted])
+    lacks = list(_not_there(connection, wanted, known))
+    closed = {table.schema for table in known.values() if not table.allowed}
+    for schema in sorted(closed):
+        of = _union(r for r in wanted if r.table.name in known and known[r.table.name].schema == schema)
+        cure = f"GRANT USAGE ON SCHEMA {quote(schema)} TO {quote(user)};"
+        lacks.append(Lack(f"USAGE on schema {schema}", cure, of))
+    asked = [r for r in wanted if r.table.name in known and known[r.table.name].schema not in closed]
+    lacked = _lacked(connection, asked, known)
+    denied = [
+        (right, [column for column in right.columns if column in lacked[at]])
+        for at, right in enumerate(asked)
+        if at in lacked
+    ]
+    for table, of_table in _by_table(denied):
+        name = f"{quote(known[table.name].schema)}.{quote(table.name)}"
+        if rest := [each for each in of_table if each[0].verb != "USAGE"]:
+            lacks.append(_granted(connection, rest, name, quote(user)))
+        if ids := [each for each in of_table if each[0].verb == "USAGE"]:
+            statement = text("SELECT pg_get_serial_sequence(:name, 'id')")
+            sequence = connection.execute(statement, {"name": name}).scalar_one()
+            lacks.append(_granted(connection, ids, f"SEQUENCE {sequence}", quote(user)))
+    return Access(f"the role {user}", lacks)
+
+
+def _lacked(connection: Connection, asked: Sequence[Right], known: dict[str, Any]) -> dict[int, set[str]]:
+    """The columns that are denied of each of `asked`, by its place; an empty name for a whole table."""
+    each = [
+        (at, known[right.table.name].id, right.verb, column)
+        for at, right in enumerate(asked)
+        for column in right.columns or ("",)
+    ]
+    if not each:
+        return {}
+    strings = ARRAY(String)
+    statement = text(_LACKED).bindparams(
+        *(bindparam(name, type_=strings) for name in ("ats", "ids", "verbs", "names"))
+    )
+    ats, ids, verbs, names = zip(*each, strict=True)
+    binds = {"ats": [*map(str, ats)], "ids": [*map(str, ids)], "verbs": [*verbs], "names": [*names]}
+    found: dict[int, set[str]] = {}
+    for at, column in connection.execute(statement, binds):
+        found.setdefault(at, set()).add(column)
+    return found
+
+
+# -- MySQL and MariaDB ---------------------------------------------------------------------------------
+
+
+def _ask_mysql(dialect: "Dialect", connection: Connection, wanted: Sequence[Right]) -> Access:
+    asked = connection.execute(text("SELECT CURRENT_USER(), DATABASE()")).one()
+    name, _, host = str(asked[0]).rpartition("@")
+    to = f"{_literal(name)}@{_literal(host)}"
+    quote = connection.dialect.identifier_preparer.quote
+    lacks: list[Lack] = []
+    denied: list[Denied] = []
+    mariadb = is_mariadb(connection.dialect)
+    gone: set[str] = set()
+    for right in wanted:
+        answer = _explain(dialect, connection, right, right.columns)
+        if answer in _NO_TABLE:
+            gone.add(right.table.name)
+        elif answer in _DENIED | _NO_COLUMN:
+            columns = [c for c in right.columns if _explain(dialect, connection, right, (c,)) in _DENIED]
+            if columns or not right.columns:
+                denied.append((right, columns))
+    known = {right.table.name: right for right in wanted if right.table.name not in gone}
+    lacks += _not_there(connection, wanted, known)
+    for table, of_table in _by_table(denied):
+        on = f"{quote(table.schema or str(asked[1]))}.{quote(table.name)}"
+        lack = _granted(connection, of_table, on, to)
+        unseen = mariadb and len(of_table) == sum(right.table is table for right in wanted)
+        lacks.append(replace(lack, cure=lack.cure + _UNSEEN) if unseen else lack)
+    return Access(f"the user {to}", lacks)
+
+
+def _explain(dialect: "Dialect", connection: Connection, right: Right, columns: Sequence[str]) -> int | None:
+    """The number of the error that such a statement gets; None if it may run."""
+    preparer = connection.dialect.identifier_preparer
+    table = preparer.format_table(right.table)
+    names = [preparer.quote(column) for column in columns]
+    listed = ", ".join(names)
+    statement = {
+        "SELECT": f"SELECT {listed} FROM {table} WHERE 1 = 0",
+        "INSERT": f"INSERT INTO {table} ({listed}) SELECT {', '.join(['NULL'] * len(names))} FROM DUAL WHERE 1 = 0",
+        "UPDATE": f"UPDATE {table} SET {', '.join(f'{name} = NULL' for name in names)} WHERE 1 = 0",
+        "DELETE": f"DELETE FROM {table} WHERE 1 = 0",
+    }[right.verb]
+    try:
+        connection.exec_driver_sql(f"EXPLAIN {statement}")
+    except DBAPIError as error:
+        if error.connection_invalidated or error.orig is None or dialect.is_transient(error.orig):
+            raise
+        # Rights are checked before values: what else is wrong with the statement (1364, no default) may stay so.
+        return int(error.orig.args[0])
+    return None
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+# -- SQLite --------------------------------------------------------------------------------------------
+
+
+def _ask_sqlite(connection: Connection, wanted: Sequence[Right]) -> Access:
+    known = _sqlite_tables(connection, [right.table for right in wanted])
+    file = connection.execute(text("SELECT file FROM pragma_database_list WHERE name = 'main'")).scalar_one()
+    lacks = list(_not_there(connection, wanted, dict.fromkeys(known)))
+    there = [right for right in wanted if right.table.name in known]
+    if there:
+        table, column = there[0].table, next(iter(there[0].table.columns.keys()))
+        preparer = connection.dialect.identifier_preparer
+        name = preparer.quote(column)
+        try:
+            # BEGIN IMMEDIATE does not notice a file that cannot be written.
+            connection.exec_driver_sql(f"UPDATE {preparer.format_table(table)} SET {name} = {name} WHERE 0")
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != _READ_ONLY:
+                raise
+            connection.connection.invalidate(soft=True)  # a file that was opened read-only stays so
+            cure = (
+                "let the process write the file and its folder, where SQLite keeps -wal and -shm files, and open it "
+                "without mode=ro and query_only"
+            )
+            lacks.append(Lack(f"the right to write {file} ({error.orig})", cure, _union(there)))
+    return Access("the account of this process", lacks)
+
+
+def _sqlite_tables(connection: Connection, tables: Sequence[Table]) -> set[str]:
+    schema = next((table.schema for table in tables if table.schema), None)
+    prefix = "" if schema is None else connection.dialect.identifier_preparer.quote(schema) + "."
+    statement = f"SELECT name FROM {prefix}sqlite_master WHERE name IN :names"
+    return _names(connection, statement, [table.name for table in tables])
+
+
+# -- words ---------------------------------------------------------------------------------------------
+
+
+def _names(connection: Connection, statement: str, names: Sequence[str], **binds: Any) -> set[str]:
+    expanding = text(statement).bindparams(bindparam("names", expanding=True))
+    return set(connection.execute(expanding, {"names": list(names), **binds}).scalars())
+
+
+def _not_there(connection: Connection, wanted: Sequence[Right], known: dict[str, Any]) -> Iterator[Lack]:
+    preparer = connection.dialect.identifier_preparer
+    for table in dict.fromkeys(right.table for right in wanted if right.table.name not in known):
+        of = _union(right for right in wanted if right.table is table)
+        cure = "run the migrations, or await broker.create_tables() while developing"
+        yield Lack(f"the table {preparer.format_table(table)}", cure, of, is_table=True)
+
+
+def _verb(right: Right, columns: Sequence[str], connection: Connection) -> str:
+    if right.whole or not right.columns:
+        return right.verb
+    quote = connection.dialect.identifier_preparer.quote
+    return f"{right.verb} ({', '.join(quote(column) for column in columns)})"
+
+
+def _by_table(denied: Sequence[Denied]) -> list[tuple[Table, list[Denied]]]:
+    tables = dict.fromkeys(right.table for right, _ in denied)
+    return [(table, [each for each in denied if each[0].table is table]) for table in tables]
+
+
+def _granted(connection: Connection, denied: Sequence[Denied], on: str, to: str) -> Lack:
+    """What is denied on one table or sequence, and the GRANT."""
+    verbs = ", ".join(_verb(right, columns, connection) for right, columns in denied)
+    return Lack(f"{verbs} on {on}", f"GRANT {verbs} ON {on} TO {to};", _union(r for r, _ in denied))
+
+
+def _union(rights: Iterable[Right]) -> Activities:
+    return frozenset().union(*(right.activities for right in rights))

@@ -1,0 +1,103 @@
+"""Which rights the broker's statements need; docs/security.md lists them, and tests use roles with no others."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Table
+
+from faststream_sqlbroker.core.access import Activities, Activity
+from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.types import MYSQL
+
+PUBLISHED = (
+    "queue", "payload", "headers", "priority", "key", "dedup_id", "created_at", "next_attempt_at", "expires_at",
+)  # fmt: skip
+"""The columns that a publish writes."""
+SETTLED = (
+    "queue", "dedup_id", "headers", "payload", "state", "attempts_count", "deliveries_count", "next_attempt_at",
+    "first_attempt_at", "last_attempt_at", "acquired_at", "last_error", "lease_token", "lease_expires_at",
+    "policy_marks",
+)  # fmt: skip
+"""The columns of a live message that claims and outcomes change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One kind of statement on one table."""
+
+    table: Table
+    verb: str
+    """SELECT, INSERT, UPDATE or DELETE; USAGE is of the sequence that gives the table its ids."""
+    columns: tuple[str, ...]
+    """What must be allowed; none for DELETE and USAGE."""
+    whole: bool
+    """Whether a GRANT should name the table rather than columns."""
+    activities: Activities
+
+
+def rights(tables: Tables, dialect: Any, activities: Activities) -> list[Right]:
+    """What the statements of `activities` need of `tables`, a line for each table and verb.
+
+    Args:
+        tables: The broker's.
+        dialect: SQLAlchemy's, of a connection: MySQL's drivers find out with the first whether it is MariaDB.
+        activities: Of the process.
+    """
+    merged: dict[tuple[Table, str], Right] = {}
+    for activity in sorted(activities, key=lambda activity: activity.name):
+        these = frozenset({activity})
+        for table, verb, names, whole in _NEEDS[activity](tables, dialect):
+            if table is None:
+                continue
+            known = merged.get((table, verb), Right(table, verb, (), whole, these))
+            columns = dict.fromkeys((*known.columns, *names))
+            merged[table, verb] = Right(
+                table, verb, tuple(columns), known.whole or whole, known.activities | these
+            )
+    return list(merged.values())
+
+
+Need = tuple[Table | None, str, Sequence[str], bool]
+
+
+def _publish(tables: Tables, dialect: Any) -> Iterator[Need]:
+    message = tables.message
+    yield message, "INSERT", PUBLISHED, False
+    if dialect.name == "postgresql":
+        # Messages that share a statement are given their ids by it.
+        yield message, "INSERT", ("id",), False
+        yield message, "USAGE", (), True
+        # RETURNING reads the id; ON CONFLICT the columns of its index.
+        yield message, "SELECT", ("id", "queue", "dedup_id"), False
+
+
+def _consume(tables: Tables, dialect: Any) -> Iterator[Need]:
+    claimable = ("claimable",) if dialect.name in MYSQL else ()
+    yield tables.message, "SELECT", (*tables.message.columns.keys(), *claimable), True
+    yield tables.message, "UPDATE", SETTLED, True
+    yield tables.message, "DELETE", (), True
+
+
+def _archive(tables: Tables, _dialect: Any) -> Iterator[Need]:
+    columns = () if tables.archive is None else tables.archive.columns.keys()
+    yield tables.archive, "INSERT", columns, True
+
+
+def _schedule(tables: Tables, _dialect: Any) -> Iterator[Need]:
+    for verb in ("SELECT", "INSERT", "UPDATE"):
+        yield tables.policy_state, verb, tables.policy_state.columns.keys(), True
+
+
+def _state(tables: Tables, dialect: Any) -> Iterator[Need]:
+    yield from _schedule(tables, dialect)
+    yield tables.policy_state, "DELETE", (), True
+
+
+_NEEDS = {
+    Activity.PUBLISH: _publish,
+    Activity.CONSUME: _consume,
+    Activity.ARCHIVE: _archive,
+    Activity.STATE: _state,
+    Activity.SCHEDULE: _schedule,
+}
