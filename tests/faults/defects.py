@@ -1,15 +1,20 @@
 """Defects that are planted on purpose: the machine must catch each of them."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import text
 
 from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS
+from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.flow import flush
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.settlements import Settlements
+from faststream_sqlbroker.store.checkout import Checkouts
 
 
 def _settle_by_method(dialect: Any) -> None:
@@ -167,6 +172,36 @@ def commit_before_effects(store: Any) -> None:
     HandlerTransaction.commit = commit  # type: ignore[method-assign]
 
 
+def answers_on_one_row(_store: Any) -> None:
+    """The answers of a batch go with its first message only; the others are settled by themselves."""
+    original = Settlements.__call__
+
+    def call(settlements: Settlements, rows: Any) -> Any:
+        made, known = original(settlements, rows), set()
+        for settlement in made:
+            if settlement.unit in known:
+                settlement.unit = None
+            known.add(settlement.unit)
+        return made
+
+    Settlements.__call__ = call  # type: ignore[method-assign]
+
+
+def unproven_transactions(_store: Any) -> None:
+    """Nobody looks whether a handler's transaction is still the one that it was given (MySQL and MariaDB)."""
+    MarkedLocks.prove = lambda _locks, _connection, _lock: None  # type: ignore[method-assign]
+
+
+def nothing_is_set_apart(_store: Any) -> None:
+    """What fails for a passing reason is repeated as it is, before everything else."""
+    flush.APART_AFTER = sys.maxsize
+
+
+def read_only_sessions_stay(_store: Any) -> None:
+    """Connections to a server that has said that it is read-only stay in the pool."""
+    Checkouts.note = lambda _checkouts, _error: None  # type: ignore[method-assign]
+
+
 DEFECTS: dict[str, Callable[[Any], None]] = {
     "no fence": no_fence,
     "no renewal": no_renewal,
@@ -177,6 +212,10 @@ DEFECTS: dict[str, Callable[[Any], None]] = {
     "unnoted starts": unnoted_starts,
     "claims without order": claims_without_order,
     "commit before effects": commit_before_effects,
+    "answers on one row": answers_on_one_row,
+    "unproven transactions": unproven_transactions,
+    "nothing is set apart": nothing_is_set_apart,
+    "read-only sessions stay": read_only_sessions_stay,
 }
 
 

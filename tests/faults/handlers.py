@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker import (
     SqlBroker,
@@ -86,18 +86,19 @@ class Handlers:
             for one in messages:
                 self.end(one, "nack")
             raise RuntimeError(f"one of {numbers}")
-        nacked = [one for number, one in pairs if plan.leaves(number, one.attempts_count)]
-        for one in nacked:
-            self.end(one, "nack")
-            await one.nack()
-        # What a handler sends with its ack goes with all of its messages, or with none.
-        outcome = "ack" if nacked else self._outcome(pairs)
         for number, one in pairs:
-            if one not in nacked:
-                self.end(one, outcome, None if nacked or outcome == "refused" else self._size(number))
-        for number, one in pairs:
-            await self._send(number, one)
-        return _response(json.dumps(numbers).encode(), numbers, joint=True)
+            if plan.leaves(number, one.attempts_count):
+                self.end(one, "nack")
+                await one.nack()
+        # What is settled by hand is settled alone; the answers go with all others, or with none.
+        acked = [(number, one) for number, one in pairs if not plan.leaves(number, one.attempts_count)]
+        outcome = self._outcome(acked)
+        for number, one in acked:
+            self.end(one, outcome, None if outcome == "refused" else self._size(number))
+        for pair in acked:
+            await self._send(*pair)
+        together = [number for number, _ in acked]
+        return _response(json.dumps(together).encode(), together, joint=True)
 
     async def _work(self, numbers: Sequence[int], queue: str) -> None:
         # A transaction in SQLite would keep the leases from being renewed.
@@ -165,7 +166,7 @@ class TransactionHandlers(Handlers):
                 outcome = await self._change(connection, account, outcome)
                 await asyncio.sleep(0.03)
             await effect(connection, number, LAST)
-        except SQLAlchemyError:
+        except Exception:
             self.end(message, "nack")
             raise
         size = self._size(number)
@@ -190,7 +191,11 @@ class TransactionHandlers(Handlers):
         self.start(number, message)
         await effect(connection, number, FIRST)
         outcome = await self._end_it(number, message, connection)
-        await effect(connection, number, LAST)
+        try:
+            await effect(connection, number, LAST)
+        except Exception:
+            self.end(message, "nack" if outcome == "ack" else outcome)
+            raise
         size = self._size(number)
         self.end(message, outcome, size)
         return _response(b"x" * size, [number])

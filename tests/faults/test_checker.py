@@ -50,9 +50,13 @@ def test_a_batch_with_its_answers_breaks_nothing() -> None:
     answers = [ANSWER, Answer((2,), 60), Answer((1, 2), 9, joint=True)]
     known = {1: "batch", 2: "batch"}
     assert broken(good(committed=known, deliveries=both, archived=rows, answers=answers)) == []
-    # Where one message was nacked by itself, the others are acked, and nothing is answered.
-    silent = [replace(one, answer=None) for one in both]
-    assert broken(good(committed=known, deliveries=silent, archived=rows, answers=[])) == []
+    # What was nacked by itself is not in the answer of the others.
+    alone = [both[0], replace(both[1], ended="nack", answer=None)]
+    failed = [rows[0], row(number=2, queue="batch", state="FAILED", reason="max_attempts", attempts_count=3)]
+    failed[1]["deliveries_count"] = 3
+    starts = [*alone, *(replace(alone[1], deliveries=n, at=float(n)) for n in (2, 3))]
+    answers = [ANSWER, Answer((1,), 9, joint=True)]
+    assert broken(good(committed=known, deliveries=starts, archived=failed, answers=answers)) == []
 
 
 def test_what_a_handler_has_committed_itself_stays() -> None:

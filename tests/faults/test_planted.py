@@ -12,6 +12,7 @@ from tests.faults.faults import FAULTS
 from tests.faults.run import run_cell
 
 PLANTED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "read-only sessions stay": ("server read-only for a while", "1 nothing lost", {}),
     "no fence": (
         "SIGSTOP past the lease, then SIGCONT", "3 stale workers change nothing", {"queues": ("plain",)},
     ),
@@ -34,6 +35,7 @@ async def test_a_planted_defect_is_caught(
 ) -> None:
     fault, rule, options = PLANTED[defect]
     monkeypatch.setattr(cell, "DRAIN", 8.0)
+    monkeypatch.setattr(cell, "WORKING", 8.0)
     for seed in range(1, 11):
         with place_for(FAULTS[fault], "postgresql", servers.admin, tmp_path) as place:
             broken = await run_cell(fault, place, tmp_path, seed, rounds=2, defect=defect, **options)

@@ -46,6 +46,8 @@ async def too_large(cell: Cell, _proxy: Proxy | None) -> None:
     "an answer's dedup_id held by another transaction",
     short=(),
     databases=SERVERS,
+    # Each try has its rows locked for as long as it waits, so that their leases may not be renewed in time.
+    keeps_from_renewing=True,
     options={"statement_timeout": 1.0},
 )
 async def dedup_held(cell: Cell, _proxy: Proxy | None) -> None:

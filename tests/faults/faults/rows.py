@@ -7,7 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from tests.faults.cell import Cell
-from tests.faults.faults.fault import SERVERS, fault
+from tests.faults.faults.fault import SERVERS, fault, some_work
 from tests.proxy import Proxy
 
 
@@ -38,6 +38,8 @@ async def held_snapshot(cell: Cell, _proxy: Proxy | None) -> None:
         await asyncio.sleep(0.5)
 
 
+HITS = 15
+"""Leases that are given back."""
 _GIVE_BACK = text(
     "UPDATE message SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END, "
     "acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL WHERE id = :id AND state = 'PROCESSING'"
@@ -52,17 +54,23 @@ _GIVE_BACK = text(
 )
 async def given_back(cell: Cell, _proxy: Proxy | None) -> None:
     """What becomes of a lease that has run out, one here and one there: of a batch only some."""
-    for _ in range(15):
+    await some_work(cell)
+    hits = 0
+    for _ in range(100):
+        queue = cell.random.choice(("batch", "batch", "batch", "plain", "ordered"))
         async with cell.engine.connect() as connection:
             found = await connection.execute(
-                text("SELECT id FROM message WHERE state = 'PROCESSING' AND queue = :queue"),
-                {"queue": cell.random.choice(("batch", "batch", "batch", "plain", "ordered"))},
+                text("SELECT id FROM message WHERE state = 'PROCESSING' AND queue = :queue"), {"queue": queue}
             )
             ids = list(found.scalars())
             await connection.rollback()
             with contextlib.suppress(DBAPIError):  # it is locked
-                for message_id in cell.random.sample(ids, min(len(ids), 2)):
-                    await connection.execute(_GIVE_BACK, {"id": message_id})
+                for message_id in cell.random.sample(ids, min(len(ids), 1)):
+                    hit = await connection.execute(_GIVE_BACK, {"id": message_id})
+                    hits += hit.rowcount
                 await connection.commit()
-        await cell.publish(2)
-        await asyncio.sleep(0.04)
+        if hits >= HITS:
+            break
+        if not ids:
+            await cell.publish_to(queue, 5)
+        await asyncio.sleep(0.02)
