@@ -1,4 +1,4 @@
-"""MySQL ≥ 8.0.19 and MariaDB ≥ 10.6: SKIP LOCKED, JSON_TABLE, READ COMMITTED.
+"""MySQL and MariaDB: SKIP LOCKED, JSON_TABLE, READ COMMITTED.
 
 Differs from PostgreSQL: no UPDATE … RETURNING, so a claim locks and reads, then updates by id; no partial
 index, so the ready index leads with `claimable`, a generated column that is 1 or NULL; `state IN (…)` ahead

@@ -103,6 +103,12 @@ async def test_ids_are_right_whatever_the_step(bench: Bench) -> None:
         told += await store.insert([NewMessage("q", b"x")] * 9)
         told += await store.insert([NewMessage("q", b"x", dedup_id=f"d{step}")])
     await engine.dispose()
+    drivers = {"mariadb": "mariadb+pymysql", "mysql": "mysql+pymysql"}
+    synchronous = create_engine(engine.url.set(drivername=drivers[engine.dialect.name]))
+    with synchronous.begin() as connection:
+        connection.execute(text("SET SESSION auto_increment_increment = 3"))
+        told += store.insert_sync(connection, [NewMessage("q", b"x")] * 9)
+    synchronous.dispose()
     assert told == [row["id"] for row in await bench.rows()][1:]
 
 

@@ -13,7 +13,7 @@ from faststream_sqlbroker.exceptions import StoreError
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
 
-with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 """SQLite has none."""
 
 

@@ -57,5 +57,7 @@ def test_the_table_of_capabilities_is_todays() -> None:
 
 
 def test_the_table_of_capabilities_tells_databases_apart() -> None:
-    text = capabilities.table({"b": {"sqlite"}, "a": set(capabilities.DATABASES)})
-    assert text.splitlines()[2:] == ["| a | yes | yes | yes |", "| b | – | – | yes |"]
+    found = {"b": {"sqlite"}, "a": set(capabilities.DATABASES), "c": {"mariadb"}}
+    assert capabilities.table(found).splitlines()[2:] == [
+        "| a | yes | yes | yes | yes |", "| b | – | – | – | yes |", "| c | – | yes | untested | – |",
+    ]  # fmt: skip

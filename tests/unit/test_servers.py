@@ -1,0 +1,165 @@
+"""Where the tests' servers come from, and what is said when one is missing."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Servers
+from tools import compose, private, servers, unstable
+
+SOURCES = {
+    "lines.list": """
+# deb http://commented.example/debian bookworm main
+deb [signed-by=/k.gpg arch=amd64] http://other.example/apt tool-bookworm main
+deb-src http://src.example/debian bookworm main
+deb [signed-by=/k.gpg] http://lines.example/debian bookworm main contrib # the usual
+""",
+    "fields.sources": """
+Types: deb
+# URIs: http://commented.example/debian
+URIs: http://security.example/debian-security
+Suites: bookworm-security
+Components: main
+
+Types: deb
+URIs: http://fields.example/debian
+Suites: bookworm bookworm-updates
+Components: main
+""",
+}
+
+
+@pytest.fixture
+def nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server listens, none is installed, and none can be downloaded."""
+
+    @contextmanager
+    def no_engine(*_: object) -> Iterator[str]:
+        raise private.CannotStartError("no container engine answers")
+        yield ""
+
+    def no_packages() -> str:
+        raise unstable.DownloadError("apt-get failed: no route")
+
+    for kind, variable in servers.VARIABLES.items():
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setitem(servers.LISTENING, kind, ())
+    monkeypatch.setattr(compose, "start", no_engine)
+    monkeypatch.setattr(private, "find", lambda *_: None)
+    monkeypatch.setattr(private, "install", lambda _package: "apt-get needs root")
+    monkeypatch.setattr(unstable, "mysqld", no_packages)
+
+
+@pytest.mark.usefixtures("nothing_there")
+@pytest.mark.parametrize(("kind", "excused"), [("mysql", True), ("mariadb", False), ("postgresql", False)])
+def test_only_a_failed_download_is_an_excuse(
+    kind: str, excused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In CI the tests of the one are skipped with the reason; without the others nothing starts."""
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.delenv(f"{servers.VARIABLES[kind]}_MISSING", raising=False)
+    with pytest.raises(servers.NoServerError, match=f"no {kind} server: set SQLBROKER_TEST_") as raised:
+        with servers.server(kind):
+            pass
+    assert raised.value.excused is excused
+    assert ("apt-get failed: no route" in str(raised.value)) is excused
+    with pytest.raises(
+        pytest.skip.Exception if excused else pytest.fail.Exception, match=f"no {kind} server"
+    ):
+        Servers().admin(kind)
+
+
+@pytest.mark.usefixtures("nothing_there")
+@pytest.mark.parametrize(("kind", "code"), [("mysql", 0), ("mariadb", 1)])
+def test_the_command_hears_of_what_is_excused(kind: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    said: list[str] = []
+    check = f"import os, sys; sys.exit('no route' not in os.environ['{servers.VARIABLES[kind]}_MISSING'])"
+    assert servers.run([kind], [sys.executable, "-c", check], said.append) == code
+    [line] = said
+    assert line.startswith(f"no {kind} server")
+
+
+def test_a_reason_in_the_environment_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `servers.run` leaves it."""
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("SQLBROKER_TEST_MYSQL_URL_MISSING", "no mysql server: no route")
+    with pytest.raises(pytest.skip.Exception, match="no route"):
+        Servers().admin("mysql")
+
+
+def test_a_url_that_leads_nowhere_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQLBROKER_TEST_MYSQL_URL", f"mysql+pymysql://root@127.0.0.1:{private.free_port()}/x")
+    with pytest.raises(
+        servers.NoServerError, match="the mysql server of SQLBROKER_TEST_MYSQL_URL cannot be used"
+    ):
+        with servers.server("mysql"):
+            pass
+
+
+@pytest.mark.parametrize(("kind", "other"), [("mysql", "mariadb"), ("mariadb", "mysql")])
+def test_one_is_not_taken_for_the_other(kind: str, other: str, servers: Servers) -> None:
+    """They share a port and a protocol."""
+    from tools.servers import problem_of
+
+    url = servers.admin(other).url
+    for scheme in ("mysql+pymysql", "mariadb+pymysql"):
+        given = url.set(drivername=scheme).render_as_string(hide_password=False)
+        assert problem_of(kind, given) is not None
+    given = url.set(drivername="mysql+pymysql").render_as_string(hide_password=False)
+    assert problem_of(other, given) is None
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_mirror_is_the_machines_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list.d" / name).write_text(SOURCES[name])
+    monkeypatch.setattr(unstable, "SOURCES", tmp_path)
+    found = [
+        address for address, suites, parts in unstable._sources() if "bookworm" in suites and "main" in parts
+    ]
+    assert found == [f"http://{name.partition('.')[0]}.example/debian"]
+
+
+def test_it_is_unpacked_once_however_many_want_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked: list[Path] = []
+
+    def unpack(place: Path) -> None:
+        unpacked.append(place)
+        time.sleep(0.2)
+        place.mkdir()
+        (place / "mysqld").touch()
+
+    monkeypatch.setattr(unstable, "cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr(unstable, "_unpack", unpack)
+    threads = [threading.Thread(target=unstable.mysqld) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(unpacked) == 1
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_download_is_tried_twice(failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(command: list[str], _cwd: Path | None = None) -> str:
+        ran.append(command[-1])
+        if len(ran) <= failures:
+            raise unstable.DownloadError("no route")
+        return "Inst mysql-server-core (9)\n"
+
+    monkeypatch.setattr(unstable, "_run", run)
+    if failures == 1:
+        unstable._download(tmp_path, "http://mirror.example/debian")
+        assert ran == ["--error-on=any", "--error-on=any", "mysql-server-core", "mysql-server-core"]
+    else:
+        with pytest.raises(unstable.DownloadError, match="no route"):
+            unstable._download(tmp_path, "http://mirror.example/debian")
+        assert ran == ["--error-on=any"] * 2
