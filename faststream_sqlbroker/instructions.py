@@ -247,6 +247,32 @@ def current_error() -> BaseException | None:
     return error
 
 
+def nack_or_refuse(delay: Duration | None, settle: Callable[[outcomes.Outcome], Any]) -> outcomes.Nack:
+    """The nack; one that is refused still records that the delivery failed, so that it is tried again.
+
+    Raises:
+        SetupError: `delay` is negative or no length of time.
+    """
+    try:
+        if delay is None:
+            return outcomes.Nack(error=current_error())
+        return outcomes.Nack(delay=seconds_or_zero("delay", delay), error=current_error())
+    except SetupError as error:
+        settle(outcomes.Nack(error=error))
+        raise
+
+
+def reject_outcome(reason: str | None) -> outcomes.Reject:
+    """The reject.
+
+    Raises:
+        SetupError: `reason` is not a string.
+    """
+    if reason is not None and not isinstance(reason, str):
+        raise SetupError(f"reason must be a string or None, got {reason!r}")
+    return outcomes.Reject(reason=reason, error=current_error())
+
+
 _GONE = (
     "AckPolicy.ACK_FIRST has acked the message before its handler started, so nothing else can become of it: use "
     "another policy for handlers that postpone, move or hold their messages"

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from faststream.message import AckStatus, StreamMessage
 
+from faststream_sqlbroker.batch_start import note_fault
 from faststream_sqlbroker.core.duration import Duration, seconds_or_zero
-from faststream_sqlbroker.core.outcome import Ack, Discard, Move, Nack, Outcome, Postpone, Reject
+from faststream_sqlbroker.core.outcome import Ack, Discard, Move, Outcome, Postpone, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
-from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.instructions import (
     KEPT,
     Place,
     Said,
-    current_error,
     extend,
     follow,
     follow_raised,
+    nack_or_refuse,
+    reject_outcome,
 )
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
             SetupError: `delay` is negative or no length of time.
         """
         if instead is None:
-            self._settle(_nack_or_refuse(delay, self._settle))
+            self._settle(nack_or_refuse(delay, self._settle))
         else:
             await self._follow_raised(instead)
         await super().nack()
@@ -105,7 +106,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         Raises:
             SetupError: `reason` is not a string.
         """
-        self._settle(_reject(reason))
+        self._settle(reject_outcome(reason))
         await super().reject()
 
     async def postpone(self, delay: Duration) -> None:
@@ -215,6 +216,14 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
             for message in self._messages or ():
                 message.set_decoder(decode)
 
+    async def decode(self) -> Any:
+        """The bodies, as the decoder makes them."""
+        try:
+            return await super().decode()
+        except Exception as error:
+            note_fault(error)
+            raise
+
     async def ack(self, *, instead: Said | None = None) -> None:
         """`SqlBrokerMessage.ack` for every message not settled yet."""
         if instead is not None:
@@ -238,7 +247,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
 
     async def reject(self, *, reason: str | None = None) -> None:
         """`SqlBrokerMessage.reject` for every message not settled yet."""
-        _reject(reason)
+        reject_outcome(reason)
         for message in self.messages:
             await message.reject(reason=reason)
         await super().reject()
@@ -268,27 +277,6 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
     def _note_outcomes(self) -> None:
         for message in self._messages or ():
             message.note_outcome()
-
-
-def _nack(delay: Duration | None) -> Nack:
-    if delay is None:
-        return Nack(error=current_error())
-    return Nack(delay=seconds_or_zero("delay", delay), error=current_error())
-
-
-def _nack_or_refuse(delay: Duration | None, settle: Callable[[Outcome], None]) -> Nack:
-    """The nack; one that is refused still records that the delivery failed, so that it is tried again."""
-    try:
-        return _nack(delay)
-    except SetupError as error:
-        settle(Nack(error=error))
-        raise
-
-
-def _reject(reason: str | None) -> Reject:
-    if reason is not None and not isinstance(reason, str):
-        raise SetupError(f"reason must be a string or None, got {reason!r}")
-    return Reject(reason=reason, error=current_error())
 
 
 def _status(outcome: Outcome | None) -> AckStatus:

@@ -9,6 +9,7 @@ from faststream._internal._compat import json_loads
 from faststream.message import StreamMessage
 from faststream.message import decode_message as decode_body
 
+from faststream_sqlbroker.batch_start import note_fault
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.message import SqlBrokerBatchMessage, SqlBrokerMessage
 
@@ -71,14 +72,33 @@ class SqlBrokerBatchParser(SqlBrokerParser):
             for start in range(0, len(rows), AT_ONCE):
                 if start:
                     await asyncio.sleep(0)
-                bodies += [
-                    _loads(row.payload)
-                    if of.get(CONTENT_TYPE) == JSON
-                    else decode_body(cast("Any", _Encoded(row.payload, _text(of, CONTENT_TYPE))))
-                    for row, of in rows[start : start + AT_ONCE]
-                ]
+                try:
+                    bodies += _bodies(rows[start : start + AT_ONCE])
+                except Exception as error:
+                    note_fault(error, _undecodable(rows))
+                    raise
             return bodies
         return [decode_body(message) for message in msg.messages]  # type: ignore[attr-defined]
+
+
+def _bodies(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list["DecodedMessage"]:
+    return [
+        _loads(row.payload)
+        if of.get(CONTENT_TYPE) == JSON
+        else decode_body(cast("Any", _Encoded(row.payload, _text(of, CONTENT_TYPE))))
+        for row, of in rows
+    ]
+
+
+def _undecodable(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list[int]:
+    """Places of the messages that cannot be decoded."""
+    places = []
+    for place, row in enumerate(rows):
+        try:
+            _bodies([row])
+        except Exception:  # noqa: BLE001 - it is raised for one of them
+            places.append(place)
+    return places
 
 
 def _json_loads(body: bytes) -> Any:

@@ -49,6 +49,13 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Again(Release):
+    """Not started, as its batch could not be: the handler gets it again, with the others of the same `part`."""
+
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
 class Abandon:
     """Cut off at the graceful timeout: due again at once, the delivery charged, the attempt not."""
 

@@ -11,6 +11,7 @@ from faststream_sqlbroker.core.rows import Holder
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
+from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
@@ -22,7 +23,7 @@ from faststream_sqlbroker.flow.presence import Presence
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.rights import Rights, outcomes_of
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.flow.worker import Handle, Worker
+from faststream_sqlbroker.flow.worker import Worker
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Reject, Release
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Reject, Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.ack_first import FirstAcks
-from faststream_sqlbroker.flow.chain import ACK_FIRST, ENDED, Post, post
+from faststream_sqlbroker.flow.chain import ENDED, Post, post
+from faststream_sqlbroker.flow.delivery import Deliveries, Handle
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.limits import refusal, refusal_text
 from faststream_sqlbroker.flow.loop import Log, cancelled
@@ -21,7 +22,6 @@ from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
-Handle = Callable[[Any], Awaitable[Any]]
 PAUSE_AFTER_BUG = 10.0
 """Seconds until a message comes back after an error around its handler that is none of the database's."""
 TURN = 0.005
@@ -30,8 +30,6 @@ TURN = 0.005
 
 class Worker:
     """Takes rows from the buffer and runs the handler on them, one at a time (a batch counts as one)."""
-
-    _post: Post
 
     def __init__(
         self,
@@ -53,11 +51,11 @@ class Worker:
         self._store, self._inflight, self._settings = store, inflight, settings
         self._handle, self._log, self._rules = handle, log, rules
         self._settlements = Settlements(rules, log)
-        self._first, self._stopping, self._on_idle = first, stopping, on_idle
-        self._transactional: TransactionalDeliveries | None = None
+        self._stopping, self._on_idle = stopping, on_idle
+        transactional: TransactionalDeliveries | None = None
         if settings.transactional:
             lease = settings.release_stuck_timeout
-            self._transactional = TransactionalDeliveries(store, inflight, log, lease=lease)
+            transactional = TransactionalDeliveries(store, inflight, log, lease=lease)
         special = (
             settings.batch,
             settings.transactional,
@@ -70,6 +68,17 @@ class Worker:
             self._policies = PolicyStarts(store, inflight, self._settlements, policies, log, stopping)
         if not any(special):
             self.run = self.run_plain  # type: ignore[method-assign]
+        self._deliveries = Deliveries(
+            inflight,
+            settings,
+            handle,
+            self._settlements,
+            log,
+            transactional=transactional,
+            first=first,
+            policies=self._policies,
+            raise_or_log=self._raise_or_log,
+        )
         limit = settings.max_deliveries
         self._most_deliveries = float("inf") if limit is None else limit
         self._low_water = settings.fetch_batch_size * settings.max_not_processed_factor
@@ -77,8 +86,8 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
-        self._post = Post(self._store)
-        post.set(self._post)
+        here = Post(self._store)
+        post.set(here)
         turn_ends = monotonic() + TURN
         while (first := await self._next()) is not None:
             if self._policies is not None:
@@ -87,7 +96,7 @@ class Worker:
             ready = [row for row in rows if self._may_start(row)]
             try:
                 if ready:
-                    await self._deliver(ready)
+                    await self._deliveries.deliver(ready, here)
             except BaseException as error:  # noqa: BLE001 - raised again, or logged
                 self._raise_or_log(ready, error)
             if monotonic() >= turn_ends:
@@ -99,7 +108,7 @@ class Worker:
 
         The same steps, without a call, a list or a coroutine that a message can do without.
         """
-        self._post = here = Post(self._store)
+        here = Post(self._store)
         post.set(here)
         inflight, handle = self._inflight, self._handle
         waiting, low_water, keep = inflight.waiting.items, self._low_water, self._rules.retain_on_ack
@@ -120,7 +129,7 @@ class Worker:
                 try:
                     await handle(row)
                 except BaseException as error:
-                    self._settle_cut_off([row], error)
+                    self._deliveries.cut_off([row], error)
                     raise
                 finally:
                     row.no_chain = ENDED
@@ -147,15 +156,6 @@ class Worker:
         if waiting.qsize() <= self._low_water:
             self._make_room()
         return row
-
-    def _settle_cut_off(self, rows: list[ClaimedMessage], error: BaseException) -> None:
-        # A cancellation that nobody sent us was raised by the handler, which awaited what somebody cancelled. After
-        # anything else what the handler did is unknown, so the delivery is no attempt.
-        own = isinstance(error, asyncio.CancelledError) and not cancelled()
-        for row in rows:
-            row.settle_as(Nack(error=error) if own else Abandon())
-        if self._first is not None and not own:
-            self._first.cut_off(rows)
 
     def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
         """A worker must not die, unless it is told to."""
@@ -236,65 +236,3 @@ class Worker:
         if not row.lease_lost:
             self._inflight.finish(self._settlements.one(row, outcome, attempted=False))
         return False
-
-    async def _deliver(self, rows: list[ClaimedMessage]) -> None:
-        if self._first is not None:
-            rows = await self._first.remove(rows)
-            if not rows:
-                return
-            for row in rows:
-                row.no_chain = ACK_FIRST
-        if self._policies is not None:
-            rows = await self._policies.claim_keys(rows)
-            if not rows:
-                return
-        self._inflight.running += 1
-        try:
-            rows = await self._run(rows)
-            if self._policies is not None:
-                await self._policies.ended(rows)
-        except BaseException as error:
-            self._settle_cut_off(rows, error)
-            if self._policies is not None:
-                self._policies.spend(rows)
-            raise
-        finally:
-            self._inflight.running -= 1
-            if self._first is not None:
-                self._first.end(rows)
-            else:
-                self._inflight.finish_all(self._settlements(rows))
-
-    async def _run(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Run the handler; the rows whose outcome is not written yet."""
-        if self._transactional is None:
-            await self._run_handler(rows)
-            return rows
-        return await self._transactional.deliver(rows, self._run_handler, self._settlements)
-
-    async def _run_handler(self, rows: list[ClaimedMessage]) -> None:
-        self._post.delivery = rows
-        try:
-            await self._call_handler(rows)
-        finally:
-            # Before anything is committed: what comes later would be dropped in silence.
-            for row in rows:
-                row.no_chain = ENDED
-
-    async def _call_handler(self, rows: list[ClaimedMessage]) -> None:
-        raw = tuple(rows) if self._settings.batch else rows[0]
-        timeout = self._settings.handler_timeout
-        if timeout is None:
-            await self._handle(raw)
-            return
-        try:
-            async with asyncio.timeout(timeout):
-                await self._handle(raw)
-        except TimeoutError as error:
-            self._log(
-                logging.ERROR,
-                f"the handler of message {rows[0].id} was cancelled after handler_timeout={timeout} seconds",
-                message_id=rows[0].id,
-            )
-            for row in rows:
-                row.settle_as(Nack(error=error))

@@ -4,8 +4,9 @@ Lengths of time are seconds, a timedelta or text like "500ms" or "1.5h"; `Subscr
 """
 
 import difflib
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, TypedDict, cast, get_args, get_type_hints
 
@@ -184,6 +185,13 @@ def make_settings(
     if given.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
         checks.warn_unused_strategy(settings)
     return settings
+
+
+def changed(settings: SubscriberSettings, **changes: Any) -> SubscriberSettings:
+    """`settings` with `changes`, without the warnings, which were given at the decorator."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return replace(settings, **changes)
 
 
 def _unknown(name: str) -> str:

@@ -1,8 +1,6 @@
 """A subscriber: FastStream's pipeline between the loops of `flow`."""
 
-import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fast_depends.utils import is_coroutine_callable
@@ -11,20 +9,22 @@ from faststream._internal.endpoint.subscriber import SubscriberUsecase
 from faststream.exceptions import StopConsume
 from typing_extensions import override
 
+from faststream_sqlbroker.batch_start import marking_start
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.forward import Forward
 from faststream_sqlbroker.flow.rights import activities_of
 from faststream_sqlbroker.flow.transactional import current
-from faststream_sqlbroker.flow.worker import Handle
 from faststream_sqlbroker.instructions import Instruction, follow_unacknowledged
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
+from faststream_sqlbroker.subscriber.batches import Batches
 from faststream_sqlbroker.subscriber.calls import RunningCalls
 from faststream_sqlbroker.subscriber.checks import policy_fits
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
-from faststream_sqlbroker.subscriber.options import SubscriberSettings
+from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
 from faststream_sqlbroker.subscriber.relay import ForwardHeaders, unstarted_publishers
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
 from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_transaction
@@ -32,7 +32,7 @@ from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_tran
 if TYPE_CHECKING:
     from faststream._internal.endpoint.publisher import PublisherProto
     from faststream._internal.endpoint.subscriber.call_item import CallsCollection
-    from faststream._internal.types import BrokerMiddleware
+    from faststream._internal.types import AsyncCallable, BrokerMiddleware
     from faststream.message import StreamMessage
 
 
@@ -52,6 +52,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._is_paused = False
         names = config.settings.forward_headers
         self._forward = ForwardHeaders(None if names is True else names) if names else None
+        self._batches = Batches(calls, self._log_of_loops) if config.settings.batch else None
+        if self._batches is not None:
+            self._call_decorators = (marking_start,)
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -74,7 +77,15 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     @override
     def _broker_middlewares(self) -> "Sequence[BrokerMiddleware[Any]]":
         middlewares = super()._broker_middlewares
-        return middlewares if self._forward is None else (*middlewares, self._forward)
+        own = tuple(each for each in (self._forward, self._batches) if each is not None)
+        return (*middlewares, *own) if own else middlewares
+
+    @override
+    def _get_parser_and_decoder(self, *given: Any, **options: Any) -> "tuple[AsyncCallable, AsyncCallable]":
+        parser, decoder = super()._get_parser_and_decoder(*given, **options)
+        if self._batches is not None and parser is not self._parser:
+            parser = self._batches.noting(parser)
+        return parser, decoder
 
     @property
     def unstarted_publishers(self) -> list[str]:
@@ -149,11 +160,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _make_consumer(self) -> Consumer:
         outer: Any = self._outer_config
         settings, ack_first = self._settings(), self.ack_policy is AckPolicy.ACK_FIRST
-        handle: Handle = self.consume
+        handle: Handle = self.consume if self._batches is None else self._batches.handing_out(self.consume)
         if settings.forward_to is not None:
             # Batches are moved together; a default policy of the broker's is for handlers.
             handle = Forward(settings.forward_to, settings.queues, self._log_of_loops)
-            settings, ack_first = _replace(settings, batch=True), False
+            settings, ack_first = changed(settings, batch=True), False
         return Consumer(
             store=outer.store,
             wakeups=outer.wakeups,
@@ -203,7 +214,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             raise SetupError(_NO_ARCHIVE)
         if not self._outer_config.prefix:
             return settings
-        return _replace(
+        return changed(
             settings, queues=self.queues, forward_to=self.forward_to, dead_letter_queue=self.dead_letter_queue
         )
 
@@ -288,12 +299,6 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     ) -> None:
         extra = {"queue": ",".join(self.queues), "message_id": "" if message_id is None else str(message_id)}
         self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
-
-
-def _replace(settings: SubscriberSettings, **changes: Any) -> SubscriberSettings:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they were given at the decorator
-        return replace(settings, **changes)
 
 
 _NO_ARCHIVE = (

@@ -1,0 +1,130 @@
+"""Batches of which a message keeps the handler from starting: it goes alone, the others go without it.
+
+A message that fails alone fails as with a subscriber without batch=True, by the same middlewares and the same
+AckPolicy. Nothing is handed out again once the handler has started.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fast_depends.exceptions import ValidationError as FastDependsValidationError
+from faststream import BaseMiddleware
+from pydantic import ValidationError
+from typing_extensions import override
+
+from faststream_sqlbroker.batch_start import BatchStart, marks_start, note_fault, starting
+from faststream_sqlbroker.core.outcome import Again
+from faststream_sqlbroker.core.rows import ClaimedMessage
+
+if TYPE_CHECKING:
+    from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+    from faststream.message import StreamMessage
+
+    from faststream_sqlbroker.flow.delivery import Handle
+
+
+class Batches:
+    """Hands the batches of one subscriber out again, in parts; and makes the middleware that finds out why."""
+
+    def __init__(self, calls: "CallsCollection[Any]", log: Callable[..., None]) -> None:
+        """`calls` are the subscriber's handlers, `log` is its own."""
+        self._calls, self._log = calls, log
+
+    def __call__(self, msg: Any, **options: Any) -> BaseMiddleware:
+        """The innermost middleware of one call."""
+        return _NotesRefusals(msg, fields=self._fields, **options)
+
+    def _fields(self) -> set[str]:
+        """Names by which the handlers take the batch: that of the only parameter that FastStream fills from it."""
+        parameters: list[list[Any]] = [getattr(call.dependant, "flat_params", []) for call in self._calls]
+        return {only[0].field_name for only in parameters if len(only) == 1}
+
+    def noting(self, parser: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        """`parser`, whose errors are a message's fault."""
+
+        async def parse(rows: Any) -> Any:
+            try:
+                return await parser(rows)
+            except Exception as error:
+                note_fault(error)
+                raise
+
+        return parse
+
+    def handing_out(self, consume: "Handle") -> "Handle":
+        """`consume`, after which the messages of a batch that did not start have the outcome Again.
+
+        `consume` runs FastStream's pipeline, and raises none of its errors.
+        """
+
+        async def consume_batch(rows: tuple[ClaimedMessage, ...]) -> None:
+            start = BatchStart()
+            token = starting.set(start)
+            try:
+                await consume(rows)
+            finally:
+                starting.reset(token)
+            if start.error is not None and not start.begun and len(rows) > 1 and self._marked:
+                self._hand_out_again(rows, start)
+
+        return consume_batch
+
+    @property
+    def _marked(self) -> bool:
+        """Whether the start would have been noticed: another broker's subscriber may have set the handler up anew."""
+        return all(marks_start(call.handler._original_call) for call in self._calls)  # noqa: SLF001 - the only way
+
+    def _hand_out_again(self, rows: Sequence[ClaimedMessage], start: BatchStart) -> None:
+        """The culprits one by one, after the others; both halves if nobody knows them."""
+        for place, row in enumerate(rows):
+            if start.culprits:
+                row.outcome = Again(1 + place if place in start.culprits else 0)
+            else:
+                row.outcome = Again(int(place >= len(rows) // 2))
+        who = [rows[place].id for place in sorted(start.culprits)] or "one or more of them"
+        self._log(
+            logging.WARNING,
+            f"the handler of {len(rows)} messages, from {rows[0].id} on, has not started because of {who}, and gets "
+            f"them again in parts: {type(start.error).__name__}",
+            message_id=rows[0].id,
+        )
+
+
+class _NotesRefusals(BaseMiddleware):
+    """Notes the errors of the handler's validation, which nobody inside of it can have changed."""
+
+    def __init__(self, msg: Any, *, fields: Callable[[], set[str]], **options: Any) -> None:
+        super().__init__(msg, **options)
+        self._fields = fields
+
+    @override
+    async def consume_scope(
+        self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
+    ) -> Any:
+        try:
+            return await call_next(msg)
+        except Exception as error:
+            start = starting.get()
+            if start is not None and not start.begun and start.error is not error:
+                await self._note_refusal(error, msg)
+            raise
+
+    async def _note_refusal(self, error: Exception, message: "StreamMessage[Any]") -> None:
+        refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
+        if isinstance(refusal, ValidationError):
+            places = [each["loc"] for each in refusal.errors(include_url=False, include_input=False)]
+            fields = self._fields()
+            if not all(place and place[0] in fields for place in places):
+                return  # another parameter's, or a dependency's: whatever the batch is
+            batch, count = await message.decode(), len(message.raw_message)
+            named = {place[1] for place in places if len(place) > 1 and isinstance(place[1], int)}
+            known = all(len(place) > 1 and place[1] in named for place in places)
+            aligned = isinstance(batch, Sequence) and len(batch) == count
+            note_fault(error, named if known and aligned else ())
+        elif refusal is not error or _is_msgspecs(error):
+            note_fault(error)
+
+
+def _is_msgspecs(error: Exception) -> bool:
+    return type(error).__name__ == "ValidationError" and type(error).__module__ == "msgspec"
