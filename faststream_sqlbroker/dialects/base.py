@@ -6,7 +6,8 @@ them begins or commits; `store` does.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -63,6 +64,8 @@ class Dialect(ABC):
     """Isolation level of the broker's own transactions; None leaves the engine's."""
     cancel_once = False
     """Whether the driver can hang when it is cancelled again while it ends a connection."""
+    outwaits_clients = False
+    """Whether the server goes on waiting for a lock, in the way of others, when its client has given up."""
     can_listen = False
     """Whether a wake-up can arrive from another process."""
     ordered: "OrderedClaims"
@@ -192,6 +195,11 @@ class Dialect(ABC):
     @abstractmethod
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
         """Write `settlements`, each only if its lease is still held."""
+
+    @contextmanager
+    def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:  # noqa: ARG002
+        """Within it statements wait no longer than `seconds` for a lock; SQLite waits for its only one in `begin`."""
+        yield
 
     @abstractmethod
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:

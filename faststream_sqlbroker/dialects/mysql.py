@@ -6,7 +6,8 @@ of the order would sort the whole queue.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from datetime import datetime, timezone
 from typing import Any
@@ -69,6 +70,8 @@ _PLAIN = {
     "now": "SELECT UTC_TIMESTAMP(6)",
     "id_step": "SELECT @@auto_increment_increment",
     "start": "START TRANSACTION",
+    "lock_wait": "SET @sqlbroker_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :seconds",
+    "lock_wait_again": "SET SESSION innodb_lock_wait_timeout = @sqlbroker_wait",
     "read_committed": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
 }
 _LEASED_IN = "SELECT id FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND "
@@ -113,6 +116,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
     """All SQL for MySQL and MariaDB."""
 
     name = "mysql"
+    outwaits_clients = True
     insert_row = _INSERT_ROW
     _may_return = True
     """Whether MariaDB has not refused RETURNING yet."""
@@ -176,6 +180,16 @@ class MysqlDialect(MysqlErrors, StepDialect):
     def restore(self, connection: Connection) -> None:
         """One statement."""
         mysql_session.restore(connection, self.sql)
+
+    @contextmanager
+    def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:
+        """Set for the session, which has it from the pool, and back."""
+        connection.execute(self.sql["lock_wait"], {"seconds": max(1, int(seconds))})
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.execute(self.sql["lock_wait_again"])
 
     def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
         """The ids as one JSON array."""

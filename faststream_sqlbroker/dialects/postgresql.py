@@ -1,6 +1,7 @@
 """PostgreSQL: one statement for each step, arrays for each batch (`postgresql_sql`)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -89,6 +90,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         add("idle_limit", sql.IDLE_LIMIT, limit)
         add("allow_idling", sql.ALLOW_IDLING, limit)
         add("lock_numbered", sql.LOCK_NUMBERED, ids, tokens, limit)
+        add("lock_wait", "SELECT set_config('lock_timeout', :limit, true)")
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
 
     def _prepare_inserts(self) -> None:
@@ -252,6 +254,12 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def look(self, connection: Connection, leases: Leases) -> set[int]:
         """One statement."""
         return {r[0] for r in connection.execute(self.sql["held"], lease_binds(leases))}
+
+    @contextmanager
+    def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:
+        """For the rest of the transaction."""
+        connection.execute(self.sql["lock_wait"], {"limit": f"{round(seconds * 1000)}ms"})
+        yield
 
     def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
         """At most four statements: acked, otherwise archived, deleted, updated rows."""

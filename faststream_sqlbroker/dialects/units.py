@@ -1,6 +1,7 @@
 """Settle unit by unit: all rows of one with all that is chained to it, or nothing of it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 Units = dict[Unit, list[Settlement]]
 Settle = Callable[[Connection, Sequence[Settlement]], SettleResult]
+LOCK_WAIT = 1.0
+"""Seconds."""
 
 
 def settle_units(
@@ -26,7 +29,8 @@ def settle_units(
     """Settle what can be settled whole, and insert what is chained to it.
 
     If a lease of a unit is lost, or with `skip_locked` a row of it locked by somebody else, its rows that are still held are in
-    neither set of the result. With `skip_locked` neither are other rows that somebody else has locked.
+    neither set of the result. With `skip_locked` neither are other rows that somebody else has locked, and no other lock is
+    waited for longer than `LOCK_WAIT` seconds.
     `settle` is the dialect's own unless it is given.
 
     Raises:
@@ -36,14 +40,29 @@ def settle_units(
     for settlement in settlements:
         if settlement.unit is not None:
             units.setdefault(settlement.unit, []).append(settlement)
-    lost: set[int] = set()
-    if skip_locked or any(len(parts) > 1 for parts in units.values()):
-        settlements, lost = _lock(dialect, connection, settlements, units, skip_locked=skip_locked)
-    result = (settle or dialect.settle)(connection, settlements)
-    result.lost |= lost
-    if chained := _chained(units, result.settled):
-        dialect.insert(connection, chained)
+    with _patience(dialect, connection, units, skip_locked=skip_locked):
+        lost: set[int] = set()
+        if skip_locked or any(len(parts) > 1 for parts in units.values()):
+            settlements, lost = _lock(dialect, connection, settlements, units, skip_locked=skip_locked)
+        result = (settle or dialect.settle)(connection, settlements)
+        result.lost |= lost
+        if chained := _chained(units, result.settled):
+            dialect.insert(connection, chained)
     return result
+
+
+def _patience(
+    dialect: "Dialect", connection: Connection, units: Units, *, skip_locked: bool
+) -> AbstractContextManager[None]:
+    """How long to wait for locks: a `dedup_id` may be held by somebody's open transaction for ever.
+
+    On InnoDB who waits for it keeps others from inserting beside it, in other queues, too.
+    """
+    if skip_locked:
+        return dialect.lock_wait_limit(connection, LOCK_WAIT)
+    if dialect.outwaits_clients and any(row.dedup_id is not None for unit in units for row in unit.chained):
+        return dialect.lock_wait_limit(connection, dialect.time_limit - LOCK_WAIT)
+    return nullcontext()
 
 
 def _lock(

@@ -131,7 +131,8 @@ class Consumer:
         or set apart.
         """
         fine = all(loop.healthy for loop in self._loops) and not any(w.done() for w in self._workers)
-        return fine and not self.member.held and self.inflight.apart_count < MOST_APART
+        fine = fine and not self.member.held and self._flusher.repeater.healthy
+        return fine and self.inflight.apart_count < MOST_APART
 
     @property
     def stopping(self) -> bool:

@@ -110,12 +110,14 @@ class Flusher:
                 return True
             self._inflight.put_back(batch, first=True)
             raise
-        self._failures = 0
         self.repeater.refuse(batch, refused)
         locked = len(batch.parts)
-        self._past_locked = locked > 0
         self._inflight.put_back(batch, first=False)
-        return locked < size
+        self._past_locked = locked > 0
+        if locked == size:
+            return False  # it may be by our own last try, which the server has not given up yet
+        self._failures = 0
+        return True
 
     async def empty(self) -> None:
         """Flush until nothing is queued.

@@ -11,6 +11,9 @@ Units = dict[Unit, set[int]]
 """Units that must not be written any more, each with the messages of it that are lost."""
 
 
+CAME_BACK = "it came back to us, and the older outcome will not be written"
+
+
 def note_unit(units: Units, lost: Settlement) -> None:
     """Add the unit of `lost`, if it is one of several."""
     if lost.unit is not None:

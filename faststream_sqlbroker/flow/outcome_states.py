@@ -119,19 +119,24 @@ def unit_end(parts: Sequence[Settlement], end: int) -> int:
 
 def cut(parts: list[Settlement]) -> list[list[Settlement]]:
     """Two parts of whole units, if there are several: what carries something of its own that may be the cause, and the rest."""
-    plain = [s for s in parts if s.unit is None and s.queue is None and s.error is None]
+    plain = [s for s in parts if not _carries(s)]
     if plain and len(plain) < len(parts):
-        return [plain, [s for s in parts if s.unit is not None or s.queue is not None or s.error is not None]]
+        return [plain, [s for s in parts if _carries(s)]]
     half = unit_end(parts, len(parts) // 2)
     if half == len(parts):
         half = unit_end(parts, 1)
     return [parts[:half], parts[half:]] if half < len(parts) else [parts]
 
 
+def _carries(settlement: Settlement) -> bool:
+    """Whether it has something of its own that may be why it cannot be written."""
+    return settlement.unit is not None or settlement.queue is not None or settlement.error is not None
+
+
 def least_tried(batches: Iterable[Batch], now: float) -> Batch | None:
     """Of what is refused or set apart and due, what was tried least: it may not hang as others do."""
     due = [b for b in batches if b.state in APART_STATES and b.due <= now]
-    return min(due, key=lambda b: (b.tries, b.due), default=None)
+    return min(due, key=lambda b: (b.tries, any(map(_carries, b.parts)), b.due), default=None)
 
 
 def may_cut(batch: Batch, batches: Iterable[Batch], settled_count: int) -> bool:

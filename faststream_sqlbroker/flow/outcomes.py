@@ -15,7 +15,7 @@ from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.buffer import Buffer
 from faststream_sqlbroker.flow.chain import filled_queues
 from faststream_sqlbroker.flow.loop import Log, backoff
-from faststream_sqlbroker.flow.losses import Losses, Units, note_unit
+from faststream_sqlbroker.flow.losses import CAME_BACK, Losses, Units, note_unit
 from faststream_sqlbroker.flow.outcome_states import (
     APART_STATES,
     Batch,
@@ -89,6 +89,11 @@ class Outcomes:
         """Outcomes that wait to be written, or for the answer."""
         return len(self.queued) + sum([len(b.parts) for b in self.batches])
 
+    @property
+    def refused(self) -> list[Settlement]:
+        """What is REFUSED."""
+        return [s for b in self.batches if b.state is State.REFUSED for s in b.parts]
+
     def being_written(self) -> set[Mark]:
         """The deliveries in state WRITING."""
         return {mark for b in self.batches if b.state is State.WRITING for mark in b.marks}
@@ -131,9 +136,7 @@ class Outcomes:
         if older:
             writing = self.being_written()
             self._overtaken |= {mark: row for row in older if (mark := (row.id, row.lease_token)) in writing}
-            self._lose(
-                [row for row in older if (row.id, row.lease_token) not in writing], "claim", _CAME_BACK
-            )
+            self._lose([row for row in older if (row.id, row.lease_token) not in writing], "claim", CAME_BACK)
 
     def finish(self, settlement: Settlement) -> None:
         """Queue a settlement for the flush."""
@@ -358,7 +361,7 @@ class Outcomes:
         overtaken, units = batch.marks & self._overtaken.keys(), Units()
         for settlement in batch.parts:
             if (settlement.id, settlement.lease_token) in overtaken:
-                self._note_lost(settlement, "settle", _CAME_BACK, units)
+                self._note_lost(settlement, "settle", CAME_BACK, units)
         batch.parts = [s for s in batch.parts if (s.id, s.lease_token) not in overtaken]
         self._break(batch, units)
 
@@ -394,6 +397,3 @@ class Outcomes:
         if row is not None:
             row.lease_lost = True
         note_unit(units, settlement)
-
-
-_CAME_BACK = "it came back to us, and the older outcome will not be written"

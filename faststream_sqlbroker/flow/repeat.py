@@ -37,6 +37,13 @@ class Repeater:
         self._store, self._inflight, self._log = store, inflight, log
         self.on_denied: Callable[[bool], None] = lambda _denied: None
         """Told that a right or a table is missing for outcomes that carry nothing of their own, and that this is over."""
+        self._failed_at = -1
+        """What was written when something failed last."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all is written, or something has been since the last failure."""
+        return not self._inflight.apart_count or self._inflight.settled_count != self._failed_at
 
     def refuse(self, batch: Batch, refused: Refused) -> None:
         """Keep the units of `batch` that were `refused` one by one."""
@@ -60,11 +67,7 @@ class Repeater:
         self._log(level, text, message_id=parts[0].id)
 
     async def tick(self) -> float | None:
-        """Send one batch that is due; seconds until the next, None without any.
-
-        Raises:
-            TransientStoreError: it could not be written, nor has anything else been since it was tried last.
-        """
+        """Send one batch that is due; seconds until the next, None without any."""
         batch = self._inflight.take_due(monotonic())
         if batch is not None:
             await self._send(batch)
@@ -74,7 +77,7 @@ class Repeater:
         return None if due is None else max(0.0, due - monotonic())
 
     async def _send(self, batch: Batch) -> None:
-        inflight, settled_then = self._inflight, batch.settled_then
+        inflight = self._inflight
         try:
             if batch.origin is State.REFUSED:
                 failed = await self._write_refused(batch)
@@ -82,10 +85,11 @@ class Repeater:
                 refused = await write(self._store, inflight, batch, skip_locked=True)
                 self.refuse(batch, refused)
                 failed = False
-        except TransientStoreError:
+        except TransientStoreError as error:
+            self._failed_at = inflight.settled_count
+            if batch.parts and batch.tries.bit_count() == 1:  # the first time, the second, the fourth, …
+                self._tell(logging.WARNING, batch.parts, "could not be written", error)
             inflight.keep(batch, failed=batch.origin is not State.REFUSED)
-            if inflight.settled_count == settled_then:
-                raise
         except BaseException:
             inflight.keep(batch, failed=True)
             raise

@@ -209,7 +209,8 @@ class Store:
     async def settle(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> SettleResult:
         """Write `settlements`, and what is chained to them, in one transaction; each only while its lease is held.
 
-        With `skip_locked` rows that somebody else has locked are in neither set of the result.
+        With `skip_locked` rows that somebody else has locked are in neither set of the result, and no other lock is waited for
+        longer than a second.
         """
         if not settlements:
             return SettleResult()

@@ -1,0 +1,255 @@
+"""What fails for a passing reason is set apart and repeated as it is; the others go on, and an outage cuts nothing up."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import patch
+
+from faststream_sqlbroker.core.outcome import Ack
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, SettleResult
+from faststream_sqlbroker.core.settle import SettleRules
+from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.flow.flush import Flusher
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.outcome_states import FEW_PARTS, State
+from faststream_sqlbroker.flow.settlements import Settlements
+from faststream_sqlbroker.store.errors import NotConnectedError
+from tests.outcomes.database import ACK, FAILED, Database
+from tests.outcomes.test_model import NOW, NoLimit
+
+
+class Direct:
+    """A store that answers at once; `fault` may raise first."""
+
+    def __init__(self) -> None:
+        self.database = Database()
+        self.dialect: Any = type("Dialect", (), {"has_archive": True})
+        self.sizes: list[int] = []
+        self.fault: Callable[[Sequence[Settlement]], None] = lambda _parts: None
+
+    async def settle(self, parts: Sequence[Settlement], *, skip_locked: bool = False) -> SettleResult:
+        self.sizes.append(len(parts))
+        self.fault(parts)
+        return self.database.settle_whole(parts, skip_locked=skip_locked)
+
+
+class Bench:
+    """A flush over it."""
+
+    def __init__(self, batch_size: int = 100) -> None:
+        self.store: Any = Direct()
+        self.database: Database = self.store.database
+        self.logs: list[str] = []
+
+        def log(_level: int, text: str, **_: Any) -> None:
+            self.logs.append(text)
+
+        self.inflight = Inflight(log)
+        self.flusher = Flusher(self.store, self.inflight, log, batch_size=batch_size, interval=1.0)
+        self.settlements = Settlements(SettleRules(retry_strategy=NoLimit()), log)
+
+    def claim(self, count: int) -> list[ClaimedMessage]:
+        first = len(self.database.rows.tokens) + len(self.database.rows.written)
+        self.database.rows.tokens.update(dict.fromkeys(range(first + 1, first + count + 1)))
+        rows = [
+            ClaimedMessage(i, "q", b"", {}, 0, None, 0, 1, 1, NOW, NOW, None, None, None, NOW, token)
+            for i, token in self.database.claim(count)
+        ]
+        self.inflight.add(rows)
+        while not self.inflight.waiting.empty():
+            self.inflight.waiting.get_nowait()
+        return rows
+
+    def ack(self, rows: list[ClaimedMessage], answer: bytes | None = None) -> None:
+        """A handler of all of them ends."""
+        for row in rows:
+            row.outcome = Ack()
+        if answer is not None:
+            rows[0].chained = [NewMessage("out", answer)]
+        self.inflight.finish_all(self.settlements(rows))
+
+    async def flush(self) -> None:
+        """As the loop does, whose errors are a pause."""
+        try:
+            await self.flusher.flush_one()
+        except TransientStoreError:
+            pass
+
+    async def repeat(self) -> None:
+        """Everything that is refused or set apart, once more."""
+        for batch in list(self.inflight.batches):
+            batch.due = 0.0
+        for _ in range(len(self.inflight.batches)):
+            await self.flusher.repeater.tick()
+
+    def states(self, rows: list[ClaimedMessage]) -> set[State]:
+        return {self.inflight.state(row) for row in rows}
+
+
+async def test_one_that_cannot_be_written_for_a_passing_reason_delays_no_others() -> None:
+    """It stays as it is, for as long as the reason does, and is then what its handler said."""
+    bench = Bench()
+    rows = bench.claim(20)
+    for n, row in enumerate(rows):
+        bench.ack([row], b"held" if n == 7 else b"%d" % n if n % 2 else None)
+    bench.database.held.add(b"held")
+    for _ in range(2):
+        await bench.flush()
+    assert bench.states(rows) == {State.SET_APART}, "at the second failure"
+    for _ in range(20):
+        await bench.repeat()
+    assert bench.states([rows[7]]) == {State.SET_APART}
+    assert bench.states(rows[:7] + rows[8:]) == {State.WRITTEN}
+    later = bench.claim(3)
+    for row in later:
+        bench.ack([row])
+    await bench.flush()
+    assert bench.states(later) == {State.WRITTEN}
+    assert [(len(b.parts), b.tries > 10) for b in bench.inflight.batches] == [(1, True)]
+    bench.database.held.clear()
+    await bench.repeat()
+    assert bench.database.rows.written[rows[7].id, rows[7].lease_token] == ACK
+    assert bench.database.rows.answers[b"held"] == 1
+    assert bench.inflight.empty
+    assert bench.inflight.lease_lost_count == 0
+
+
+async def test_a_batch_with_answers_stays_whole_while_it_is_searched() -> None:
+    bench = Bench()
+    first, second, third = bench.claim(3), bench.claim(3), bench.claim(3)
+    for rows, answer in ((first, b"a"), (second, b"held"), (third, b"c")):
+        bench.ack(rows, answer)
+    bench.database.held.add(b"held")
+    for _ in range(2):
+        await bench.flush()
+    for _ in range(5):
+        await bench.repeat()
+    assert bench.states(first + third) == {State.WRITTEN}
+    assert bench.states(second) == {State.SET_APART}
+    assert bench.database.rows.answers == {b"a": 1, b"c": 1}
+    assert bench.store.sizes.count(3) > 3
+    assert set(bench.store.sizes) <= {3, 6, 9}
+
+
+async def test_an_outage_does_not_set_each_outcome_apart() -> None:
+    """One batch, in a few parts; the others stay in the queue, and all are written as soon as it is over."""
+    bench = Bench(batch_size=100)
+    rows = bench.claim(1_000)
+    for row in rows:
+        bench.ack([row], b"%d" % row.id)
+
+    def down(_parts: Sequence[Settlement]) -> None:
+        raise TransientStoreError("the disk is full")
+
+    bench.store.fault = down
+    for _ in range(9):
+        await bench.flush()
+        await bench.repeat()
+    assert len(bench.inflight.queued) == 900
+    assert len(bench.inflight.batches) <= FEW_PARTS
+    assert not bench.flusher.repeater.healthy
+    bench.store.fault = lambda _parts: None
+    bench.store.sizes.clear()
+    await bench.repeat()
+    while bench.inflight.queued:
+        await bench.flush()
+    assert bench.states(rows) == {State.WRITTEN}
+    assert len(bench.store.sizes) <= FEW_PARTS + 9
+    assert bench.flusher.repeater.healthy
+
+
+async def test_who_cannot_connect_sets_nothing_apart() -> None:
+    bench = Bench()
+    rows = bench.claim(3)
+    bench.ack(rows)
+
+    def away(_parts: Sequence[Settlement]) -> None:
+        raise NotConnectedError("refused")
+
+    bench.store.fault = away
+    for _ in range(5):
+        await bench.flush()
+    assert bench.states(rows) == {State.QUEUED}
+
+
+async def test_a_batch_is_searched_in_the_end_though_nothing_else_can_be_written() -> None:
+    """More culprits than parts, and no other traffic."""
+    bench = Bench()
+    rows = bench.claim(32)
+    for row in rows:
+        bench.ack([row], b"%d" % row.id)
+    bench.database.held |= {b"%d" % row.id for row in rows[::3]}
+    for _ in range(2):
+        await bench.flush()
+    for _ in range(150):
+        await bench.repeat()
+    assert bench.states(rows[::3]) == {State.SET_APART}
+    assert bench.states([row for n, row in enumerate(rows) if n % 3]) == {State.WRITTEN}
+
+
+async def test_what_is_refused_in_a_batch_that_was_set_apart_is_refused_by_itself() -> None:
+    bench = Bench()
+    rows = bench.claim(4)
+    for row, answer in zip(rows, (b"held", b"bad", b"fine", None), strict=True):
+        bench.ack([row], answer)
+    bench.database.held.add(b"held")
+    for _ in range(2):
+        await bench.flush()
+    bench.database.refused.add(b"bad")
+    for _ in range(5):
+        await bench.repeat()
+    assert [bench.inflight.state(row) for row in rows] == [
+        State.SET_APART, State.REFUSED, State.WRITTEN, State.WRITTEN
+    ]  # fmt: skip
+
+
+async def test_a_lesser_version_is_written_whole_too() -> None:
+    """A row of the unit is locked when its answers are given up: none is nacked before the others."""
+    bench = Bench()
+    rows = bench.claim(3)
+    bench.ack(rows, b"bad")
+    bench.database.refused.add(b"bad")
+    bench.database.locked = {rows[1].id}
+    with patch("faststream_sqlbroker.flow.repeat.LESS_AFTER", 2):
+        # The first waits for the lock, in vain.
+        for _ in range(8):
+            await bench.flush()
+            await bench.repeat()
+        assert bench.database.rows.written == {}
+        bench.database.locked.clear()
+        for _ in range(8):
+            await bench.flush()
+            await bench.repeat()
+    assert set(bench.database.rows.written.values()) == {FAILED}
+    assert len(bench.database.rows.written) == 3
+    assert bench.inflight.lease_lost_count == 0
+
+
+async def test_a_unit_whose_row_is_locked_while_its_answer_is_refused() -> None:
+    """Between the refusals and the lesser version somebody locks a row."""
+    bench = Bench()
+    rows = bench.claim(2)
+    bench.ack(rows, b"bad")
+    bench.database.refused.add(b"bad")
+    with patch("faststream_sqlbroker.flow.repeat.LESS_AFTER", 2):
+        await bench.flush()
+        await bench.repeat()
+        with patch.object(bench.database, "settle_whole", _late_lock(bench, rows[1].id)):
+            await bench.repeat()
+        assert bench.database.rows.written == {}
+        bench.database.locked.clear()
+        await bench.repeat()
+    assert set(bench.database.rows.written.values()) == {FAILED}
+    assert len(bench.database.rows.written) == 2
+    assert bench.inflight.lease_lost_count == 0
+
+
+def _late_lock(bench: Bench, row: int) -> Any:
+    """The first transaction finds the row free, the next ones locked."""
+    original, calls = bench.database.settle_whole, []
+
+    def settle_whole(parts: Sequence[Settlement], **options: Any) -> SettleResult:
+        calls.append(parts)
+        bench.database.locked = {row} if len(calls) > 1 else set()
+        return original(parts, **options)
+
+    return settle_whole
