@@ -236,8 +236,8 @@ def wait_until_ready(url: str) -> None:
 
 
 @contextmanager
-def mariadb() -> Iterator[tuple[str, Process]]:
-    """A MariaDB whose root needs no password, reachable from this machine only."""
+def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
+    """A MariaDB whose root needs no password, reachable from this machine only; `more` are options of the server."""
     places = ("/usr/sbin", "/usr/bin", "/usr/local/bin")
     server = needed("mariadbd", "mariadb-server", *places)
     installer = needed("mariadb-install-db", "mariadb-server", *places)
@@ -258,7 +258,7 @@ def mariadb() -> Iterator[tuple[str, Process]]:
             # servers too, which crash.
             f"--tmpdir={temporary}",
         ]  # fmt: skip
-        with running([server, *common, *options], become, folder, port) as process:
+        with running([server, *common, *options, *more], become, folder, port) as process:
             yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql", process
 
 

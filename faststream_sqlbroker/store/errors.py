@@ -1,5 +1,6 @@
 """The database's errors, classed: worth repeating, or not."""
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -18,6 +19,7 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
 )
 
+_QUOTED_ROW = re.compile(r"\s*DETAIL:\s+Failing row contains .*", re.DOTALL)
 DRIVERS = frozenset({"asyncpg", "psycopg", "aiomysql", "pymysql", "asyncmy", "aiosqlite", "sqlite3"})
 
 
@@ -133,6 +135,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def driver_text(error: BaseException) -> str:
-    """The driver's own words; SQLAlchemy's would add the statement and its parameters (payloads)."""
+    """The driver's own words; SQLAlchemy's would add the statement and its parameters (payloads).
+
+    Without the row that PostgreSQL quotes when a constraint refuses it: body and headers are in it.
+    """
     orig = getattr(error, "orig", None)
-    return f"{type(orig).__name__}: {orig}" if orig is not None else str(error)
+    text = f"{type(orig).__name__}: {orig}" if orig is not None else str(error)
+    return _QUOTED_ROW.sub("", text)

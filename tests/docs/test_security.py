@@ -1,0 +1,325 @@
+"""docs/security.md: each GRANT is run for a user that then does all it should, and is refused the rest."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import AccessError, LockLostError, SqlBroker, SqlBrokerResponse, StoreError
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import database_of
+from faststream_sqlbroker.spark.horizon import find_horizon
+from tests.accounts import Account, account
+from tests.faststream.conftest import QUICK, Heard
+from tests.faststream.test_rights import consumes, publish_all
+from tests.helpers import eventually
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "security.md").read_text()
+BLOCK = re.compile(r"```sql\n-- (\w+), ([^\n]+)\n(.*?)```", re.DOTALL)
+NAMES = {"postgresql": "PostgreSQL", "mariadb": "MySQL and MariaDB", "mysql": "MySQL and MariaDB"}
+servers_only = pytest.mark.parametrize("database", list(NAMES), indirect=True)
+postgresql_only = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+Steps = dict[str, list[str]]
+
+
+def grants(role: str, database: str) -> Steps:
+    """The page's statements for `role`, by their step; without steps under an empty name."""
+    [body] = [body for name, where, body in BLOCK.findall(PAGE) if (name, where) == (role, NAMES[database])]
+    parts = re.split(r"^-- step: (.*)\n", body, flags=re.MULTILINE)
+    named = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+    found = {name: [s.strip() for s in sql.split(";") if s.strip()] for name, sql in named.items()}
+    return {name: statements for name, statements in found.items() if statements}
+
+
+def given(user: Account, *statements: str) -> None:
+    """Run the page's `statements` for `user`."""
+    user.execute(*(re.sub(r" TO (?:shop_\w+|'shop_\w+'@'%')", " TO {who}", s) for s in statements))
+
+
+@pytest.fixture
+async def owner(engine: AsyncEngine) -> AsyncIterator[SqlBroker]:
+    """The owner's broker, with the tables."""
+    broker = SqlBroker(engine, logger=None)
+    await broker.create_tables()
+    yield broker
+    await broker.stop()
+
+
+@pytest.fixture
+def user(database_url: str, owner: SqlBroker) -> Iterator[Account]:
+    with account(database_url) as user:
+        yield user
+
+
+@pytest.fixture
+async def broker(user: Account) -> AsyncIterator[SqlBroker]:
+    """The user's."""
+    engine = user.engine()
+    broker = SqlBroker(engine, logger=None, graceful_timeout=5.0)
+    yield broker
+    await broker.stop()
+    await engine.dispose()
+
+
+def test_every_block_is_for_somebody() -> None:
+    assert len(BLOCK.findall(PAGE)) == PAGE.count("```sql") == PAGE.count("\n-- step: everything") + 7
+    for database in NAMES:
+        for role in ("producer", "consumer", "reader", "operator"):
+            assert grants(role, database)
+
+
+# -- producers ----------------------------------------------------------------------------------------
+
+
+@servers_only
+async def test_a_producer(user: Account, broker: SqlBroker) -> None:
+    given(user, *(statement for step in grants("producer", _kind(user)).values() for statement in step))
+    await broker.start()
+    await publish_all(broker, broker.engine)
+    refused = user.try_as(
+        "SELECT payload FROM message", "SELECT headers FROM message", "UPDATE message SET payload = 'x'",
+        "DELETE FROM message", "INSERT INTO message (queue, payload, state) VALUES ('q', 'x', 'PROCESSING')",
+        "INSERT INTO message (queue, payload, attempts_count) VALUES ('q', 'x', 9)",
+        "SELECT id FROM message_archive", "DELETE FROM message_archive", "SELECT scope FROM message_policy_state",
+    )  # fmt: skip
+    assert len(refused) == 9
+
+
+@postgresql_only
+async def test_what_each_way_to_publish_needs(user: Account, broker: SqlBroker) -> None:
+    alike, different, dedup = grants("producer", "postgresql").values()
+    await broker.connect()
+
+    async def one() -> None:
+        assert await broker.publish("x", "q", headers={"a": 1}, key="k", priority=1, delay=1, expires_in=60)
+
+    async def several() -> None:
+        ids = await asyncio.gather(*(broker.publish(str(n), "q", headers={"n": n}) for n in range(9)))
+        assert len(set(ids)) == 9
+        assert len(await broker.publish_batch("a", "b", queue="q")) == 2
+
+    async def joined() -> None:
+        async with broker.engine.begin() as connection:
+            assert await broker.publish("x", "q", connection=connection)
+            assert len(await broker.publish_batch("a", "b", queue="q", connection=connection)) == 2
+
+    async def mixed() -> None:
+        await broker.publish_batch(SqlBrokerResponse("a", priority=1), SqlBrokerResponse("b"), queue="q")
+
+    async def deduplicated() -> None:
+        await broker.publish("x", "q", dedup_id="d")
+
+    ways: list[Callable[[], Awaitable[None]]] = [one, several, joined, mixed, deduplicated]
+    for statements, works in (((), 0), (alike, 3), (different, 4), (dedup, 5)):
+        given(user, *statements)
+        for way in ways[:works]:
+            await way()
+        for way in ways[works:]:
+            with pytest.raises(AccessError):
+                await way()
+
+
+@servers_only
+async def test_a_producer_with_schedules(user: Account, broker: SqlBroker) -> None:
+    """The producer's rights, and three of a consumer's."""
+    given(user, *(statement for step in grants("producer", _kind(user)).values() for statement in step))
+    user.execute("GRANT SELECT, INSERT, UPDATE ON message_policy_state TO {who}")
+    broker.publish_on_schedule("tick", "* * * * * *", "ticks", "tick")
+    await broker.start()
+    await eventually(lambda: _count(user, "message"))
+
+
+# -- consumers ----------------------------------------------------------------------------------------
+
+
+@servers_only
+async def test_a_consumer(user: Account, owner: SqlBroker, broker: SqlBroker) -> None:
+    given(user, *grants("consumer", _kind(user))[""])
+    consumes(broker)
+    await broker.start()
+    queues = [queue for subscriber in broker.subscribers for queue in subscriber.queues]  # type: ignore[attr-defined]
+    for queue in queues:
+        await owner.publish("x", queue, key="k")
+    await eventually(lambda: _count(user, "message_archive") == len(queues), timeout=20)
+    await owner.publish("x", "alone")
+    assert await broker.pop("alone") is not None
+    await owner.publish("x", "alone")
+    reservation = await broker.reserve("alone")
+    assert reservation is not None
+    await reservation.commit()
+    async with broker.lock("key"):
+        pass
+    refused = user.try_as(
+        "INSERT INTO message (queue, payload) VALUES ('q', 'x')", "SELECT payload FROM message_archive",
+        "DELETE FROM message_archive", "UPDATE message_archive SET queue = 'x'",
+    )  # fmt: skip
+    assert len(refused) == 4
+
+
+@servers_only
+async def test_a_consumer_that_answers_is_a_producer_too(
+    user: Account, owner: SqlBroker, broker: SqlBroker
+) -> None:
+    given(user, *grants("consumer", _kind(user))[""])
+    given(user, *(statement for step in grants("producer", _kind(user)).values() for statement in step))
+
+    @broker.subscriber("q", transactional=True, **QUICK)
+    @broker.publisher("answers")
+    async def handle(body: str) -> str:
+        await broker.publish(body, "more", with_ack=True)
+        return body
+
+    await broker.start()
+    await owner.publish("x", "q", reply_to="replies")
+    await eventually(lambda: _count(user, "message") == 3, timeout=20)
+
+
+@servers_only
+async def test_a_lock_needs_three_rights(user: Account, broker: SqlBroker) -> None:
+    user.execute("GRANT SELECT, INSERT, UPDATE ON message_policy_state TO {who}")
+    for _ in range(2):
+        async with broker.lock("key"):
+            pass
+
+
+# -- readers and operators ----------------------------------------------------------------------------
+
+
+@servers_only
+async def test_a_reader(user: Account, database_url: str) -> None:
+    """Spark's own part is in tests/spark."""
+    given(user, *grants("reader", _kind(user))[""])
+    address = make_url(database_url).set(username=user.name, password=user.engine().url.password)
+    database = database_of(parse_address(address))
+    with database.connect() as connection:
+        horizon = find_horizon(database, connection, safety_lag="90s", margin=0)
+    if _kind(user) != "mysql":  # a shared server's other databases may be busy, or be a replica
+        assert horizon.source in {"transactions", "safety lag"}
+    assert "GRANT" not in (horizon.detail or "")
+    refused = user.try_as(
+        "SELECT payload FROM message", "DELETE FROM message_archive", "SELECT scope FROM message_policy_state",
+        "INSERT INTO message (queue, payload) VALUES ('q', 'x')",
+    )  # fmt: skip
+    assert len(refused) == 4
+    assert user.try_as("SELECT * FROM message_archive") == []
+
+
+@servers_only
+async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -> None:
+    given(user, *grants("operator", _kind(user))[""])
+    admin = broker.admin
+    waiting = await owner.publish("x", "q", key="k")
+    await owner.publish("y", "q", key="k")
+    assert (await admin.explain(waiting or 0)).state is not None
+    await admin.pause("q", reason="maintenance")
+    [paused] = await admin.paused()
+    assert paused.queue == "q"
+    assert "paused" in {reason.code for reason in (await admin.explain(waiting or 0)).reasons}
+    assert await admin.resume("q")
+    handled = asyncio.Event()
+
+    @owner.subscriber("q", ordered=True, **QUICK)
+    async def handle(body: str) -> None:
+        handled.set()
+
+    await owner.start()
+    await asyncio.wait_for(handled.wait(), 10)
+    await eventually(lambda: _count(user, "message_archive") == 2)
+    assert [r.code for r in (await admin.explain(waiting or 0)).reasons] == ["archived"]
+    assert await admin.subscribers("q")
+    with pytest.raises(LockLostError):
+        async with owner.lock("key"):
+            assert [lock.key for lock in await admin.locks()] == ["key"]
+            assert await admin.release_lock("key")
+    assert await admin.unknown() == []
+    assert await admin.forget_unknown(1) == 0
+    assert await admin.schedules() == []
+    assert await admin.forget_schedule("none") is False
+    refused = user.try_as(
+        "SELECT payload FROM message", "SELECT headers FROM message", "SELECT payload FROM message_archive",
+        "UPDATE message SET state = 'PENDING'", "DELETE FROM message", "DELETE FROM message_archive",
+        "INSERT INTO message (queue, payload) VALUES ('q', 'x')",
+    )  # fmt: skip
+    assert len(refused) == 7
+
+
+# -- logs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("database", "driver"),
+    [*((kind, None) for kind in ("sqlite", *NAMES)), ("postgresql", "postgresql+psycopg")],
+    indirect=["database"],
+)
+async def test_no_body_and_no_header_is_logged(database: str, database_url: str, driver: str | None) -> None:
+    """Not when the database refuses a row either, which PostgreSQL quotes then."""
+    url = make_url(database_url)
+    url = url if driver is None else url.set(drivername=driver)
+    engine, heard = create_async_engine(url), Heard()
+    logger = logging.Logger("test", logging.DEBUG)  # noqa: LOG001 - one for this test
+    logger.addHandler(heard)
+    broker = SqlBroker(engine, logger=logger, log_level=logging.DEBUG)
+    await broker.create_tables()
+
+    @broker.subscriber("q", retry_strategy=None, **QUICK)
+    async def handle(body: str) -> None:
+        if body.endswith("fails"):
+            raise ValueError("of the handler's")
+
+    await broker.start()
+    for end in ("works", "fails"):
+        await broker.publish(f"hidden body {end}", "q", headers={"a": "hidden header"})
+    await eventually(lambda: heard.texts("Processed") and heard.texts("of the handler's"))
+    if database != "sqlite":  # it cannot add one
+        async with engine.begin() as connection:
+            await connection.execute(text("ALTER TABLE message ADD CONSTRAINT ours CHECK (queue <> 'no')"))
+            await connection.execute(
+                text("ALTER TABLE message_archive ADD CONSTRAINT too CHECK (priority <> 7)")
+            )
+        with pytest.raises(StoreError) as caught:
+            await broker.publish("hidden body", "no", headers={"a": "hidden header"})
+        await broker.publish("hidden body", "q", headers={"a": "hidden header"}, priority=7)
+        await eventually(lambda: heard.texts("were refused by the database"))
+        heard.handle(logging.makeLogRecord({"msg": str(caught.value)}))
+    await broker.stop()
+    await engine.dispose()
+    formatter = logging.Formatter()
+    said = "\n".join(formatter.format(record) for record in heard.records)
+    assert "hidden" not in said
+    assert b"hidden".hex() not in said
+
+
+@servers_only
+async def test_no_password_is_told(user: Account) -> None:
+    engine, heard = create_async_engine(user.url.set(username=user.name, password="hunter2 it was")), Heard()
+    logger = logging.Logger("test", logging.DEBUG)  # noqa: LOG001 - one for this test
+    logger.addHandler(heard)
+    broker = SqlBroker(engine, logger=logger)
+    said = []
+    if user.postgresql:  # a server that trusts everybody here asks for no password
+        engine = create_async_engine(user.url.set(username="nobody_knows", password="hunter2 it was"))
+        broker = SqlBroker(engine, logger=logger)
+    with pytest.raises(StoreError) as caught:
+        await broker.start()
+    error: BaseException | None = caught.value
+    while error is not None:
+        said.append(str(error))
+        error = error.__cause__
+    await broker.stop()
+    await engine.dispose()
+    assert "hunter2" not in "\n".join([*said, *heard.texts("")])
+
+
+def _kind(user: Account) -> str:
+    return user.url.get_backend_name()
+
+
+def _count(user: Account, table: str) -> int:
+    with user.owner.connect() as connection:
+        return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())

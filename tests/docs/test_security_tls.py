@@ -1,0 +1,171 @@
+"""docs/security.md: what it says of TLS, with servers of our own and certificates made here."""
+
+import datetime as dt
+import os
+import re
+import shutil
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.broker.engine import make_listen_engine
+from tests.docs.test_security import PAGE
+from tools.private import CannotStartError, folder_of, mariadb, postgresql
+
+ROWS = dict(re.findall(r"^\| (\w+) \| `connect_args=(.+)` \|$", PAGE, re.MULTILINE))
+DRIVERS = {
+    "asyncpg": "postgresql+asyncpg", "psycopg": "postgresql+psycopg",
+    "aiomysql": "mariadb+aiomysql", "asyncmy": "mariadb+asyncmy",
+}  # fmt: skip
+ENCRYPTED = {
+    "postgresql": "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()",
+    "mariadb": "SELECT variable_value <> '' FROM information_schema.session_status WHERE variable_name = 'Ssl_cipher'",
+}
+"""Whether the connection is encrypted, as the server says."""
+
+
+def _name(text_: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text_)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+    )
+
+
+def make_certificates(folder: Path, host: str) -> None:
+    """Write ca.pem, and server.pem with server.key for `host`, which that CA has signed."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), _name(f"the CA of {folder.name}")
+    basic = x509.BasicConstraints(ca=True, path_length=None)
+    ca = _builder(name, name, key).add_extension(basic, critical=True).sign(key, hashes.SHA256())
+    own = ec.generate_private_key(ec.SECP256R1())
+    names = x509.SubjectAlternativeName([x509.DNSName(host)])
+    server = _builder(_name(host), name, own).add_extension(names, critical=False).sign(key, hashes.SHA256())
+    encoding = serialization.Encoding.PEM
+    private = own.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    for file, content in (
+        ("ca.pem", ca.public_bytes(encoding)),
+        ("server.pem", server.public_bytes(encoding)),
+        ("server.key", private),
+    ):
+        path = folder / file
+        path.write_bytes(content)
+        path.chmod(0o600 if file == "server.key" else 0o644)
+        shutil.chown(path, folder.owner())
+
+
+@pytest.fixture(scope="module")
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str, Path]]:
+    """The kind of a server with a certificate for localhost, its URL, and a folder with its CA's and another's."""
+    kind, known = request.param, tmp_path_factory.mktemp("ca")
+    try:
+        with ExitStack() as stack:
+            folder, _ = stack.enter_context(folder_of("postgres" if kind == "postgresql" else "mysql"))
+            make_certificates(folder, "localhost")
+            shutil.copy(folder / "ca.pem", known / "ca.pem")
+            files = {"cert": folder / "server.pem", "key": folder / "server.key"}
+            if kind == "postgresql":
+                settings = {f"ssl_{name}_file": str(path) for name, path in files.items()}
+                url, _ = stack.enter_context(postgresql(ssl="on", **settings))
+            else:
+                url, _ = stack.enter_context(
+                    mariadb(*(f"--ssl-{name}={path}" for name, path in files.items()))
+                )
+            yield kind, url.replace("127.0.0.1", "localhost"), known
+    except CannotStartError as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
+
+
+def arguments(driver: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the page says for `driver`, with the CA in `folder`."""
+    monkeypatch.chdir(folder)
+    found: dict[str, Any] = eval(ROWS[driver], {"ssl": ssl})
+    return found
+
+
+async def refused(engine: AsyncEngine) -> None:
+    """No connection is made, and the certificate is why."""
+    with pytest.raises(DBAPIError if engine.dialect.driver != "asyncpg" else ssl.SSLError) as caught:
+        await engine.connect()
+    said, error = "", caught.value
+    while error is not None:
+        said, error = f"{said}\n{error}", error.__cause__ or error.__context__  # type: ignore[assignment]
+    assert "certificate" in said, said
+
+
+def test_every_driver_has_a_row() -> None:
+    assert ROWS.keys() == DRIVERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("served", "driver"),
+    [(make_url(f"{name}://").get_backend_name(), driver) for driver, name in DRIVERS.items()],
+    indirect=["served"],
+)
+async def test_a_certificate_is_checked(
+    served: tuple[str, str, Path], driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, server, known = served
+    url = make_url(server).set(drivername=DRIVERS[driver])
+    trusting = create_async_engine(url, connect_args=arguments(driver, known, monkeypatch))
+    async with trusting.connect() as connection:
+        assert await connection.scalar(text(ENCRYPTED[kind]))
+    broker = SqlBroker(trusting, logger=None)
+    await broker.create_tables()
+    await broker.start()
+    assert await broker.publish("x", "q")
+    await broker.stop()
+    await trusting.dispose()
+    make_certificates(tmp_path, "localhost")
+    for address, folder in ((url, tmp_path), (url.set(host="127.0.0.1"), known)):
+        doubting = create_async_engine(address, connect_args=arguments(driver, folder, monkeypatch))
+        await refused(doubting)
+        await doubting.dispose()
+
+
+@pytest.mark.parametrize("served", ["postgresql"], indirect=True)
+async def test_a_url_of_asyncpg(served: tuple[str, str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, server, known = served
+    assert "?ssl=verify-full" in PAGE
+    url = make_url(server).set(drivername="postgresql+asyncpg", query={"ssl": "verify-full"})
+    monkeypatch.setenv("PGSSLROOTCERT", str(known / "ca.pem"))
+    engine = make_listen_engine(url)
+    assert engine is not None
+    async with engine.connect() as connection:
+        assert await connection.scalar(text(ENCRYPTED[kind]))
+    await engine.dispose()
+    await refused(create_async_engine(url.set(host="127.0.0.1")))
+
+
+@pytest.mark.parametrize("served", ["postgresql"], indirect=True)
+async def test_a_url_of_psycopg(served: tuple[str, str, Path]) -> None:
+    kind, server, known = served
+    query = {"sslmode": "verify-full", "sslrootcert": str(known / "ca.pem")}
+    engine = create_async_engine(make_url(server).set(drivername="postgresql+psycopg", query=query))
+    async with engine.connect() as connection:
+        assert await connection.scalar(text(ENCRYPTED[kind]))
+    await engine.dispose()
