@@ -114,10 +114,10 @@ class Flusher:
         locked = len(batch.parts)
         self._inflight.put_back(batch, first=False)
         self._past_locked = locked > 0
-        if locked == size:
-            return False  # it may be by our own last try, which the server has not given up yet
-        self._failures = 0
-        return True
+        if not locked:
+            # What is locked may be so by our own last try, which the server has not given up yet.
+            self._failures = 0
+        return locked < size
 
     async def empty(self) -> None:
         """Flush until nothing is queued.

@@ -253,3 +253,21 @@ def _late_lock(bench: Bench, row: int) -> Any:
         return original(parts, **options)
 
     return settle_whole
+
+
+async def test_what_was_written_beside_rows_that_a_failure_left_locked_is_no_success_of_theirs() -> None:
+    """A server may not have given up a try that its client has: with traffic beside it, it would fail for ever."""
+    bench = Bench()
+    rows = bench.claim(2)
+    bench.ack(rows[:1], b"held")
+    bench.ack(rows[1:])
+    bench.database.held.add(b"held")
+    await bench.flush()
+    bench.database.locked = {row.id for row in rows}
+    others = bench.claim(3)
+    bench.ack(others)
+    await bench.flush()
+    assert bench.states(others) == {State.WRITTEN}
+    bench.database.locked = set()
+    await bench.flush()
+    assert bench.states(rows) == {State.SET_APART}
