@@ -57,6 +57,19 @@ def check(plan: dict[str, Any], *, indexes: set[str], buffers: int) -> None:
     assert used <= buffers, f"{used} buffers, at most {buffers} were expected"
 
 
+def test_a_look_at_many_queues_is_not_compiled(crowded: Engine) -> None:
+    """Compiling it took half a second each time; the planner sees the arrays in the first plans of a session."""
+    statement = SQL["ready_pairs"].compile(dialect=DRIVER)
+    with crowded.connect() as connection:
+        jit_above = float(connection.exec_driver_sql("SHOW jit_above_cost").scalar_one())
+        connection.exec_driver_sql("SET plan_cache_mode = force_custom_plan")
+        connection.exec_driver_sql(f"PREPARE many AS {statement}".replace("%", "%%"))
+        names = literal([f"none{n}" for n in range(1000)])
+        found = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) EXECUTE many ({names})").scalar_one()
+        plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    assert plan["Total Cost"] < jit_above / 2
+
+
 def test_the_loose_scan(crowded: Engine) -> None:
     with crowded.connect() as connection:
         plan = explain(connection, "ready_pairs", queues=["q", "other5", "empty"])
