@@ -22,7 +22,7 @@ from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.presence import Presence
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.rights import Rights, outcomes_of
-from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 from faststream_sqlbroker.flow.worker import Worker
 
 if TYPE_CHECKING:
@@ -188,8 +188,8 @@ class Consumer:
             return
         await asyncio.shield(self.request_stop(graceful_timeout))
 
-    def _hint(self) -> None:
-        self._fetcher.hint()
+    def _hint(self, queues: frozenset[str] = ALL) -> None:
+        self._fetcher.hint(queues)
         self._fetch_loop.wake()
 
     def _released(self) -> None:

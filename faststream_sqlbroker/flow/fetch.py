@@ -19,6 +19,7 @@ from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
 from faststream_sqlbroker.flow.shares import Shares
+from faststream_sqlbroker.flow.wakeup import ALL
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -36,8 +37,8 @@ class Fetcher:
 
     While rows come, the remembered (queue, priority) pairs are claimed from; when fewer came than asked
     for and at least every second, the pairs are looked for again, which also tells when the next row is due.
-    A wake-up is answered by a claim from all known pairs, one round trip earlier than by a look. Queues are
-    visited in rotation.
+    A wake-up is answered by a claim from the known pairs of its queues, one round trip earlier than by a look.
+    Queues are visited in rotation.
     """
 
     def __init__(self, store: "Store", inflight: Inflight, settings: Any, log: Log, member: Member) -> None:
@@ -49,7 +50,7 @@ class Fetcher:
         self._unlooked = False
         self.on_slow: Callable[[], None] = lambda: None
         """Called when looks are slow, and left to somebody else."""
-        self._hinted = False
+        self._hinted: frozenset[str] | None = None
         self._first_wait = min(max(settings.min_fetch_interval, FIRST_IDLE_WAIT), settings.max_fetch_interval)
         self._idle_wait = self._first_wait
         self._not_before = float("-inf")
@@ -61,9 +62,13 @@ class Fetcher:
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
 
-    def hint(self) -> None:
-        """Something may have arrived: claim, look before the next claim, and poll quickly again."""
-        self._look_again = self._hinted = True
+    def hint(self, queues: frozenset[str] = ALL) -> None:
+        """Something may have arrived in `queues`: claim, look before the next claim, and poll quickly again."""
+        if self._hinted is None:
+            self._hinted = queues
+        elif self._hinted != ALL:
+            self._hinted = ALL if queues == ALL else self._hinted | queues
+        self._look_again = True
         self._idle_wait = self._first_wait
 
     @property
@@ -122,14 +127,16 @@ class Fetcher:
     async def _claim_ready(
         self, limit: int, *, suspects: bool
     ) -> tuple[Sequence[ClaimedMessage], float | None]:
-        ready, hinted = self.ready, self._hinted and not self._unlooked and not self._settings.ordered
-        self._hinted = False
+        ready, hinted = self.ready, self._hinted
+        self._hinted = None
         if self._settings.policies:
             return await self._claim_scheduled(limit, suspects=suspects)
-        if ready.slow or hinted:
+        if self._unlooked or self._settings.ordered:
             # Not twice without a look between: a pair that nobody knows yet may be of a higher priority.
+            hinted = None
+        if ready.slow or hinted is not None:
             self._unlooked = True
-            rows, again = await self._claim(ready.known(), limit, suspects=suspects)
+            rows, again = await self._claim(self._known(hinted), limit, suspects=suspects)
             if ready.slow or rows:
                 return rows, again
         if self._look_again or ready.age >= LOOK_INTERVAL:
@@ -141,6 +148,12 @@ class Fetcher:
                     self.on_slow()
         due = ready.due()
         return await self._claim(due, limit, suspects=suspects) if due else ((), None)
+
+    def _known(self, hinted: frozenset[str] | None) -> list[ReadyPair]:
+        # Without a look in between, queues with nothing new would be left out for long; shares take them to be empty.
+        if not hinted or self.ready.slow or self._shares is not None:
+            return self.ready.known()
+        return self.ready.known(hinted)
 
     async def _claim(
         self, due: Sequence[ReadyPair], limit: int, *, suspects: bool

@@ -6,7 +6,7 @@ A look finds every pair that has rows and its first due time. Where another sess
 ended, a little before, and looks go on beside them: for a twentieth of the time, but every ten seconds at least.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -110,10 +110,11 @@ class Ready:
         """The pairs that had due rows when they were looked at, queues in turn."""
         return [pair for pair in self._in_turn(self._found) if pair.due_in <= 0]
 
-    def known(self) -> list[ReadyPair]:
-        """All pairs that ever had rows, as far as is remembered, queues in turn."""
+    def known(self, queues: Container[str] | None = None) -> list[ReadyPair]:
+        """All pairs (of `queues`) that ever had rows, as far as is remembered, queues in turn."""
         begin = self._begin.get
-        return self._in_turn([ReadyPair(*pair, 0.0, since=begin(pair)) for pair in self._known])
+        asked = [pair for pair in self._known if queues is None or pair[0] in queues]
+        return self._in_turn([ReadyPair(*pair, 0.0, since=begin(pair)) for pair in asked])
 
     def queues_in_turn(self) -> list[str]:
         """The queues, each time beginning with another."""

@@ -68,8 +68,12 @@ class Taker:
         """
         clock, pause = asyncio.get_running_loop().time, FIRST_PAUSE
         deadline, arrived = None if wait is None else clock() + wait, asyncio.Event()
+
+        def hint(_queues: frozenset[str]) -> None:
+            arrived.set()
+
         if wait != 0:
-            self._wakeups.register(wanted.queues, arrived.set, listen=False)
+            self._wakeups.register(wanted.queues, hint, listen=False)
         try:
             while True:
                 arrived.clear()
@@ -84,7 +88,7 @@ class Taker:
                         await arrived.wait()
                         pause = FIRST_PAUSE
         finally:
-            self._wakeups.unregister(arrived.set)
+            self._wakeups.unregister(hint)
 
     async def _look(
         self, wanted: Wanted, read: Callable[[ClaimedMessage], Awaitable[T]]

@@ -25,7 +25,10 @@ SECOND_HINT = 0.02
 HEARTBEAT = 10.0
 """Seconds between two signs of life on the listening connection."""
 
-Hint = Callable[[], None]
+ALL: frozenset[str] = frozenset()
+"""Stands for all queues of a subscriber."""
+Hint = Callable[[frozenset[str]], None]
+"""Called with the queues in which something may have arrived, or ALL."""
 
 
 class Wakeups:
@@ -95,7 +98,7 @@ class Wakeups:
     def _wake_local(self, queues: frozenset[str]) -> None:
         for hint, wanted in list(self._hints.items()):
             if not queues or queues & wanted:
-                hint()
+                hint(queues & wanted)
 
     async def _watch(self) -> None:
         while self._watched:
@@ -131,7 +134,7 @@ class Wakeups:
                 async with self._store.listen(self.channel, self._heard) as alive:
                     self.listening, failures = True, 0
                     # What was sent while nobody listened is lost: look once.
-                    self._wake_local(frozenset())
+                    self._wake_local(ALL)
                     self.on_pauses()
                     while True:
                         await asyncio.sleep(HEARTBEAT)
@@ -150,4 +153,4 @@ class Wakeups:
         if payload == PAUSES_CHANGED:
             self.on_pauses()
             return
-        self._wake_local(frozenset((payload,)) if payload else frozenset())
+        self._wake_local(frozenset((payload,)) if payload else ALL)

@@ -45,7 +45,7 @@ class Rig(Bench):
     def consumer(
         self,
         handle: Callable[[Any], Awaitable[Any]] | None = None,
-        queues: str | list[str] = "q",
+        queues: str | list[str] | dict[str, int] = "q",
         *,
         ack_first: bool = False,
         store: Store | None = None,

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -38,6 +39,43 @@ async def test_a_wake_up_for_an_unknown_priority_is_answered_too(rig: Rig) -> No
     await rig.publisher.publish([NewMessage("q", b"1", priority=7)])
     await eventually(lambda: rig.handled)
     assert (("q", 7)) in consumer._fetcher.ready._known
+
+
+@pytest.mark.parametrize(
+    ("queues", "claimed"),
+    [(["a", "b", "c"], {"b"}), ({"a": 1, "b": 1, "c": 1}, {"a", "b", "c"})],
+    ids=["turns", "weights"],
+)
+async def test_a_wake_up_is_answered_from_its_queues(
+    rig: Rig, queues: list[str] | dict[str, int], claimed: set[str]
+) -> None:
+    """With 1 000 queues a claim from all of them takes many times as long. Weights compare all queues."""
+    consumer = rig.consumer(None, queues, **SLEEPY)
+    asked, claim = list[set[str]](), rig.store.claim
+
+    async def noted(pairs: Sequence[ReadyPair], *args: Any, **kwargs: Any) -> Any:
+        asked.append({pair.queue for pair in pairs})
+        return await claim(pairs, *args, **kwargs)
+
+    await consumer.start()
+    await eventually(lambda: consumer._fetcher._idle_wait > 1)
+    assert not consumer._fetcher.ready.slow
+    with patch.object(rig.store, "claim", noted):
+        await rig.publisher.publish([NewMessage("b", b"1")])
+        await eventually(lambda: rig.handled)
+    assert asked[0] == claimed
+
+
+def test_wake_ups_before_a_claim_are_answered_together(rig: Rig) -> None:
+    fetcher = rig.consumer(None, ["a", "b", "c"], **SLEEPY)._fetcher
+    fetcher.hint(frozenset("a"))
+    fetcher.hint(frozenset("c"))
+    assert {pair.queue for pair in fetcher._known(fetcher._hinted)} == {"a", "c"}
+    fetcher.hint()
+    fetcher.hint(frozenset("b"))
+    assert {pair.queue for pair in fetcher._known(fetcher._hinted)} == {"a", "b", "c"}
+    fetcher.ready.slow = True
+    assert {pair.queue for pair in fetcher._known(frozenset("a"))} == {"a", "b", "c"}
 
 
 async def test_slow_looks_are_left_to_the_background(rig: Rig) -> None:

@@ -75,7 +75,7 @@ async def test_a_transaction_is_watched_once_however_often_it_publishes(sleeper:
     """Each watched entry is looked at every 10 ms: one a publish made 20 000 publishes quadratic."""
     publish, hints = sleeper.publisher.publish, list[str]()
     for queue in ("a", "b"):
-        sleeper.wakeups.register([queue], lambda queue=queue: hints.append(queue), listen=False)
+        sleeper.wakeups.register([queue], lambda _, queue=queue: hints.append(queue), listen=False)
     async with sleeper.store.engine.begin() as connection:
         for n in range(50):
             await publish([NewMessage("ab"[n % 2], b"x")], connection=connection)
@@ -110,7 +110,7 @@ async def test_a_transaction_that_was_dropped_without_an_end_hints_too(sleeper: 
         is_active = True
 
     hints = list[None]()
-    sleeper.wakeups.register(["q"], lambda: hints.append(None), listen=False)
+    sleeper.wakeups.register(["q"], lambda _: hints.append(None), listen=False)
     transaction = Transaction()
     for _ in range(3):
         sleeper.wakeups.published_in(transaction, ["q"])
@@ -131,7 +131,7 @@ async def test_synchronous_publishes_are_not_watched(rig: Rig) -> None:
 async def test_the_second_hint_comes_a_moment_later(sleeper: Rig) -> None:
     """The transaction turns inactive before its COMMIT is done: the first hint may come too early."""
     hints: list[float] = []
-    sleeper.wakeups.register(["q"], lambda: hints.append(time.monotonic()), listen=False)
+    sleeper.wakeups.register(["q"], lambda _: hints.append(time.monotonic()), listen=False)
     async with sleeper.store.engine.begin() as connection:
         await sleeper.publisher.publish([MESSAGE], connection=connection)
     # PostgreSQL brings our own notifications back, which are hints too.
