@@ -6,6 +6,7 @@ SqlBrokerError
 │   ├── SchemaError       the tables in the database are not the ones this version needs
 │   └── RightsError       the database user lacks rights that this process needs
 ├── PublishError          a message that cannot be stored (also a ValueError)
+│   └── MessageTooLargeError  larger than the database takes (also a StoreError)
 ├── NotSupportedError     a feature that this database or driver cannot have
 ├── TransactionEndedError a handler's transaction has ended before its ack
 ├── LeaseLostError        a reservation's lease is gone: what it ended in was not written
@@ -88,6 +89,10 @@ class StoreError(SqlBrokerError):
 
 class AccessError(StoreError):
     """The statement needs a right that the database user lacks, or a table that is not there."""
+
+
+class MessageTooLargeError(PublishError, StoreError):
+    """The message is larger than the database takes in one statement or row; it was not sent."""
 
 
 class TransientStoreError(StoreError):

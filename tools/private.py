@@ -266,8 +266,8 @@ OLDEST_MYSQL = (8, 0, 19)
 
 
 @contextmanager
-def mysql() -> Iterator[tuple[str, Process]]:
-    """A MySQL whose root needs no password, reachable from this machine only.
+def mysql(*more: str) -> Iterator[tuple[str, Process]]:
+    """A MySQL whose root needs no password, reachable from this machine only; `more` are options of the server.
 
     Raises:
         CannotDownloadError: there is none on PATH, and none can be downloaded.
@@ -284,7 +284,7 @@ def mysql() -> Iterator[tuple[str, Process]]:
             "--mysqlx=OFF", "--innodb-flush-log-at-trx-commit=2", "--max-connections=300", "--skip-log-bin",
             "--innodb-buffer-pool-size=256M", f"--tmpdir={temporary}",
         ]  # fmt: skip
-        with running([server, *common, *options], become, folder, port) as process:
+        with running([server, *common, *options, *more], become, folder, port) as process:
             yield f"mysql+pymysql://root@127.0.0.1:{port}/mysql", process
 
 

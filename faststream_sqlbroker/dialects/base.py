@@ -29,6 +29,7 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.dialects.policy_state import lock_order, note_started
 from faststream_sqlbroker.dialects.query import Work
+from faststream_sqlbroker.dialects.sizes import SizeLimit
 from faststream_sqlbroker.dialects.units import settle_units
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -72,6 +73,8 @@ class Dialect(ABC):
     """Claims that keep the order of each key."""
     scheduled: "PolicyClaims"
     """Claims under scheduling policies."""
+    known_limit: SizeLimit | None = None
+    """How large a message may be, as far as is known without asking."""
     handler_locks: "HandlerLocks"
     """Locks that handlers' transactions begin with."""
 
@@ -127,6 +130,11 @@ class Dialect(ABC):
 
     def setup(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing here
         """Check (and set, where it is the database's own) what the broker relies on; once per start."""
+
+    def size_limit(self, connection: Connection) -> SizeLimit:  # noqa: ARG002
+        """How large a message may be that is sent on `connection`."""
+        assert self.known_limit is not None  # noqa: S101 - a dialect that has to ask does
+        return self.known_limit
 
     @abstractmethod
     def is_transient(self, error: BaseException) -> bool:

@@ -29,6 +29,7 @@ from faststream_sqlbroker.dialects.mysql_settle import ARCHIVE, UPDATE
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import MYSQL
+from faststream_sqlbroker.dialects.sizes import SizeLimit
 from faststream_sqlbroker.dialects.steps import StepDialect, utc
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
@@ -152,6 +153,12 @@ class MysqlDialect(MysqlErrors, StepDialect):
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes; look which of the two it is."""
         self._prepare_for(is_mariadb(connection.dialect))
         refuse_log_of_statements(connection)
+        self.size_limit(connection)
+
+    def size_limit(self, connection: Connection) -> SizeLimit:
+        """The server is asked once for each connection, which keeps what it began with."""
+        self.known_limit = limit = mysql_session.size_limit(connection)
+        return limit
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
         """Ask for READ COMMITTED, for this transaction only.

@@ -1,4 +1,4 @@
-"""What the broker sets in a session of MySQL or MariaDB for the time of one transaction.
+"""What the broker asks a session of MySQL or MariaDB, and sets in it for the time of one transaction.
 
 The isolation level is for the next transaction only, as `@@transaction_isolation` has neither GLOBAL nor SESSION. The
 limit of idling is the session's, so it is put back before the application may get the connection.
@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, TextClause
 
+from faststream_sqlbroker.dialects.sizes import SizeLimit, max_allowed_packet
 from faststream_sqlbroker.schema.types import is_mariadb
 
 MOST_SECONDS = 31_536_000
@@ -17,6 +18,8 @@ MOST_SECONDS = 31_536_000
 
 _LIMITED = "sqlbroker_idle_limit"
 """Where a connection's `info` says that a limit of ours is set in its session."""
+
+_SIZE_LIMIT = "sqlbroker_size_limit"
 
 # `was` is the application's own limit, which is kept if it is less; 0 is none in MariaDB.
 _LEAST_MARIADB = "CASE {was} WHEN 0 THEN :limit ELSE LEAST({was}, :limit) END"
@@ -51,6 +54,15 @@ def begin_limited(connection: Connection, sql: dict[str, TextClause], idle_limit
         name += "_10"
     connection.info[_LIMITED] = True
     connection.execute(sql[name], {"limit": _whole_seconds(idle_limit)})
+
+
+def size_limit(connection: Connection) -> SizeLimit:
+    """What a packet may have; the server is asked at the first time."""
+    found: SizeLimit | None = connection.info.get(_SIZE_LIMIT)
+    if found is None:
+        most = connection.exec_driver_sql("SELECT @@SESSION.max_allowed_packet").scalar_one()
+        found = connection.info[_SIZE_LIMIT] = max_allowed_packet(int(most))
+    return found
 
 
 def allow_idling(connection: Connection, sql: dict[str, TextClause], seconds: float) -> None:

@@ -50,6 +50,8 @@ from faststream_sqlbroker.dialects.postgresql_binds import (
 from faststream_sqlbroker.dialects.postgresql_errors import PostgresqlErrors
 from faststream_sqlbroker.dialects.postgresql_reads import in_order, read_claimed, read_pairs, settled_of
 from faststream_sqlbroker.dialects.query import Query, Work
+from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
+from faststream_sqlbroker.dialects.sizes import by_bytes, bytes_of
 from faststream_sqlbroker.schema.tables import Tables
 
 
@@ -66,6 +68,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     name = "postgresql"
     isolation_level = "READ COMMITTED"
     can_listen = True
+    known_limit = POSTGRESQL_SIZE
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`."""
@@ -172,8 +175,13 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return value
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
-        """One statement."""
-        return self.inserting(rows)(connection)
+        """One statement, unless there is too much for one."""
+        self.known_limit.check(rows)
+        return [
+            i
+            for part in by_bytes(rows, lambda row: bytes_of([row]))
+            for i in self.inserting(part)(connection)
+        ]
 
     def inserting(self, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
         """Ids are drawn in the statement, so that they are known row by row."""

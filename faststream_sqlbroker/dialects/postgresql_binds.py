@@ -16,6 +16,7 @@ from sqlalchemy import TextClause
 from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement
 from faststream_sqlbroker.dialects.postgresql_sql import INSIDE
 from faststream_sqlbroker.dialects.query import Query
+from faststream_sqlbroker.dialects.sizes import by_bytes
 from faststream_sqlbroker.exceptions import StoreError
 
 Statements = Mapping[str, TextClause]
@@ -94,19 +95,23 @@ def settle_queries(
         queries.append(("archive", binds))
     if deleted:
         queries.append(("delete", _held(deleted)))
-    if updated:
+    for part in by_bytes(updated, _new_bytes):
         binds = {
-            **_ended(updated),
-            "delays": _floats(s.delay for s in updated),
-            "queues": [s.queue for s in updated],
-            "payloads": [s.payload for s in updated],
-            "headers": [s.headers for s in updated],
+            **_ended(part),
+            "delays": _floats(s.delay for s in part),
+            "queues": [s.queue for s in part],
+            "payloads": [s.payload for s in part],
+            "headers": [s.headers for s in part],
         }
         queries.append(("update", binds))
     if inside is None:
         return [Query(sql[name], binds, _ids) for name, binds in queries]
     own = {"transaction": inside}
     return [Query(sql[name + INSIDE], binds | own, _ids) for name, binds in queries]
+
+
+def _new_bytes(settlement: Settlement) -> int:
+    return len(settlement.payload or b"") + len(settlement.headers or "") + len(settlement.error or "")
 
 
 def lease_binds(leases: Leases) -> dict[str, list[Any]]:

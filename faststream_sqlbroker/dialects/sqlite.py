@@ -17,16 +17,11 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
 from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import sqlite_words
+from faststream_sqlbroker.dialects.sizes import SQLITE
+from faststream_sqlbroker.dialects.sqlite_errors import SqliteErrors
 from faststream_sqlbroker.dialects.steps import StepDialect, lease_binds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
-
-LOCKED = frozenset({5, 6})
-"""SQLITE_BUSY, SQLITE_LOCKED."""
-TRANSIENT_CODES = LOCKED | {8, 9, 10, 13, 15}
-"""SQLITE_READONLY, INTERRUPT, IOERR, FULL, and PROTOCOL, which is a race for the lock of the WAL."""
-REOPENED = frozenset({8, 10})
-"""SQLITE_READONLY and IOERR: a connection goes on with the file as it was when it was opened."""
 
 BUSY_TIMEOUT = 10.0
 """Most seconds that a transaction waits for the write lock; the store's time limit may be shorter."""
@@ -174,12 +169,13 @@ _ORDERED = {
 }
 
 
-class SqliteDialect(StepDialect):
+class SqliteDialect(SqliteErrors, StepDialect):
     """All SQL for SQLite."""
 
     name = "sqlite"
     cancel_once = True  # aiosqlite
     row_locks = False
+    known_limit = SQLITE
     insert_row = _INSERT_ROW
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
@@ -217,18 +213,6 @@ class SqliteDialect(StepDialect):
         connection.exec_driver_sql(f"PRAGMA busy_timeout={round(min(BUSY_TIMEOUT, self.time_limit) * 1000)}")
         connection.exec_driver_sql("PRAGMA synchronous=FULL")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    def is_transient(self, error: BaseException) -> bool:
-        """Busy, locked, read-only, full disk or I/O error, by SQLite's code."""
-        return _code(error) in TRANSIENT_CODES
-
-    def ends_session(self, error: BaseException) -> bool:  # noqa: ARG002
-        """There is no server that could."""
-        return False
-
-    def spoils(self, error: BaseException) -> bool:
-        """A file that was opened read-only stays so."""
-        return _code(error) in REOPENED
 
     def bind_time(self, value: datetime) -> int:
         """Microseconds since 1970 (UTC)."""
@@ -289,16 +273,6 @@ class SqliteDialect(StepDialect):
         """One UPDATE over what is PROCESSING in these queues."""
         binds = {"queues": json.dumps(list(queues)), "token": token.hex}
         return len(connection.execute(self.sql["release_claim"], binds).all())
-
-
-def is_locked(error: BaseException) -> bool:
-    """Whether another connection has what this one needs."""
-    return _code(error) in LOCKED
-
-
-def _code(error: BaseException) -> int:
-    """SQLite's primary result code (the lowest byte of the extended one); 0 if it is none of its errors."""
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _end_listeners_transaction(connection: Connection) -> None:

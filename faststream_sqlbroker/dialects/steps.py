@@ -27,12 +27,11 @@ from faststream_sqlbroker.dialects import ordered_sql
 from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, OTHERS, Dialect
 from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
+from faststream_sqlbroker.dialects.sizes import parts_that_fit
 from faststream_sqlbroker.schema.tables import Tables
 
 ROWS_PER_INSERT = (512, 64, 8, 1)
 """Sizes of multi-row inserts: few texts to compile and keep."""
-BYTES_PER_INSERT = 4 * 1024 * 1024
-"""Bodies of one statement; escaped they may double, and MariaDB's max_allowed_packet is 16 MiB by default."""
 
 INSERT_COLUMNS = "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
 
@@ -130,6 +129,8 @@ class StepDialect(Dialect):
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
         """Multi-row inserts in the order given; rows with a dedup_id go one by one."""
+        limit = self.size_limit(connection)
+        limit.check(rows)
         ids: list[int | None] = []
         start = 0
         while start < len(rows):
@@ -142,7 +143,8 @@ class StepDialect(Dialect):
                 end += 1
             plain = rows[start:end]
             while plain:
-                size = next(s for s in ROWS_PER_INSERT if s == 1 or (s <= len(plain) and _fits(plain[:s])))
+                sizes = [s for s in ROWS_PER_INSERT if s <= len(plain)]
+                size = next(s for s in sizes if s == 1 or limit.together(plain[:s]))
                 ids.extend(self.insert_plain(connection, plain[:size]))
                 plain = plain[size:]
             start = end
@@ -218,29 +220,30 @@ class StepDialect(Dialect):
 
     def settle_locked(self, connection: Connection, ours: Sequence[Settlement]) -> None:
         """Copy the rows that are kept, delete or update exactly those of `ours`, which the transaction has locked."""
+        limit = self.size_limit(connection)
         leaving = [s for s in ours if s.leaves]
         kept = [s for s in leaving if s.archive and self.has_archive]
         for part in chunks(kept):
-            connection.execute(self.sql["archive"], {"rows": rows_json(part)})
+            for rows in parts_that_fit(limit, part, rows_json):
+                connection.execute(self.sql["archive"], {"rows": rows})
         for part in chunks(leaving):
             connection.execute(self.sql["delete"], self.delete_binds([s.id for s in part]))
         staying = [s for s in ours if not s.leaves]
         for part in chunks(staying):
-            connection.execute(self.sql["update"], {"rows": rows_json(part)})
+            for rows in parts_that_fit(limit, part, rows_json):
+                connection.execute(self.sql["update"], {"rows": rows})
         for s in staying:
             if s.payload is not None:
+                limit.check_parts(s.payload)
                 connection.execute(self.sql["payload"], {"id": s.id, "payload": s.payload})
         for part in chunks([s for s in staying if s.headers is not None]):
-            connection.execute(self.sql["headers"], {"rows": json.dumps([[s.id, s.headers] for s in part])})
+            for rows in parts_that_fit(limit, part, headers_json):
+                connection.execute(self.sql["headers"], {"rows": rows})
 
 
 def lease_binds(lease: float, token: UUID) -> dict[str, Any]:
     """The binds of what leases: the token, and microseconds."""
     return {"token": token.hex, "lease": round(lease * 1_000_000)}
-
-
-def _fits(rows: Sequence[NewMessage]) -> bool:
-    return sum(len(row.payload) for row in rows) <= BYTES_PER_INSERT
 
 
 def rows_json(settlements: Sequence[Settlement]) -> str:
@@ -261,6 +264,11 @@ def rows_json(settlements: Sequence[Settlement]) -> str:
             for s in settlements
         ]
     )
+
+
+def headers_json(settlements: Sequence[Settlement]) -> str:
+    """The new headers of settlements as one JSON bind."""
+    return json.dumps([[s.id, s.headers] for s in settlements])
 
 
 def utc(value: datetime) -> datetime:

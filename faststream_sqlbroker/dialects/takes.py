@@ -87,6 +87,7 @@ def settle_replaced(
     dialect: Dialect, connection: Connection, settlement: Settlement, replaced: Replaced
 ) -> SettleResult:
     """Give the row its new body and write `settlement`, if its lease is still held; rows that leave take it along."""
+    dialect.size_limit(connection).check_parts(replaced.payload)
     table = dialect.tables.message
     held = update(table).where(table.c.id == settlement.id, table.c.lease_token == settlement.lease_token)
     values: dict[str, Any] = {"payload": replaced.payload}

@@ -52,9 +52,18 @@ class Publisher:
         """Leave `rows` to the transaction that settles `delivery`, which is being handled; whether it was possible.
 
         Raises:
-            PublishError: it was not, and `required`.
+            PublishError: it was not, and `required`; or one of `rows` is larger than the database takes.
         """
+        self._store.refuse_too_large(rows)
         return join(self._store, delivery, rows, required=required)
+
+    def check_size(self, row: NewMessage) -> None:
+        """Refuse what somebody else is to write if it is known to be larger than the database takes.
+
+        Raises:
+            MessageTooLargeError: it is.
+        """
+        self._store.refuse_too_large([row])
 
     def publish_sync(
         self, rows: Sequence[NewMessage], *, connection: "Connection | Session"

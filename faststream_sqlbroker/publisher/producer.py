@@ -76,9 +76,11 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         """The row of one message, for somebody else to write.
 
         Raises:
-            PublishError: a value that cannot be stored.
+            PublishError: a value that cannot be stored, or more than the database takes.
         """
-        return await self._row(cmd, cmd.body)
+        row = await self._row(cmd, cmd.body)
+        self._publisher.check_size(row)
+        return row
 
     @override
     async def request(self, cmd: SqlBrokerPublishCommand) -> Any:
@@ -112,7 +114,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         """`body` as `publish` encodes it, and its content type.
 
         Raises:
-            PublishError: the codec gave no bytes, or `body` brings options of its own.
+            PublishError: the codec gave no bytes, or more than the database takes; or `body` brings options of its own.
         """
         if isinstance(body, SqlBrokerResponse):
             msg = "the new body of a message has no options of its own: give the body itself"
@@ -121,6 +123,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         if not isinstance(payload, bytes):
             msg = f"the codec must give bytes, it gave {type(payload).__name__}"
             raise PublishError(msg)
+        self._publisher.check_size(NewMessage("", payload))
         return payload, content_type
 
     async def decode(self, row: ClaimedMessage) -> Any:

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects.query import Query
+from faststream_sqlbroker.dialects.sizes import BYTES_TOGETHER, bytes_of
 from faststream_sqlbroker.store.caller import check_same_database
 from faststream_sqlbroker.store.driver import BusyError
 from faststream_sqlbroker.store.shared import SharedStatements
@@ -33,11 +34,27 @@ class Inserts:
         self._shared: SharedStatements | None = None
 
     def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
-        """Insert `rows` in one transaction, which others may share."""
+        """Insert `rows` in one transaction, which others may share.
+
+        Raises:
+            MessageTooLargeError: one of them is larger than the database takes; nothing was sent.
+        """
+        self.refuse_too_large(rows)
+        if bytes_of(rows) > BYTES_TOGETHER:
+            return self._transactions.run(lambda c: self._dialect.insert(c, rows), self._of_this_loop.place)
         if any(row.dedup_id is not None for row in rows):
             # Another's uncommitted dedup_id would make everybody wait.
             return self._transactions.run(self._dialect.inserting(rows), self._of_this_loop.place)
         return self._of_this_loop.insert(rows)
+
+    def refuse_too_large(self, rows: Sequence[NewMessage]) -> None:
+        """Refuse what is known to be too large; before the first connection that may be unknown.
+
+        Raises:
+            MessageTooLargeError: one of `rows` is larger than the database takes.
+        """
+        if (limit := self._dialect.known_limit) is not None:
+            limit.check(rows)
 
     async def run(self, query: Query[None]) -> None:
         """Run `query` on the connection for publishing, in its turn."""
@@ -72,9 +89,11 @@ class Inserts:
             sync_connection = connection.sync_connection
             check_same_database(sync_connection, self._engine.sync_engine)
             if sync_connection is not None and self._shortcut.inside(sync_connection):
-                query: Any = self._dialect.inserting(rows)
-                with contextlib.suppress(BusyError):
-                    return cast("Ids", await self._shortcut.fetch_in(connection, query))
+                self.refuse_too_large(rows)
+                if bytes_of(rows) <= BYTES_TOGETHER:
+                    query: Any = self._dialect.inserting(rows)
+                    with contextlib.suppress(BusyError):
+                        return cast("Ids", await self._shortcut.fetch_in(connection, query))
             return await connection.run_sync(lambda c: self._dialect.insert(c, rows))
         except SQLAlchemyError as error:
             raise self._errors.of_caller(error) from error

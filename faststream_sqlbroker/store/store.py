@@ -91,6 +91,7 @@ class Store:
         self.fleet = Fleet(self._transactions, self.dialect, self._places)
         self.schedules = Schedules(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
+        self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         if listen_engine is not None:
             self._checkouts.watch(listen_engine)

@@ -106,12 +106,12 @@ class Answers:
     def __init__(self, *row: Any) -> None:
         self.row = row
         self.connection = SimpleNamespace(driver_connection=None)
+        self.info: dict[str, Any] = {}
 
     def execute(self, *_: Any) -> Any:
         return SimpleNamespace(one=lambda: self.row, scalar_one=lambda: self.row[0])
 
-    def exec_driver_sql(self, *_: Any) -> None:
-        """Anything goes."""
+    exec_driver_sql = execute
 
 
 @pytest.mark.parametrize(
