@@ -28,10 +28,12 @@ def create_all(connection: Connection, tables: Tables) -> None:
     Raises:
         SchemaError: a table of that name is somebody else's.
     """
+    # First of all: on MySQL a transaction that has looked at a table, and then waits for this lock, is in the
+    # way of the DDL of the one that has it.
+    _one_at_a_time(connection)
     foreign = foreign_tables(connection, tables)
     if foreign:
         raise SchemaError("; ".join(foreign))
-    _one_at_a_time(connection)
     fresh = not inspect(connection).has_table(tables.message.name, schema=tables.message.schema)
     for table in tables.for_dialect(connection.dialect.name).ours:
         table.create(connection, checkfirst=True)

@@ -1,5 +1,6 @@
 """The tables: created, migrated, compared, refused."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, MetaData, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError, StatementError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
@@ -42,6 +43,18 @@ async def test_both_ways_make_the_tables_that_are_needed(engine: AsyncEngine, wa
     assert await run(engine, lambda c: c.execute(text("SELECT * FROM message_schema_version")).all()) == [
         ("0001",)
     ]
+
+
+async def test_processes_that_start_together_create_the_tables_once(database_url: str) -> None:
+    """As the workers of `faststream run --workers` do. Each has an engine of its own."""
+    engines = [create_async_engine(database_url) for _ in range(6)]
+    stores = [Store(engine, TABLES) for engine in engines]
+    try:
+        await asyncio.gather(*(store.create_tables() for store in stores))
+        assert await stores[0].differences() == []
+    finally:
+        for engine in engines:
+            await engine.dispose()
 
 
 async def test_migrations_follow_created_tables(engine: AsyncEngine) -> None:
