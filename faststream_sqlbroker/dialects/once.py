@@ -65,8 +65,9 @@ def _claim_key(
         return Verdict.START, row.id
     other, over = info["message"], since + timedelta(seconds=info["ttl"]) <= now
     if other == row.id and (not over or row.deliveries_count - 1 > row.attempts_count):
-        # A mark for who lists unknown outcomes.
-        connection.execute(update(table).where(one).values(lease_expires_at=clock()))
+        # A mark for who lists unknown outcomes. The claim is no delivery's any more: were a slow one to
+        # give it back now, the message would go from that list, and another of its key would run.
+        connection.execute(update(table).where(one).values(lease_expires_at=clock(), lease_token=null()))
         return Verdict.UNKNOWN, row.id
     if not over:
         return Verdict.DUPLICATE, other

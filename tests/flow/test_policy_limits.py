@@ -16,6 +16,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
 from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
 from tests.flow.test_faults import NoLimit
 from tests.flow.test_policies import QUICK, archived, slot_of
@@ -270,6 +271,42 @@ async def test_a_passing_error_does_not_cost_the_retry(rig: Rig, monkeypatch: py
     [message] = await rig.put(1, key="a")
     [row] = await archived(rig, 1)
     assert (row["state"], handled) == ("COMPLETED", [message, message])
+
+
+async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Z4: the lease of a slow process has run out, and its message was called unknown, before it gave the key back."""
+    give_back, late, go_on, given_back = (
+        rig.store.policies.give_back_keys, asyncio.Event(), asyncio.Event(), asyncio.Event(),
+    )  # fmt: skip
+
+    async def give_back_late(rows: Sequence[ClaimedMessage]) -> None:
+        late.set()
+        await go_on.wait()
+        await give_back(rows)
+        given_back.set()
+
+    async def handle(row: ClaimedMessage) -> None:
+        row.settle_as(Nack(delay=0.0, retry_possible=True))
+
+    monkeypatch.setattr(rig.store.policies, "give_back_keys", give_back_late)
+    slow = rig.consumer(handle, policies=[Once("1h")], **QUICK, release_stuck_interval=3600.0)
+    await slow.start()
+    [first] = await rig.put(1, key="a")
+    await late.wait()
+    other = rig.consumer(store=Store(rig.store.engine, rig.store.tables), policies=[Once("1h")], **QUICK)
+    await other.start()
+    await rig.expire()
+    await rig.store.release_stuck(["q"], 10)
+    [row] = await archived(rig, 1)
+    assert (row["state"], row["reason"]) == ("FAILED", "unknown_outcome")
+    go_on.set()
+    await given_back.wait()
+    assert [each.message_id for each in await rig.store.starts.unknown("q", 10)] == [first]
+    await rig.put(1, key="a")
+    assert [row["reason"] for row in await archived(rig, 2)] == ["unknown_outcome", f"duplicate of {first}"]
+    assert rig.handled == []
 
 
 async def test_a_handler_that_cancels_itself_has_failed_once(rig: Rig) -> None:

@@ -22,7 +22,8 @@ class Owner:
     """Who has claimed a key."""
 
     message: int
-    delivery: tuple[UUID, int]
+    delivery: tuple[UUID, int] | None
+    """None: nobody knows what became of it, and nobody can give it back."""
     until: int
     unknown: bool = False
 
@@ -32,7 +33,7 @@ class OnceMachine(Machine):
 
     kinds: ClassVar = (
         "publish", "wait", "claim", "settle", "settle", "settle", "start_handlers", "start_handlers",
-        "start_handlers", "start_handlers", "operator_looks", "maintain",
+        "start_handlers", "start_handlers", "give_back_late", "operator_looks", "maintain",
     )  # fmt: skip
     policies: ClassVar = st.integers(4, 60).map(lambda n: (Once(n * UNIT / 1e6),))
     outcomes: ClassVar = ("crash", "crash", "release", "retry", "ack", "reject")
@@ -41,7 +42,7 @@ class OnceMachine(Machine):
         self.ttl: int = self.given[0].ttl  # type: ignore[union-attr]
         self.owners: dict[str, Owner] = {}
         self.zombies: list[ClaimedMessage] = []
-        self.started: list[tuple[str, int]] = []
+        self.claimed: dict[tuple[UUID, int], ClaimedMessage] = {}
 
     def check(self, claim: Claim, limit: int) -> None:
         due = [m for m in self.live.values() if m.lease is None and m.due <= self.now]
@@ -60,7 +61,12 @@ class OnceMachine(Machine):
         verdicts = self.world.run(self.world.store.policies.claim_keys(rows, self.ttl / 1e6))
         assert set(verdicts) == {row.id for row in rows}
         for row in sorted(rows, key=lambda r: (r.key or "", r.id)):
+            owner = self.owners.get(row.key or "")
+            before = owner and owner.delivery
             assert verdicts[row.id] == self.expected(row), row.id
+            if verdicts[row.id][0] is Verdict.UNKNOWN and before and data.draw(st.booleans(), "late"):
+                self.give_back(self.claimed[before])
+                self.listed()
 
     def expected(self, row: ClaimedMessage) -> tuple[Verdict, int | None]:
         """What is to become of a delivery whose handler is about to start."""
@@ -73,32 +79,46 @@ class OnceMachine(Machine):
             return Verdict.START, row.id
         over = owner is None or owner.until <= self.now
         if owner is not None and owner.message == row.id and (not over or self.live[row.id].lost):
-            owner.unknown = True
+            owner.unknown, owner.delivery = True, None
             return Verdict.UNKNOWN, row.id
         if owner is not None and not over:
             return Verdict.DUPLICATE, owner.message
         self.owners[row.key] = Owner(row.id, delivery, self.now + self.ttl)
+        self.claimed[delivery] = row
         return Verdict.START, row.id
 
     def end(self, message: Message, how: str, delay: int = 0) -> None:
         row = message.lease
         assert row is not None
         if how == "retry":
-            # RetryPossible: the key is given back, if it was this delivery that had claimed it.
-            owner = self.owners.get(message.key or "")
-            self.world.run(self.world.store.policies.give_back_keys([row] if message.key else []))
-            if message.key and owner is not None and owner.delivery == (row.lease_token, row.id):
-                del self.owners[message.key]
+            self.give_back(row)
             how = "nack"
         if how == "crash":
             self.zombies.append(row)
         super().end(message, how, delay)
 
-    def operator_looks(self, data: st.DataObject) -> None:
-        """The list of unknown outcomes is what the model says; what is taken off it stays claimed."""
+    def give_back(self, row: ClaimedMessage) -> None:
+        """RetryPossible: the key is given back, if it was this delivery that had claimed it."""
+        self.world.run(self.world.store.policies.give_back_keys([row] if row.key else []))
+        owner = self.owners.get(row.key or "")
+        if row.key and owner is not None and owner.delivery == (row.lease_token, row.id):
+            del self.owners[row.key]
+
+    def give_back_late(self, data: st.DataObject) -> None:
+        """By a worker that may have lost the lease, and had claimed the key."""
+        if self.claimed:
+            self.give_back(self.claimed[data.draw(st.sampled_from(list(self.claimed)))])
+
+    def listed(self) -> dict[int, str]:
+        """The list of unknown outcomes is what the model says."""
         expected = {o.message: key for key, o in self.owners.items() if o.unknown}
         found: Any = self.world.run(self.world.store.starts.unknown(QUEUE, 100))
         assert {(u.message_id, u.key) for u in found} == set(expected.items())
+        return expected
+
+    def operator_looks(self, data: st.DataObject) -> None:
+        """What is taken off the list stays claimed."""
+        expected = self.listed()
         forgotten = data.draw(st.sets(st.sampled_from(sorted(expected)))) if expected else set()
         assert self.world.run(self.world.store.starts.forget(sorted(forgotten))) == len(forgotten)
         for message in forgotten:

@@ -3,12 +3,14 @@
 SUBSCRIBERS maps a queue to {"policies": [[name, [argument…], {option: value}]…], "act": name, "options": {…}}. Every
 start of a handler is one line in FOLDER/<process id>, written at once: it survives SIGKILL. Times are whole
 microseconds of the database's clock, taken from the claim and what has passed since by the monotonic clock: a start was
-at least as late as its line says, by the time from the claim's statement to its answer.
+at least as late as its line says, by the time from the claim's statement to its answer. TEST_WORKER_DIES="after
+give_back_keys" in the environment kills the process there.
 """
 
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -99,6 +101,18 @@ class Worker:
             row.settle_as(Nack(delay=0.05, retry_possible=True))
 
 
+def die(policies: Any, when: str, method: str) -> None:
+    """SIGKILL this process "before" or "after" that method of the store's policies is called for the first time."""
+    original = getattr(policies, method)
+
+    async def and_die(*arguments: Any) -> None:
+        if when == "after":
+            await original(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(policies, method, and_die)
+
+
 def policy(name: str, arguments: list[Any], options: dict[str, Any]) -> Policy:
     """One of the known ones. A Window's times may have seconds, which text for users has not."""
     if name == "Window":
@@ -125,6 +139,8 @@ def main() -> None:
             policies=[policy(*one) for one in given["policies"]],
             **given.get("options", {}),
         )(worker.handle)
+    if dies := os.environ.get("TEST_WORKER_DIES"):
+        die(broker.config.store.policies, *dies.split())
     asyncio.run(run(broker, engine))
 
 
