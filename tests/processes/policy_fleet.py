@@ -78,6 +78,8 @@ class PolicyFleet:
     async def put(self, keys: Mapping[str, Keys]) -> None:
         """For each queue one message for each of its keys, all in one statement."""
         messages = [NewMessage(queue, b"1", key=key) for queue, given in keys.items() for key in given]
+        if not messages:
+            return
         asked = monotonic()
         ids = await self.store.insert(messages)
         took = round((monotonic() - asked) * 1_000_000)

@@ -12,12 +12,13 @@ from tests.processes.conftest import Fleet
 from tests.processes.policy_checks import SECOND, Left, micros
 from tests.processes.policy_fleet import Keys, PolicyFleet, Seen
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 TICKS, STEP, KILL_AT, LEASE = 30, 0.1, 15, 4.0
-OPTIONS: dict[str, Any] = {
-    "max_workers": 4, "max_fetch_interval": 0.25, "release_stuck_timeout": LEASE, "release_stuck_interval": 0.25,
-}  # fmt: skip
+OPTIONS: dict[str, Any] = {"max_workers": 4, "release_stuck_timeout": LEASE}
+LOOKS = {"max_fetch_interval": 0.25, "release_stuck_interval": 0.5}
+"""For one process. Several look more seldom each: 20 queues in four would ask SQLite's one writer for 500
+transactions a second, and it manages 150."""
 BURSTS = {0, 1, 2, 14, 15, 26}
 """Ticks: in a burst 100 ms apart, bursts more than a second."""
 
@@ -75,8 +76,8 @@ def at(first: int, last: int, keys: Keys) -> Callable[[int], Keys]:
 
 
 def some(tick: int) -> Keys:
-    """Two of sixteen keys at each tick, each key twice or more."""
-    return [f"k{tick % 16}", f"k{(tick + 1) % 16}"]
+    """Two of fourteen keys at every second tick, each key twice or more."""
+    return [f"k{tick % 14}", f"k{(tick + 1) % 14}"] if tick % 2 == 0 else []
 
 
 def streams(tick: int) -> Keys:
@@ -88,8 +89,8 @@ FEEDS: dict[str, Callable[[int], Keys]] = {
     "delay": at(0, 15, [None]), "debounce": in_bursts, "stream": streams, "leading": in_bursts,
     "throttle": at(0, 9, [None] * 4), "bursts": at(0, 0, [None] * 25), "by_key": at(0, 4, ["a", "b", None]),
     "drop": at(0, 9, [None] * 2), "dead": at(0, 9, [None] * 2), "backoff": at(0, 2, [None] * 4),
-    "window": at(0, 9, [None]), "closed": at(0, 2, [None]), "once": some, "most": at(0, 19, ["a"]),
-    "most_by_key": at(0, 19, ["a", "b"]), "blocking": at(0, 2, [None]),
+    "window": at(0, 9, [None]), "closed": at(0, 2, [None]), "once": some, "most": at(4, 15, ["a"]),
+    "most_by_key": at(6, 17, ["a", "b"]), "blocking": at(0, 2, [None]),
     "debounce_throttle": in_bursts, "window_throttle_ordered": at(0, 5, ["a", "b", "c"]), "once_retry": some,
     "all": in_bursts,
 }  # fmt: skip
@@ -101,22 +102,23 @@ async def test_with_one_process_killed_in_the_middle(fleet: Fleet, processes: in
     policies = PolicyFleet(fleet)
     policies.lease = round(LEASE * SECOND)
     now = await fleet.store.now()
-    opens, closes, later = (now + timedelta(seconds=s) for s in (8, 3600, 7200))
+    opens, closes, later = (now + timedelta(seconds=s) for s in (6, 3600, 7200))
     times = [f"{moment:%H:%M:%S.%f}" for moment in (opens, closes, later)]
     subscribers = {**alone(*times), **composed(*times[:2])}
     for given in subscribers.values():
-        given["options"] = {**OPTIONS, **given.get("options", {})}
+        looks = {name: seconds * processes for name, seconds in LOOKS.items()}
+        given["options"] = {**OPTIONS, **looks, **given.get("options", {})}
     victim, *_ = [policies.start(subscribers) for _ in range(processes)]
     async with policies.watched() as seen:
         await policies.up(processes)
         await policies.feed(range(KILL_AT), STEP, FEEDS)
-        await eventually(lambda: len([s for s in policies.starts() if s.pid == victim.pid]) > 3, timeout=30)
+        await eventually(lambda: len([s for s in policies.starts() if s.pid == victim.pid]) > 3, timeout=120)
         await policies.feed([KILL_AT], STEP, FEEDS)
         policies.kill(victim)
         if processes == 1:
             policies.start(subscribers)
         await policies.feed(range(KILL_AT + 1, TICKS), STEP, FEEDS)
-        await settled(fleet, within=40)
+        await settled(fleet, within=120)
     await fleet.stop()
     assert await fleet.count("queue = 'closed' AND state = 'PENDING' AND deliveries_count = 0") == 3
     left = await policies.left()
