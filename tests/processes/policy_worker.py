@@ -131,8 +131,7 @@ def main() -> None:
     """Run until SIGTERM."""
     url, folder, subscribers = sys.argv[1:]
     engine = create_async_engine(url, pool_size=20, max_overflow=5)
-    # SQLite has one writer at a time, and who waits for it sleeps up to 100 ms between two tries.
-    # Many that wait get it less often than a few.
+    # SQLite has one writer at a time, which more connections would only wait for.
     most = 2 if engine.dialect.name == "sqlite" else None
     broker = SqlBroker(engine, graceful_timeout=15.0, max_connections=most, logger=None)
     for queue, given in json.loads(subscribers).items():
