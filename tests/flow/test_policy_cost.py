@@ -56,7 +56,11 @@ async def test_a_subscriber_without_policies_sends_what_it_always_sent(rig: Rig)
     await eventually(lambda: rig.consumers[0].inflight.settled_count == 100)
     upkeep = {s for s in known if "message_policy_state.expires_at" in s}
     assert sum(known[s] for s in upkeep) <= 1, "once in a long while, for all of a broker"
-    others = set(known) - set(expected) - set(inserts) - upkeep
+    asked = {s for s in known if "max_allowed_packet" in s}  # of each connection, once
+    assert (
+        sum(known[s] for s in asked) <= rig.store.engine.pool.checkedin() + rig.store.engine.pool.checkedout()
+    )
+    others = set(known) - set(expected) - set(inserts) - upkeep - asked
     assert not others
     [claim] = [s for s in expected if "lease_token" in s and "deliveries_count + 1" in s]
     assert known[claim] <= 2, "a full claim is followed by another"
