@@ -23,6 +23,8 @@ from tests.faults.history import FIRST, LAST, Recorder
 QUICK = (0.0, 0.0, 0.005, 0.03)
 """Seconds that a handler works, most of the time."""
 FOR_A_BATCH = (0.005, 0.05, 0.1)
+SLOW_PARTS = 4
+"""Pieces of the work of a slow handler: between them one with a transaction sends something."""
 TRIES = 5
 """How often a handler repeats a statement that a deadlock has ended."""
 
@@ -100,12 +102,21 @@ class Handlers:
         together = [number for number, _ in acked]
         return _response(json.dumps(together).encode(), together, joint=True)
 
-    async def _work(self, numbers: Sequence[int], queue: str) -> None:
+    async def _work(
+        self, numbers: Sequence[int], queue: str, connection: SqlConnection | None = None
+    ) -> None:
         # A transaction in SQLite would keep the leases from being renewed.
         renewed = not (self._manners.one_writer and queue == "tx")
         slow = renewed and any(map(plan.slow, numbers))
         quick = self._random.choice(FOR_A_BATCH if queue == "batch" else QUICK)
-        await asyncio.sleep(1.3 * self._manners.lease if slow else quick)
+        if not slow:
+            await asyncio.sleep(quick)
+            return
+        for _ in range(SLOW_PARTS):
+            await asyncio.sleep(1.3 * self._manners.lease / SLOW_PARTS)
+            if connection is not None:
+                # The server ends a handler's transaction in which nothing is sent for a lease.
+                await connection.execute(text("SELECT 1"))
 
     def _end_or_fail(self, number: int, message: SqlBrokerMessage) -> None:
         failing = plan.fails(number, message.attempts_count)
@@ -116,7 +127,7 @@ class Handlers:
     async def _answer(
         self, number: int, message: SqlBrokerMessage, connection: SqlConnection | None = None
     ) -> SqlBrokerResponse:
-        await self._work([number], message.queue)
+        await self._work([number], message.queue, connection)
         if plan.fails(number, message.attempts_count):
             self._end_or_fail(number, message)
         if connection is not None:
