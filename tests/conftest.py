@@ -79,10 +79,11 @@ class Servers:
 
     def keep(self, name: str) -> bool:
         """Whether PostgreSQL's database `name` is there already; it stays until the end."""
-        if name in self._kept:
-            return True
         self._kept.add(name)
-        return False
+        with self.admin("postgresql").connect() as connection:
+            # Not only our own: a module may have servers of its own, which end earlier.
+            query = text(f"SELECT count(*) FROM pg_database WHERE datname = '{name}'")
+            return connection.scalar(query) == 1
 
     def close(self) -> None:
         """End what was started here."""

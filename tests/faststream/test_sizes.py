@@ -188,7 +188,9 @@ async def test_a_batch_whose_answer_is_too_large_fails_as_a_whole(
     broker: SqlBroker, look: Look, heard: Heard, stacked: bool, transactional: bool
 ) -> None:
     """Its answer belongs to all of it; what comes after is handled."""
-    options: Any = {**QUICK, "batch": True, "retry_strategy": AGAIN, "transactional": transactional}
+    # A second attempt might come in two batches, of which one has no large body.
+    once = ConstantRetryStrategy(delay_seconds=0.05, max_attempts=1)
+    options: Any = {**QUICK, "batch": True, "retry_strategy": once, "transactional": transactional}
 
     @broker.subscriber("in", **options)
     async def handle(bodies: list[bytes]) -> None:
@@ -203,7 +205,7 @@ async def test_a_batch_whose_answer_is_too_large_fails_as_a_whole(
     await broker.publish_batch(b"small", b"large", b"small", queue=queue)
     await broker.start()
     rows = await archived(look, 3)
-    assert {(row["state"], row["attempts_count"]) for row in rows} == {("FAILED", 2)}
+    assert {(row["state"], row["attempts_count"]) for row in rows} == {("FAILED", 1)}
     assert all("MessageTooLargeError" in row["last_error"] for row in rows)
     await broker.publish(b"small", queue)
     assert (await archived(look, 4))[-1]["state"] == "COMPLETED"
