@@ -22,6 +22,7 @@ from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.presence import Presence
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.rights import Rights, outcomes_of
+from faststream_sqlbroker.flow.unheeded import PATIENCE
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 from faststream_sqlbroker.flow.worker import Worker
 
@@ -259,7 +260,9 @@ class Consumer:
         )
         for task in running:
             task.cancel()
-        _, stuck = await asyncio.wait(running, timeout=CANCEL_GRACE)
+        # A transaction that was cut off is asked about; what the answer means is then written by the last flush.
+        asking = PATIENCE if self._settings.transactional else 0.0
+        _, stuck = await asyncio.wait(running, timeout=CANCEL_GRACE + asking)
         return stuck
 
     async def _end_writes(self) -> None:

@@ -19,6 +19,7 @@ from faststream_sqlbroker.exceptions import StoreError, TransactionEndedError, U
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled
 from faststream_sqlbroker.flow.losses import broken_text
+from faststream_sqlbroker.flow.unheeded import PATIENCE, patiently
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.handler_locks import HandlerLock
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 Rows = list[ClaimedMessage]
 
+LOOK = 0.2
+"""Seconds between two looks whether to stop, while the database does not say what became of a transaction."""
+CLOSING = 1.0
+"""Seconds that the question gets to give its connection back when nobody waits for its answer any more."""
+
 current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
 """The transaction of the handler that runs."""
 
@@ -34,9 +40,12 @@ current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transac
 class TransactionalDeliveries:
     """Delivers rows inside a transaction, one delivery (or batch) at a time."""
 
-    def __init__(self, store: "Store", inflight: Inflight, log: Log, *, lease: float) -> None:
-        """Share the subscriber's `inflight`; `lease` in seconds."""
+    def __init__(
+        self, store: "Store", inflight: Inflight, log: Log, *, lease: float, stopping: Callable[[], bool]
+    ) -> None:
+        """Share the subscriber's `inflight`; `lease` in seconds; `stopping` tells whether it is to end."""
         self._store, self._inflight, self._log, self._lease = store, inflight, log, lease
+        self._stopping = stopping
         self._failures = 0
 
     async def deliver(
@@ -54,8 +63,10 @@ class TransactionalDeliveries:
         """
         started, renewed = False, min(row.renewed_monotonic for row in rows)
         left: Rows | None = None
+        opened: HandlerTransaction | None = None
         try:
             async with self._store.transaction() as transaction:
+                opened = transaction
                 rows = await self._lock(transaction, rows)
                 started, self._failures = True, 0
                 token = current.set(transaction)
@@ -73,9 +84,11 @@ class TransactionalDeliveries:
                     self._inflight.drop([row])  # committed, though its connection did not come back
                 elif isinstance(row.outcome, Ack | Move):
                     row.outcome = Abandon()  # rolled back: the flush must not ack it
+            if started and left != [] and isinstance(error, Exception | asyncio.CancelledError):
+                await self._cut_off(opened, rows)
             raise
         if left and not transaction.proven:
-            await self._ended(transaction.locked, left)
+            left = await self._ended(transaction.locked, left)
         if left and monotonic() - renewed > self._lease / 3:
             await self._renew(left)
         return left
@@ -151,13 +164,43 @@ class TransactionalDeliveries:
         self._lost([row for row in rows if row.id in result.lost])
         return self._abandoned(rows) if result.lost else []
 
-    async def _ended(self, lock: "HandlerLock", rows: Rows) -> None:
-        """The transaction may have ended before the handler had: what that means is for the database to say."""
+    async def _cut_off(self, transaction: "HandlerTransaction | None", rows: Rows) -> None:
+        """The handler was cut off: the transaction may have been committed before, behind our back."""
+        ours = [row for row in rows if not row.lease_lost]
+        if ours and transaction is not None and not transaction.proven:
+            await self._ended(transaction.locked, ours)
+
+    async def _ended(self, lock: "HandlerLock", rows: Rows) -> Rows:
+        """The transaction may have ended before the handler had: what that means is for the database to say.
+
+        Cancelled or stopping, we ask for `PATIENCE` seconds more. Without an answer nothing may be written, neither
+        that it is done nor that it is to be tried again: the leases run out. The rows whose outcome is known.
+        """
+        asking = asyncio.ensure_future(self._was_committed(lock, rows))
+        # A cancellation is noticed by `cancelled` here, and raised at the end.
+        while not (asking.done() or cancelled() or self._stopping()):
+            await patiently(asking, LOOK)
+        await patiently(asking, PATIENCE)
+        if not asking.done():
+            asking.cancel()
+            await patiently(asking, CLOSING)
+        if not asking.done() or asking.cancelled() or asking.exception() is not None:
+            self._unsaid(rows)
+            rows = []
+        else:
+            _settle_ended(rows, committed=asking.result())
+        if cancelled():
+            raise asyncio.CancelledError
+        if asking.done() and not asking.cancelled():
+            asking.result()  # an error that is none of the database's
+        return rows
+
+    async def _was_committed(self, lock: "HandlerLock", rows: Rows) -> bool:
+        """Ask until the database says."""
         failures = 0
         while True:
             try:
-                committed = await self._store.handlers.was_committed(lock)
-                break
+                return await self._store.handlers.was_committed(lock)
             except StoreError as error:
                 failures += 1
                 pause = backoff(failures)
@@ -168,11 +211,15 @@ class TransactionalDeliveries:
                     message_id=rows[0].id,
                 )
                 await asyncio.sleep(pause)
-        for row in rows:
-            if committed and not isinstance(row.outcome, Reject | Discard):
-                row.outcome = Reject(TRANSACTION_ENDED, TransactionEndedError(_COMMITTED))
-            elif isinstance(row.outcome, Nack) and isinstance(row.outcome.error, TransactionEndedError):
-                row.outcome = replace(row.outcome, error=TransactionEndedError(_ROLLED_BACK))
+
+    def _unsaid(self, rows: Rows) -> None:
+        self._inflight.drop(rows)
+        self._log(
+            logging.WARNING,
+            f"the database does not say whether the ended transaction of messages {[row.id for row in rows]} was "
+            "committed; nothing is written of them, and they come back when their leases have run out",
+            message_id=rows[0].id,
+        )
 
     def _lost(self, rows: Rows) -> None:
         self._inflight.lose(rows, "transaction", "nothing that its handler did is committed")
@@ -198,6 +245,15 @@ def _failed(rows: Rows, error: Exception) -> Rows:
         if row.outcome is None or isinstance(row.outcome, Ack | Move):
             row.outcome = Nack(error=error)
     return rows
+
+
+def _settle_ended(rows: Rows, *, committed: bool) -> None:
+    """The transaction of `rows` has ended before the handler had, with a commit or a rollback."""
+    for row in rows:
+        if committed and not isinstance(row.outcome, Reject | Discard):
+            row.outcome = Reject(TRANSACTION_ENDED, TransactionEndedError(_COMMITTED))
+        elif isinstance(row.outcome, Nack) and isinstance(row.outcome.error, TransactionEndedError):
+            row.outcome = replace(row.outcome, error=TransactionEndedError(_ROLLED_BACK))
 
 
 TRANSACTION_ENDED = "transaction_ended"

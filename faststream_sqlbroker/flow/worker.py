@@ -55,7 +55,7 @@ class Worker:
         transactional: TransactionalDeliveries | None = None
         if settings.transactional:
             lease = settings.release_stuck_timeout
-            transactional = TransactionalDeliveries(store, inflight, log, lease=lease)
+            transactional = TransactionalDeliveries(store, inflight, log, lease=lease, stopping=stopping)
         special = (
             settings.batch,
             settings.transactional,

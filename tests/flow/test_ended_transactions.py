@@ -415,3 +415,92 @@ async def test_the_lock_marks_only_what_is_held(rig: Rig) -> None:
     await rig.expire()
     await rig.store.release_stuck(["q"], 10)
     assert {row["policy_marks"] for row in await rig.rows()} == {0}
+
+
+async def hang(_: AsyncConnection) -> None:
+    await asyncio.Event().wait()
+
+
+def in_turn(*steps: Step) -> Step:
+    async def run(connection: AsyncConnection) -> None:
+        for step in steps:
+            await step(connection)
+
+    return run
+
+
+@pytest.fixture
+def silent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The database never says what became of a transaction; set when it is asked."""
+    asked = asyncio.Event()
+
+    async def unreachable(*_: Any) -> bool:
+        asked.set()
+        raise TransientStoreError("not now")
+
+    monkeypatch.setattr(rig.store.handlers, "was_committed", unreachable)
+    monkeypatch.setattr("faststream_sqlbroker.flow.transactional.PATIENCE", 0.1, raising=False)
+    return asked
+
+
+async def nothing_was_written(rig: Rig) -> None:
+    row = await rig.one()
+    assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("PROCESSING", 0, 1)
+    assert await rig.rows(archive=True) == []
+    assert rig.consumers[0].inflight.empty
+    assert rig.logged("nothing is written of them")
+
+
+@pytest.mark.parametrize("outcome", [Ack(), Nack(delay=0.0)], ids=["ack", "nack"])
+@pytest.mark.parametrize("graceful", [None, 0.0])
+async def test_a_stop_ends_though_nobody_knows_what_became_of_it(
+    rig: Rig, effects: Any, silent: asyncio.Event, graceful: float | None, outcome: Any
+) -> None:
+    await rig.put(1)
+    consumer = rig.consumer(Handler(sql(effect(1), "COMMIT"), outcome=outcome), **QUICK)
+    await consumer.start()
+    await silent.wait()
+    async with asyncio.timeout(30):
+        await consumer.stop(graceful)
+    await nothing_was_written(rig)
+
+
+async def test_a_handler_that_is_cut_off_while_nobody_knows_writes_nothing(
+    rig: Rig, effects: Any, silent: asyncio.Event
+) -> None:
+    running = asyncio.Event()
+
+    async def run(_: AsyncConnection) -> None:
+        running.set()
+
+    await rig.put(1)
+    consumer = rig.consumer(Handler(in_turn(sql(effect(1), "COMMIT"), run, hang)), **QUICK)
+    await consumer.start()
+    await running.wait()
+    await consumer.stop(0.0)
+    await nothing_was_written(rig)
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK", None, "CREATE TABLE other (n INTEGER)"])
+async def test_what_was_committed_before_a_stop_is_never_done_again(
+    rig: Rig, effects: Any, end: str | None
+) -> None:
+    running = asyncio.Event()
+
+    async def run(_: AsyncConnection) -> None:
+        running.set()
+
+    await rig.put(1)
+    handle = Handler(in_turn(sql(effect(1), *([end] if end else [])), run, hang))
+    consumer = rig.consumer(handle, **QUICK)
+    await consumer.start()
+    await running.wait()
+    await consumer.stop(0.0)
+    if end == "COMMIT" or (end and "CREATE" in end and commits_ddl(rig)):
+        [row] = await archived(rig)
+        assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "transaction_ended", 1)
+        assert await effects() == [1]
+    else:
+        row = await rig.one()
+        assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("PENDING", 0, 1)
+        assert await effects() == []

@@ -164,7 +164,7 @@ async def test_a_handler_that_could_not_write_gets_another_connection(rig: Rig, 
             rows[0].settle_as(Ack())
 
     inflight = Inflight()
-    deliveries = TransactionalDeliveries(rig.store, inflight, rig.log, lease=60.0)
+    deliveries = TransactionalDeliveries(rig.store, inflight, rig.log, lease=60.0, stopping=lambda: False)
     await rig.put(2)
     first, second = await rig.claim(2)
     inflight.add([first, second])
