@@ -34,11 +34,18 @@ class Deliveries:
         transactional: TransactionalDeliveries | None,
         first: FirstAcks | None,
         policies: PolicyStarts | None,
+        may_start: Callable[[ClaimedMessage], bool],
+        must_not_start: Callable[[ClaimedMessage], bool],
+        stopping: Callable[[], bool],
         raise_or_log: Callable[[Rows, BaseException], None],
     ) -> None:
-        """`raise_or_log` is told of what a part of a delivery has raised, and raises it if the worker is to end."""
+        """`raise_or_log` is told of what a part of a delivery has raised, and raises it if the worker is to end.
+
+        `must_not_start` only asks; `may_start` settles what must not.
+        """
         self._inflight, self._settings, self._handle = inflight, settings, handle
         self._settlements, self._log, self._raise_or_log = settlements, log, raise_or_log
+        self._may_start, self._must_not_start, self._stopping = may_start, must_not_start, stopping
         self._transactional, self._first, self._policies = transactional, first, policies
 
     async def deliver(self, rows: Rows, post: Post) -> None:
@@ -53,29 +60,44 @@ class Deliveries:
             rows = await self._policies.claim_keys(rows)
             if not rows:
                 return
-        parts = await self._deliver_part(rows, post)
-        try:
-            while parts:
-                part = parts.pop(0)
-                try:
-                    parts[:0] = await self._deliver_part(part, post)
-                except BaseException as error:  # noqa: BLE001 - raised again, or logged
-                    self._raise_or_log(part, error)
-        finally:
-            self._not_started(parts)
-
-    async def _deliver_part(self, rows: Rows, post: Post) -> list[Rows]:
-        """The parts in which the handler is to get `rows` again, if it could not start."""
         parts: list[Rows] = []
+        try:
+            await self._deliver_part(rows, post, parts)
+            while parts and (self._first is not None or not self._stopping()):
+                if part := await self._next_part(parts):
+                    try:
+                        await self._deliver_part(part, post, parts)
+                    except BaseException as error:  # noqa: BLE001 - raised again, or logged
+                        self._raise_or_log(part, error)
+        finally:
+            if parts:
+                await self._not_started(parts)
+
+    async def _next_part(self, parts: list[Rows]) -> Rows:
+        """Take the first of `parts`: its rows that may still start; the others are settled.
+
+        A lease may have been lost, or a time run out, while the parts before it ran. What ACK_FIRST has removed
+        starts, also during a stop: it cannot be given back.
+        """
+        while self._first is None and (going := [row for row in parts[0] if self._must_not_start(row)]):
+            if self._policies is not None:
+                await self._policies.give_keys_back(going)
+            ids = {row.id for row in going}
+            parts[0] = [row for row in parts[0] if row.id not in ids]
+            for row in going:
+                self._may_start(row)
+        return parts.pop(0)
+
+    async def _deliver_part(self, rows: Rows, post: Post, parts: list[Rows]) -> None:
+        """Run the handler; if it could not start, the parts in which it is to get `rows` again come before `parts`."""
         self._inflight.running += 1
         try:
             rows = await self._run(rows, post)
-            rows, parts = take_again(rows, ack_first=self._first is not None)
+            rows, parts[:0] = take_again(rows, ack_first=self._first is not None)
             if self._policies is not None and rows:
                 await self._policies.ended(rows)
         except BaseException as error:
             self.cut_off(rows, error)
-            self._not_started(parts)
             if self._policies is not None:
                 self._policies.spend(rows)
             raise
@@ -85,7 +107,6 @@ class Deliveries:
                 self._first.end(rows)
             else:
                 self._inflight.finish_all(self._settlements(rows))
-        return parts
 
     def cut_off(self, rows: Rows, error: BaseException) -> None:
         """The handler of `rows` has not come to its end, because of `error`."""
@@ -97,12 +118,14 @@ class Deliveries:
         if self._first is not None and not own:
             self._first.cut_off(rows)
 
-    def _not_started(self, parts: list[Rows]) -> None:
-        for part in parts:
-            if self._first is not None:
-                self._first.cut_off(part)
-            else:
-                self._inflight.give_back(part)
+    async def _not_started(self, parts: list[Rows]) -> None:
+        rows = [row for part in parts for row in part]
+        if self._first is not None:
+            self._first.cut_off(rows)
+        elif self._policies is not None:
+            await self._policies.give_back(rows)
+        else:
+            self._inflight.give_back(row for row in rows if not row.lease_lost)
 
     async def _run(self, rows: Rows, post: Post) -> Rows:
         """Run the handler; the rows whose outcome is not written yet."""

@@ -13,7 +13,7 @@ Rows = list[ClaimedMessage]
 def take_again(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
     """Those of `rows` that have ended, and the parts in which the handler is to get the others again.
 
-    These are as they were before it was called. What has lost its lease is left out: it is counted already.
+    These are as they were before it was called.
     """
     again = [(row.outcome.part, row) for row in rows if isinstance(row.outcome, Again)]
     if not again:
@@ -22,5 +22,5 @@ def take_again(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
     for _, row in again:
         row.outcome, row.no_chain = (Ack(), ACK_FIRST) if ack_first else (None, "")
         row.chained = ()
-    held = sorted((pair for pair in again if not pair[1].lease_lost), key=itemgetter(0))
-    return ended, [[row for _, row in pairs] for _, pairs in groupby(held, key=itemgetter(0))]
+    again.sort(key=itemgetter(0))
+    return ended, [[row for _, row in pairs] for _, pairs in groupby(again, key=itemgetter(0))]

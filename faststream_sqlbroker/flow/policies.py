@@ -88,8 +88,22 @@ class PolicyStarts:
         with self._busy():
             return await self._claim_keys(rows)
 
+    async def give_back(self, rows: Rows) -> None:
+        """Give back `rows`, whose keys may be claimed and whose handler does not start."""
+        with self._busy():
+            await self._unheeded.run(self._cut_off(rows, self._keyed(rows)))
+
+    async def give_keys_back(self, rows: Rows) -> None:
+        """Give back the keys of `rows`, whose handler does not start: before they are settled, as in `give_back`."""
+        with self._busy():
+            await self._unheeded.run(self._give_back(self._keyed(rows)))
+
+    def _keyed(self, rows: Rows) -> Rows:
+        """Those that may run once."""
+        return [] if self._once is None else [row for row in rows if row.key is not None]
+
     async def _claim_keys(self, rows: Rows) -> Rows:
-        keyed = [row for row in rows if row.key is not None]
+        keyed = self._keyed(rows)
         if self._once is None or not keyed:
             return rows
         claim = self._claimed(keyed, self._once.ttl / MICROSECONDS)
@@ -175,6 +189,8 @@ class PolicyStarts:
         return again
 
     async def _give_back(self, rows: Rows) -> None:
+        if not rows:
+            return
         for failures in range(1, REPEATS + 1):
             try:
                 await self._store.policies.give_back_keys(rows)

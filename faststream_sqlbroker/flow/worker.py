@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Reject, Release
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Outcome, Reject, Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.ack_first import FirstAcks
@@ -77,6 +77,9 @@ class Worker:
             transactional=transactional,
             first=first,
             policies=self._policies,
+            may_start=self._may_start,
+            must_not_start=self._must_not_start,
+            stopping=stopping,
             raise_or_log=self._raise_or_log,
         )
         limit = settings.max_deliveries
@@ -226,9 +229,7 @@ class Worker:
     def _settle_or_start(self, row: ClaimedMessage) -> bool:
         if row.lease_lost:
             return False
-        outcome = Release() if self._stopping() else refusal(row, self._rules, self._most_deliveries)
-        if outcome is None and missed_slot(row):
-            outcome = Release()
+        outcome = self._refusal(row)
         if outcome is None:
             return True
         if isinstance(outcome, Reject):
@@ -236,3 +237,14 @@ class Worker:
         if not row.lease_lost:
             self._inflight.finish(self._settlements.one(row, outcome, attempted=False))
         return False
+
+    def _refusal(self, row: ClaimedMessage) -> Outcome | None:
+        """What `row` ends in without a handler; None if one may start."""
+        if self._stopping():
+            return Release()
+        outcome = refusal(row, self._rules, self._most_deliveries)
+        return Release() if outcome is None and missed_slot(row) else outcome
+
+    def _must_not_start(self, row: ClaimedMessage) -> bool:
+        """`_may_start`, which settles nothing, the other way round."""
+        return row.lease_lost or self._refusal(row) is not None
