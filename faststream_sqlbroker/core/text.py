@@ -5,6 +5,8 @@ import traceback
 from collections.abc import Iterator
 from itertools import islice
 
+from faststream_sqlbroker.exceptions import StoreError
+
 DEFAULT_LIMIT = 8192
 """Bytes of UTF-8 that an error text may take."""
 
@@ -99,7 +101,8 @@ def _headline(error: BaseException) -> str:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     seen = {id(error)}
-    while True:
+    # What caused a StoreError is SQLAlchemy's: its text holds the statement, with bodies and headers.
+    while not isinstance(error, StoreError):
         context = None if error.__suppress_context__ else error.__context__
         cause = error.__cause__ if error.__cause__ is not None else context
         if cause is None or id(cause) in seen:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State, cut
 from faststream_sqlbroker.flow.repeat import Repeater
 from faststream_sqlbroker.flow.write import write
 from faststream_sqlbroker.store.errors import NotConnectedError
@@ -147,7 +148,19 @@ class Flusher:
             return False
         self._failures += 1
         settled = self._inflight.settled_count
-        if self._failures < APART_AFTER or (self._inflight.apart_count and settled == self._settled_then):
+        if self._failures < APART_AFTER:
+            return False
+        if settled == self._settled_then and not self._may_add_apart():
             return False
         self._failures, self._settled_then = 0, settled
         return True
+
+    def _may_add_apart(self) -> bool:
+        """Whether to set one more batch apart, though nothing was written since the last one: it may be a whole outage.
+
+        What is apart is few units, each by itself, which prove no outage; or the queue has failed for long.
+        """
+        if self._failures >= CUT_ANYWAY:
+            return True
+        apart = [b for b in self._inflight.batches if State.SET_APART in (b.origin, b.state)]
+        return len(apart) < FEW_PARTS and all(len(cut(b.parts)) == 1 for b in apart)

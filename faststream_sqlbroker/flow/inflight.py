@@ -43,9 +43,10 @@ class Inflight(Outcomes):
         return len(self.held) <= self.apart_count - len(self._overtaken)
 
     def give_back(self, rows: Iterable[ClaimedMessage]) -> None:
-        """Queue the release of rows that were not started, and flush soon."""
+        """Queue the release of rows that were not started, and flush soon; lost ones are no longer ours."""
         for row in rows:
-            self.finish(release(row))
+            if not row.lease_lost:
+                self.finish(release(row))
         self.hurry()
 
     def give_back_waiting(self) -> None:

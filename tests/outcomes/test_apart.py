@@ -10,7 +10,7 @@ from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.outcome_states import FEW_PARTS, State
+from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.store.errors import NotConnectedError
 from tests.outcomes.database import ACK, FAILED, Database
@@ -155,6 +155,43 @@ async def test_an_outage_does_not_set_each_outcome_apart() -> None:
     assert bench.states(rows) == {State.WRITTEN}
     assert len(bench.store.sizes) <= FEW_PARTS + 9
     assert bench.flusher.repeater.healthy
+
+
+async def test_a_second_that_cannot_be_written_delays_no_others_either() -> None:
+    """Nothing else was written between the two."""
+    bench = Bench()
+    first, rows = bench.claim(1), bench.claim(41)
+    bench.ack(first, b"held")
+    bench.database.held |= {b"held", b"held too"}
+    for _ in range(2):
+        await bench.flush()
+    assert bench.states(first) == {State.SET_APART}
+    for n, row in enumerate(rows):
+        bench.ack([row], None if n else b"held too")
+    for _ in range(10):
+        await bench.flush()
+        await bench.repeat()
+    assert bench.states([*first, rows[0]]) == {State.SET_APART}
+    assert bench.states(rows[1:]) == {State.WRITTEN}
+
+
+async def test_more_than_a_few_that_cannot_be_written_delay_no_others_for_ever() -> None:
+    """What is apart says nothing any more of an outage, but the failures do end."""
+    bench = Bench(batch_size=1)
+    rows = bench.claim(FEW_PARTS + 3)
+    for row in rows[:-1]:
+        bench.ack([row], b"%d" % row.id)
+    bench.database.held |= {b"%d" % row.id for row in rows[:-1]}
+    bench.ack(rows[-1:])
+    for _ in range(2 * FEW_PARTS):
+        await bench.flush()
+    for _ in range(CUT_ANYWAY - 1):
+        await bench.flush()
+    assert len(bench.inflight.batches) == FEW_PARTS, "an outage would look the same"
+    for _ in range(CUT_ANYWAY + 2):
+        await bench.flush()
+    assert bench.states(rows[:-1]) == {State.SET_APART}
+    assert bench.states(rows[-1:]) == {State.WRITTEN}
 
 
 async def test_who_cannot_connect_sets_nothing_apart() -> None:

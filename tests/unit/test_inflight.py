@@ -326,3 +326,13 @@ async def test_a_loop_that_hangs_is_cancelled_when_it_must_stop() -> None:
     loop.start()
     await asyncio.sleep(0)
     await asyncio.wait_for(loop.stop(0.05), 5)
+
+
+def test_what_is_lost_is_not_given_back() -> None:
+    """Its loss would be told and counted once more."""
+    inflight, lost, ours = Inflight(), row(1), row(2)
+    inflight.add([lost, ours])
+    inflight.lose([lost], "test", "gone")
+    inflight.give_back([lost, ours])
+    assert [s.id for s in inflight.queued] == [2]
+    assert inflight.lease_lost_count == 1

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.text import DEFAULT_LIMIT, clean_text, describe_exception, visible
+from faststream_sqlbroker.exceptions import TransientStoreError
 
 UNSEEN = "\x00\x07\n\x1b\x7f\x9b\u200f\u2028\u202e\u2066"
 any_text = st.text(st.characters(codec=None, categories=None), max_size=400)
@@ -83,6 +84,15 @@ def test_causes_and_groups_are_named() -> None:
     text = describe_exception(raised(RuntimeError("outer"), raised(group)))
     assert text.splitlines()[1] == "caused by ExceptionGroup: two (2 sub-exceptions)"
     assert "contains KeyError: 'a'\ncontains OSError: disk" in describe_exception(group)
+
+
+def test_the_statement_that_caused_an_error_of_ours_is_not_told() -> None:
+    statement = RuntimeError("refused [SQL: INSERT INTO message] [parameters: secret]")
+    ours = raised(TransientStoreError("refused"), statement)
+    for error in (ours, raised(ValueError("outer"), ours)):
+        text = describe_exception(error)
+        assert "TransientStoreError: refused" in text
+        assert "secret" not in text
 
 
 def test_a_context_hidden_by_from_none_stays_hidden() -> None:
