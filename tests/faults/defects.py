@@ -24,8 +24,17 @@ def _settle_by_method(dialect: Any) -> None:
     )
 
 
+def no_renewal(_store: Any) -> None:
+    """Leases run out while their handlers work."""
+
+    async def tick(_keeper: LeaseKeeper) -> float:
+        return 1.0
+
+    LeaseKeeper.tick = tick  # type: ignore[method-assign]
+
+
 def no_fence(store: Any) -> None:
-    """Outcomes are written whoever holds the lease."""
+    """Outcomes are written whoever holds the lease, and a worker does not learn that it has lost one."""
     dialect, original = store.dialect, store.dialect.settle
 
     def settle(connection: Any, settlements: Any) -> Any:
@@ -39,15 +48,8 @@ def no_fence(store: Any) -> None:
 
     dialect.settle = settle
     _settle_by_method(dialect)
-
-
-def no_renewal(_store: Any) -> None:
-    """Leases run out while their handlers work."""
-
-    async def tick(_keeper: LeaseKeeper) -> float:
-        return 1.0
-
-    LeaseKeeper.tick = tick  # type: ignore[method-assign]
+    # Else a worker that wakes up is told of its lost leases first, and the fence is needed in few of its seeds.
+    no_renewal(store)
 
 
 def blind_repeat(store: Any) -> None:

@@ -11,6 +11,8 @@ from tests.faults.databases import place_for
 from tests.faults.faults import FAULTS
 from tests.faults.run import run_cell
 
+pytestmark = pytest.mark.timeout(300)
+
 PLANTED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "read-only sessions stay": ("server read-only for a while", "1 nothing lost", {}),
     "no fence": (
