@@ -58,7 +58,7 @@ class Publisher:
         return join(self._store, delivery, rows, required=required)
 
     def check_size(self, row: NewMessage) -> None:
-        """Refuse what somebody else is to write if it is known to be larger than the database takes.
+        """Refuse a row that is written later, with an ack, if it is known to be larger than the database takes.
 
         Raises:
             MessageTooLargeError: it is.

@@ -31,7 +31,7 @@ Rows = list[ClaimedMessage]
 LOOK = 0.2
 """Seconds between two looks whether to stop, while the database does not say what became of a transaction."""
 CLOSING = 1.0
-"""Seconds that the question gets to give its connection back when nobody waits for its answer any more."""
+"""Seconds that the question gets to give its connection back, once its answer is no longer waited for."""
 
 current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
 """The transaction of the handler that runs."""

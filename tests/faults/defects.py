@@ -34,7 +34,7 @@ def no_renewal(_store: Any) -> None:
 
 
 def no_fence(store: Any) -> None:
-    """Outcomes are written whoever holds the lease, and a worker does not learn that it has lost one."""
+    """Outcomes are written without a look at the lease, and a worker does not learn that it has lost one."""
     dialect, original = store.dialect, store.dialect.settle
 
     def settle(connection: Any, settlements: Any) -> Any:
