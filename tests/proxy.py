@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from sqlalchemy import URL, make_url
 
@@ -82,14 +82,19 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Refuse connections and end all."""
+        """Refuse connections and end all; the server has been told when this returns."""
         if self._server is not None:
             self._server.close()
             self._server = None
-        for writer in list(self._writers):
-            writer.transport.abort()
         self._flowing.set()
         self._stopped.set()
+        writers = list(self._writers)
+        for writer in writers:
+            writer.transport.abort()
+        for writer in writers:
+            # The event loop closes an aborted socket in its next turn, which a caller may not give it.
+            with suppress(OSError):
+                await writer.wait_closed()
 
     def vanish(self) -> None:
         """Pass nothing on, not even that a client has ended: the server keeps its connections until `stop`."""

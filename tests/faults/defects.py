@@ -204,6 +204,12 @@ def read_only_sessions_stay(_store: Any) -> None:
     Checkouts.note = lambda _checkouts, _error: None  # type: ignore[method-assign]
 
 
+def no_idle_limit(store: Any) -> None:
+    """The server keeps a transaction of the broker's own for as long as its client's socket is open."""
+    begin = store.dialect.begin
+    store.dialect.begin = lambda connection, _limit=None: begin(connection)
+
+
 DEFECTS: dict[str, Callable[[Any], None]] = {
     "no fence": no_fence,
     "no renewal": no_renewal,
@@ -218,6 +224,7 @@ DEFECTS: dict[str, Callable[[Any], None]] = {
     "unproven transactions": unproven_transactions,
     "nothing is set apart": nothing_is_set_apart,
     "read-only sessions stay": read_only_sessions_stay,
+    "no idle limit": no_idle_limit,
 }
 
 

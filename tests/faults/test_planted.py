@@ -13,33 +13,45 @@ from tests.faults.run import run_cell
 
 pytestmark = pytest.mark.timeout(300)
 
-PLANTED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "read-only sessions stay": ("server read-only for a while", "1 nothing lost", {}),
+PLANTED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "read-only sessions stay": ("server read-only for a while", "postgresql", "1 nothing lost", {}),
+    "no idle limit": ("machine that vanishes without a word", "mariadb", "1 nothing lost", {}),
+    "answers on one row": (
+        "answers that the database refuses", "postgresql", "3 stale workers change nothing",
+        {"queues": ("batch",)},
+    ),
+    "unproven transactions": (
+        "deadlocks that handlers catch", "mariadb", "5 transactions", {"queues": ("catching",)},
+    ),
     "no fence": (
-        "SIGSTOP past the lease, then SIGCONT", "3 stale workers change nothing", {"queues": ("plain",)},
+        "SIGSTOP past the lease, then SIGCONT", "postgresql", "3 stale workers change nothing",
+        {"queues": ("plain",)},
     ),
-    "no renewal": ("nothing", "3 live holders keep their leases", {"queues": ("plain",)}),
+    "no renewal": ("nothing", "postgresql", "3 live holders keep their leases", {"queues": ("plain",)}),
     "blind repeat": (
-        "connection cut between COMMIT and its answer", "6 answers", {"queues": ("plain",)},
+        "connection cut between COMMIT and its answer", "postgresql", "6 answers", {"queues": ("plain",)},
     ),
-    "forgotten outcomes": ("database out of reach", "2 no repeat without a reason", {}),
-    "claims without locks": ("nothing", "3 stale workers change nothing", {}),
-    "lost claims": ("nothing", "1 nothing lost", {}),
-    "unnoted starts": ("kill -9 in a handler", "4 cut-off starts are listed", {"queues": ("once",)}),
-    "claims without order": ("nothing", "7 order", {"queues": ("ordered",)}),
-    "commit before effects": ("nothing", "5 transactions", {"queues": ("tx",)}),
+    "forgotten outcomes": ("database out of reach", "postgresql", "2 no repeat without a reason", {}),
+    "claims without locks": ("nothing", "postgresql", "3 stale workers change nothing", {}),
+    "lost claims": ("nothing", "postgresql", "1 nothing lost", {}),
+    "unnoted starts": (
+        "kill -9 in a handler", "postgresql", "4 cut-off starts are listed", {"queues": ("once",)},
+    ),
+    "claims without order": ("nothing", "postgresql", "7 order", {"queues": ("ordered",)}),
+    "commit before effects": ("nothing", "postgresql", "5 transactions", {"queues": ("tx",)}),
 }  # fmt: skip
+"""The fault that shows a defect, the database, the rule that must be broken, and options of the cell."""
 
 
 @pytest.mark.parametrize("defect", PLANTED)
 async def test_a_planted_defect_is_caught(
     defect: str, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault, rule, options = PLANTED[defect]
+    fault, kind, rule, options = PLANTED[defect]
     monkeypatch.setattr(cell, "DRAIN", 8.0)
     monkeypatch.setattr(cell, "WORKING", 8.0)
     for seed in range(1, 11):
-        with place_for(FAULTS[fault], "postgresql", servers.admin, tmp_path) as place:
+        with place_for(FAULTS[fault], kind, servers.admin, tmp_path) as place:
             broken = await run_cell(fault, place, tmp_path, seed, rounds=2, defect=defect, **options)
         if broken[rule]:
             return
