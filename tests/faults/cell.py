@@ -22,9 +22,9 @@ from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from tests.faults import plan, reading, worker
 from tests.faults.checker import BATCH, ORDERED, check
-from tests.faults.forked import Forked
 from tests.faults.history import History
 from tests.faults.logins import Login
+from tests.forked import Forked
 from tests.helpers import eventually
 from tools.private import Process
 

@@ -1,12 +1,9 @@
 """Fleets of worker processes over one database."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,8 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
+from tests.forked import Process, start
 from tests.helpers import eventually
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 class Fleet(Bench):
@@ -30,23 +26,26 @@ class Fleet(Bench):
     def __init__(self, store: Store, url: str, folder: Path) -> None:
         super().__init__(store)
         self.url, self.folder = url, folder
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self.said = folder.parent / "said"
+        self.workers: list[Process] = []
 
     def start(self, handler: str = "quick", env: dict[str, str] | None = None, **options: Any) -> Any:
         """Start one worker."""
-        command = [sys.executable, "-m", "tests.processes.worker", self.url, str(self.folder), handler]
-        worker = subprocess.Popen(
-            [*command, json.dumps(options)], cwd=ROOT, env={**os.environ, **(env or {})}
-        )
+        return self.run("worker", handler, json.dumps(options), env=env)
+
+    def run(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Process:
+        """Start a process of `tests.processes.MODULE`."""
+        module = f"tests.processes.{module}"
+        worker = start(module, self.url, str(self.folder), *arguments, said=self.said, env=env)
         self.workers.append(worker)
         return worker
 
     async def publish(self, count: int, queue: str = "q") -> None:
         """Bodies 0 … count − 1, as the broker writes JSON numbers."""
         headers = '{"content-type": "application/json"}'
-        for start in range(0, count, 1000):
-            end = min(count, start + 1000)
-            await self.store.insert([NewMessage(queue, str(n).encode(), headers) for n in range(start, end)])
+        for first in range(0, count, 1000):
+            end = min(count, first + 1000)
+            await self.store.insert([NewMessage(queue, str(n).encode(), headers) for n in range(first, end)])
 
     def started(self) -> dict[int, Counter[int]]:
         """How often each process has started each body."""
@@ -74,10 +73,10 @@ class Fleet(Bench):
 
         await eventually(done, timeout=timeout, step=0.1)
 
-    async def ended(self, worker: subprocess.Popen[bytes], timeout: float = 30.0) -> int:
+    async def ended(self, worker: Process, timeout: float = 30.0) -> int:
         """Wait for `worker` to end; its exit code."""
         await eventually(lambda: worker.poll() is not None, timeout=timeout, step=0.05)
-        return int(worker.returncode)
+        return worker.wait()
 
     async def stop(self) -> None:
         """SIGTERM to all; every one must end well."""
@@ -86,7 +85,7 @@ class Fleet(Bench):
                 worker.send_signal(signal.SIGTERM)
         for worker in self.workers:
             code = await self.ended(worker)
-            assert code in {0, -signal.SIGKILL}, f"a worker ended with {code}"
+            assert code in {0, -signal.SIGKILL}, f"a worker ended with {code}: {self.said.read_text()}"
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ async def hold(broker: SqlBroker, _folder: Path, file: int, _times: int) -> None
         await asyncio.Event().wait()
 
 
-async def main() -> None:
+async def run() -> None:
     """As the arguments say."""
     url, folder, what, *rest = sys.argv[1:]
     engine = create_async_engine(url)
@@ -42,5 +42,10 @@ async def main() -> None:
     await engine.dispose()
 
 
+def main() -> None:
+    """Until it is done, or killed."""
+    asyncio.run(run())
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,8 +13,9 @@ from typing import Any
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.rows import NewMessage
+from tests.forked import Process
 from tests.helpers import eventually
-from tests.processes.conftest import ROOT, Fleet
+from tests.processes.conftest import Fleet
 from tests.processes.policy_checks import Left, micros
 from tests.processes.policy_worker import Start
 
@@ -51,28 +50,15 @@ class PolicyFleet:
         self.published: dict[str, list[int]] = defaultdict(list)
         self._took: dict[int, int] = {}
 
-    def start(
-        self, subscribers: Mapping[str, Any], env: dict[str, str] | None = None
-    ) -> "subprocess.Popen[bytes]":
+    def start(self, subscribers: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Process:
         """Start one worker with these."""
-        command = [
-            sys.executable,
-            "-m",
-            "tests.processes.policy_worker",
-            self.fleet.url,
-            str(self.fleet.folder),
-        ]
-        worker = subprocess.Popen(
-            [*command, json.dumps(subscribers)], cwd=ROOT, env={**os.environ, **(env or {})}
-        )
-        self.fleet.workers.append(worker)
-        return worker
+        return self.fleet.run("policy_worker", json.dumps(subscribers), env=env)
 
     async def up(self, count: int) -> None:
         """Wait until so many workers are about to connect."""
         await eventually(lambda: len(list(self.fleet.folder.iterdir())) >= count, timeout=60)
 
-    def kill(self, worker: "subprocess.Popen[bytes]") -> None:
+    def kill(self, worker: Process) -> None:
         """SIGKILL."""
         worker.kill()
         worker.wait()

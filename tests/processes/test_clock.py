@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import ROOT
 from tests.helpers import eventually
-from tests.processes.conftest import ROOT, Fleet
+from tests.processes.conftest import Fleet
 from tools.packages import install
 
 # In SQLite the process's clock is the database's.
@@ -71,7 +72,8 @@ async def test_a_shifted_process_neither_hurries_nor_lags(fleet: Fleet, faketime
 
     # A lease shorter than the shift: were it judged by a process's clock, it would be stolen or kept for ever.
     options = {"max_workers": 20, "release_stuck_timeout": 6.0, "release_stuck_interval": 0.1}
-    fleet.start("slow", env=env, **options)
+    shifted = fleet.start("slow", env=env, **options)
+    await eventually(lambda: fleet.started().get(shifted.pid), timeout=30)
     fleet.start("slow", **options)
     await fleet.publish(20)
     await fleet.settled(40, timeout=60)

@@ -1,9 +1,6 @@
 """broker.lock among real processes: exclusive, taken over from the dead, by the database's clock."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +8,8 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import LockNotAcquiredError, SqlBroker
+from tests.forked import Process, start
 from tests.helpers import eventually
-from tests.processes.conftest import ROOT
 from tests.processes.test_clock import faketime  # noqa: F401 - a fixture
 
 EACH = 40
@@ -23,14 +20,14 @@ class Lockers:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.running: list[Process] = []
 
-    def start(
-        self, what: str, count: int = 0, env: dict[str, str] | None = None
-    ) -> "subprocess.Popen[bytes]":
+    def start(self, what: str, count: int = 0, env: dict[str, str] | None = None) -> Process:
         """Start one."""
-        command = [sys.executable, "-m", "tests.processes.locker", self.url, str(self.folder), what]
-        started = subprocess.Popen([*command, str(count)], cwd=ROOT, env={**os.environ, **(env or {})})
+        started = start(
+            "tests.processes.locker", self.url, str(self.folder), what, str(count),
+            said=self.folder / "said", env=env,
+        )  # fmt: skip
         self.running.append(started)
         return started
 

@@ -1,9 +1,6 @@
 """Schedules among real processes: each fire time once, under kill -9, with clocks that are wrong."""
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker
 from tests.faststream.conftest import Look
+from tests.forked import Process, start
 from tests.helpers import eventually
-from tests.processes.conftest import ROOT
 from tests.processes.test_clock import faketime  # noqa: F401 - a fixture
 
 NAMES = "function", "plain"
@@ -26,12 +23,14 @@ class Schedulers:
 
     def __init__(self, url: str, folder: Path, look: Look, broker: SqlBroker) -> None:
         self.url, self.folder, self.look, self.broker = url, folder, look, broker
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.running: list[Process] = []
 
-    def start(self, env: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    def start(self, env: dict[str, str] | None = None) -> Process:
         """Start one."""
-        command = [sys.executable, "-m", "tests.processes.scheduler", self.url, str(self.folder)]
-        started = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(env or {})})
+        started = start(
+            "tests.processes.scheduler", self.url, str(self.folder),
+            said=self.folder.parent / "said", env=env,
+        )  # fmt: skip
         self.running.append(started)
         return started
 

@@ -1,0 +1,97 @@
+"""A process of its own without the second and a half that a new interpreter takes to import everything.
+
+Forked from a server that has imported the workers and opened nothing: SQLite must not be carried over a fork.
+"""
+
+import importlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+WORKERS = ("worker", "policy_worker", "locker", "scheduler")
+DRIVERS = ("aiomysql", "aiosqlite", "asyncpg")
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["tests.faults.worker", *(f"tests.processes.{name}" for name in WORKERS), *DRIVERS]
+)
+
+
+class Forked:
+    """A process that calls `run` with `arguments`; used like `subprocess.Popen`."""
+
+    def __init__(self, run: Callable[..., object], *arguments: Any, said: Path | None = None) -> None:
+        """Start it; `run` is a function of a module. What it prints is appended to the file `said`."""
+        printed = os.devnull if said is None else str(said)
+        self._process = _CONTEXT.Process(target=_redirected, args=(printed, run, *arguments), daemon=True)
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        """As `poll` says."""
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code.
+
+        Raises:
+            TimeoutError: it still runs after `timeout` seconds.
+        """
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise TimeoutError
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without asking."""
+        self.send_signal(signal.SIGKILL)
+
+
+Process = subprocess.Popen[bytes] | Forked
+
+
+def start(module: str, *arguments: str, said: Path, env: Mapping[str, str] | None = None) -> Process:
+    """Start what `python -m MODULE ARGUMENTS` starts; what it prints is appended to the file `said`.
+
+    `env` is added to the environment. A library that is to be preloaded needs an interpreter of its own.
+    """
+    given = dict(env or {})
+    if "LD_PRELOAD" not in given:
+        return Forked(_main, module, arguments, given, said=said)
+    command = [sys.executable, "-m", module, *arguments]
+    with said.open("ab") as out:
+        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **given}, stdout=out, stderr=out)
+
+
+def _main(module: str, arguments: tuple[str, ...], env: dict[str, str]) -> None:
+    os.environ.update(env)
+    sys.argv = [module, *arguments]
+    importlib.import_module(module).main()
+
+
+def _redirected(printed: str, run: Callable[..., object], *arguments: Any) -> None:
+    file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    sys.stdin.close()
+    run(*arguments)
