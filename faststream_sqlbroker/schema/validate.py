@@ -28,8 +28,11 @@ _DENIED = frozenset({1142, 1143})
 
 def foreign_tables(connection: Connection, tables: Tables) -> list[str]:
     """Tables of our names that are somebody else's, each with what to do."""
+    return _foreign(inspect(connection), tables)
+
+
+def _foreign(inspector: Any, tables: Tables) -> list[str]:
     found = []
-    inspector = inspect(connection)
     for table, marks in ((tables.message, OURS), (tables.archive, ARCHIVE_OURS)):
         if table is None or not _may_see(inspector, table):
             continue
@@ -54,10 +57,10 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
     Columns and indexes that are not the broker's are left alone, and so are tables that the user may not look at: a
     producer needs no right to read.
     """
-    foreign = foreign_tables(connection, tables)
+    inspector = inspect(connection)  # it keeps what it has read
+    foreign = _foreign(inspector, tables)
     if foreign:
         return foreign
-    inspector = inspect(connection)
     found: list[str] = []
     for table in tables.for_dialect(connection.dialect.name).ours:
         if not _may_see(inspector, table):
