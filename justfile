@@ -42,7 +42,7 @@ test-spark version="4.3.0" *args: setup
 test-oldest *args: setup
     @sh tools/oldest.sh "$@"
 
-# The fault machine's full matrix: every promise under every fault; writes docs/reliability.md (45 minutes)
+# The fault machine's full matrix: every promise under every fault; writes docs/reliability.md (an hour; --minutes ends it early, --resume goes on)
 test-faults *args: setup
     @{{ servers }} -- {{ python }} -m tools.reliability "$@"
 

@@ -16,9 +16,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 WORKERS = ("worker", "policy_worker", "locker", "scheduler")
 DRIVERS = ("aiomysql", "aiosqlite", "asyncpg")
+LATE = ("anyio._backends._asyncio", "cryptography.hazmat.primitives.asymmetric.rsa")
+"""What a worker would import when it runs, and when it logs in."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["tests.faults.worker", *(f"tests.processes.{name}" for name in WORKERS), *DRIVERS]
+    ["tests.faults.worker", *(f"tests.processes.{name}" for name in WORKERS), *DRIVERS, *LATE]
 )
 
 

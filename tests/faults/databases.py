@@ -4,7 +4,7 @@ import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,25 +29,49 @@ class Place:
     """As whom the workers come, if not as the owner."""
 
 
+@dataclass(frozen=True)
+class OwnServer:
+    """A server that a cell may end or change."""
+
+    engine: Engine
+    """Its administrator's."""
+    process: Process
+
+
 @contextmanager
-def place_for(fault: Fault, kind: str, admin: Callable[[str], Engine], folder: Path) -> Iterator[Place]:
-    """What `fault` needs on the database `kind`.
+def own_server(kind: str) -> Iterator[OwnServer]:
+    """A private server.
 
     Raises:
         CannotStartError: this machine does not give it.
     """
-    if fault.small_disk:
-        with small_disk(folder) as small, fresh_database(kind, admin, small) as url:
-            yield Place(url)
-    elif fault.own_server:
-        with STARTERS[kind]() as (own, server):
-            engine = create_engine(own, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
-            with _place(fault, kind, lambda _kind: engine, folder) as (url, login):
-                yield Place(url, server, login)
-            engine.dispose()
-    else:
-        with _place(fault, kind, admin, folder) as (url, login):
-            yield Place(url, None, login)
+    with STARTERS[kind]() as (url, process):
+        engine = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        yield OwnServer(engine, process)
+        engine.dispose()
+
+
+@contextmanager
+def place_for(
+    fault: Fault, kind: str, admin: Callable[[str], Engine], folder: Path, own: OwnServer | None = None
+) -> Iterator[Place]:
+    """What `fault` needs on the database `kind`; if that is a server of its own, `own` or a new one.
+
+    Raises:
+        CannotStartError: this machine does not give it.
+    """
+    with ExitStack() as stack:
+        if fault.own_server:
+            own = own or stack.enter_context(own_server(kind))
+            admin = _always(own.engine)
+        if fault.small_disk:
+            folder = stack.enter_context(small_disk(folder))
+        url, login = stack.enter_context(_place(fault, kind, admin, folder))
+        yield Place(url, own.process if own is not None else None, login)
+
+
+def _always(engine: Engine) -> Callable[[str], Engine]:
+    return lambda _kind: engine
 
 
 @contextmanager

@@ -46,9 +46,10 @@ async def too_large(cell: Cell, _proxy: Proxy | None) -> None:
     "an answer's dedup_id held by another transaction",
     short=(),
     databases=SERVERS,
-    # Each try has its rows locked for as long as it waits, so that their leases may not be renewed in time.
+    # Each try has its rows locked for as long as it waits, so that their leases may not be renewed in time: a wait
+    # is a fraction of a lease, as it is with the defaults.
     keeps_from_renewing=True,
-    options={"statement_timeout": 1.0},
+    options={"statement_timeout": 1.0, "release_stuck_timeout": 8.0, "slow": 2.0, "waiting": True},
 )
 async def dedup_held(cell: Cell, _proxy: Proxy | None) -> None:
     """An application's, which is open for long, and is rolled back in the end."""

@@ -84,13 +84,14 @@ MIDDLES = {
 """What is sent in the middle of a transaction that has locked rows: a flush, a handler's own, a claim."""
 
 
-@fault("machine that vanishes without a word", short=(), databases=SERVERS)
+@fault("machine that vanishes without a word", short=("mariadb",), databases=SERVERS)
 async def vanished(cell: Cell, _proxy: Proxy | None) -> None:
     """Its sockets stay open, so that the server keeps what its transactions have locked until it notices."""
     proxy, through = await cell.kept.enter_async_context(proxied(cell.straight))
     kind = "postgresql" if cell.store.dialect_name == "postgresql" else "mysql"
     proxy.die_at = re.compile(cell.random.choice(MIDDLES[kind]))
     victim = cell.start(through.render_as_string(hide_password=False))
+    cell.history.disturbed.add(victim.pid)  # from the moment at which its connection says nothing more
     for _ in range(50):
         if proxy.died:
             break

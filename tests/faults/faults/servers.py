@@ -73,7 +73,7 @@ def _read_only(cell: Cell, *, on: bool) -> list[str]:
 
 @fault(
     "server read-only for a while",
-    short=(),
+    short=("postgresql",),
     databases=SERVERS,
     own_server=True,
     login=True,
@@ -93,7 +93,7 @@ async def read_only(cell: Cell, _proxy: Proxy | None) -> None:
 
 @fault(
     "a right taken away for a while",
-    short=(),
+    short=("mysql",),
     databases=SERVERS,
     login=True,
     keeps_from_renewing=True,

@@ -16,7 +16,7 @@ async def quick_search(cell: Cell) -> None:
 
 @fault(
     "deadlocks that handlers catch",
-    short=(),
+    short=("mariadb",),
     databases=SERVERS,
     prepare=quick_search,
     queues=("catching", "catching", "batch", "plain"),

@@ -1,0 +1,128 @@
+"""The fault machine's table: what it says on what it was run, and what is run again."""
+
+import argparse
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.faults.checker import RULES
+from tools import reliability
+from tools.reliability import ROOT, Book, Matrix, Result, code, fingerprint, render
+
+CELL = reliability.ORDER[0]
+
+
+@pytest.fixture(autouse=True)
+def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(reliability, "DOCUMENT", tmp_path / "reliability.md")
+    monkeypatch.setattr(reliability, "RESULTS", tmp_path / "reliability.json")
+    return tmp_path
+
+
+def result(code: str = "new", seeds: tuple[int, ...] = (1, 2)) -> Result:
+    made = Result(*CELL, rounds=len(seeds), seeds=list(seeds), rules=list(RULES), code=code)
+    made.servers, made.machine = ["PostgreSQL 15.14"], "2 cores, Python 3.11.2"
+    return made
+
+
+def test_the_fingerprint_covers_all_that_a_run_imports() -> None:
+    listing = (
+        "import sys, tests.faults.run, tests.faults.worker, tests.faults.databases;"
+        "print(*(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)), sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported = {Path(line) for line in done.stdout.splitlines()}
+    ours = {p for p in imported if p.is_relative_to(ROOT) and not p.is_relative_to(Path(sys.prefix))}
+    assert ROOT / "tests" / "proxy.py" in ours
+    assert ours <= set(code())
+
+
+def test_the_fingerprint_changes_with_a_line_and_not_with_the_machines_own_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reliability, "ROOT", tmp_path)
+    (tmp_path / "tests" / "faults").mkdir(parents=True)
+    proxy = tmp_path / "tests" / "proxy.py"
+    proxy.write_text("a = 1\n")
+    before = fingerprint()
+    (tmp_path / "tests" / "faults" / "test_short.py").write_text("b = 1\n")
+    assert fingerprint() == before
+    proxy.write_text("a = 2\n")
+    assert fingerprint() != before
+
+
+def test_the_page_says_on_what_a_cell_was_run() -> None:
+    page = render([result()], "new")
+    [row] = [line for line in page.splitlines() if line.startswith(f"| {CELL[0]} |")]
+    assert "PostgreSQL 15.14" in row
+    assert "other code" not in row
+    assert "Code `new`" in page
+    assert "2 cores, Python 3.11.2" in page
+
+
+def test_the_page_marks_what_was_run_with_other_code() -> None:
+    page = render([result(code="old")], "new")
+    [row] = [line for line in page.splitlines() if line.startswith(f"| {CELL[0]} |")]
+    assert "**other code**" in row
+
+
+@pytest.mark.parametrize(
+    ("resume", "code", "seeds"), [(True, "new", [1, 2]), (True, "old", []), (False, "new", [])]
+)
+def test_what_is_kept(*, resume: bool, code: str, seeds: list[int]) -> None:
+    Book("new").write(result(code=code))
+    assert Book("new").begin(CELL, resume=resume).seeds == seeds
+
+
+def test_a_run_that_did_not_end_is_run_again() -> None:
+    broken = result()
+    broken.unfinished = ["seed 3: TimeoutError()"]
+    Book("new").write(broken)
+    assert "not finished: seed 3" in reliability.DOCUMENT.read_text()
+    assert Book("new").begin(CELL, resume=True).unfinished == []
+
+
+async def test_every_cell_has_its_first_seed_before_any_has_its_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[tuple[int, str, str]] = []
+
+    async def one(_matrix: Matrix, seed: int, found: Result) -> None:
+        ran.append((seed, found.fault, found.kind))
+
+    monkeypatch.setattr(Matrix, "_one", one)
+    given = argparse.Namespace(runs=3, rounds=1, jobs=1, only="nothing", resume=True, minutes=1.0)
+    Book("new").write(result(seeds=(1,)))
+    await Matrix(given, Book("new"), {}).run()
+    kinds = [kind for fault, kind in reliability.ORDER if fault == "nothing"]
+    assert [seed for seed, *_ in ran] == [1] * (len(kinds) - 1) + [2] * len(kinds) + [3] * len(kinds)
+
+
+async def test_after_its_minutes_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Matrix, "_one", None)
+    given = argparse.Namespace(runs=3, rounds=1, jobs=2, only="", resume=False, minutes=0.0)
+    await Matrix(given, Book("new"), {}).run()
+
+
+async def test_what_breaks_a_run_is_written_and_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run_cell(_name: str, _place: object, _folder: Path, seed: int, _rounds: int) -> object:
+        if seed == 1:
+            raise RuntimeError("no end")
+        return {rule: (["message 1 is gone"] if seed == 2 else []) for rule in RULES}
+
+    monkeypatch.setattr(reliability, "run_cell", run_cell)
+    given = argparse.Namespace(runs=3, rounds=1, jobs=1, only="nothing sqlite", resume=False, minutes=1.0)
+    await Matrix(given, Book("new"), {"sqlite": None}).run()
+    [kept] = Book("new").results.values()
+    assert kept.seeds == [2, 3]
+    assert kept.unfinished == ["seed 1: RuntimeError('no end')"]
+    assert kept.broken == Counter(dict.fromkeys(RULES, 1))
+    assert kept.servers[0].startswith("SQLite 3.")
+    assert "seed 2: message 1 is gone" in reliability.DOCUMENT.read_text()

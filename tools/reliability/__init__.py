@@ -1,0 +1,393 @@
+"""The fault machine's full matrix: python -m tools.reliability [--runs 30] [--jobs 6] [--only TEXT] [--resume] [--minutes 60].
+
+Each cell (fault × database) runs `runs` times with seeds of its own, `rounds` faults each: first every cell with seed 1,
+then with seed 2, so that a matrix that is cut short has all cells. After each run docs/reliability.json and the table
+rendered from it, docs/reliability.md, are written. What is run replaces the cell's older result; with `--resume` it
+continues it, if product and machine are still the same. Ends with 1 if any promise was broken, or a run did not come
+to its end.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import sqlite3
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Engine, create_engine
+
+from tests.faults.checker import RULES
+from tests.faults.databases import OwnServer, Place, own_server, place_for
+from tests.faults.defects import DEFECTS
+from tests.faults.faults import FAULTS
+from tests.faults.run import MESSAGES, run_cell
+from tools.private import CannotStartError
+from tools.servers import VARIABLES, NoServerError, server
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = ROOT / "docs" / "reliability.md"
+RESULTS = DOCUMENT.with_suffix(".json")
+LONGEST = 300.0
+"""Seconds that a run gets; all its waiting has deadlines that add up to less."""
+CODE = (
+    "faststream_sqlbroker/**/*.py",
+    "tests/faults/**/*.py",
+    "tests/__init__.py",
+    "tests/forked.py",
+    "tests/helpers.py",
+    "tests/proxy.py",
+    "tools/__init__.py",
+    "tools/packages.py",
+    "tools/private.py",
+    "tools/unstable.py",
+)
+"""Everything of this repository that a run imports."""
+NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
+
+
+@dataclass
+class Result:
+    """What came of one cell."""
+
+    fault: str
+    kind: str
+    rounds: int = 0
+    seeds: list[int] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    """What was checked."""
+    broken: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    """Runs that the machinery could not bring to an end: they prove nothing, and fail the matrix."""
+    skipped: str = ""
+    seconds: float = 0.0
+    """What all runs took."""
+    day: str = ""
+    """When it was run."""
+    code: str = ""
+    """What `fingerprint` was then."""
+    servers: list[str] = field(default_factory=list)
+    """The databases, with their versions."""
+    machine: str = ""
+    """On how many cores, and with which libraries."""
+
+    @property
+    def length(self) -> float:
+        """Seconds of a run; an unknown one may be the longest."""
+        return self.seconds / len(self.seeds) if self.seeds else float("inf")
+
+
+def code() -> list[Path]:
+    """The files of `CODE`, but for the tests of the machine itself."""
+    found = {path for pattern in CODE for path in ROOT.glob(pattern)}
+    return sorted(path for path in found if not path.name.startswith("test_"))
+
+
+def fingerprint() -> str:
+    """Changes with every line of the product and of the machine: what is merged was run with the same."""
+    made = hashlib.sha256()
+    for path in code():
+        made.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return made.hexdigest()[:12]
+
+
+def machine() -> str:
+    """What else a result depends on: the processors and the libraries."""
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("SQLAlchemy", "faststream"))
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {libraries}"
+
+
+class Book:
+    """All results, written after each change."""
+
+    def __init__(self, code: str) -> None:
+        """Starts with what was written before."""
+        self.code = code
+        self.results: dict[tuple[str, str], Result] = {}
+        if RESULTS.exists():
+            for old in json.loads(RESULTS.read_text()):
+                result = Result(**{**old, "broken": Counter(old["broken"])})
+                self.results[result.fault, result.kind] = result
+
+    def begin(self, cell: tuple[str, str], *, resume: bool) -> Result:
+        """The result of `cell` to go on with: the one that there is, if the same code made it, or a new one."""
+        old = self.results.get(cell)
+        if resume and old is not None and old.code == self.code and not old.skipped:
+            return replace(old, unfinished=[])
+        return Result(*cell, code=self.code, machine=machine())
+
+    def write(self, result: Result) -> None:
+        """Put `result` in the place of the older one."""
+        result.day = str(datetime.now(timezone.utc).date())
+        self.results[result.fault, result.kind] = result
+        _replace(RESULTS, "[\n" + ",\n".join(json.dumps(vars(each)) for each in self.kept()) + "\n]\n")
+        self.render()
+
+    def render(self) -> None:
+        """Write the document."""
+        _replace(DOCUMENT, render(self.kept(), self.code))
+
+    def kept(self) -> list[Result]:
+        """Results of cells that there still are, in their order."""
+        return [self.results[cell] for cell in ORDER if cell in self.results]
+
+
+def _replace(path: Path, text: str) -> None:
+    written = path.with_name(f"{path.name}.new")
+    written.write_text(text)
+    written.replace(path)
+
+
+class OwnServers:
+    """Servers of single cells, used again by the cell's next seed."""
+
+    def __init__(self) -> None:
+        """Nothing runs before it is needed."""
+        self._idle: dict[tuple[str, str], list[tuple[OwnServer, ExitStack]]] = defaultdict(list)
+
+    @contextlib.contextmanager
+    def borrowed(self, cell: tuple[str, str]) -> Iterator[OwnServer]:
+        """A server that only this fault has changed; after an error it is given up.
+
+        Raises:
+            CannotStartError: this machine does not give it.
+        """
+        if self._idle[cell]:
+            own, stack = self._idle[cell].pop()
+        else:
+            stack = ExitStack()
+            own = stack.enter_context(own_server(cell[1]))
+        try:
+            yield own
+        except BaseException:
+            stack.close()
+            raise
+        self._idle[cell].append((own, stack))
+
+    def close(self) -> None:
+        """End them."""
+        for servers in self._idle.values():
+            for _, stack in servers:
+                stack.close()
+
+
+class Matrix:
+    """The runs of all cells that were asked for."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, book: Book, admin: dict[str, Engine | str | None]
+    ) -> None:
+        """`admin` has an administrator's engine for each kind of database, or why there is none."""
+        self._arguments, self._book, self._admin = arguments, book, admin
+        self._servers = OwnServers()
+        self._until = time.monotonic() + 60 * arguments.minutes
+        wanted = [cell for cell in ORDER if any(part in " ".join(cell) for part in arguments.only.split(","))]
+        self.results = [book.begin(cell, resume=arguments.resume) for cell in wanted]
+
+    async def run(self) -> None:
+        """`jobs` at a time; of each seed the longest first."""
+        lengths = {cell: result.length for cell, result in self._book.results.items()}
+        longest = sorted(
+            self.results, key=lambda result: -lengths.get((result.fault, result.kind), float("inf"))
+        )
+        runs = ((seed, result) for seed in range(1, self._arguments.runs + 1) for result in longest)
+        waiting = iter([(seed, result) for seed, result in runs if seed not in result.seeds])
+
+        async def one_by_one() -> None:
+            for seed, result in waiting:
+                if time.monotonic() > self._until:
+                    return
+                if not result.skipped:
+                    await self._one(seed, result)
+
+        jobs = self._arguments.jobs
+        # Each run waits for the end of its processes in threads.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4 * jobs + 4))
+        try:
+            await asyncio.gather(*(one_by_one() for _ in range(jobs)))
+        finally:
+            await asyncio.to_thread(self._servers.close)
+
+    async def _one(self, seed: int, result: Result) -> None:
+        missing = self._admin.get(result.kind)
+        if isinstance(missing, str):
+            result.skipped = missing
+            self._book.write(result)
+            return
+        started, rounds = time.monotonic(), self._arguments.rounds
+        try:
+            # Servers and databases take seconds to make, in which the other cells must go on.
+            async with in_a_thread(self._prepared(result)) as (folder, place, database):
+                async with asyncio.timeout(LONGEST):
+                    found = await run_cell(result.fault, place, folder, seed, rounds)
+        except CannotStartError as error:
+            result.skipped = str(error)
+        except Exception as error:  # noqa: BLE001 - it ends this run, not the other cells; the matrix fails by it
+            result.unfinished.append(f"seed {seed}: {error!r}"[:500])
+        else:
+            _add(result, seed, found)
+            result.rounds += rounds
+            result.seconds = round(result.seconds + time.monotonic() - started, 1)
+            result.servers = sorted({*result.servers, database})
+        self._book.write(result)
+        wrong = [each for each in result.examples + result.unfinished if each.startswith(f"seed {seed}:")]
+        state = f"BROKEN {wrong}" if wrong else result.skipped or "kept"
+        seconds = time.monotonic() - started
+        print(f"{result.fault} / {result.kind}, seed {seed}: {state} ({seconds:.0f} s)", flush=True)
+
+    @contextlib.contextmanager
+    def _prepared(self, result: Result) -> Iterator[tuple[Path, Place, str]]:
+        """A folder, an empty database, and its version.
+
+        Raises:
+            CannotStartError: this machine does not give it.
+        """
+        fault, kind = FAULTS[result.fault], result.kind
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+            own = None
+            if fault.own_server:
+                own = stack.enter_context(self._servers.borrowed((result.fault, kind)))
+            place = stack.enter_context(place_for(fault, kind, self._engine, folder, own))
+            engine = self._admin[kind] if own is None else own.engine
+            assert not isinstance(engine, str)  # noqa: S101 - cells without a server are not run
+            yield folder, place, version_of(kind, engine)
+
+    def _engine(self, kind: str) -> Engine:
+        engine = self._admin[kind]
+        assert isinstance(engine, Engine)  # noqa: S101 - cells without a server are not run
+        return engine
+
+
+def _add(result: Result, seed: int, found: dict[str, list[str]]) -> None:
+    """Count what one run has found."""
+    result.seeds.append(seed)
+    result.rules = list(found)
+    for rule, violations in found.items():
+        result.broken[rule] += len(violations)
+        result.examples += [f"seed {seed}: {violation}" for violation in violations[:2]]
+
+
+T = TypeVar("T")
+
+
+@contextlib.asynccontextmanager
+async def in_a_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave `manager` without keeping the event loop waiting."""
+    value = await asyncio.to_thread(manager.__enter__)
+    try:
+        yield value
+    except BaseException as error:
+        await asyncio.to_thread(manager.__exit__, type(error), error, error.__traceback__)
+        raise
+    await asyncio.to_thread(manager.__exit__, None, None, None)
+
+
+ORDER = [(name, kind) for name, fault in FAULTS.items() for kind in fault.databases]
+"""All cells, as the document has them."""
+
+
+def version_of(kind: str, engine: Engine | None) -> str:
+    """Name and version of a database; SQLite's is a library's."""
+    if engine is None:
+        return f"{NAMES[kind]} {sqlite3.sqlite_version}"
+    with engine.connect() as connection:
+        numbers = connection.dialect.server_version_info or ()
+    return f"{NAMES[kind]} {'.'.join(str(part) for part in numbers[:3] if isinstance(part, int))}"
+
+
+def render(results: list[Result], code: str) -> str:
+    """The document; results of other code than `code` are marked."""
+    rules = list(RULES)
+    machines = sorted({result.machine for result in results if result.code == code and result.machine})
+    lines = [
+        "# Reliability: the promises under fire",
+        "",
+        "Generated by `just test-faults`, which repeats it. Real processes (two workers and a publisher) work on a real",
+        "database while a fault strikes; every process records what it does, and one rule for each promise of the README",
+        f"reads the history afterwards (`tests/faults/checker.py`). A round is {MESSAGES} messages or more and one fault. Numbers are",
+        f"violations: 0 is a kept promise. The same machine must catch {len(DEFECTS)} defects that are planted on purpose",
+        "(`tests/faults/test_planted.py`); – is a rule that the cell's last run did not have yet. Seeds repeat the work",
+        "and the choice of moments, not the machine's own timing.",
+        "",
+        f"Code `{code}` of the product and of the fault machine (`python -m tools.reliability --code` prints that of a",
+        f"checkout); what was run with other code says so. Machine: {'; '.join(machines) or 'none yet'}.",
+        "",
+        "| fault | database | rounds (seeds) | " + " | ".join(rules) + " | run on |",
+        "|---|---|---|" + "---:|" * len(rules) + "---|",
+    ]
+    lines += [_row(result, code, rules) for result in results]
+    examples = [
+        f"* {r.fault} / {r.kind}, {example}"
+        for r in results
+        for example in r.examples[:3] + [f"not finished: {text}" for text in r.unfinished[:3]]
+    ]
+    return "\n".join([*lines, *(["", "## Violations", "", *examples] if examples else []), ""])
+
+
+def _row(r: Result, code: str, rules: list[str]) -> str:
+    ran_on = ", ".join([r.day, *r.servers, *(() if r.code == code else ("**other code**",))])
+    if r.skipped:
+        return f"| {r.fault} | {r.kind} | not run: {r.skipped} |" + " |" * len(rules) + f" {ran_on} |"
+    counts = " | ".join(str(r.broken.get(rule, 0)) if rule in r.rules else "–" for rule in rules)
+    return f"| {r.fault} | {r.kind} | {r.rounds} ({len(r.seeds)}) | {counts} | {ran_on} |"
+
+
+def main() -> int:
+    """Run the matrix and write the document."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=30, help="seeds of each cell")
+    parser.add_argument("--rounds", type=int, default=1, help="faults of each run")
+    parser.add_argument("--jobs", type=int, default=6, help="runs at a time")
+    parser.add_argument(
+        "--only", default="", help="cells whose name contains one of these, separated by commas"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the seeds that were run with the same code, and add to them",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no run after this; --resume goes on"
+    )
+    parser.add_argument("--code", action="store_true", help="print the fingerprint of the code, and end")
+    arguments = parser.parse_args()
+    if arguments.code:
+        print(fingerprint())
+        return 0
+    book = Book(fingerprint())
+    with ExitStack() as stack:
+        admin = {kind: _engine(stack, kind) for kind in NAMES}
+        matrix = Matrix(arguments, book, admin)
+        asyncio.run(matrix.run())
+    book.render()
+    missing = sum(arguments.runs - len(result.seeds) for result in matrix.results if not result.skipped)
+    if missing > 0:
+        print(f"{missing} runs are missing; --resume goes on")
+    return int(any(sum(r.broken.values()) or r.unfinished for r in matrix.results))
+
+
+def _engine(stack: ExitStack, kind: str) -> Engine | str | None:
+    """An administrator's, or why there is none; SQLite needs none."""
+    if kind not in VARIABLES:
+        return None
+    try:
+        url = stack.enter_context(server(kind))
+    except NoServerError as error:
+        return str(error)
+    return create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
