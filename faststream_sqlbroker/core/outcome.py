@@ -57,7 +57,14 @@ class Again(Release):
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Cut off at the graceful timeout: due again at once, the delivery charged, the attempt not."""
+    """Not done, and not the handler's fault: the delivery is charged, the attempt not.
+
+    It was cut off at the graceful timeout, or what it did could not be committed for a reason that passes (`error`).
+    """
+
+    delay: float | None = None
+    """Seconds until it is due again; None: at once."""
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,8 @@ def settle(
         case Release():
             base.attempted, base.uncharge = False, True
         case Abandon():
-            base.state, base.attempted = MessageState.PENDING, False
+            base.state, base.attempted, base.delay = MessageState.PENDING, False, outcome.delay
+            _describe(base, outcome.error)
         case Move():
             base.state, base.queue, base.delay = MessageState.PENDING, outcome.queue, max(0.0, outcome.delay)
             base.payload, base.headers = outcome.payload, outcome.headers

@@ -31,7 +31,7 @@ TRANSITIONS: tuple[tuple[MessageState | None, str, MessageState], ...] = (
     (_W, "ack", _C),
     (_W, "nack, strategy allows", _R),
     (_W, "nack exhausted, reject, no outcome, delivery limit, unknown outcome", _F),
-    (_W, "postpone, move, dead letter queue, graceful timeout", _P),
+    (_W, "postpone, move, dead letter queue, graceful timeout, failed COMMIT", _P),
     (_W, "handed back unstarted, lease expired", _P),
     (_W, "handed back unstarted, lease expired (after an attempt)", _R),
     (_P, "cancel, expiry, superseded, throttled", _D),

@@ -56,6 +56,10 @@ CLAIMED_COLUMNS = (
 )  # fmt: skip
 
 
+UNRESTORED = "sqlbroker_unrestored"
+"""In the `info` of a connection whose session is not as the application had it; `restore` takes it out."""
+
+
 class Dialect(ABC):
     """All SQL of one database over the tables of one broker."""
 
@@ -121,9 +125,9 @@ class Dialect(ABC):
     def allow_idling(self, connection: Connection, seconds: float) -> None:  # noqa: B027
         """Set the limit anew in a transaction that was begun with one."""
 
-    def needs_restore(self, connection: Connection) -> bool:  # noqa: ARG002
+    def needs_restore(self, connection: Connection) -> bool:
         """Whether `begin` has left something in the session."""
-        return False
+        return UNRESTORED in connection.info
 
     def restore(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing here
         """Leave the session as the application had it; after the end of the transaction."""

@@ -180,10 +180,6 @@ class MysqlDialect(MysqlErrors, StepDialect):
         """One statement."""
         mysql_session.allow_idling(connection, self.sql, seconds)
 
-    def needs_restore(self, connection: Connection) -> bool:
-        """The limit of idling is the session's."""
-        return mysql_session.is_limited(connection)
-
     def restore(self, connection: Connection) -> None:
         """One statement."""
         mysql_session.restore(connection, self.sql)

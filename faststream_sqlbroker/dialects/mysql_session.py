@@ -10,14 +10,12 @@ from typing import Any
 
 from sqlalchemy import Connection, TextClause
 
+from faststream_sqlbroker.dialects.base import UNRESTORED
 from faststream_sqlbroker.dialects.sizes import SizeLimit, max_allowed_packet
 from faststream_sqlbroker.schema.types import is_mariadb
 
 MOST_SECONDS = 31_536_000
 """Of wait_timeout and idle_transaction_timeout: a year."""
-
-_LIMITED = "sqlbroker_idle_limit"
-"""Where a connection's `info` says that a limit of ours is set in its session."""
 
 _SIZE_LIMIT = "sqlbroker_size_limit"
 
@@ -52,7 +50,7 @@ def begin_limited(connection: Connection, sql: dict[str, TextClause], idle_limit
     version: Any = connection.dialect.server_version_info
     if is_mariadb(connection.dialect) and version[:2] < _NEW_NAME:
         name += "_10"
-    connection.info[_LIMITED] = True
+    connection.info[UNRESTORED] = True
     connection.execute(sql[name], {"limit": _whole_seconds(idle_limit)})
 
 
@@ -70,15 +68,10 @@ def allow_idling(connection: Connection, sql: dict[str, TextClause], seconds: fl
     connection.execute(sql[_of_server(connection, "allow_idling")], {"limit": _whole_seconds(seconds)})
 
 
-def is_limited(connection: Connection) -> bool:
-    """Whether the limit is still set."""
-    return _LIMITED in connection.info
-
-
 def restore(connection: Connection, sql: dict[str, TextClause]) -> None:
     """Put back what the application's limit was."""
     connection.execute(sql[_of_server(connection, "restore")])
-    del connection.info[_LIMITED]
+    del connection.info[UNRESTORED]
 
 
 def _of_server(connection: Connection, name: str) -> str:

@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.loop import Log, persist
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -94,20 +94,20 @@ class FirstAcks:
         try:
             await self.write()
         except StoreError as error:
-            ids = [row.id for row in self._ended]
-            text = (
-                f"ACK_FIRST: it could not be written that the handlers of messages {ids} have ended: {error}"
-            )
-            self._log(logging.ERROR, text)
+            self._log(logging.ERROR, self._unwritten(error))
 
-    def stopped(self) -> None:
-        """Nobody calls `tick` any more."""
+    def _unwritten(self, why: object) -> str:
+        ids = [row.id for row in self._ended]
+        return (
+            f"ACK_FIRST: it could not be written that the handlers of messages {ids} have ended, so that "
+            f"admin.unknown() will list them: {why}"
+        )
+
+    async def stop(self, deadline: float) -> None:
+        """Write what has ended, by `deadline` (the event loop's time); nobody calls `tick` any more."""
         self._stopped = True
-
-    @property
-    def unwritten(self) -> int:
-        """Ended handlers whose end is not written yet."""
-        return len(self._ended)
+        if not await persist(self.write, deadline):
+            self._log(logging.ERROR, self._unwritten("not within the time of the stop"))
 
     def cut_off(self, rows: list[ClaimedMessage]) -> None:
         """The handlers of `rows` were cancelled: they stay noted, and are listed when their time is over."""

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.policies import Concurrency
 from faststream_sqlbroker.core.rows import Holder
 from faststream_sqlbroker.core.settle import SettleRules
-from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
-from faststream_sqlbroker.flow.loop import Log, Loop, backoff
+from faststream_sqlbroker.flow.loop import Log, Loop, persist
 from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.presence import Presence
@@ -267,43 +266,47 @@ class Consumer:
 
     async def _end_writes(self) -> None:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)
+        # Each is bounded by itself: what hangs, or is refused, keeps none of the others from being written.
+        await asyncio.gather(
+            self._lease_loop.stop(limit),
+            self._end_outcomes(limit),
+            self._end_starts(limit),
+            self._end_unanswered(limit),
+        )
+
+    async def _end_outcomes(self, limit: float) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + limit
-        try:
-            # Bounded by itself: a loop that was cancelled is waited for, or it would outlive the stop.
-            loops = [loop for loop in self._loops[1:] if loop is not self._repeat_loop]
-            await asyncio.gather(*(loop.stop(limit) for loop in loops))
-            # What is repeated may hang for long: the others do not wait for it.
-            repeating = self._repeat_loop.stop(max(0.0, deadline - clock()))
-            await asyncio.gather(repeating, self._flusher.empty_until(deadline))
-            async with asyncio.timeout_at(deadline):
-                await self._final_flush()
-        except TimeoutError:
+        # A loop that was cancelled is waited for, or it would outlive the stop.
+        await self._flush_loop.stop(limit)
+        # What is repeated may hang for long: the others do not wait for it.
+        repeating = self._repeat_loop.stop(max(0.0, deadline - clock()))
+        await asyncio.gather(repeating, self._flusher.empty_until(deadline))
+        if not await persist(self._final_flush, deadline):
             self._log(
                 logging.ERROR,
-                f"{self._unwritten} outcomes could not be written while stopping; their messages "
+                f"{self.inflight.unwritten} outcomes could not be written while stopping; their messages "
                 "come back when their leases run out",
             )
-        finally:
-            if self._first is not None:
-                self._first.stopped()
-
-    @property
-    def _unwritten(self) -> int:
-        return self.inflight.unwritten + (0 if self._first is None else self._first.unwritten)
 
     async def _final_flush(self) -> None:
-        failures = 0
-        while True:
-            try:
-                await self._flusher.empty()
-                wait = await self._flusher.repeater.tick()
-                if wait is None and not self.inflight.queued:
-                    if self._first is not None:
-                        await self._first.write()
-                    await self._fetcher.release_unanswered()
-                    return
-            except StoreError:
-                failures += 1
-                wait = backoff(failures)
+        wait: float | None = 0.0
+        while wait is not None or self.inflight.queued:
             await asyncio.sleep(wait or 0.0)
+            await self._flusher.empty()
+            wait = await self._flusher.repeater.tick()
+
+    async def _end_starts(self, limit: float) -> None:
+        deadline = asyncio.get_running_loop().time() + limit
+        if self._first is not None and self._starts_loop is not None:
+            await self._starts_loop.stop(limit)
+            await self._first.stop(deadline)
+
+    async def _end_unanswered(self, limit: float) -> None:
+        deadline = asyncio.get_running_loop().time() + limit
+        if not await persist(self._fetcher.release_unanswered, deadline):
+            self._log(
+                logging.WARNING,
+                "claims without an answer could not be given back while stopping; what they may have leased comes "
+                "back when the leases run out",
+            )

@@ -5,14 +5,13 @@ What the database refuses by itself, and a batch that fails again and again for 
 """
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.loop import Log, persist
 from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State, cut
 from faststream_sqlbroker.flow.repeat import Repeater
 from faststream_sqlbroker.flow.write import write
@@ -132,15 +131,7 @@ class Flusher:
 
     async def empty_until(self, deadline: float) -> None:
         """`empty`, whatever fails, but no longer than `deadline` (the event loop's time)."""
-        failures = 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                while self._inflight.queued:
-                    try:
-                        await self.empty()
-                    except StoreError:
-                        failures += 1
-                        await asyncio.sleep(backoff(failures))
+        await persist(self.empty, deadline)
 
     def _to_be_set_apart(self, error: BaseException) -> bool:
         """Whether `error` may be the batch's own fault. One is enough to find out while nothing else can be written."""

@@ -113,6 +113,23 @@ class Loop:
             pass
 
 
+async def persist(work: Callable[[], Awaitable[None]], deadline: float) -> bool:
+    """Do `work`, again whenever the database fails, but no longer than `deadline` (the event loop's time); whether it was done."""
+    failures = 0
+    try:
+        async with asyncio.timeout_at(deadline):
+            while True:
+                try:
+                    await work()
+                except StoreError:
+                    failures += 1
+                    await asyncio.sleep(backoff(failures))
+                else:
+                    return True
+    except TimeoutError:
+        return False
+
+
 def cancelled() -> bool:
     """Whether the running task itself is told to end."""
     task = asyncio.current_task()

@@ -2,7 +2,8 @@
 
 The transaction begins by locking the handler's rows, fenced; the lock keeps the lease while the session
 lives, as release and renewal skip locked rows. Only an ack (or a move) commits. Every other outcome rolls
-back what the handler did and is written by the flush, like those of plain subscribers.
+back what the handler did and is written by the flush, like those of plain subscribers. An ack that cannot be
+committed for a reason that passes is no fault of the handler's: its message goes back without an attempt.
 """
 
 import asyncio
@@ -11,12 +12,19 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Move, Nack, Reject, Release
+from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
-from faststream_sqlbroker.exceptions import StoreError, TransactionEndedError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import (
+    StoreError,
+    TransactionEndedError,
+    TransientStoreError,
+    UnknownOutcomeError,
+)
 from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.isolation import lost_leases
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled
 from faststream_sqlbroker.flow.losses import broken_text
 from faststream_sqlbroker.flow.unheeded import PATIENCE, patiently
@@ -32,6 +40,8 @@ LOOK = 0.2
 """Seconds between two looks whether to stop, while the database does not say what became of a transaction."""
 CLOSING = 1.0
 """Seconds that the question gets to give its connection back, once its answer is no longer waited for."""
+FIRST_PAUSE = 4
+"""The step of `backoff` after the first failed COMMIT: 0.8 s, then twice as long each time, as deliveries are limited."""
 
 current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
 """The transaction of the handler that runs."""
@@ -41,11 +51,12 @@ class TransactionalDeliveries:
     """Delivers rows inside a transaction, one delivery (or batch) at a time."""
 
     def __init__(
-        self, store: "Store", inflight: Inflight, log: Log, *, lease: float, stopping: Callable[[], bool]
+        self, store: "Store", inflight: Inflight, settings: Any, log: Log, *, stopping: Callable[[], bool]
     ) -> None:
-        """Share the subscriber's `inflight`; `lease` in seconds; `stopping` tells whether it is to end."""
-        self._store, self._inflight, self._log, self._lease = store, inflight, log, lease
-        self._stopping = stopping
+        """Share the `inflight` of the subscriber with `settings`; `stopping` tells whether it is to end."""
+        self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
+        self._lease = settings.release_stuck_timeout
+        self._once = any(isinstance(policy, Once) for policy in settings.policies)
         self._failures = 0
 
     async def deliver(
@@ -89,6 +100,7 @@ class TransactionalDeliveries:
             raise
         if left and not transaction.proven:
             left = await self._ended(transaction.locked, left)
+        self._tell_abandoned(left)
         if left and monotonic() - renewed > self._lease / 3:
             await self._renew(left)
         return left
@@ -159,6 +171,9 @@ class TransactionalDeliveries:
             if isinstance(error.__cause__, asyncio.CancelledError):
                 raise error.__cause__ from None
             return []
+        except TransientStoreError as error:
+            transaction.note(error)
+            return _failed(rows, error) if transaction.was_silent(error) else self._passing(rows, error)
         except Exception as error:  # noqa: BLE001 - a constraint of the user's, checked at the flush of the session
             return _failed(rows, error)
         self._lost([row for row in rows if row.id in result.lost])
@@ -233,6 +248,35 @@ class TransactionalDeliveries:
         if others := [row.id for row in back if not row.lease_lost]:
             self._log(logging.WARNING, broken_text(others, lost), message_id=others[0])
         return rows
+
+    def _passing(self, rows: Rows, error: TransientStoreError) -> Rows:
+        """The handler has succeeded, and all of it is rolled back: it runs again, and no attempt is charged.
+
+        Not under policy Once, by which the handler of a message with a key runs once, whatever becomes of its COMMIT.
+        """
+        if self._once and any(row.key is not None for row in rows):
+            return _failed(rows, error)
+        pause = backoff(FIRST_PAUSE + max(0, *(lost_leases(row) for row in rows)))
+        for row in rows:
+            if row.outcome is None or isinstance(row.outcome, Ack | Move):
+                row.outcome = Abandon(pause, error)
+        return rows
+
+    def _tell_abandoned(self, rows: Rows) -> None:
+        back = [
+            (row.id, row.outcome)
+            for row in rows
+            if isinstance(row.outcome, Abandon) and row.outcome.error is not None and not row.lease_lost
+        ]
+        if not back:
+            return
+        first, outcome = back[0]
+        self._log(
+            logging.WARNING,
+            f"messages {[i for i, _ in back]} go back without an attempt: what their handler did could not be committed "
+            f"and is rolled back; it runs again in {outcome.delay:.1f} s: {outcome.error}",
+            message_id=first,
+        )
 
     def _unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
         """All or nothing was committed. Nothing more may be written: if nothing was, the lease runs out."""

@@ -54,8 +54,7 @@ class Worker:
         self._stopping, self._on_idle = stopping, on_idle
         transactional: TransactionalDeliveries | None = None
         if settings.transactional:
-            lease = settings.release_stuck_timeout
-            transactional = TransactionalDeliveries(store, inflight, log, lease=lease, stopping=stopping)
+            transactional = TransactionalDeliveries(store, inflight, settings, log, stopping=stopping)
         special = (
             settings.batch,
             settings.transactional,

@@ -13,6 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.base import UNRESTORED
 from faststream_sqlbroker.store.errors import ErrorClasses
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class Checkouts:
         self.engine, self.errors, self._dialect = engine, errors, dialect
         self._evicted_before = float("-inf")
         self.watch(engine)
+        event.listen(engine.sync_engine, "checkin", _checked_in)
 
     def watch(self, engine: AsyncEngine) -> None:
         """Note when the connections of another `engine` are opened, which may be checked out here, too."""
@@ -115,6 +117,12 @@ class Checkouts:
 
 def _opened(_dbapi_connection: Any, record: Any) -> None:
     record.info[_OPENED] = monotonic()
+
+
+def _checked_in(_dbapi_connection: Any, record: Any) -> None:
+    """Close what comes back as it must not be used again, past `_restored`: a handler has closed its own connection."""
+    if UNRESTORED in record.info:
+        record.invalidate()
 
 
 def _opened_at(connection: AsyncConnection) -> float:

@@ -4,16 +4,24 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from time import monotonic
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.handler_locks import ENDED, HandlerLock
-from faststream_sqlbroker.exceptions import SqlBrokerError, TransactionEndedError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import (
+    SqlBrokerError,
+    StoreError,
+    TransactionEndedError,
+    TransientStoreError,
+    UnknownOutcomeError,
+)
 from faststream_sqlbroker.store.checkout import Checkouts
-from faststream_sqlbroker.store.inside import INSIDE, refusing_outside
+from faststream_sqlbroker.store.inside import INSIDE, Activity, refusing_outside
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -31,6 +39,7 @@ class HandlerTransaction:
         self._dialect, self._checkouts, self._timeout = dialect, checkouts, timeout
         self._errors = checkouts.errors
         self._session: AsyncSession | None = None
+        self._activity, self._idle_limit, self._silent = Activity(), float("inf"), 0.0
         self.locked = HandlerLock((), set())
         self.proven = False
         """Whether it was still the transaction that had locked them when its handler had ended."""
@@ -54,7 +63,7 @@ class HandlerTransaction:
         return self._root.is_active and self.connection.get_transaction() is self._root
 
     def note(self, error: BaseException) -> None:
-        """The handler has failed with `error`: it may say that its connection must not be used again."""
+        """The handler, or its commit, has failed with `error`, which may say that the connection must not be used again."""
         self._checkouts.note(error)
 
     async def lock(self, leases: Leases, lease: float) -> set[int]:
@@ -69,9 +78,10 @@ class HandlerTransaction:
 
         def lock(connection: Connection) -> HandlerLock:
             held = self._dialect.handler_locks.lock(connection, leases, lease)
-            connection.execution_options(**{INSIDE: True})
+            connection.execution_options(**{INSIDE: self._activity})
             return held
 
+        self._activity, self._idle_limit = Activity(), lease
         async with self._errors.classed(), asyncio.timeout(self._timeout):
             self.locked = await self.connection.run_sync(lock)
         return self.locked.held
@@ -97,7 +107,9 @@ class HandlerTransaction:
             return self._dialect.lock(connection, leases)
 
         async with self._errors.classed(), asyncio.timeout(self._timeout):
-            return await self.connection.run_sync(hold)
+            held = await self.connection.run_sync(hold)
+        self._idle_limit = seconds
+        return held
 
     async def commit(self, settlements: Sequence[Settlement]) -> SettleResult:
         """Write what the session still holds, `settlements` and what is chained to them, and commit.
@@ -107,6 +119,7 @@ class HandlerTransaction:
         Raises:
             TransactionEndedError: it is another transaction than the one that has locked the rows.
             UnknownOutcomeError: the answer to the COMMIT was lost.
+            TransientStoreError: nothing was committed, for a reason that passes; see `was_silent`.
             StoreError: nothing was committed.
             Exception: the flush of the session raised it; nothing was committed.
         """
@@ -124,9 +137,9 @@ class HandlerTransaction:
 
         if not self.active:
             raise TransactionEndedError(ENDED)
+        self._silent = monotonic() - self._activity.sent_at
         if self._session is not None:
-            async with asyncio.timeout(self._timeout):
-                await self._session.flush()
+            await self._flush(self._session)
         try:
             async with self._errors.classed(), asyncio.timeout(self._timeout):
                 return await self.connection.run_sync(settle)
@@ -137,6 +150,20 @@ class HandlerTransaction:
             if committing:
                 await self.connection.invalidate()
             raise
+
+    async def _flush(self, session: AsyncSession) -> None:
+        try:
+            async with asyncio.timeout(self._timeout):
+                await session.flush()
+        except (SQLAlchemyError, TimeoutError) as error:
+            ours = self._errors.of(error)
+            if isinstance(ours, TransientStoreError):
+                raise ours from error
+            raise
+
+    def was_silent(self, error: StoreError) -> bool:
+        """Whether `commit` raised `error` as the server had ended the session: its handler sent nothing for too long."""
+        return self._silent >= self._idle_limit and not self._errors.was_rolled_back(error)
 
 
 class HandlerTransactions:
@@ -165,7 +192,7 @@ class HandlerTransactions:
                 yield transaction
             finally:
                 if connection.sync_connection is not None:
-                    connection.sync_connection.execution_options(**{INSIDE: False})
+                    connection.sync_connection.execution_options(**{INSIDE: None})
                 if transaction._session is not None:  # noqa: SLF001 - not to make one now
                     transaction._session.sync_session.expunge_all()  # noqa: SLF001 - close() would send statements
 

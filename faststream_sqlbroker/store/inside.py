@@ -4,6 +4,7 @@ SQLAlchemy does not notice a COMMIT or ROLLBACK sent as text. What is sent after
 asyncpg and aiosqlite, nor on MySQL with a driver in autocommit mode: each statement would be committed by itself.
 """
 
+from time import monotonic
 from typing import Any
 
 from sqlalchemy import Connection, event
@@ -13,9 +14,20 @@ from faststream_sqlbroker.dialects.handler_locks import ENDED
 from faststream_sqlbroker.exceptions import TransactionEndedError
 
 INSIDE = "sqlbroker_inside"
-"""Execution option that marks such a connection."""
+"""Execution option that marks such a connection, with its `Activity`."""
 _IDLE = 0
 """psycopg's and libpq's status of a connection without a transaction."""
+
+
+class Activity:
+    """When a connection was used last."""
+
+    __slots__ = ("sent_at",)
+
+    def __init__(self) -> None:
+        """Now."""
+        self.sent_at = monotonic()
+        """When its last statement was sent (monotonic seconds)."""
 
 
 def refusing_outside(engine: AsyncEngine) -> AsyncEngine:
@@ -33,9 +45,12 @@ def refuse_outside(
     Raises:
         TransactionEndedError: the transaction has ended.
     """
-    if connection.get_execution_options().get(INSIDE) and not _in_transaction(connection):
-        msg = f"{ENDED}: this statement would be committed by itself, and is refused"
-        raise TransactionEndedError(msg)
+    activity: Activity | None = connection.get_execution_options().get(INSIDE)
+    if activity is not None:
+        if not _in_transaction(connection):
+            msg = f"{ENDED}: this statement would be committed by itself, and is refused"
+            raise TransactionEndedError(msg)
+        activity.sent_at = monotonic()
     return statement, parameters
 
 

@@ -133,6 +133,30 @@ async def test_a_session_that_is_not_as_it_was_does_not_come_back(rig: Rig, data
     await engine.dispose()
 
 
+@on_servers
+async def test_a_handler_that_closes_its_connection_leaves_no_limit_in_the_pool(
+    rig: Rig, database: str
+) -> None:
+    """It goes back to the pool before the broker could put the limit back."""
+    engine = create_async_engine(rig.store.engine.url, pool_use_lifo=True)
+    store = Store(engine, rig.store.tables)
+
+    async def own() -> float:
+        async with engine.connect() as connection:
+            return await connection.run_sync(limit_of, database)
+
+    before = await own()
+    await rig.put()
+    [row] = await rig.claim(lease=600.0)
+    async with store.transaction() as transaction:
+        assert await transaction.lock([(row.id, row.lease_token)], 7.0) == {row.id}
+        assert await transaction.connection.run_sync(limit_of, database) == 7
+        await transaction.connection.close()
+        assert await own() == before, "while the handler runs, too"
+    assert await own() == before
+    await engine.dispose()
+
+
 async def claimed(rig: Rig) -> list[Any]:
     return await rig.claim(10)
 

@@ -17,6 +17,7 @@ from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries, current
+from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import done
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -164,7 +165,8 @@ async def test_a_handler_that_could_not_write_gets_another_connection(rig: Rig, 
             rows[0].settle_as(Ack())
 
     inflight = Inflight()
-    deliveries = TransactionalDeliveries(rig.store, inflight, rig.log, lease=60.0, stopping=lambda: False)
+    settings = make_settings("q", {"transactional": True})
+    deliveries = TransactionalDeliveries(rig.store, inflight, settings, rig.log, stopping=lambda: False)
     await rig.put(2)
     first, second = await rig.claim(2)
     inflight.add([first, second])

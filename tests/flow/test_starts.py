@@ -5,13 +5,14 @@ import contextlib
 from datetime import datetime
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import select
 
 from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage, UnknownOutcome
-from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -144,6 +145,69 @@ async def test_an_end_that_cannot_be_written_is_written_later(rig: Rig) -> None:
         return await marks(rig) == 0
 
     await eventually(none)
+
+
+@pytest.mark.parametrize("how", ["refused", "passing", "hangs"])
+async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(rig: Rig, how: str) -> None:
+    """The handler ends during the stop, while the outcome of an expired message cannot be written."""
+    running, go, expired = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        running.set()
+        await go.wait()
+        await rig.ack(row)
+
+    async def unwritable(_batch: Any, **_: Any) -> Any:
+        expired.set()
+        if how == "hangs":
+            await asyncio.Event().wait()
+        raise TransientStoreError("not now") if how == "passing" else StoreError("no")
+
+    options = {**QUICK, "flush_interval": 60.0, "release_stuck_timeout": 120.0}
+    consumer = rig.consumer(handle, ack_first=True, max_workers=2, **options)
+    with (
+        patch.object(rig.store, "settle", unwritable),
+        patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 2.0),
+    ):
+        await rig.put()
+        await consumer.start()
+        await running.wait()
+        await rig.put(expires_in=0.0)
+        await expired.wait()
+        consumer._fetcher._unanswered.append(uuid4())
+        stopped = consumer.request_stop(30)
+        assert await marks(rig) == 1
+        go.set()
+        await stopped
+    assert await marks(rig) == 0
+    assert consumer._fetcher._unanswered == []
+    assert rig.logged("1 outcomes could not be written while stopping")
+    assert [row.id for row in rig.handled] == [row["id"] for row in await rig.rows(archive=True)]
+
+
+async def test_an_end_that_cannot_be_written_at_a_stop_is_told(rig: Rig) -> None:
+    running, go = asyncio.Event(), asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        running.set()
+        await go.wait()
+        await rig.ack(row)
+
+    [message_id] = await rig.put()
+    options = {**QUICK, "flush_interval": 60.0, "release_stuck_timeout": 120.0}
+    consumer = rig.consumer(handle, ack_first=True, **options)
+    with (
+        patch.object(rig.store.starts, "end", side_effect=TransientStoreError("not now")),
+        patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 0.5),
+    ):
+        await consumer.start()
+        await running.wait()
+        stopped = consumer.request_stop(30)
+        go.set()
+        await stopped
+    [text] = rig.logged("could not be written that the handlers")
+    assert f"[{message_id}]" in text
+    assert not rig.logged("outcomes could not be written")
 
 
 async def test_a_thread_that_outlives_the_stop_is_not_listed_for_good(rig: Rig) -> None:

@@ -44,8 +44,8 @@ HEADERS = st.dictionaries(st.text(max_size=8), JSON, max_size=5)
 OUTCOMES: st.SearchStrategy[Outcome | None] = st.sampled_from(
     [
         None, Ack(), Nack(), Nack(delay=5), Nack(error=ValueError("no")), Reject(), Reject("bad", ValueError("no")),
-        Postpone(5), Postpone(5, ValueError("no")), NotReady(5, 10), Release(), Abandon(), Move("other"),
-        Move("other", b"new", "{}", 5), Discard("expired"),
+        Postpone(5), Postpone(5, ValueError("no")), NotReady(5, 10), Release(), Abandon(),
+        Abandon(5.0, ValueError("no")), Move("other"), Move("other", b"new", "{}", 5), Discard("expired"),
     ]
 )  # fmt: skip
 
