@@ -41,8 +41,6 @@ class Manners:
     """Whether some answers are such that a constraint in the database refuses them."""
     large: int = 0
     """Bytes of the largest answer that the server takes, if a cell tries larger ones."""
-    waiting: bool = False
-    """Whether a COMMIT may wait for a transaction of somebody else for too long."""
 
 
 class Handlers:
@@ -163,10 +161,7 @@ class Handlers:
         """What the ack of these messages will come to."""
         if any(self._priority(*pair) for pair in pairs):
             return "refused"
-        # A transaction that fails at its COMMIT is a failed attempt; other outcomes are kept and written again.
-        uncertain = self._manners.waiting and any(message.queue == "tx" for _, message in pairs)
-        too_large = any(plan.may_be_too_large(n, self._manners.large) for n, _ in pairs)
-        return "tried" if too_large or uncertain else "ack"
+        return "tried" if any(plan.may_be_too_large(n, self._manners.large) for n, _ in pairs) else "ack"
 
 
 class TransactionHandlers(Handlers):

@@ -5,7 +5,7 @@ the transactions of `catching` and `ending` come to harm.
 Options: seed; `queues`; lease and others of the subscribers; `die`: kill this process in the middle of a step;
 `defect`: one that is planted on purpose (`tests.faults.defects`); `health`: note what `ping` says;
 `processor`: whether a process that others keep from running is excused (`note_stalls`);
-`refusing`, `large` and `waiting`: see `Manners`.
+`refusing` and `large`: see `Manners`.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from tests.faults.history import Recorder
 
 LOST, UNKNOWN = (
     ("lease lost", "go back without an attempt"),
-    ("settle unknown", "is not known to be committed"),
+    ("settle unknown", "is not known to be committed", "could not be committed"),
 )
-"""What the broker says of a delivery that is not its own any more, and of one that may be settled."""
+"""What the broker says of a delivery that is not its own any more, and of one that may or must start again after an ack."""
 
 
 class Reports(logging.Handler):
@@ -46,8 +46,9 @@ class Reports(logging.Handler):
         """Note the messages that a report is about."""
         said = record.getMessage()
         self._recorder.note("said", text=said)
-        lost = any(part in said for part in LOST)
-        if not lost and not any(part in said for part in UNKNOWN):
+        unknown = any(part in said for part in UNKNOWN)
+        lost = not unknown and any(part in said for part in LOST)
+        if not lost and not unknown:
             return
         delivery, several = re.search(r"delivery (\d+)", said), re.match(r"messages \[([\d, ]+)\]", said)
         if lost and not delivery and not several:
@@ -173,7 +174,6 @@ def run(url: str, folder: Path, options: dict[str, Any]) -> None:
         one_writer=url.startswith("sqlite"),
         refusing=given.pop("refusing", False),
         large=given.pop("large", 0),
-        waiting=given.pop("waiting", False),
     )
     handlers = TransactionHandlers(broker, recorder, seed, manners)
     used: dict[str, Any] = {
