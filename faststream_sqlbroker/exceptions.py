@@ -88,7 +88,17 @@ class StoreError(SqlBrokerError):
 
 
 class AccessError(StoreError):
-    """The statement needs a right that the database user lacks, or a table that is not there."""
+    """The statement needs a right that the database user lacks, or a table that is not there.
+
+    The text names the right, the user and the GRANT, where the database could be asked for them.
+
+    Attributes:
+        only_answers: Whether outcomes were refused, and only for the right to publish what goes with some of them.
+        every_answer: Whether, moreover, none can be published whatever it is.
+    """
+
+    only_answers = False
+    every_answer = False
 
 
 class MessageTooLargeError(PublishError, StoreError):

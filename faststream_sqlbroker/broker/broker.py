@@ -217,11 +217,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
     @property
     def _activities(self) -> Activities:
-        """What this process does in the database, as far as it is declared; without a subscriber it publishes."""
+        """What this process does in the database, as far as it is declared."""
         found = {Activity.SCHEDULE} if self.schedules else set()
         for subscriber in self.subscribers:
             found |= getattr(subscriber, "activities", set())
-        if self.publishers or self.schedules or not self.subscribers:
+        if self.publishers or self.schedules:
             found.add(Activity.PUBLISH)
         return frozenset(found)
 

@@ -13,6 +13,8 @@ class Activity(Enum):
     ARCHIVE = "to keep finished messages"
     STATE = "for signs of life, pauses, order, policies and starts"
     SCHEDULE = "for schedules"
+    LOCK = "for locks"
+    OPERATE = "for operators' commands"
 
 
 Activities = frozenset[Activity]
@@ -30,6 +32,8 @@ class Lack:
     """What cannot be done without it."""
     is_table: bool = False
     """Whether the table itself is missing, not a right."""
+    every_publish: bool = False
+    """Whether no message at all can be published without it."""
 
     def __str__(self) -> str:
         """One line: what is missing, what for, and the cure."""
@@ -49,6 +53,15 @@ class Access:
     def denied(self) -> list[Lack]:
         """What an administrator must grant."""
         return [lack for lack in self.lacks if not lack.is_table]
+
+    def of(self, activities: Activities) -> "Access":
+        """What of it `activities` cannot do without."""
+        return Access(self.who, [lack for lack in self.lacks if lack.activities & activities])
+
+    @property
+    def stopped(self) -> Activities:
+        """What cannot be done."""
+        return frozenset[Activity]().union(*(lack.activities for lack in self.lacks))
 
     def describe(self, lacks: Iterable[Lack] | None = None) -> str:
         """All that is missing, or these, in lines."""

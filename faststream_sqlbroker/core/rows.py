@@ -133,8 +133,8 @@ class Unit:
 
     chained: Sequence[NewMessage] = ()
     """Messages to insert when the settlements are written."""
-    fallback: "Callable[[], list[Settlement]] | None" = None
-    """What to write of the same rows if the database refuses to store `chained`."""
+    fallback: "Callable[[BaseException | None], list[Settlement]] | None" = None
+    """What to write of the same rows if the database refuses to store `chained`, with its error as far as it is known."""
 
 
 @dataclass(slots=True)

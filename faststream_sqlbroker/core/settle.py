@@ -3,10 +3,12 @@
 Table of decisions: `core.states.TRANSITIONS`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.headers import replace_headers
 from faststream_sqlbroker.core.outcome import (
     Abandon,
@@ -97,6 +99,17 @@ def settle(
 def acked(row: ClaimedMessage, rules: SettleRules, *, ended_after: float) -> Settlement:
     """`settle` of an Ack after an attempt, which nearly all of them are."""
     return Acked(row.id, row.lease_token, ended_after, rules.retain_on_ack)
+
+
+def needed_to_write(settlements: Iterable[Settlement]) -> Activities:
+    """What writing `settlements`, with what is chained to them, is a part of."""
+    done = {Activity.CONSUME}
+    for settlement in settlements:
+        if settlement.leaves and settlement.archive:
+            done.add(Activity.ARCHIVE)
+        if settlement.unit is not None and settlement.unit.chained:
+            done.add(Activity.PUBLISH)
+    return frozenset(done)
 
 
 def sent_back(settlement: Settlement) -> Settlement:

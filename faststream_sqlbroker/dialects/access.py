@@ -12,7 +12,7 @@ from sqlalchemy import Connection, String, Table, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.access import Access, Activities, Lack
+from faststream_sqlbroker.core.access import Access, Activities, Activity, Lack
 from faststream_sqlbroker.dialects.rights import Right, rights
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 
@@ -66,12 +66,12 @@ def is_denied(dialect: "Dialect", error: BaseException) -> bool:
 
 
 def missing_tables(dialect: "Dialect", connection: Connection, activities: Activities) -> list[str]:
-    """The tables that `activities` need and that are not there, or not to be seen; locks nothing."""
-    tables = list(
-        dict.fromkeys(right.table for right in rights(dialect.tables, connection.dialect, activities))
-    )
-    if not tables:
-        return []
+    """The tables that `activities` need and that are not there, or not to be seen; locks nothing.
+
+    Without any it is the table of messages, unless it is there for others only: that is not known to be needed.
+    """
+    wanted = rights(dialect.tables, connection.dialect, activities)
+    tables = list(dict.fromkeys(right.table for right in wanted)) or [dialect.tables.message]
     names = [table.name for table in tables]
     if dialect.name == "postgresql":
         known = set(_ids(connection, tables))
@@ -84,7 +84,21 @@ def missing_tables(dialect: "Dialect", connection: Connection, activities: Activ
         )  # fmt: skip
     else:
         known = _sqlite_tables(connection, tables)
+    if not activities and dialect.name in MYSQL:
+        # They show a table to nobody without a right on it. Rights are checked before a lock is waited for.
+        known |= {table.name for table in tables if not _is_gone(connection, table)}
     return [name for name in names if name not in known]
+
+
+def _is_gone(connection: Connection, table: Table) -> bool:
+    name = connection.dialect.identifier_preparer.format_table(table)
+    try:
+        connection.exec_driver_sql(f"SELECT 1 FROM {name} WHERE 1 = 0")
+    except DBAPIError as error:
+        if error.orig is None or error.orig.args[:1] not in {(code,) for code in _NO_TABLE | _DENIED}:
+            raise
+        return error.orig.args[0] in _NO_TABLE
+    return False
 
 
 def find_lacks(dialect: "Dialect", connection: Connection, activities: Activities) -> Access:
@@ -282,7 +296,13 @@ def _by_table(denied: Sequence[Denied]) -> list[tuple[Table, list[Denied]]]:
 def _granted(connection: Connection, denied: Sequence[Denied], on: str, to: str) -> Lack:
     """What is denied on one table or sequence, and the GRANT."""
     verbs = ", ".join(_verb(right, columns, connection) for right, columns in denied)
-    return Lack(f"{verbs} on {on}", f"GRANT {verbs} ON {on} TO {to};", _union(r for r, _ in denied))
+    activities = _union(right for right, _ in denied)
+    # Each publish writes a body.
+    every = any(right.verb == "INSERT" and "payload" in columns for right, columns in denied)
+    return Lack(
+        f"{verbs} on {on}", f"GRANT {verbs} ON {on} TO {to};", activities,
+        every_publish=every and Activity.PUBLISH in activities,
+    )  # fmt: skip
 
 
 def _union(rights: Iterable[Right]) -> Activities:

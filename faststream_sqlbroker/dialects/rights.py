@@ -20,6 +20,8 @@ SETTLED = (
     "policy_marks",
 )  # fmt: skip
 """The columns of a live message that claims and outcomes change."""
+EXPLAINED = ("id", "state", "queue", "archived_at", "reason", "last_error")
+"""The columns of a finished message that operators see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,21 @@ def _state(tables: Tables, dialect: Any) -> Iterator[Need]:
     yield tables.policy_state, "DELETE", (), True
 
 
+def _operate(tables: Tables, dialect: Any) -> Iterator[Need]:
+    hidden = {"payload", "headers", "dedup_id", "publish_count", "first_attempt_at", "last_attempt_at"}
+    claimable = ("claimable",) if dialect.name in MYSQL else ()
+    names = (*(name for name in [*tables.message.columns.keys()] if name not in hidden), *claimable)
+    yield tables.message, "SELECT", names, False
+    yield tables.archive, "SELECT", EXPLAINED, False
+    yield from _state(tables, dialect)
+
+
 _NEEDS = {
     Activity.PUBLISH: _publish,
     Activity.CONSUME: _consume,
     Activity.ARCHIVE: _archive,
     Activity.STATE: _state,
     Activity.SCHEDULE: _schedule,
+    Activity.LOCK: _schedule,
+    Activity.OPERATE: _operate,
 }

@@ -1,13 +1,13 @@
 """What one subscriber holds: its deliveries (`outcomes`), and what its loops ask of each other about them."""
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from time import monotonic
 
 from faststream_sqlbroker.core.outcome import Release
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.outcome_states import State
+from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
 from faststream_sqlbroker.flow.outcomes import Outcomes
 
 
@@ -67,6 +67,16 @@ class Inflight(Outcomes):
             items.clear()
             items.extend(kept)
             self.give_back([row for row in others if not row.lease_lost])
+
+    def nack(self, batch: Batch, denied: Collection[Unit], error: BaseException) -> None:
+        """The answers of the units `denied` of `batch` may not be published: queue failed attempts in their place."""
+        self._drop_overtaken(batch)
+        units = dict.fromkeys(s.unit for s in batch.parts if s.unit in denied)
+        batch.parts = [s for s in batch.parts if s.unit not in units]
+        after(batch.state, Event.ANSWER_DENIED)
+        for unit in units:
+            if unit is not None and unit.fallback is not None:
+                self.finish_all(unit.fallback(error))
 
     def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
         """Rows held longer than a third of their lease; those being written right now, two thirds.

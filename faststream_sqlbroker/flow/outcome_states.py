@@ -44,6 +44,7 @@ class Event(Enum):
     PUT_BACK = "passing failure, row locked elsewhere"
     FAILED = "fails for a passing reason again and again"
     REFUSED = "refused by itself"
+    ANSWER_DENIED = "its answer may not be published"
     BROKEN = "another row of its unit is lost"
     LOST = "lease lost"
 
@@ -63,6 +64,7 @@ TRANSITIONS: tuple[tuple[State | None, Event, State], ...] = (
     (_SENT, Event.PUT_BACK, _Q),
     (_SENT, Event.FAILED, _APART),
     (_SENT, Event.REFUSED, _REFUSED),
+    (_SENT, Event.ANSWER_DENIED, _Q),
     (_APART, Event.SENT_AGAIN, _SENT),
     (_REFUSED, Event.SENT_AGAIN, _SENT),
     *((state, Event.BROKEN, _Q) for state in (_Q, _SENT, _APART, _REFUSED)),

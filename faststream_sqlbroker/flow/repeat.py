@@ -37,6 +37,8 @@ class Repeater:
         self._store, self._inflight, self._log = store, inflight, log
         self.on_denied: Callable[[bool], None] = lambda _denied: None
         """Told that a right or a table is missing for outcomes that carry nothing of their own, and that this is over."""
+        self._denied_count, self._told_at = 0, 1
+        """Messages whose answers may not be published, and of how many the log says so next: a producer may send many."""
         self._failed_at = -1
         """What was written when something failed last."""
 
@@ -47,12 +49,32 @@ class Repeater:
 
     def refuse(self, batch: Batch, refused: Refused) -> None:
         """Keep the units of `batch` that were `refused` one by one."""
+        refused = self._without_answers(batch, refused)
         if not refused:
             return
         self._inflight.refuse(batch, [settlement for settlement, _ in refused])
         if any(isinstance(error, AccessError) and s.unit is None for s, error in refused):
             self.on_denied(True)
         self._tell(logging.ERROR, [s for s, _ in refused], "were refused by the database", refused[0][1])
+
+    def _without_answers(self, batch: Batch, refused: Refused) -> Refused:
+        """Nack at once what was refused for its answer alone, which no repeat could write without a GRANT; the rest."""
+        denied = {s.unit: error for s, error in refused if s.unit is not None and _only_answers(error)}
+        if not denied:
+            return refused
+        error = next(iter(denied.values()))
+        nacked = [s for s, _ in refused if s.unit in denied]
+        self._inflight.nack(batch, set(denied), error)
+        self._denied_count += len(nacked)
+        if self._denied_count >= self._told_at:
+            self._told_at = 2 * self._denied_count
+            text = (
+                f"the answers of {self._denied_count} messages until now ({_few(nacked)}) may not be published, so their "
+                "attempts have failed; grant it, or give the subscriber no_reply=True, which drops what producers ask "
+                f"for by reply_to: {error}"
+            )
+            self._log(logging.ERROR, text, message_id=nacked[0].id)
+        return [(s, error) for s, error in refused if s.unit not in denied]
 
     def set_apart(self, batch: Batch, error: BaseException) -> None:
         """Keep `batch`, which fails again and again for a passing reason."""
@@ -61,9 +83,7 @@ class Repeater:
         self._tell(logging.WARNING, parts, "could not be written", error)
 
     def _tell(self, level: int, parts: Sequence[Settlement], what: str, error: BaseException) -> None:
-        few = 5
-        ids = ", ".join(str(s.id) for s in parts[:few]) + (", …" if len(parts) > few else "")
-        text = f"the outcomes of {len(parts)} messages {what} ({ids}); they are kept and tried again: {error}"
+        text = f"the outcomes of {len(parts)} messages {what} ({_few(parts)}); they are kept and tried again: {error}"
         self._log(level, text, message_id=parts[0].id)
 
     async def tick(self) -> float | None:
@@ -125,6 +145,16 @@ class Repeater:
         return True
 
 
+def _few(parts: Sequence[Settlement]) -> str:
+    """The first ids of `parts`, for a log."""
+    few = 5
+    return ", ".join(str(s.id) for s in parts[:few]) + (", …" if len(parts) > few else "")
+
+
+def _only_answers(error: BaseException) -> bool:
+    return isinstance(error, AccessError) and error.only_answers
+
+
 def lesser(parts: Sequence[Settlement], tries: int, *, archive: bool) -> Iterator[Sequence[Settlement]]:
     """What may be written in place of a unit that was refused `tries` times, the best first.
 
@@ -137,7 +167,7 @@ def lesser(parts: Sequence[Settlement], tries: int, *, archive: bool) -> Iterato
     unit = parts[0].unit
     if unit is not None:
         if unit.fallback is not None:
-            yield unit.fallback()
+            yield unit.fallback(None)
         return
     [settlement] = parts
     if settlement.error is not None:

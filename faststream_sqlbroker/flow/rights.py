@@ -8,6 +8,9 @@ import asyncio
 import contextlib
 import logging
 from enum import Enum
+from itertools import count
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
@@ -20,6 +23,14 @@ if TYPE_CHECKING:
 
 LONGEST_PAUSE = 5.0
 """Most seconds between two questions while something is missing."""
+ONE_OFF = 60.0
+"""Seconds for which a refusal counts of what is not declared: who needs it does it again, and others never may."""
+_COUNTS = {Activity.PUBLISH: inf}
+"""Who has published once will do so again, maybe much later."""
+REMEMBERED = 0.1
+"""Seconds for which errors name what was found missing without asking again: many statements may be refused at a time."""
+PATIENCE = 3.0
+"""Most seconds for which the error of a refused statement waits for what is missing."""
 
 
 class Mode(Enum):
@@ -40,8 +51,12 @@ class Rights:
         self._members: dict[Member, Activities] = {}
         self._mode = Mode.FINE
         self._access = Access("")
+        self._doubted: dict[Activity, float] = {}
+        """What was refused without being declared, and until when it counts (monotonic seconds)."""
+        self._questions, self._answered, self._answered_at = count(1), 0, -inf
+        self._asked_for: Activities = frozenset()
         self._task: asyncio.Task[None] | None = None
-        store.on_denied(self.doubt)
+        store.on_denied(self.doubt, self.find_lacks)
 
     @property
     def healthy(self) -> bool:
@@ -78,8 +93,14 @@ class Rights:
         """`member` has ended."""
         self._members.pop(member, None)
 
-    def doubt(self) -> None:
-        """The database has refused a statement because a right or a table is missing: ask which."""
+    def doubt(self, activities: Activities) -> None:
+        """The database has refused a statement of `activities` because a right or a table is missing: ask which.
+
+        What is not declared counts until nothing is missing for it, but no longer than `ONE_OFF` seconds from its last
+        refusal, except for publishing.
+        """
+        for activity in activities - self._checked:
+            self._doubted[activity] = monotonic() + _COUNTS.get(activity, ONE_OFF)
         if self._mode is Mode.FINE:
             self._mode = Mode.DOUBTED
         with contextlib.suppress(RuntimeError):  # synchronous code publishes without an event loop
@@ -97,6 +118,7 @@ class Rights:
             task.cancel()
             await asyncio.wait((task,))
         self._mode, self._access, self._checked = Mode.FINE, Access(""), frozenset()
+        self._doubted.clear()
 
     async def _ask(self) -> None:
         """Ask until nothing is missing."""
@@ -107,9 +129,9 @@ class Rights:
 
     async def _asked(self) -> bool:
         """Whether nothing is missing."""
+        number, asked = next(self._questions), self._wanted()
         try:
-            # Who was not started publishes, as far as is known.
-            access = await self._store.find_lacks(self._checked or frozenset({Activity.PUBLISH}))
+            access = await self._store.find_lacks(asked)
         except StoreError as error:
             self._log(logging.WARNING, f"it cannot be asked which right or table is missing: {error}")
             return False
@@ -117,21 +139,50 @@ class Rights:
             text = f"it cannot be asked which right or table is missing: {error!r}"
             self._log(logging.CRITICAL, text, exc_info=error)
             return False
+        if number < self._answered:
+            return self._mode is Mode.FINE  # a later question has been answered before
+        self._answered, self._answered_at, self._asked_for = number, monotonic(), asked
         if access.lacks:
             if access != self._access:
-                text = f"{access.describe()}\nsubscribers that need it claim nothing until it is there"
-                self._log(logging.ERROR, text)
+                held = any(access.of(activities).lacks for activities in self._members.values())
+                end = "\nsubscribers that need it claim nothing until it is there" if held else ""
+                self._log(logging.ERROR, access.describe() + end)
             self._mode = Mode.LACKING
-        else:
+        elif asked >= self._wanted():  # else more was refused in the meantime
             if self._mode is Mode.LACKING:
                 self._log(logging.WARNING, "the database user lacks nothing any more: all goes on")
             self._mode = Mode.FINE
+            self._doubted.clear()
         self._access = access
         self._hold()
-        return not access.lacks
+        return self._mode is Mode.FINE
+
+    async def find_lacks(self, activities: Activities) -> Access:
+        """What is missing for `activities`, which were just doubted; what was found a moment ago is not asked for again.
+
+        Raises:
+            StoreError: the database could not be asked in time.
+        """
+        known = self._access.of(activities)
+        is_fresh = activities <= self._asked_for and monotonic() - self._answered_at < REMEMBERED
+        if not known.lacks or not is_fresh:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self._asked()
+            except TimeoutError as error:
+                msg = f"no answer within {PATIENCE} seconds"
+                raise StoreError(msg) from error
+            known = self._access.of(activities)
+        return known
+
+    def _wanted(self) -> Activities:
+        """What is declared, and what was refused all the same."""
+        now = monotonic()
+        self._doubted = {activity: until for activity, until in self._doubted.items() if until > now}
+        return self._checked | self._doubted.keys()
 
     def _hold(self) -> None:
-        lacked = frozenset[Activity]().union(*(lack.activities for lack in self._access.lacks))
+        lacked = self._access.stopped
         for member, activities in self._members.items():
             member.hold("lacks", bool(lacked & activities))
 

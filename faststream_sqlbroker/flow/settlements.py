@@ -8,9 +8,11 @@ from time import monotonic
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Outcome, Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, acked, settle
-from faststream_sqlbroker.exceptions import PublishError
+from faststream_sqlbroker.exceptions import AccessError, PublishError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.losses import broken_text
+
+_OR_DROP = "or drop the answers that producers ask for by reply_to: no_reply=True on the subscriber"
 
 
 class Settlements:
@@ -68,11 +70,14 @@ class Settlements:
             self._log(logging.WARNING, broken_text(others, lost), message_id=others[0])
         return []
 
-    def _without_answer(self, rows: Sequence[ClaimedMessage], ended: Sequence[float]) -> list[Settlement]:
-        """Nacks of all `rows`, to be written in place of their unit."""
-        refused = Nack(
-            error=PublishError("what the handler published with its ack was refused by the database")
-        )
+    def _without_answer(
+        self, rows: Sequence[ClaimedMessage], ended: Sequence[float], error: BaseException | None
+    ) -> list[Settlement]:
+        """Nacks of all `rows`, to be written in place of their unit, which the database has refused with `error`."""
+        text = "what the handler published with its ack was refused by the database"
+        if isinstance(error, AccessError):
+            text = f"{text}: {error}\n{_OR_DROP}"
+        refused = Nack(error=PublishError(text))
         unit = Unit()
         settlements = []
         for row, ended_after in zip(rows, ended, strict=True):

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import Settlement, SettleResult
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.outcome_states import Batch, unit_end
 from faststream_sqlbroker.flow.outcomes import Outcomes
 
@@ -54,6 +54,17 @@ async def _write(
     except TransientStoreError:
         raise
     except StoreError as error:
+        if isinstance(error, AccessError) and error.only_answers:
+            # Those without an answer are not held up by the search for the others.
+            plain = [s for s in parts if s.unit is None or not s.unit.chained]
+            parts = [s for s in parts if s.unit is not None and s.unit.chained]
+            if error.every_answer:
+                refused += [(settlement, error) for settlement in parts]
+                parts = []
+            if plain:
+                await _write(store, plain, result, refused, skip_locked=skip_locked)
+            if not parts:
+                return
         half = unit_end(parts, len(parts) // 2)
         if half == len(parts):
             half = unit_end(parts, 1)

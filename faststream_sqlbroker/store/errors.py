@@ -1,12 +1,13 @@
 """The database's errors, classed: worth repeating, or not."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.access import is_denied
 from faststream_sqlbroker.dialects.sqlite_errors import is_locked
@@ -22,6 +23,13 @@ from faststream_sqlbroker.exceptions import (
 _QUOTED_ROW = re.compile(r"\s*DETAIL:\s+Failing row contains .*", re.DOTALL)
 DRIVERS = frozenset({"asyncpg", "psycopg", "aiomysql", "pymysql", "asyncmy", "aiosqlite", "sqlite3"})
 
+Doing = Activities | Callable[[], Activities]
+"""What statements are for; called only when one of them was refused."""
+
+
+async def _nothing_found(_activities: Activities) -> Access:
+    return Access("")
+
 
 class NotConnectedError(TransientStoreError):
     """No connection could be made, for whatever reason: a refused login may be allowed a moment later."""
@@ -33,12 +41,20 @@ class ErrorClasses:
     def __init__(self, dialect: Dialect, statement_timeout: float) -> None:
         """`statement_timeout` in seconds is what the message of a time-out names."""
         self._dialect, self._statement_timeout = dialect, statement_timeout
-        self.on_denied: Callable[[], None] = lambda: None
-        """Called when a statement was refused because a right or a table is missing."""
+        self.on_denied: Callable[[Activities], None] = lambda _activities: None
+        """Called when a statement of these was refused because a right or a table is missing."""
+        self.find_lacks: Callable[[Activities], Awaitable[Access]] = _nothing_found
+        """Says what is missing for them, for the error's text."""
 
     @asynccontextmanager
-    async def classed(self) -> AsyncIterator[None]:
-        """Turn the database's errors into ours; others pass as they are."""
+    async def classed(self, doing: Doing = frozenset(), *, explained: bool = False) -> AsyncIterator[None]:
+        """Turn the database's errors into ours; others pass as they are.
+
+        Args:
+            doing: What the statements are for.
+            explained: Whether an `AccessError` says what is missing. The database is asked by another connection: only for
+                who holds none.
+        """
         try:
             yield
         except SqlBrokerError:
@@ -49,8 +65,24 @@ class ErrorClasses:
             if ours is None:
                 raise
             if self._denied(error):
-                self.on_denied()
+                activities = doing() if callable(doing) else doing
+                self.on_denied(activities)
+                if explained and activities and isinstance(ours, AccessError):
+                    ours = await self._explained(ours, activities)
             raise ours from error
+
+    async def _explained(self, error: AccessError, activities: Activities) -> AccessError:
+        """`error` with what is missing for `activities`; as it is if that cannot be found out."""
+        try:
+            access = await self.find_lacks(activities)
+        except StoreError:
+            return error
+        if not access.lacks:
+            return error
+        named = AccessError(f"{error}\n{access.describe()}")
+        named.only_answers = access.stopped & activities == {Activity.PUBLISH} != activities
+        named.every_answer = named.only_answers and any(lack.every_publish for lack in access.lacks)
+        return named
 
     @asynccontextmanager
     async def connecting(self) -> AsyncIterator[None]:
@@ -98,7 +130,7 @@ class ErrorClasses:
             )
             return TransientStoreError(msg)
         if self._denied(error):
-            self.on_denied()
+            self.on_denied(frozenset({Activity.PUBLISH}))
         return self.of(error) or error
 
     def _denied(self, error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.explanation import Explanation
 from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
 from faststream_sqlbroker.dialects import Dialect, presence
@@ -30,7 +31,8 @@ class Fleet:
 
     def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
         """Share the store's `places`."""
-        self._transactions, self._dialect, self._places = transactions, dialect, places
+        self._transactions, self._dialect, self._places = transactions.doing(Activity.STATE), dialect, places
+        self._operating = transactions.doing(Activity.OPERATE)
         self._table = dialect.tables.policy_state
 
     async def announce(
@@ -62,7 +64,7 @@ class Fleet:
             presence.pause(connection, self._table, queue, until, info)
             return self._told(connection, channel)
 
-        return await self._transactions.run(work, self._places)
+        return await self._operating.run(work, self._places)
 
     async def resume(self, queue: str, channel: str) -> tuple[bool, frozenset[str]]:
         """End the pause of `queue`; whether there was one, and the queues that are paused then."""
@@ -71,7 +73,7 @@ class Fleet:
             was = presence.resume(connection, self._table, queue)
             return was, self._told(connection, channel)
 
-        return await self._transactions.run(work, self._places)
+        return await self._operating.run(work, self._places)
 
     def _told(self, connection: Connection, channel: str) -> frozenset[str]:
         if self._dialect.can_listen:
@@ -80,18 +82,16 @@ class Fleet:
 
     async def paused(self) -> list[PausedQueue]:
         """The queues that are paused now, by name."""
-        return await self._transactions.run(
-            lambda c: presence.paused(c, self._table), self._places, write=False
-        )
+        return await self._operating.run(lambda c: presence.paused(c, self._table), self._places, write=False)
 
     async def subscribers(self) -> list[LiveSubscriber]:
         """The subscribers that live, those heard of last first."""
-        return await self._transactions.run(
+        return await self._operating.run(
             lambda c: presence.read_subscribers(c, self._table), self._places, write=False
         )
 
     async def explain(self, message_id: int) -> Explanation:
         """Why a message is where it is."""
-        return await self._transactions.run(
+        return await self._operating.run(
             lambda c: explain(c, self._dialect, message_id), self._places, write=False
         )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from time import monotonic
 
 from sqlalchemy import Connection
@@ -11,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
+from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.handler_locks import ENDED, HandlerLock
 from faststream_sqlbroker.exceptions import (
@@ -141,7 +143,8 @@ class HandlerTransaction:
         if self._session is not None:
             await self._flush(self._session)
         try:
-            async with self._errors.classed(), asyncio.timeout(self._timeout):
+            doing = partial(needed_to_write, settlements)
+            async with self._errors.classed(doing), asyncio.timeout(self._timeout):
                 return await self.connection.run_sync(settle)
         except BaseException as error:
             if committing and not self._errors.was_rolled_back(error):

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.dialects.sizes import BYTES_TOGETHER, bytes_of
@@ -28,6 +29,7 @@ class Inserts:
 
     def __init__(self, transactions: Transactions) -> None:
         """Write by `transactions`, within their time."""
+        transactions = transactions.doing(Activity.PUBLISH)
         self._transactions, self._engine = transactions, transactions.engine
         self._dialect, self._errors = transactions.dialect, transactions.errors
         self._shortcut = transactions.shortcut

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from uuid import UUID
 
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.locks import HeldLock
 from faststream_sqlbroker.dialects import locks
 from faststream_sqlbroker.schema.tables import Tables
@@ -21,7 +22,11 @@ class Locks:
 
     def __init__(self, transactions: Transactions, tables: Tables, places: asyncio.Semaphore) -> None:
         """Share the store's `places`."""
-        self._transactions, self._table, self._places = transactions, tables.policy_state, places
+        self._transactions, self._operating = (
+            transactions.doing(Activity.LOCK),
+            transactions.doing(Activity.OPERATE),
+        )
+        self._table, self._places = tables.policy_state, places
 
     async def acquire(self, key: str, token: UUID, lease: float) -> int | None:
         """Take `key` for `lease` seconds if it is free; its fence, or None.
@@ -45,10 +50,10 @@ class Locks:
 
     async def force(self, key: str) -> bool:
         """Take `key` from whoever has it, whose fence is then behind the counter; whether somebody had it."""
-        return await self._transactions.run(lambda c: locks.force(c, self._table, key), self._places)
+        return await self._operating.run(lambda c: locks.force(c, self._table, key), self._places)
 
     async def held(self, limit: int) -> Sequence[HeldLock]:
         """Up to `limit` locks that somebody has now, by key."""
-        return await self._transactions.run(
+        return await self._operating.run(
             lambda c: locks.held(c, self._table, limit), self._places, write=False
         )

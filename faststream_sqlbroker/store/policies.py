@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects import Dialect, once, policy_state
 from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
@@ -21,7 +22,8 @@ class PolicyStore:
 
     def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
         """Share the store's `places`."""
-        self._transactions, self._dialect, self._places = transactions, dialect, places
+        self._transactions = transactions.doing(Activity.CONSUME, Activity.STATE)
+        self._dialect, self._places = dialect, places
 
     async def claim(self, wanted: Wanted, memory: Memory) -> tuple[Claim, Memory]:
         """Lease what the policies let start; the memory is for the next claim."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.schedules import Schedule, ScheduleState
 from faststream_sqlbroker.dialects import Dialect, schedules
@@ -20,7 +21,12 @@ class Schedules:
 
     def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
         """Share the store's `places`."""
-        self._transactions, self._dialect, self._places = transactions, dialect, places
+        self._transactions, self._dialect, self._places = (
+            transactions.doing(Activity.SCHEDULE, Activity.PUBLISH),
+            dialect,
+            places,
+        )
+        self._operating = transactions.doing(Activity.OPERATE)
         self._table = dialect.tables.policy_state
 
     async def define(self, name: str, decide: schedules.Decide) -> ScheduleState | None:
@@ -70,10 +76,10 @@ class Schedules:
 
     async def forget(self, name: str) -> bool:
         """Remove a schedule; whether it was there."""
-        return await self._transactions.run(lambda c: schedules.forget(c, self._table, name), self._places)
+        return await self._operating.run(lambda c: schedules.forget(c, self._table, name), self._places)
 
     async def listed(self, limit: int) -> list[Schedule]:
         """Up to `limit` schedules, by name."""
-        return await self._transactions.run(
+        return await self._operating.run(
             lambda c: schedules.listed(c, self._table, limit), self._places, write=False
         )

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from uuid import UUID
 
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
 from faststream_sqlbroker.dialects import Dialect, policy_state
 from faststream_sqlbroker.store.transaction import Transactions
@@ -22,7 +23,12 @@ class Starts:
 
     def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
         """Share the store's `places`."""
-        self._transactions, self._dialect, self._places = transactions, dialect, places
+        self._transactions, self._dialect, self._places = (
+            transactions.doing(Activity.CONSUME, Activity.STATE),
+            dialect,
+            places,
+        )
+        self._operating = transactions.doing(Activity.OPERATE)
         self._table = dialect.tables.policy_state
         self._worker = worker_name()
 
@@ -52,13 +58,13 @@ class Starts:
 
     async def unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:
         """Up to `limit` starts whose holder was not heard of for its lease, the oldest first; None: any queue."""
-        return await self._transactions.run(
+        return await self._operating.run(
             lambda c: policy_state.unknown(c, self._table, queue, limit), self._places, write=False
         )
 
     async def forget(self, ids: Sequence[int]) -> int:
         """Take messages off that list; how many were on it."""
-        return await self._transactions.run(
+        return await self._operating.run(
             lambda c: policy_state.forget_unknown(c, self._table, ids), self._places
         )
 

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
-from faststream_sqlbroker.core.access import Access, Activities
+from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     Leases,
@@ -20,6 +21,7 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
+from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.dialects import Dialect, dialect_for
 from faststream_sqlbroker.dialects.access import find_lacks, missing_tables
 from faststream_sqlbroker.dialects.ordered import Cursors
@@ -83,6 +85,7 @@ class Store:
         self._checkouts = Checkouts(self._engine, self.dialect, self._errors)
         self._shortcut = DriverShortcut(engine, self.dialect, allowed=not pgbouncer)
         self._transactions = Transactions(self._checkouts, self.dialect, statement_timeout, self._shortcut)
+        self._consuming = self._transactions.doing(Activity.CONSUME)
         self._places = asyncio.Semaphore(self.max_connections)
         self.starts = Starts(self._transactions, self.dialect, self._places)
         self.policies = PolicyStore(self._transactions, self.dialect, self._places)
@@ -147,7 +150,7 @@ class Store:
 
     async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
         """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
-        return await self._transactions.run(self.dialect.looking(queues), self._places, write=False)
+        return await self._consuming.run(self.dialect.looking(queues), self._places, write=False)
 
     async def claim(
         self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID, *, suspects: bool = True
@@ -158,7 +161,7 @@ class Store:
         """
         if not pairs or limit < 1:
             return []
-        return await self._transactions.run(
+        return await self._consuming.run(
             self.dialect.claiming(pairs, limit, lease, token, suspects=suspects), self._places
         )
 
@@ -185,7 +188,7 @@ class Store:
             moved, ordered = cursors.copy(), self.dialect.ordered
             return *ordered.claim(connection, pairs, limit, lease, token, moved, suspects=suspects), moved
 
-        return await self._transactions.run(claim, self._places)
+        return await self._consuming.run(claim, self._places)
 
     async def claim_one(
         self, message_id: int, queues: Sequence[str], lease: float, token: UUID, *, ordered: bool = False
@@ -193,10 +196,10 @@ class Store:
         """Lease this row, if it is due in one of `queues`, nobody holds it, and with `ordered` it comes first."""
         if ordered:
             claim = self.dialect.ordered.claim_one
-            return await self._transactions.run(
+            return await self._consuming.run(
                 lambda c: claim(c, message_id, queues, lease, token), self._places
             )
-        return await self._transactions.run(
+        return await self._consuming.run(
             lambda c: self.dialect.claim_ids(c, [message_id], queues, lease, token), self._places
         )
 
@@ -204,7 +207,7 @@ class Store:
         """Lengthen `leases` to `lease` seconds from now, shorten none; the ids still held, `skip_locked` or not."""
         if not leases:
             return set()
-        run, renew = self._transactions.run, self.dialect.renew
+        run, renew = self._consuming.run, self.dialect.renew
         return await run(lambda c: renew(c, leases, lease, skip_locked=skip_locked), self._places)
 
     async def settle(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> SettleResult:
@@ -215,8 +218,10 @@ class Store:
         """
         if not settlements:
             return SettleResult()
-        return await self._transactions.run(
-            self.dialect.settling(settlements, skip_locked=skip_locked), self._places
+        return await self._consuming.run(
+            self.dialect.settling(settlements, skip_locked=skip_locked),
+            self._places,
+            doing=partial(needed_to_write, settlements),
         )
 
     @asynccontextmanager
@@ -231,15 +236,11 @@ class Store:
 
     async def release_stuck(self, queues: Sequence[str], limit: int) -> int:
         """Give back up to `limit` rows of `queues` whose lease has expired; how many."""
-        return await self._transactions.run(
-            lambda c: self.dialect.release_stuck(c, queues, limit), self._places
-        )
+        return await self._consuming.run(lambda c: self.dialect.release_stuck(c, queues, limit), self._places)
 
     async def release_claim(self, queues: Sequence[str], token: UUID) -> int:
         """Give back, uncharged, the rows of a claim whose answer was lost; how many."""
-        return await self._transactions.run(
-            lambda c: self.dialect.release_claim(c, queues, token), self._places
-        )
+        return await self._consuming.run(lambda c: self.dialect.release_claim(c, queues, token), self._places)
 
     # -- the database itself ------------------------------------------------------------------------
 
@@ -269,9 +270,14 @@ class Store:
             lambda c: find_lacks(self.dialect, c, activities), self._places, write=False
         )
 
-    def on_denied(self, call: Callable[[], None]) -> None:
-        """Call `call` whenever a statement is refused because a right or a table is missing."""
-        self._errors.on_denied = call
+    def on_denied(
+        self, call: Callable[[Activities], None], find_lacks: Callable[[Activities], Awaitable[Access]]
+    ) -> None:
+        """Call `call` with what a statement was for that is refused because a right or a table is missing.
+
+        `find_lacks` is then asked for the error's text; it may remember the answer for a moment.
+        """
+        self._errors.on_denied, self._errors.find_lacks = call, find_lacks
 
     async def ping(self, timeout: float | None, activities: Activities = frozenset()) -> bool:
         """Whether the database answers within `timeout` seconds (None: `statement_timeout`) and has the tables needed."""

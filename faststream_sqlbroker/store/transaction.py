@@ -9,11 +9,13 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.store.checkout import Checkouts, cancelled_once
 from faststream_sqlbroker.store.driver import DriverShortcut
+from faststream_sqlbroker.store.errors import Doing
 
 T = TypeVar("T")
 
@@ -28,12 +30,25 @@ class Transactions:
     """Runs synchronous work on connections of one engine, each piece in a transaction of its own."""
 
     def __init__(
-        self, checkouts: Checkouts, dialect: Dialect, timeout: float, shortcut: DriverShortcut
+        self,
+        checkouts: Checkouts,
+        dialect: Dialect,
+        timeout: float,
+        shortcut: DriverShortcut,
+        activities: Activities = frozenset(),
     ) -> None:
-        """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats."""
+        """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats.
+
+        `activities` are what they are for, unless `run` is told otherwise.
+        """
+        self._activities = activities
         self.checkouts, self.dialect, self.timeout = checkouts, dialect, timeout
         self._idle_limit = min(timeout, IDLE_LIMIT)
         self.engine, self.errors, self.shortcut = checkouts.engine, checkouts.errors, shortcut
+
+    def doing(self, *activities: Activity) -> "Transactions":
+        """The same, for `activities`."""
+        return Transactions(self.checkouts, self.dialect, self.timeout, self.shortcut, frozenset(activities))
 
     async def run(
         self,
@@ -43,6 +58,7 @@ class Transactions:
         write: bool = True,
         locks: bool = True,
         deadline: float | None = None,
+        doing: Doing | None = None,
     ) -> T:
         """Run `work` and commit; what the database rolled back for a passing reason is repeated.
 
@@ -50,6 +66,8 @@ class Transactions:
 
         Without `locks` it holds nothing that others could wait for. Otherwise a server ends the session if its
         client says nothing for 30 seconds, or `timeout` if that is less, in the middle of the transaction.
+
+        `doing` is what it is for, which the error of a missing right or table names.
 
         A `Query` commits by itself where the driver's own connection can be used.
 
@@ -59,11 +77,12 @@ class Transactions:
             StoreError: the database refused the statement.
         """
         pause, stale = QUICK_PAUSE, False
+        doing = self._activities if doing is None else doing
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + self.timeout
         for _ in range(QUICK_REPEATS):
             try:
-                return await self._attempt(work, places, deadline, write=write, locks=locks)
+                return await self._attempt(work, places, deadline, doing, write=write, locks=locks)
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
@@ -76,18 +95,19 @@ class Transactions:
                     raise
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
                 pause *= 2
-        return await self._attempt(work, places, deadline, write=write, locks=locks)
+        return await self._attempt(work, places, deadline, doing, write=write, locks=locks)
 
     async def _attempt(
         self,
         work: Callable[[Connection], T],
         places: asyncio.Semaphore,
         deadline: float,
+        doing: Doing,
         *,
         write: bool,
         locks: bool,
     ) -> T:
-        once = self._once(work, places, deadline, write=write, locks=locks)
+        once = self._once(work, places, deadline, doing, write=write, locks=locks)
         return await (cancelled_once(once) if self.dialect.cancel_once else once)
 
     async def _once(
@@ -95,6 +115,7 @@ class Transactions:
         work: Callable[[Connection], T],
         places: asyncio.Semaphore,
         deadline: float,
+        doing: Doing,
         *,
         write: bool,
         locks: bool,
@@ -119,7 +140,7 @@ class Transactions:
 
         try:
             async with (
-                self.errors.classed(),
+                self.errors.classed(doing, explained=True),
                 asyncio.timeout_at(deadline),
                 places,
                 self.checkouts(deadline - clock()) as connection,

@@ -183,9 +183,11 @@ async def test_a_consumer_that_answers_is_a_producer_too(
 @servers_only
 async def test_a_lock_needs_three_rights(user: Account, broker: SqlBroker) -> None:
     user.execute("GRANT SELECT, INSERT, UPDATE ON message_policy_state TO {who}")
+    await broker.start()
     for _ in range(2):
         async with broker.lock("key"):
             pass
+    assert await broker.ping(5.0)
 
 
 # -- readers and operators ----------------------------------------------------------------------------
@@ -213,6 +215,7 @@ async def test_a_reader(user: Account, database_url: str) -> None:
 @servers_only
 async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -> None:
     given(user, *grants("operator", _kind(user))[""])
+    await broker.start()
     admin = broker.admin
     waiting = await owner.publish("x", "q", key="k")
     await owner.publish("y", "q", key="k")
@@ -241,6 +244,7 @@ async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -
     assert await admin.forget_unknown(1) == 0
     assert await admin.schedules() == []
     assert await admin.forget_schedule("none") is False
+    assert await broker.ping(5.0)
     refused = user.try_as(
         "SELECT payload FROM message", "SELECT headers FROM message", "SELECT payload FROM message_archive",
         "UPDATE message SET state = 'PENDING'", "DELETE FROM message", "DELETE FROM message_archive",

@@ -23,6 +23,9 @@ from faststream_sqlbroker import (
     StoreError,
     Throttle,
 )
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.flow import rights
+from faststream_sqlbroker.flow.outcomes import MOST_APART
 from tests.accounts import Account, account
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -73,7 +76,8 @@ async def start_with_what_it_asks_for(broker: SqlBroker, user: Account) -> list[
     return grants
 
 
-def produces(_broker: SqlBroker) -> None: ...
+def produces(broker: SqlBroker) -> None:
+    broker.publisher("q")
 
 
 def consumes(broker: SqlBroker) -> None:
@@ -134,6 +138,7 @@ async def publish_all(broker: SqlBroker, engine: AsyncEngine) -> None:
 async def test_a_producer_needs_a_producers_rights(
     user: Account, its_broker: SqlBroker, its_engine: AsyncEngine, look: Look
 ) -> None:
+    produces(its_broker)
     await start_with_what_it_asks_for(its_broker, user)
     await publish_all(its_broker, its_engine)
     ids = [row["id"] for row in await look.rows()]
@@ -224,6 +229,7 @@ async def test_without_an_archive_it_needs_no_right(user: Account, its_engine: A
 
 @servers_only
 async def test_a_subscriber_that_is_added_later_is_checked(user: Account, its_broker: SqlBroker) -> None:
+    produces(its_broker)
     await start_with_what_it_asks_for(its_broker, user)
     late = its_broker.subscriber("q", **QUICK)
 
@@ -237,6 +243,7 @@ async def test_a_subscriber_that_is_added_later_is_checked(user: Account, its_br
 
 @postgresql_only
 async def test_a_schema_that_may_not_be_used(user: Account, its_broker: SqlBroker) -> None:
+    produces(its_broker)
     user.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC", "GRANT INSERT, SELECT ON message TO {who}")
     try:
         said = await refusal(its_broker)
@@ -259,6 +266,7 @@ async def test_tables_in_a_schema_of_their_own(
     user.execute('CREATE SCHEMA "Odd_One"')
     await SqlBroker(engine, schema=schema, logger=None).create_tables()
     broker = SqlBroker(its_engine, schema=schema, logger=None)
+    produces(broker)
     assert CURE.findall(await refusal(broker)) == [f'GRANT USAGE ON SCHEMA "Odd_One" TO {user.name}']
     user.execute(f'GRANT USAGE ON SCHEMA "Odd_One" TO {user.name}')
     grants = await start_with_what_it_asks_for(broker, user)
@@ -273,6 +281,7 @@ async def test_a_file_that_cannot_be_written(database_url: str, broker: SqlBroke
     name = database_url.partition("///")[2]
     engine = create_async_engine(f"sqlite+aiosqlite:///file:{name}?mode=ro&uri=true")
     reader = SqlBroker(engine, logger=None)
+    produces(reader)
     said = await refusal(reader)
     assert name in said
     assert "readonly" in said
@@ -318,6 +327,7 @@ async def test_tables_may_come_after_the_start(engine: AsyncEngine) -> None:
 async def test_ping_tells_of_a_publish_that_is_refused(
     user: Account, its_broker: SqlBroker, heard: Heard
 ) -> None:
+    produces(its_broker)
     grants = await start_with_what_it_asks_for(its_broker, user)
     assert await its_broker.ping(5.0)
     user.execute("REVOKE INSERT ON message FROM {who}" if user.postgresql else REVOKED)
@@ -494,6 +504,143 @@ async def test_an_answer_that_may_not_be_written_stops_nobody_else(
     await eventually(lambda: _archived(look, 21), timeout=30)
     states = [row["state"] for row in await look.rows(archive=True)]
     assert (states.count("COMPLETED"), states.count("FAILED")) == (20, 1)
+
+
+# -- what nobody has declared --------------------------------------------------------------------------
+
+
+@servers_only
+async def test_who_declares_nothing_is_asked_for_nothing(user: Account, its_broker: SqlBroker) -> None:
+    """A publish says what is missing then, and `ping` is false until it is there."""
+    await its_broker.start()
+    assert await its_broker.ping(5.0)
+    with pytest.raises(AccessError, match="INSERT") as caught:
+        await its_broker.publish("x", "q")
+    said = str(caught.value)
+    assert user.who in said
+    assert not await its_broker.ping(5.0)
+    grants = CURE.findall(said)
+    assert grants
+    user.execute(*grants)
+    await eventually(lambda: its_broker.ping(5.0))
+    assert await its_broker.publish("x", "q")
+    assert user.try_as("DELETE FROM message")
+
+
+CALLS: dict[str, Callable[[SqlBroker], Awaitable[Any]]] = {
+    "pop": lambda broker: broker.pop("q"),
+    "reserve": lambda broker: broker.reserve("q"),
+    "lock": lambda broker: broker.lock("key").__aenter__(),
+    "pause": lambda broker: broker.admin.pause("q"),
+    "explain": lambda broker: broker.admin.explain(1),
+}
+
+
+@servers_only
+@pytest.mark.parametrize("what", CALLS)
+async def test_ping_asks_for_what_was_refused_and_for_nothing_else(
+    user: Account, its_broker: SqlBroker, broker: SqlBroker, what: str
+) -> None:
+    call = CALLS[what]
+    await broker.publish("x", "q")
+    await its_broker.start()
+    statements = ("claims", "writes what has ended") if what == "pop" else ("",)
+    for _ in statements:
+        with pytest.raises(AccessError, match="GRANT") as caught:
+            await call(its_broker)
+        assert not await its_broker.ping(5.0)
+        user.execute(*CURE.findall(str(caught.value)))
+    await call(its_broker)
+    await eventually(lambda: its_broker.ping(5.0))
+    assert user.try_as("INSERT INTO message (queue, payload) VALUES ('q', 'x')")
+
+
+@servers_only
+async def test_what_is_refused_once_and_not_declared_is_forgotten(
+    user: Account, its_broker: SqlBroker, broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role may have no need of it; who publishes, declared or not, has."""
+    await broker.publish("x", "q")
+    await its_broker.start()
+    monkeypatch.setattr(rights, "ONE_OFF", 0.5)
+    with pytest.raises(AccessError):
+        await its_broker.pop("q")
+    assert not await its_broker.ping(5.0)
+    await eventually(lambda: its_broker.ping(5.0), timeout=20)
+    with pytest.raises(AccessError):
+        await its_broker.pop("q")
+    with pytest.raises(AccessError):
+        await its_broker.publish("x", "q")
+    known = its_broker._rights
+    await eventually(lambda: known._wanted() == {Activity.PUBLISH})
+    assert not await its_broker.ping(5.0)
+
+
+# -- answers ------------------------------------------------------------------------------------------
+
+
+@servers_only
+async def test_answers_that_may_not_be_published_hold_up_nothing(
+    user: Account, its_broker: SqlBroker, broker: SqlBroker, look: Look, heard: Heard
+) -> None:
+    """Producers ask for more of them than outcomes may be set apart; each is one failed attempt, at once."""
+    handled: list[int] = []
+
+    @its_broker.subscriber("q", retry_strategy=None, **QUICK)
+    async def handle(number: int) -> int:
+        handled.append(number)
+        return number
+
+    await start_with_what_it_asks_for(its_broker, user)
+    asking = MOST_APART + 100
+    await broker.publish_batch(*range(asking), queue="q", reply_to="answers")
+    await broker.publish_batch(*range(asking, asking + 20), queue="q")
+    [subscriber] = its_broker.subscribers
+    consumer = subscriber.consumer  # type: ignore[attr-defined]
+    most_apart = 0
+    while len(handled) < asking + 20:
+        most_apart = max(most_apart, consumer.inflight.apart_count)
+        assert not consumer.member.held
+        await asyncio.sleep(0.01)
+    rows = await look.archived(asking + 20)
+    assert most_apart == 0
+    assert sorted(handled) == list(range(asking + 20)), "a handler was repeated"
+    failed = [row for row in rows if row["state"] == "FAILED"]
+    assert len(failed) == asking
+    assert all("GRANT INSERT" in row["last_error"] for row in failed)
+    assert all("no_reply=True" in row["last_error"] for row in failed)
+    for _ in range(5):
+        assert not await its_broker.ping(5.0)
+    told = heard.texts("may not be published")
+    assert 1 <= len(told) < 20
+    user.execute(*CURE.findall(told[0]))
+    await eventually(lambda: its_broker.ping(5.0))
+    await broker.publish(-1, "q", reply_to="answers")
+    await eventually(look.rows)
+
+
+@postgresql_only
+async def test_one_answer_that_may_not_be_published_spares_the_others(
+    user: Account, its_broker: SqlBroker, broker: SqlBroker, look: Look
+) -> None:
+    """The role may publish, but not with a dedup_id."""
+
+    @its_broker.subscriber("q", retry_strategy=None, **QUICK)
+    async def handle(body: str) -> SqlBrokerResponse:
+        return SqlBrokerResponse(body, dedup_id="d" if body == "odd" else None)
+
+    await start_with_what_it_asks_for(its_broker, user)
+    user.execute(
+        "GRANT INSERT (queue, payload, headers, priority, key, created_at, next_attempt_at, expires_at, id) "
+        "ON message TO {who}",
+        "GRANT USAGE ON SEQUENCE message_id_seq TO {who}",
+    )
+    await broker.publish_batch("a", "odd", "b", queue="q", reply_to="answers")
+    await eventually(lambda: _archived(look, 3))
+    states = {bytes(row["payload"]): row["state"] for row in await look.rows(archive=True)}
+    assert states == {b"a": "COMPLETED", b"b": "COMPLETED", b"odd": "FAILED"}
+    assert len(await look.rows()) == 2
+    assert not await its_broker.ping(5.0)
 
 
 REVOKED = "REVOKE INSERT (queue) ON message FROM {who}"

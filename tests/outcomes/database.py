@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.units import settle_units
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError, UnknownOutcomeError
 
 Mark = tuple[int, UUID]
 ACK, FAILED, BACK = "acked or moved", "a failed attempt", "back in its queue"
@@ -43,6 +43,8 @@ class Database:
         """Answers that wait for somebody's open transaction: a passing failure, for as long as that lasts."""
         self.refused: set[bytes] = set()
         """Answers that a constraint refuses."""
+        self.denied: set[bytes] = set()
+        """Answers for which a right is missing."""
         self.refused_rows: set[int] = set()
         """Rows that a trigger keeps from being settled."""
 
@@ -79,6 +81,10 @@ class Database:
         for row in rows:
             if row.payload in self.held:
                 raise TransientStoreError("somebody's open transaction")
+            if row.payload in self.denied:
+                error = AccessError("a right")
+                error.only_answers = True
+                raise error
             if row.payload in self.refused:
                 raise StoreError("a constraint")
             self.rows.answers[row.payload] += 1

@@ -35,7 +35,7 @@ EDGES = {(source, target) for source, _, target in TRANSITIONS}
 ENDS = {State.WRITTEN, State.LOST}
 MOVERS = (
     "add", "finish", "finish_all", "take", "take_due", "answered", "put_back", "set_apart", "refuse", "keep",
-    "lose", "drop", "give_back_waiting", "_leave",
+    "nack", "lose", "drop", "give_back_waiting", "_leave",
 )  # fmt: skip
 """What may change states."""
 walked: set[tuple[State | None, State]] = set()
@@ -211,10 +211,10 @@ class Machine(RuleBasedStateMachine):
             self.units[answer] = {
                 (row.id, row.lease_token) for row in rows if isinstance(row.outcome, Ack | Move)
             }
-            kind = data.draw(st.sampled_from(["fine", "held", "refused"]), "answer")
+            kind = data.draw(st.sampled_from(["fine", "held", "refused", "denied"]), "answer")
             if kind != "fine":
-                (self.database.held if kind == "held" else self.database.refused).add(answer)
-            if kind == "refused":
+                getattr(self.database, kind).add(answer)
+            if kind in {"refused", "denied"}:
                 self.may_fail.add(answer)
         return self.settlements(rows)
 
