@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.handler_locks import HandlerLocks
     from faststream_sqlbroker.dialects.ordered import OrderedClaims
     from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
+    from faststream_sqlbroker.dialects.postgresql_silent import SilentSessions
 
 UNDECODABLE = "undecodable"
 """Reason of a message whose row holds what no message can have, such as a time that is none."""
@@ -77,6 +78,8 @@ class Dialect(ABC):
     """Claims that keep the order of each key."""
     scheduled: "PolicyClaims"
     """Claims under scheduling policies."""
+    silent_sessions: "SilentSessions | None" = None
+    """Finds sessions that no time limit of the server's ends; None where there are none."""
     known_limit: SizeLimit | None = None
     """How large a message may be, as far as is known without asking."""
     handler_locks: "HandlerLocks"

@@ -49,6 +49,7 @@ from faststream_sqlbroker.dialects.postgresql_binds import (
 )
 from faststream_sqlbroker.dialects.postgresql_errors import PostgresqlErrors
 from faststream_sqlbroker.dialects.postgresql_reads import in_order, read_claimed, read_pairs, settled_of
+from faststream_sqlbroker.dialects.postgresql_silent import SilentSessions
 from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
 from faststream_sqlbroker.dialects.sizes import by_bytes, bytes_of
@@ -89,6 +90,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
         self.scheduled = PolicyClaims(self, POSTGRESQL)
         self.handler_locks = NumberedLocks(self)
+        self.silent_sessions = SilentSessions(tables, sqlalchemy_dialect.identifier_preparer)
         limit = bindparam("limit", type_=Text)
         add("idle_limit", sql.IDLE_LIMIT, limit)
         add("allow_idling", sql.ALLOW_IDLING, limit)

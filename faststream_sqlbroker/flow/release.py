@@ -37,5 +37,11 @@ class StuckReleaser:
         if count:
             self._log(logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}")
             self._released()
+        if ended := await self._store.silent.end():
+            self._log(
+                logging.WARNING,
+                f"database sessions {ended} were ended: their clients had been silent for long in the middle of a "
+                "statement, and they kept rows of the broker locked",
+            )
         forgotten = await self._store.policies.forget_expired(BATCH)
         return 0.0 if BATCH in (count, forgotten) else self._interval

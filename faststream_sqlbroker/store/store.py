@@ -39,6 +39,7 @@ from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.locks import Locks
 from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.schedules import Schedules
+from faststream_sqlbroker.store.silent import Silent
 from faststream_sqlbroker.store.starts import Starts
 from faststream_sqlbroker.store.takes import Takes
 from faststream_sqlbroker.store.transaction import Transactions
@@ -92,6 +93,7 @@ class Store:
         self.locks = Locks(self._transactions, tables, self._places)
         self.takes = Takes(self._transactions, self.dialect, self._places)
         self.fleet = Fleet(self._transactions, self.dialect, self._places)
+        self.silent = Silent(self._transactions, self.dialect, self._places)
         self.schedules = Schedules(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self.refuse_too_large = self._inserts.refuse_too_large

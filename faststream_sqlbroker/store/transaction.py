@@ -43,7 +43,7 @@ class Transactions:
         """
         self._activities = activities
         self.checkouts, self.dialect, self.timeout = checkouts, dialect, timeout
-        self._idle_limit = min(timeout, IDLE_LIMIT)
+        self.idle_limit = min(timeout, IDLE_LIMIT)
         self.engine, self.errors, self.shortcut = checkouts.engine, checkouts.errors, shortcut
 
     def doing(self, *activities: Activity) -> "Transactions":
@@ -126,7 +126,7 @@ class Transactions:
             nonlocal committing
             with connection.begin() as transaction:
                 if write:
-                    self.dialect.begin(connection, self._idle_limit if locks else None)
+                    self.dialect.begin(connection, self.idle_limit if locks else None)
                 result = work(connection)
                 committing = write
                 try:

@@ -289,6 +289,13 @@ async def test_a_full_batch_of_expired_leases_is_followed_by_another_at_once() -
         async def release_stuck(self, _queues: Any, _limit: int) -> int:
             return counts.pop(0)
 
+        @property
+        def silent(self) -> "Store":
+            return self
+
+        async def end(self) -> list[int]:
+            return []
+
         async def forget_expired(self, _limit: int) -> int:
             return 0
 

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.faults.cell import Cell
 from tests.faults.faults.fault import SERVERS, fault, some_work
-from tests.faults.history import LAST
+from tests.faults.history import FIRST, LAST
 from tests.proxy import COMMIT, Proxy, proxied
 
 
@@ -78,7 +78,8 @@ async def out_of_reach(cell: Cell, proxy: Proxy | None) -> None:
 
 
 MIDDLES = {
-    "postgresql": (rb"u\.delay IS NULL", LAST.encode()),
+    # The first is the values of a statement that was parsed for itself before: no limit for idle sessions ends this one.
+    "postgresql": (FIRST.encode(), rb"u\.delay IS NULL", LAST.encode()),
     "mysql": (rb"SET state = 'PROCESSING'", rb"DELETE m FROM JSON_TABLE", LAST.encode()),
 }
 """What is sent in the middle of a transaction that has locked rows: a flush, a handler's own, a claim."""

@@ -1,0 +1,154 @@
+"""Sessions whose client fell silent in the middle of a statement: no time limit of PostgreSQL's ends them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import make_url, text
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.store import Store, silent
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+IDLE = 0.3
+
+
+@pytest.fixture
+async def raw(database_url: str) -> AsyncIterator[Any]:
+    """A connection of the driver's own."""
+    url = make_url(database_url).set(drivername="postgresql")
+    connection = await asyncpg.connect(url.render_as_string(hide_password=False))
+    yield connection
+    connection.terminate()
+
+
+@pytest.fixture
+def store(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """It looks whenever it is asked, and does not wait for half a minute."""
+    monkeypatch.setattr(silent, "LOOK_EVERY", 0.0)
+    rig.store.silent._transactions.idle_limit = IDLE
+    return rig.store
+
+
+async def fall_silent(raw: Any, locking: str, limit: float = IDLE) -> int:
+    """In a transaction that may idle for `limit` seconds, and has run `locking`: ask for a parse, and say no more."""
+    await raw.execute("BEGIN")
+    await raw.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{round(limit * 1000)}ms'")
+    await raw.execute(locking)
+    await raw.prepare("DELETE FROM message WHERE id = $1")
+    return int(raw.get_server_pid())
+
+
+async def is_there(store: Store, pid: int) -> bool:
+    async with store.engine.connect() as connection:
+        query = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+        return bool((await connection.execute(query, {"pid": pid})).scalar_one())
+
+
+@pytest.mark.parametrize(
+    "locking",
+    [
+        "SELECT * FROM message FOR UPDATE",
+        "INSERT INTO message_policy_state (scope, key) VALUES ('queue', 'q')",
+    ],
+    ids=["message", "state of policies"],
+)
+async def test_it_is_ended_and_its_rows_are_free(store: Store, raw: Any, locking: str) -> None:
+    await store.insert([NewMessage("q", b"x")])
+    pid = await fall_silent(raw, locking)
+    assert await store.silent.end() == []
+    await asyncio.sleep(3 * IDLE)
+    assert await is_there(store, pid), "PostgreSQL does what we do"
+    assert await store.silent.end() == [pid]
+    await eventually(lambda: gone(store, pid))
+    async with store.engine.begin() as connection:
+        found = await connection.execute(text("SELECT id FROM message FOR UPDATE NOWAIT"))
+        assert found.scalars().all() == [1]
+
+
+async def gone(store: Store, pid: int) -> bool:
+    return not await is_there(store, pid)
+
+
+async def test_who_goes_on_is_left_alone(store: Store, raw: Any) -> None:
+    """The same session waits again, for something else."""
+    await store.insert([NewMessage("q", b"x")])
+    pid = await fall_silent(raw, "SELECT * FROM message FOR UPDATE", limit=60)
+    assert await store.silent.end() == []
+    await raw.prepare("DELETE FROM message WHERE id = $1 AND queue = $2")
+    await asyncio.sleep(2 * IDLE)
+    assert await store.silent.end() == []
+    assert await is_there(store, pid)
+
+
+async def test_who_has_locked_nothing_of_ours_is_left_alone(store: Store, raw: Any) -> None:
+    await raw.execute("CREATE TABLE other (id int)")
+    await raw.execute("BEGIN")
+    await raw.execute("INSERT INTO other VALUES (1)")
+    await raw.prepare("DELETE FROM other WHERE id = $1")
+    assert await store.silent.end() == []
+    await asyncio.sleep(2 * IDLE)
+    assert await store.silent.end() == []
+    assert await is_there(store, raw.get_server_pid())
+
+
+async def test_a_copy_reads_from_its_client_all_the_time(store: Store, raw: Any) -> None:
+    await raw.execute("CREATE TABLE other (id int)")
+    go_on = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        await go_on.wait()
+
+    await raw.execute("BEGIN")
+    await raw.execute("INSERT INTO message (queue, payload) VALUES ('q', 'x')")
+    copying = asyncio.create_task(raw.copy_to_table("other", source=slowly()))
+    await asyncio.sleep(IDLE)
+    assert await store.silent.end() == []
+    await asyncio.sleep(2 * IDLE)
+    assert await store.silent.end() == []
+    go_on.set()
+    await copying
+    await raw.execute("COMMIT")
+
+
+async def test_a_user_who_may_end_no_session_is_not_refused(store: Store, raw: Any) -> None:
+    """Nothing is found, as nothing could be done."""
+    engine = store.engine
+    async with engine.begin() as connection:
+        await connection.execute(
+            text("REVOKE EXECUTE ON FUNCTION pg_terminate_backend(integer, bigint) FROM PUBLIC")
+        )
+        await connection.execute(text("CREATE ROLE sqlbroker_no_end"))
+    try:
+        await store.insert([NewMessage("q", b"x")])
+        await fall_silent(raw, "SELECT * FROM message FOR UPDATE")
+        find = store.silent._sessions
+        assert find is not None
+        async with engine.connect() as connection:
+            assert len(await connection.run_sync(find.find)) == 1
+            await connection.execute(text("SET ROLE sqlbroker_no_end"))
+            assert await connection.run_sync(find.find) == set()
+            await connection.rollback()
+    finally:
+        async with engine.begin() as connection:
+            with suppress(Exception):
+                await connection.execute(text("DROP ROLE sqlbroker_no_end"))
+            await connection.execute(
+                text("GRANT EXECUTE ON FUNCTION pg_terminate_backend(integer, bigint) TO PUBLIC")
+            )
+
+
+async def test_a_subscriber_takes_what_such_a_session_held(store: Store, rig: Rig, raw: Any) -> None:
+    await store.insert([NewMessage("q", b"x")])
+    await fall_silent(raw, "SELECT * FROM message FOR UPDATE")
+    consumer = rig.consumer(rig.ack, max_fetch_interval=0.05, release_stuck_interval=0.1)
+    await consumer.start()
+    await eventually(lambda: rig.rows(archive=True))
+    await consumer.stop()
+    assert len(rig.logged("were ended")) == 1
