@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run what is named, else all tests, by three processes: one of them owns the Spark session.
+# Run what is named, else all tests, by four processes: one of them owns the Spark session.
 # Arguments are pytest's; COVERAGE=1 counts the lines of the tests' own processes, not of those they start and kill.
 set -eu
 cd "$(dirname "$0")/.."
@@ -9,4 +9,4 @@ if [ -n "${COVERAGE:-}" ]; then
     counted="--cov --cov-report=term-missing:skip-covered"
 fi
 # shellcheck disable=SC2086
-exec .venv/bin/python -m pytest -n 3 --dist loadfile $counted "$@"
+exec .venv/bin/python -m pytest -n 4 --dist loadfile $counted "$@"

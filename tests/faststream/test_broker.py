@@ -117,6 +117,7 @@ async def test_times_are_durations(engine: AsyncEngine, seconds: Any) -> None:
     config: Any = broker.config
     assert (config.store.statement_timeout, config.graceful_timeout) == (2.5, 2.5)
     await broker.connect()
+    await broker.create_tables()
     assert await broker.ping(seconds)
     assert await broker.ping(None)
     await broker.stop()

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers import eventually
 from tests.processes.conftest import Fleet
 
-MANY = 8_000
+MANY = 5_000
 WORKERS = 4
 SHORT = {"release_stuck_timeout": 10.0, "release_stuck_interval": 0.3}
 """Long enough for a busy disk to write a batch, short enough to wait for."""
