@@ -21,7 +21,7 @@ class Shares:
 
     def order(self, asked: Iterable[str]) -> list[str]:
         """The queues `asked` from next, in their order."""
-        queues = list(dict.fromkeys(asked))
+        queues = dict.fromkeys(asked)
         if queues:
             self._catch_up([queue for queue in self._paid if queue not in queues], queues)
         return sorted(queues, key=lambda queue: (self._paid[queue], -self._weights[queue]))
@@ -40,13 +40,13 @@ class Shares:
             # Every queue was asked and has nothing else: whoever is first next time, nobody waits for it.
             self._paid = dict.fromkeys(self._paid, 0.0)
             return
-        last = 0
+        last, place = 0, {queue: n for n, queue in enumerate(queues)}
         for row in rows:
             self._paid[row.queue] += 1 / self._weights[row.queue]
-            last = max(last, queues.index(row.queue))
+            last = max(last, place[row.queue])
         self._catch_up(queues[:last], queues[last:])
 
-    def _catch_up(self, empty: Sequence[str], others: Sequence[str]) -> None:
+    def _catch_up(self, empty: Iterable[str], others: Iterable[str]) -> None:
         """Let the `empty` queues have no turns left that the `others` do not have; keep numbers small."""
         least = min(self._paid[queue] for queue in others)
         for queue in empty:

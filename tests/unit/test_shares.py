@@ -118,3 +118,24 @@ def test_nobody_waits_for_long(weights: list[int], steps: list[tuple[int, int, i
         source.waiting[name] = 10**6
     first = {source.claim(1)[0] for _ in range(10 * sum(weights) * max(weights) + 10)}
     assert first == set(names)
+
+
+def test_a_thousand_queues_are_looked_up_not_searched() -> None:
+    """Names are compared where they are hashed alike, and not with each other."""
+
+    class Name(str):
+        __slots__ = ()
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+    names = [Name(n) for n in range(1000)]
+    shares = Shares(names, [1] * 1000)
+    again = [Name(n) for n in range(1000)]
+    Name.compared = 0
+    asked = shares.order_pairs([ReadyPair(name, 0, 0.0) for name in again])
+    shares.claimed([pair.queue for pair in asked], [row(name) for name in again[-100:]], more=True)
+    assert Name.compared < 20_000
