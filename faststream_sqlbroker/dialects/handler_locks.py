@@ -5,7 +5,7 @@ COMMIT ends it, and DDL does on MySQL and MariaDB. What is sent afterwards belon
 ack would be committed without what the handler did before. And who finds the transaction gone must know which of the
 two it was: after a rollback the message may be tried again, after a commit half of its work is done.
 
-PostgreSQL numbers its transactions and remembers what became of each. Elsewhere a savepoint is set after the lock,
+PostgreSQL numbers its transactions and remembers what became of each, unless it crashes. Elsewhere a savepoint is set after the lock,
 which is there as long as the transaction is; and the rows are locked by marking them, so that the mark can be seen
 from outside only if it was committed.
 """
@@ -13,9 +13,11 @@ from outside only if it was committed.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, bindparam
+from sqlalchemy import BigInteger, Connection, DateTime, bindparam
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.policies.marks import JOINED
@@ -23,6 +25,7 @@ from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.postgresql_binds import milliseconds, settle_queries
 from faststream_sqlbroker.dialects.postgresql_reads import settled_of
+from faststream_sqlbroker.dialects.postgresql_sql import WAS_COMMITTED
 from faststream_sqlbroker.dialects.units import settle_units
 from faststream_sqlbroker.exceptions import TransactionEndedError
 
@@ -43,6 +46,8 @@ class HandlerLock:
     """Ids of the rows that are locked; the leases of the others are lost."""
     number: str = ""
     """PostgreSQL's number of the transaction."""
+    since: datetime | None = None
+    """PostgreSQL's time when it was locked."""
 
 
 class HandlerLocks(ABC):
@@ -130,7 +135,8 @@ class NumberedLocks(HandlerLocks):
         """Prepare the statements."""
         self._dialect = dialect
         dialect.add_statement("transaction", "SELECT pg_current_xact_id_if_assigned()::text")
-        dialect.add_statement("transaction_status", "SELECT pg_xact_status((:number)::text::xid8)")
+        binds = bindparam("since", type_=DateTime(timezone=True)), bindparam("ids", type_=ARRAY(BigInteger))
+        dialect.add_statement("was_committed", WAS_COMMITTED, *binds)
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
         """One statement, which sets the limit if it locks anything."""
@@ -140,7 +146,8 @@ class NumberedLocks(HandlerLocks):
             "limit": milliseconds(idle_limit),
         }
         rows = connection.execute(self._dialect.sql["lock_numbered"], binds).all()
-        return HandlerLock(leases, {row[0] for row in rows}, rows[0][1] if rows else "")
+        number, since = rows[0][1:3] if rows else ("", None)
+        return HandlerLock(leases, {row[0] for row in rows}, number, since)
 
     def prove(self, connection: Connection, lock: HandlerLock) -> None:
         """Compare the numbers."""
@@ -165,9 +172,9 @@ class NumberedLocks(HandlerLocks):
         return settle_units(dialect, connection, settlements, settle=settle)
 
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
-        """As the server remembers it."""
-        statement = self._dialect.sql["transaction_status"]
-        return bool(connection.execute(statement, {"number": lock.number}).scalar_one() == "committed")
+        """As the server remembers it, if it can."""
+        binds = {"number": lock.number, "since": lock.since, "ids": sorted(lock.held)}
+        return bool(connection.execute(self._dialect.sql["was_committed"], binds).scalar_one())
 
 
 _JOIN = """

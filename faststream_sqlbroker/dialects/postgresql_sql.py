@@ -150,7 +150,19 @@ _IDLE_LIMIT = """set_config('idle_in_transaction_session_timeout',
     THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true)"""
 IDLE_LIMIT = "SELECT " + _IDLE_LIMIT
 ALLOW_IDLING = "SELECT set_config('idle_in_transaction_session_timeout', :limit, true)"
-LOCK_NUMBERED = LOCK.replace("m.id FROM", f"m.id, pg_current_xact_id()::text, {_IDLE_LIMIT}\nFROM", 1)
+LOCK_NUMBERED = LOCK.replace(
+    "m.id FROM", f"m.id, pg_current_xact_id()::text, statement_timestamp(), {_IDLE_LIMIT}\nFROM", 1
+)
+# A crash of the server forgets numbers of which nothing was written, and gives them to other transactions. So they are believed
+# if the server has run since then, as its statistics begin anew with a crash; else if the lock itself has survived, in the
+# row: what was written of a transaction keeps its number.
+WAS_COMMITTED = """
+SELECT CASE WHEN (:number)::text::xid8 >= pg_snapshot_xmax(pg_current_snapshot()) THEN false
+  ELSE pg_xact_status((:number)::text::xid8) = 'committed' AND (
+    GREATEST(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) < :since
+    OR EXISTS (SELECT FROM {message} m WHERE m.id = ANY(:ids) AND m.xmax = (:number)::text::xid8::xid))
+  END
+"""
 LOCK_FREE = LOCK + " SKIP LOCKED"
 
 ARCHIVE = """

@@ -1,0 +1,117 @@
+"""What became of a handler's transaction when its server has crashed: numbers that were forgotten are given again."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from uuid import UUID
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.dialects.handler_locks import HandlerLock
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import Store
+from tests.contract.conftest import Bench
+from tools.private import CannotStartError, Process, postgresql, wait_until_ready
+
+LEASE = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, Process]]:
+    """A PostgreSQL of our own."""
+    try:
+        with postgresql() as started:
+            yield started
+    except CannotStartError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+async def engine(server: tuple[str, Process]) -> AsyncIterator[AsyncEngine]:
+    """Its sessions are new each time: those of before have ended in the crash."""
+    url, name = make_url(server[0]), "crashed"
+    admin = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with admin.connect() as connection:
+        connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+        connection.execute(text(f"CREATE DATABASE {name}"))
+        # What is written stays in memory until a commit.
+        connection.execute(text("ALTER SYSTEM SET wal_writer_delay = '10s'"))
+        connection.execute(text("SELECT pg_reload_conf()"))
+    engine = create_async_engine(url.set(drivername="postgresql+asyncpg", database=name), poolclass=NullPool)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+async def bench(engine: AsyncEngine) -> Bench:
+    store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
+    await store.create_tables()
+    return Bench(store)
+
+
+async def lock(bench: Bench, connection: AsyncConnection) -> HandlerLock:
+    await bench.store.insert([NewMessage("q", b"x")])
+    [row] = await bench.claim(1)
+    leases: list[tuple[int, UUID]] = [(row.id, row.lease_token)]
+    locks = bench.store.dialect.handler_locks
+    return await connection.run_sync(lambda c: locks.lock(c, leases, LEASE))
+
+
+def crash(server: tuple[str, Process]) -> None:
+    """Not in a thread of its own: the server would end with it."""
+    url, process = server
+    process.crash()
+    process.start()
+    wait_until_ready(url)
+
+
+async def test_a_forgotten_number_was_not_committed(
+    bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
+) -> None:
+    """Neither before somebody else has it, nor after that one has committed."""
+    handlers = bench.store.handlers
+    connection = await engine.connect()
+    locked = await lock(bench, connection)
+    crash(server)
+    await connection.invalidate()
+    await connection.close()
+    assert not await handlers.was_committed(locked)
+    async with engine.begin() as other:
+        for _ in range(50):
+            found = await other.execute(text("SELECT pg_current_xact_id()::text"))
+            number = found.scalar_one()
+            await other.execute(text("COMMIT"))
+            if int(number) >= int(locked.number):
+                break
+    assert number == locked.number, "PostgreSQL remembers what was never written"
+    assert not await handlers.was_committed(locked)
+
+
+async def test_what_was_committed_stays_so(
+    bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
+) -> None:
+    connection = await engine.connect()
+    locked = await lock(bench, connection)
+    await connection.commit()
+    assert await bench.store.handlers.was_committed(locked)
+    crash(server)
+    await connection.invalidate()
+    await connection.close()
+    assert await bench.store.handlers.was_committed(locked)
+
+
+async def test_what_was_rolled_back_stays_so(
+    bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
+) -> None:
+    async with engine.connect() as connection:
+        locked = await lock(bench, connection)
+        await connection.rollback()
+    assert not await bench.store.handlers.was_committed(locked)
+    crash(server)
+    assert not await bench.store.handlers.was_committed(locked)

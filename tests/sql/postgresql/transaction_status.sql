@@ -1,1 +1,0 @@
-SELECT pg_xact_status((:number)::text::xid8)
