@@ -4,15 +4,20 @@ A client may ask for the parse of a statement and wait for the answer before it 
 statement that a connection sends for the first time. A session that waits there is no idle one: no time limit of PostgreSQL's
 before transaction_timeout (17) ends it, and what it has locked stays locked until TCP gives the client up, after two hours.
 Nor is it known how long it has waited: only that it is still the same wait.
+
+An application may wait like that on purpose, between asyncpg's `prepare` and the first use of the statement, or in a pipeline. So only
+transactions of the broker's are ended, which carry a mark: an advisory lock, whose key is for how long they may be silent.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sqlalchemy import BigInteger, Connection, DateTime, Text, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.compiler import IdentifierPreparer
+
+from faststream_sqlbroker.dialects.postgresql_sql import MARK
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.schema.tables import Tables
@@ -33,9 +38,13 @@ WHERE {_WAITS} AND a.query !~* '\mcopy\M' AND pg_has_role(a.usesysid, 'USAGE') A
 
 END = f"""
 SELECT a.pid, pg_terminate_backend(a.pid)
-FROM unnest(:pids, :since) AS s(pid, since)
+FROM unnest(:pids, :since, :waited) AS s(pid, since, waited)
 JOIN pg_stat_activity a ON a.pid = s.pid AND a.state_change = s.since
-WHERE {_WAITS} AND EXISTS (
+WHERE {_WAITS} AND s.waited >= (
+  SELECT max(l.objid::bigint) FROM pg_locks l
+  WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid = {MARK} AND l.objsubid = 2
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+) AND EXISTS (
   SELECT FROM pg_locks l JOIN unnest(:tables) AS t(name) ON l.relation = to_regclass(t.name)
   WHERE l.pid = a.pid AND l.locktype = 'relation' AND l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -53,6 +62,7 @@ class SilentSessions:
         self._end = text(END).bindparams(
             bindparam("pids", type_=ARRAY(BigInteger)),
             bindparam("since", type_=ARRAY(DateTime(timezone=True))),
+            bindparam("waited", type_=ARRAY(BigInteger)),
             bindparam("tables", type_=ARRAY(Text)),
         )
 
@@ -60,11 +70,20 @@ class SilentSessions:
         """Sessions that wait for their client in the middle of a statement. None, if they could not be ended."""
         return {(pid, since) for pid, since in connection.execute(self._find)}
 
-    def end(self, connection: Connection, waits: Collection[Wait]) -> list[int]:
-        """End those of `waits` that still go on and have locked rows of the broker's; their process ids."""
+    def end(self, connection: Connection, waits: Mapping[Wait, float]) -> list[int]:
+        """End those of `waits` that still go on, have locked rows of the broker's, and have lasted for longer than they may.
+
+        Args:
+            connection: Another session than theirs.
+            waits: For how many seconds each is known to have lasted.
+
+        Returns:
+            Their process ids.
+        """
         binds = {
             "pids": [pid for pid, _ in waits],
             "since": [since for _, since in waits],
+            "waited": [int(seconds * 1000) for seconds in waits.values()],
             "tables": self._names,
         }
         return [pid for pid, ended in connection.execute(self._end, binds) if ended]

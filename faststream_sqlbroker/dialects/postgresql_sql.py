@@ -143,13 +143,18 @@ JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
 """
 
 LOCK = HELD + "ORDER BY m.id FOR UPDATE OF m"
+MARK = 1936813154
+"""First key of the advisory lock that tells others that a transaction is the broker's; the second is its limit (milliseconds)."""
+# It never waits, whoever else uses the key. The limit of a session cannot be seen from another one, locks can.
+_MARK = f"pg_try_advisory_xact_lock_shared({MARK}, rtrim(:limit, 'ms')::int)"
 # The least of what is asked for and what the administrator or the application has set; 0 is no limit.
-_IDLE_LIMIT = """set_config('idle_in_transaction_session_timeout',
+_IDLE_LIMIT = f"""set_config('idle_in_transaction_session_timeout',
     CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval
       BETWEEN interval '1 millisecond' AND CAST(:limit AS interval)
-    THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true)"""
+    THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true),
+  {_MARK}"""
 IDLE_LIMIT = "SELECT " + _IDLE_LIMIT
-ALLOW_IDLING = "SELECT set_config('idle_in_transaction_session_timeout', :limit, true)"
+ALLOW_IDLING = "SELECT set_config('idle_in_transaction_session_timeout', :limit, true), " + _MARK
 LOCK_NUMBERED = LOCK.replace(
     "m.id FROM", f"m.id, pg_current_xact_id()::text, statement_timestamp(), {_IDLE_LIMIT}\nFROM", 1
 )

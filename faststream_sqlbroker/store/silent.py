@@ -23,9 +23,10 @@ class Silent:
         self._next_look = 0.0
 
     async def end(self) -> list[int]:
-        """End sessions that were seen in the same wait for as long as a session may idle in a transaction.
+        """End sessions that were seen in the same wait for as long as they may idle in their transaction, and as we may.
 
-        They hold rows of the broker's tables, and their clients are silent in the middle of a statement. Does nothing within
+        They are in a transaction of the broker's, in this process or another, hold rows of its tables, and their clients are
+        silent in the middle of a statement. An application's own transaction is never ended. Does nothing within
         `LOOK_EVERY` seconds of the last look, and where the database ends such sessions by itself.
 
         Returns:
@@ -41,7 +42,7 @@ class Silent:
         found = await self._transactions.run(sessions.find, self._places, write=False)
         self._seen = {wait: self._seen.get(wait, now) for wait in found}
         limit = self._transactions.idle_limit
-        over = [wait for wait, since in self._seen.items() if since <= now - limit]
+        over = {wait: now - since for wait, since in self._seen.items() if since <= now - limit}
         if not over:
             return []
         return await self._transactions.run(lambda c: sessions.end(c, over), self._places, write=False)

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
 from sqlalchemy import make_url, text
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.dialects.postgresql_sql import IDLE_LIMIT
 from faststream_sqlbroker.store import Store, silent
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -36,9 +38,9 @@ def store(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 async def fall_silent(raw: Any, locking: str, limit: float = IDLE) -> int:
-    """In a transaction that may idle for `limit` seconds, and has run `locking`: ask for a parse, and say no more."""
+    """In a transaction like the broker's, which may idle for `limit` seconds, and has run `locking`: ask for a parse, and say no more."""
     await raw.execute("BEGIN")
-    await raw.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{round(limit * 1000)}ms'")
+    await raw.execute(IDLE_LIMIT.replace(":limit", f"'{round(limit * 1000)}ms'"))
     await raw.execute(locking)
     await raw.prepare("DELETE FROM message WHERE id = $1")
     return int(raw.get_server_pid())
@@ -95,6 +97,47 @@ async def test_who_has_locked_nothing_of_ours_is_left_alone(store: Store, raw: A
     await asyncio.sleep(2 * IDLE)
     assert await store.silent.end() == []
     assert await is_there(store, raw.get_server_pid())
+
+
+async def test_who_may_idle_for_longer_is_left_alone_for_as_long(store: Store, raw: Any) -> None:
+    """As a handler with a long lease: its own limit counts, not that of who looks."""
+    await store.insert([NewMessage("q", b"x")])
+    pid = await fall_silent(raw, "SELECT * FROM message FOR UPDATE", limit=5 * IDLE)
+    assert await store.silent.end() == []
+    await asyncio.sleep(2 * IDLE)
+    assert await store.silent.end() == []
+    assert await is_there(store, pid)
+    await asyncio.sleep(4 * IDLE)
+    assert await store.silent.end() == [pid]
+
+
+async def test_transactions_of_the_broker_are_marked(store: Store) -> None:
+    """Each may be silent for as long as it may idle; a handler that asks for more may for longer."""
+    marks = text(
+        "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() ORDER BY 1"
+    )
+    [message_id] = await store.insert([NewMessage("q", b"x")])
+    token = uuid4()
+    [row] = await store.claim_one(message_id, ["q"], 60, token)
+    async with store.transaction() as transaction:
+        assert await transaction.lock([(row.id, token)], 60) == {row.id}
+        assert (await transaction.connection.execute(marks)).scalars().all() == [60_000]
+        assert await transaction.hold([(row.id, token)], 90) == {row.id}
+        assert (await transaction.connection.execute(marks)).scalars().all() == [60_000, 90_000]
+    found = await store._transactions.run(lambda c: c.execute(marks).scalars().all(), asyncio.Semaphore())
+    assert found == [round(IDLE * 1000)]
+
+
+async def test_an_application_that_takes_its_time_is_left_alone(store: Store, raw: Any) -> None:
+    """asyncpg's `prepare` leaves the session in the same wait until the statement is used, however much later that is."""
+    await raw.execute("BEGIN")
+    await raw.execute("INSERT INTO message (queue, payload) VALUES ('q', 'x')")
+    statement = await raw.prepare("DELETE FROM message WHERE id = $1")
+    assert await store.silent.end() == []
+    await asyncio.sleep(2 * IDLE)
+    assert await store.silent.end() == []
+    await statement.fetch(0)
+    await raw.execute("COMMIT")
 
 
 async def test_a_copy_reads_from_its_client_all_the_time(store: Store, raw: Any) -> None:
