@@ -1,5 +1,6 @@
 """Rows of the archive published again: each once for a job, whatever happens meanwhile (M5)."""
 
+import asyncio
 import os
 import pickle
 import signal
@@ -401,7 +402,8 @@ async def test_what_failed_is_kept_looked_at_and_replayed(
         failed.write.parquet(lake)
         broken = False
         handled.clear()
-        done = publish(spark.read.parquet(lake), archive, job="stock is back")
+        # In a thread: the broker may have just locked SQLite's file, and its event loop must go on to unlock it.
+        done = await asyncio.to_thread(publish, spark.read.parquet(lake), archive, job="stock is back")
         assert (done.messages, done.queues) == (5, {"orders": 5})
         await eventually(lambda: archive.count() == 15)
     await engine.dispose()
