@@ -192,22 +192,27 @@ async def test_a_batch_whose_answer_is_too_large_fails_as_a_whole(
     once = ConstantRetryStrategy(delay_seconds=0.05, max_attempts=1)
     options: Any = {**QUICK, "batch": True, "retry_strategy": once, "transactional": transactional}
 
-    @broker.subscriber("in", **options)
-    async def handle(bodies: list[bytes]) -> None:
-        await broker.publish(b"x" * (LIMIT if b"large" in bodies else 1), "out", with_ack=True)
+    # One subscriber only: a claim of the queue that comes before, by the index, locks the first row of this one for
+    # an instant on MariaDB and MySQL, and a batch leaves out what is locked.
+    if stacked:
 
-    @broker.subscriber("stacked", **options)
-    @broker.publisher("out")
-    async def answer(bodies: list[bytes]) -> bytes:
-        return b"x" * (LIMIT if b"large" in bodies else 1)
+        @broker.subscriber("q", **options)
+        @broker.publisher("out")
+        async def answer(bodies: list[bytes]) -> bytes:
+            return b"x" * (LIMIT if b"large" in bodies else 1)
 
-    queue = "stacked" if stacked else "in"
-    await broker.publish_batch(b"small", b"large", b"small", queue=queue)
+    else:
+
+        @broker.subscriber("q", **options)
+        async def handle(bodies: list[bytes]) -> None:
+            await broker.publish(b"x" * (LIMIT if b"large" in bodies else 1), "out", with_ack=True)
+
+    await broker.publish_batch(b"small", b"large", b"small", queue="q")
     await broker.start()
     rows = await archived(look, 3)
     assert {(row["state"], row["attempts_count"]) for row in rows} == {("FAILED", 1)}
     assert all("MessageTooLargeError" in row["last_error"] for row in rows)
-    await broker.publish(b"small", queue)
+    await broker.publish(b"small", "q")
     assert (await archived(look, 4))[-1]["state"] == "COMPLETED"
     assert await bodies(look) == [b"x"]
     assert not heard.texts("refused by the database")
