@@ -37,6 +37,12 @@ sqlite_only = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 CURE = re.compile(r": (GRANT [^;]+);")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error waits long for what it names: MariaDB and MySQL are asked up to a hundred times, all tests at once."""
+    monkeypatch.setattr(rights, "PATIENCE", 30.0)
+
+
 @pytest.fixture
 def user(database_url: str, broker: SqlBroker) -> Iterator[Account]:
     """A user without rights, in a database with the tables."""
