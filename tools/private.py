@@ -258,7 +258,9 @@ def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
         for made in (data, temporary):
             made.mkdir()
             shutil.chown(made, folder.owner())
-        common = ["--no-defaults", f"--datadir={data}"]
+        # A server that starts removes every temporary table in its tmpdir: in a shared one those of other
+        # servers too, which end. The installer runs a server as well.
+        common = ["--no-defaults", f"--datadir={data}", f"--tmpdir={temporary}"]
         run(
             [installer, *common, "--auth-root-authentication-method=normal", "--skip-test-db"], become, folder
         )
@@ -266,9 +268,6 @@ def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
             f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", f"--pid-file={folder}/pid",
             "--innodb-flush-log-at-trx-commit=2", "--max-connections=300", "--skip-log-bin",
             "--max-allowed-packet=64M", "--innodb-buffer-pool-size=256M",
-            # A server that starts removes every temporary table in its tmpdir: in a shared one those of other
-            # servers too, which crash.
-            f"--tmpdir={temporary}",
         ]  # fmt: skip
         with running([server, *common, *options, *more], become, folder, port) as process:
             yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql", process
