@@ -119,7 +119,7 @@ class Fetcher:
         if len(kept) < len(rows):
             ours = {row.id for row in kept}
             # Written before a suspect starts (`alone`): were the process to die of it, they would be charged too.
-            self._inflight.give_back([row for row in rows if row.id not in ours])
+            self._inflight.add_and_give_back([row for row in rows if row.id not in ours])
         self._add(kept)
         wait = self._next_wait(len(rows), limit, again, took=monotonic() - now)
         return 0.0 if self._isolation.waits(monotonic()) else wait

@@ -118,13 +118,18 @@ class Outcomes:
 
     # -- to WAITING and QUEUED ------------------------------------------------------------------------
 
-    def add(self, rows: Iterable[ClaimedMessage]) -> None:
-        """Take in freshly claimed rows; older deliveries of the same messages are lost.
+    def add(self, rows: Sequence[ClaimedMessage]) -> None:
+        """Take in freshly claimed rows, which wait for a worker; older deliveries of the same messages are lost."""
+        self._take_in(rows)
+        self.waiting.extend(rows)
+
+    def _take_in(self, rows: Sequence[ClaimedMessage]) -> None:
+        """`rows` are ours, so older deliveries of the same messages are lost.
 
         Not those that are being written: such an outcome may be what made the row claimable, so the database's answer
         decides.
         """
-        now, older, rows, holder = monotonic(), [], list(rows), self.holder
+        now, older, holder = monotonic(), [], self.holder
         for row in rows:
             row.claimed_monotonic = row.renewed_monotonic = now
             row.holder = holder
@@ -132,7 +137,6 @@ class Outcomes:
                 older.append(self.held[row.id])
             self.held[row.id] = row
         self.claimed_count += len(rows)
-        self.waiting.extend(rows)
         if older:
             writing = self.being_written()
             self._overtaken |= {mark: row for row in older if (mark := (row.id, row.lease_token)) in writing}

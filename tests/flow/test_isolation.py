@@ -1,9 +1,11 @@
 """Messages that may have killed their process run alone, and keep the rest waiting for a bounded time only."""
 
 import asyncio
+from typing import Any
 from unittest.mock import patch
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
+from faststream_sqlbroker.exceptions import TransientStoreError
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -40,6 +42,38 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
 
     rows = await eventually(all_written)
     assert max(r["deliveries_count"] for r in rows) == 3, "it was charged once, when it ran"
+
+
+async def test_a_suspect_that_is_given_back_is_not_taken_for_its_older_outcome(rig: Rig) -> None:
+    """That could not be written for longer than two leases. Its answer goes with its ack, or not at all."""
+    settle, out_of_reach = rig.store.settle, True
+
+    async def failing(*arguments: Any, **options: Any) -> SettleResult:
+        if out_of_reach:
+            raise TransientStoreError("down")
+        return await settle(*arguments, **options)
+
+    async def handle(row: ClaimedMessage) -> None:
+        row.chained = [NewMessage("out", b"answer")]
+        await rig.ack(row)
+
+    consumer = rig.consumer(handle, max_workers=1, max_fetch_interval=0.05, flush_interval=0.01)
+    with patch.object(rig.store, "settle", failing):
+        await rig.put()
+        await consumer.start()
+        await eventually(lambda: consumer.inflight.queued)
+        # Its lease has run out twice, here and in another process.
+        await rig.execute(
+            "UPDATE message SET state = 'PENDING', deliveries_count = 2, acquired_at = NULL, lease_token = NULL, "
+            "lease_expires_at = NULL"
+        )
+        await eventually(lambda: consumer._fetcher._isolation._known)
+        out_of_reach = False
+        await eventually(lambda: len(rig.handled) == 2, timeout=30)
+        await eventually(lambda: consumer.inflight.empty, timeout=30)
+    assert [row["queue"] for row in await rig.rows()] == ["out"], "one answer"
+    assert (await rig.one(archive=True))["deliveries_count"] == 3
+    assert rig.logged("lease lost"), "of the first delivery"
 
 
 async def test_many_suspects_leave_every_other_claim_to_the_rest(rig: Rig) -> None:

@@ -34,7 +34,7 @@ NOW = datetime.now(timezone.utc)
 EDGES = {(source, target) for source, _, target in TRANSITIONS}
 ENDS = {State.WRITTEN, State.LOST}
 MOVERS = (
-    "add", "finish", "finish_all", "take", "take_due", "answered", "put_back", "set_apart", "refuse", "keep",
+    "add", "add_and_give_back", "finish", "finish_all", "take", "take_due", "answered", "put_back", "set_apart", "refuse", "keep",
     "nack", "lose", "drop", "give_back_waiting", "_leave",
 )  # fmt: skip
 """What may change states."""
@@ -130,7 +130,7 @@ class Machine(RuleBasedStateMachine):
 
     kinds: ClassVar[dict[str, int]] = {
         "claim": 3, "start": 4, "end": 5, "end_in_transaction": 1, "give_back": 1, "flush": 6, "answer": 10, "repeat": 4,
-        "renew": 2, "expire": 3, "lose": 2, "lock": 2, "refuse": 2, "cancel": 1,
+        "renew": 2, "expire": 3, "lose": 3, "lock": 2, "refuse": 2, "cancel": 1,
     }  # fmt: skip
 
     @rule(data=st.data())
@@ -170,11 +170,15 @@ class Machine(RuleBasedStateMachine):
         limit = data.draw(st.integers(1, 4), "limit")
         for _ in range(data.draw(st.integers(0, 3), "new")):
             self.database.rows.tokens[next(self.ids)] = None
-        rows = [self.row(*mark) for mark in self.database.claim(limit)]
-        self.inflight.add(rows)
+        self.take_in([self.row(*mark) for mark in self.database.claim(limit)], self.inflight.add)
+
+    def take_in(self, rows: list[ClaimedMessage], take_in: Callable[[list[ClaimedMessage]], None]) -> None:
+        """What was claimed is ours."""
+        take_in(rows)
         self.inflight.rows += rows
         for row in rows:
-            self.inflight.walk(None, self.inflight.state(row))
+            self.inflight.walk(None, State.WAITING)
+            self.inflight.walk(State.WAITING, self.inflight.state(row))
 
     def row(self, number: int, token: UUID) -> ClaimedMessage:
         return ClaimedMessage(
@@ -242,9 +246,13 @@ class Machine(RuleBasedStateMachine):
             self.tasks["worker"] = self.loop.create_task(commit())
             self.spin()
 
-    def give_back(self, _data: st.DataObject) -> None:
-        """As at a stop, or a pause."""
-        self.inflight.give_back_waiting()
+    def give_back(self, data: st.DataObject) -> None:
+        """As at a stop, or a pause; or what was claimed is not to be started here."""
+        if data.draw(st.booleans(), "unstarted"):
+            rows = [self.row(*mark) for mark in self.database.claim(1)]
+            self.take_in(rows, self.inflight.add_and_give_back)
+        else:
+            self.inflight.give_back_waiting()
 
     # -- the loops ----------------------------------------------------------------------------------
 
@@ -315,6 +323,10 @@ class Machine(RuleBasedStateMachine):
             assert batch.state in (State.WRITING, State.SET_APART, State.REFUSED)
             marks.update((s.id, s.lease_token) for s in batch.parts)
         assert all(count == 1 for count in marks.values())
+        queued = Counter(s.id for s in inflight.queued if s.unit is not None)
+        assert all(count == 1 for count in queued.values()), (
+            "answers are sent with what is settled, by message"
+        )
         running = {id(row) for rows in self.running for row in rows}
         for row in inflight.rows:
             waits = any(item is row for item in inflight.waiting.items)

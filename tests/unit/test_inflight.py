@@ -270,7 +270,7 @@ async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:
     inflight, asked = Inflight(), []
     inflight.on_room = lambda: asked.append(inflight.waiting.qsize())
     ours = worker(inflight, fetch_batch_size=4, max_not_processed_factor=1)
-    inflight.add(row(n) for n in range(4))
+    inflight.add([row(n) for n in range(4)])
     inflight.wants_room = True
     for _ in range(3):
         await ours._next()
