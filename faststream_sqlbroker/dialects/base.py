@@ -163,6 +163,9 @@ class Dialect(ABC):
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows`; their ids in the order given, None where dedup_id exists already."""
 
+    def wait_for_dedup_ids(self, connection: Connection, rows: Sequence[NewMessage]) -> None:  # noqa: B027
+        """Wait until no other transaction holds a dedup_id of `rows`, where an insert that waits is in the way of others."""
+
     @abstractmethod
     def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> ReadyPairs:
         """The (queue, priority) pairs with claimable rows, queues in the order given, priority falling."""

@@ -69,6 +69,8 @@ _PLAIN = {
     "    id BIGINT PATH '$[0]', headers LONGTEXT CHARACTER SET utf8mb4 PATH '$[1]')) u\n"
     "STRAIGHT_JOIN {message} m ON m.id = u.id SET m.headers = u.headers",
     "now": "SELECT UTC_TIMESTAMP(6)",
+    # Where MySQL and MariaDB say this differently, both still know the older way.
+    "dedup_id": "SELECT id FROM {message} WHERE queue = :queue AND dedup_id = :dedup_id LOCK IN SHARE MODE",
     "id_step": "SELECT @@auto_increment_increment",
     "start": "START TRANSACTION",
     "lock_wait": "SET @sqlbroker_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :seconds",
@@ -240,6 +242,17 @@ class MysqlDialect(MysqlErrors, StepDialect):
             if error.orig is not None and error.orig.args[:1] == (DUPLICATE_ENTRY,):
                 return None
             raise
+
+    def wait_for_dedup_ids(self, connection: Connection, rows: Sequence[NewMessage]) -> None:
+        """Read them with a lock on the row alone.
+
+        An INSERT that waits for a duplicate locks the gap before it, too, where all messages of that queue without a
+        dedup_id belong: nobody could publish there until it is told.
+        """
+        for row in rows:
+            if row.dedup_id is not None:
+                binds = {"queue": row.queue, "dedup_id": row.dedup_id}
+                connection.execute(self.sql["dedup_id"], binds)
 
     def claim(
         self,

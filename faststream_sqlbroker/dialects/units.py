@@ -34,8 +34,12 @@ def settle_units(
     `settle` is the dialect's own unless it is given.
 
     Raises:
-        StoreError: a unit was written in part, as a trigger of the user's has kept a row; roll back.
+        StoreError: a unit was written in part, as a trigger of the user's has kept a row, or a message is there twice; roll back.
     """
+    if len({settlement.id for settlement in settlements}) < len(settlements):
+        # What is written is told by message: of two deliveries of one, the older would be taken for written, too.
+        msg = "two outcomes of one message are settled together"
+        raise StoreError(msg)
     units: Units = {}
     for settlement in settlements:
         if settlement.unit is not None:
@@ -47,6 +51,7 @@ def settle_units(
         result = (settle or dialect.settle)(connection, settlements)
         result.lost |= lost
         if chained := _chained(units, result.settled):
+            dialect.wait_for_dedup_ids(connection, chained)
             dialect.insert(connection, chained)
     return result
 
@@ -54,10 +59,7 @@ def settle_units(
 def _patience(
     dialect: "Dialect", connection: Connection, units: Units, *, skip_locked: bool
 ) -> AbstractContextManager[None]:
-    """How long to wait for locks: a `dedup_id` may be held by somebody's open transaction for ever.
-
-    On InnoDB who waits for it keeps others from inserting beside it, in other queues, too.
-    """
+    """How long to wait for locks: a `dedup_id` may be held by somebody's open transaction for ever."""
     if skip_locked:
         return dialect.lock_wait_limit(connection, LOCK_WAIT)
     if dialect.outwaits_clients and any(row.dedup_id is not None for unit in units for row in unit.chained):

@@ -10,6 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, Unit
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.outcome_states import Batch, State
+from faststream_sqlbroker.flow.outcomes import Outcomes
+from faststream_sqlbroker.flow.write import write
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
 
@@ -144,3 +147,48 @@ async def test_a_unit_that_a_trigger_cuts_is_not_written(bench: Bench) -> None:
         await bench.store.settle(together(rows, "a"))
     assert await bench.rows() == before
     assert await bench.rows(archive=True) == []
+
+
+@with_row_locks
+async def test_an_answer_that_waits_for_its_dedup_id_is_in_nobodys_way(bench: Bench) -> None:
+    """InnoDB locks the gap before a duplicate that an INSERT waits for: where messages without a dedup_id go."""
+    await bench.put()
+    [row] = await bench.claim()
+    waiting = (
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        if bench.store.dialect_name == "postgresql"
+        else "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id IN "
+        "(SELECT id FROM information_schema.processlist WHERE db = DATABASE())"
+    )
+
+    async def waits() -> bool:
+        async with bench.store.engine.connect() as connection:
+            return bool((await connection.execute(text(waiting))).scalar_one())
+
+    async with bench.store.engine.connect() as other:
+        await bench.store.insert_in(other, [NewMessage("out", b"theirs", dedup_id="D")])
+        unit = Unit([NewMessage("out", b"ours", dedup_id="D")])
+        settling = asyncio.create_task(bench.store.settle([done(row, unit=unit)]))
+        await eventually(waits, step=0.2)  # InnoDB makes this table anew when nobody has read it for 0.1 s
+        async with asyncio.timeout(5):
+            await bench.store.insert([NewMessage("out", b"not alike")])
+        assert not settling.done()
+        await other.rollback()
+    assert (await settling).settled == {row.id}
+    assert {bytes(r["payload"]) for r in await bench.rows()} == {b"ours", b"not alike"}
+
+
+async def test_two_outcomes_of_a_message_are_not_written_together(bench: Bench) -> None:
+    """The flush sends them one by one then: the older's answer is not published."""
+    await bench.put()
+    [older] = await bench.claim()
+    await release(bench, older)
+    [later] = await bench.claim()
+    both = [*together([older], "old"), *together([later], "new")]
+    with pytest.raises(StoreError, match="two outcomes"):
+        await bench.store.settle(both)
+    outcomes, batch = Outcomes(), Batch(both, State.WRITING, State.QUEUED)
+    outcomes.batches.append(batch)
+    assert not await write(bench.store, outcomes, batch, skip_locked=False)
+    assert not batch.parts
+    assert [bytes(row["payload"]) for row in await bench.rows()] == [b"new"]

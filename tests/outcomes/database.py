@@ -77,6 +77,9 @@ class Database:
                 self.rows.tokens[s.id] = None
         return SettleResult(held, {s.id for s in settlements} - held)
 
+    def wait_for_dedup_ids(self, _connection: Any, _rows: Sequence[NewMessage]) -> None:
+        """As where an insert waits by itself."""
+
     def insert(self, _connection: Any, rows: Sequence[NewMessage]) -> None:
         for row in rows:
             if row.payload in self.held:
