@@ -103,6 +103,7 @@ class TransactionalDeliveries:
         self._tell_abandoned(left)
         if left and monotonic() - renewed > self._lease / 3:
             await self._renew(left)
+        await self._name_what_is_missing(transaction, left)
         return left
 
     async def _run(
@@ -261,6 +262,16 @@ class TransactionalDeliveries:
             if row.outcome is None or isinstance(row.outcome, Ack | Move):
                 row.outcome = Abandon(pause, error)
         return rows
+
+    async def _name_what_is_missing(self, transaction: "HandlerTransaction", rows: Rows) -> None:
+        """Say in the errors of `rows` what was denied to the commit: another connection is asked, so not before the end of ours."""
+        denied = transaction.denied
+        if denied is None or not rows:
+            return
+        error = await transaction.explain(denied)
+        for row in rows:
+            if isinstance(row.outcome, Nack) and row.outcome.error is denied:
+                row.outcome = replace(row.outcome, error=error)
 
     def _tell_abandoned(self, rows: Rows) -> None:
         back = [

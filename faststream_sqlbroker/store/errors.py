@@ -67,12 +67,14 @@ class ErrorClasses:
             if self._denied(error):
                 activities = doing() if callable(doing) else doing
                 self.on_denied(activities)
-                if explained and activities and isinstance(ours, AccessError):
-                    ours = await self._explained(ours, activities)
+                if explained and isinstance(ours, AccessError):
+                    ours = await self.explained(ours, activities)
             raise ours from error
 
-    async def _explained(self, error: AccessError, activities: Activities) -> AccessError:
-        """`error` with what is missing for `activities`; as it is if that cannot be found out."""
+    async def explained(self, error: AccessError, activities: Activities) -> AccessError:
+        """`error` with what is missing for `activities`; as it is if that cannot be found out. For who holds no connection."""
+        if not activities:
+            return error
         try:
             access = await self.find_lacks(activities)
         except StoreError:

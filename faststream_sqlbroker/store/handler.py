@@ -11,11 +11,13 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.handler_locks import ENDED, HandlerLock
 from faststream_sqlbroker.exceptions import (
+    AccessError,
     SqlBrokerError,
     StoreError,
     TransactionEndedError,
@@ -43,6 +45,9 @@ class HandlerTransaction:
         self._session: AsyncSession | None = None
         self._activity, self._idle_limit, self._silent = Activity(), float("inf"), 0.0
         self.locked = HandlerLock((), set())
+        self.denied: AccessError | None = None
+        """What `commit` has raised for want of a right or a table."""
+        self._doing: Activities = frozenset()
         self.proven = False
         """Whether it was still the transaction that had locked them when its handler had ended."""
 
@@ -143,8 +148,10 @@ class HandlerTransaction:
         if self._session is not None:
             await self._flush(self._session)
         try:
-            doing = partial(needed_to_write, settlements)
-            async with self._errors.classed(doing), asyncio.timeout(self._timeout):
+            async with (
+                self._errors.classed(partial(needed_to_write, settlements)),
+                asyncio.timeout(self._timeout),
+            ):
                 return await self.connection.run_sync(settle)
         except BaseException as error:
             if committing and not self._errors.was_rolled_back(error):
@@ -152,6 +159,8 @@ class HandlerTransaction:
                 raise UnknownOutcomeError(msg) from error
             if committing:
                 await self.connection.invalidate()
+            if isinstance(error, AccessError):
+                self.denied, self._doing = error, needed_to_write(settlements)
             raise
 
     async def _flush(self, session: AsyncSession) -> None:
@@ -163,6 +172,10 @@ class HandlerTransaction:
             if isinstance(ours, TransientStoreError):
                 raise ours from error
             raise
+
+    async def explain(self, denied: AccessError) -> AccessError:
+        """`denied` with right, user and GRANT, as far as they can be found out; once the connection is given back."""
+        return await self._errors.explained(denied, self._doing)
 
     def was_silent(self, error: StoreError) -> bool:
         """Whether `commit` raised `error` as the server had ended the session: its handler sent nothing for too long."""

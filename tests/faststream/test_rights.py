@@ -625,6 +625,21 @@ async def test_answers_that_may_not_be_published_hold_up_nothing(
     await eventually(look.rows)
 
 
+@servers_only
+async def test_an_answer_that_may_not_be_written_in_a_transaction_names_the_grant(
+    user: Account, its_broker: SqlBroker, broker: SqlBroker, look: Look
+) -> None:
+    @its_broker.subscriber("q", transactional=True, retry_strategy=None, **QUICK)
+    async def handle(body: str) -> str:
+        return body
+
+    await start_with_what_it_asks_for(its_broker, user)
+    await broker.publish("asks", "q", reply_to="answers")
+    [row] = await look.archived(1)
+    assert row["state"] == "FAILED"
+    assert "GRANT INSERT" in row["last_error"]
+
+
 @postgresql_only
 async def test_one_answer_that_may_not_be_published_spares_the_others(
     user: Account, its_broker: SqlBroker, broker: SqlBroker, look: Look
