@@ -8,10 +8,11 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from tests.faults.cell import Cell
+from tests.faults.cell import WORKING, Cell
 from tests.faults.faults.connections import end_sessions
 from tests.faults.faults.fault import SERVERS, fault, some_work
-from tests.faults.history import Frozen
+from tests.faults.history import Frozen, read
+from tests.helpers import eventually
 from tests.proxy import Proxy
 
 
@@ -102,11 +103,17 @@ async def read_only(cell: Cell, _proxy: Proxy | None) -> None:
 async def right_taken(cell: Cell, _proxy: Proxy | None) -> None:
     """Outcomes cannot be written; workers that start meanwhile must not even begin."""
     assert cell.login is not None
+    # On a busy machine all workers may still be starting, and would then refuse to.
+    await eventually(cell.started, timeout=WORKING, step=0.05)
     await some_work(cell)
     right = cell.random.choice((("INSERT", "message_archive"), ("UPDATE", "message")))
     await cell.execute(cell.login.revoke(*right))
     since = time.monotonic()
     await cell.publish(5)
+    # Who is killed before anything of it was refused cannot say so: nobody is until one has. The checker finds it
+    # if none ever does.
+    with contextlib.suppress(AssertionError):
+        await eventually(lambda: _ill(cell, since), timeout=WORKING, step=0.05)
     unfit = set()
     for _ in range(2):
         victim = cell.random.choice(cell.alive())
@@ -118,3 +125,9 @@ async def right_taken(cell: Cell, _proxy: Proxy | None) -> None:
     until = time.monotonic()
     await cell.execute(cell.login.grant(*right))
     cell.history.frozen.append(Frozen(since, until, frozenset(unfit)))
+
+
+def _ill(cell: Cell, since: float) -> bool:
+    """Whether a worker has said after `since` that it is not healthy."""
+    said = [event for event in read(cell.folder) if event["event"] == "health" and event["at"] >= since]
+    return any(not event["healthy"] for event in said)
