@@ -89,11 +89,6 @@ class Outcomes:
         """Outcomes that wait to be written, or for the answer."""
         return len(self.queued) + sum([len(b.parts) for b in self.batches])
 
-    @property
-    def refused(self) -> list[Settlement]:
-        """What is REFUSED."""
-        return [s for b in self.batches if b.state is State.REFUSED for s in b.parts]
-
     def being_written(self) -> set[Mark]:
         """The deliveries in state WRITING."""
         return {mark for b in self.batches if b.state is State.WRITING for mark in b.marks}
@@ -119,15 +114,14 @@ class Outcomes:
     # -- to WAITING and QUEUED ------------------------------------------------------------------------
 
     def add(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Take in freshly claimed rows, which wait for a worker; older deliveries of the same messages are lost."""
+        """Take in freshly claimed rows, which wait for a worker."""
         self._take_in(rows)
         self.waiting.extend(rows)
 
     def _take_in(self, rows: Sequence[ClaimedMessage]) -> None:
-        """`rows` are ours, so older deliveries of the same messages are lost.
+        """Hold `rows`; older deliveries of the same messages are lost.
 
-        Not those that are being written: such an outcome may be what made the row claimable, so the database's answer
-        decides.
+        Not those that are being written: such an outcome may be what made the row claimable, so the database decides.
         """
         now, older, holder = monotonic(), [], self.holder
         for row in rows:
