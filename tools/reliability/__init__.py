@@ -14,6 +14,8 @@ import hashlib
 import json
 import os
 import platform
+import re
+import shutil
 import sqlite3
 import tempfile
 import time
@@ -233,6 +235,9 @@ class Matrix:
             async with in_a_thread(self._prepared(result)) as (folder, place, database):
                 async with asyncio.timeout(LONGEST):
                     found = await run_cell(result.fault, place, folder, seed, rounds)
+                if any(found.values()) and self._arguments.keep is not None:
+                    name = re.sub(r"\W+", "-", f"{result.fault} {result.kind} {seed}")
+                    shutil.copytree(folder, self._arguments.keep / name, dirs_exist_ok=True)
         except CannotStartError as error:
             result.skipped = str(error)
         except Exception as error:  # noqa: BLE001 - it ends this run, not the other cells; the matrix fails by it
@@ -365,6 +370,7 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="start no run after this; --resume goes on"
     )
+    parser.add_argument("--keep", type=Path, help="a folder for the events of broken runs")
     parser.add_argument("--code", action="store_true", help="print the fingerprint of the code, and end")
     arguments = parser.parse_args()
     if arguments.code:
