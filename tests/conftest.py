@@ -30,6 +30,10 @@ OTHER_DRIVERS = {"psycopg": ("postgresql",), "asyncmy": ("mariadb", "mysql")}
 """Drivers that `just test-drivers` puts in place of the usual ones."""
 
 
+ALL = pytest.StashKey[list[pytest.Item]]()
+"""All tests, in a run that was not told to collect only some."""
+
+
 class Servers:
     """Administrators' engines, made when first needed."""
 
@@ -95,7 +99,12 @@ class Servers:
         self._stack.close()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before -k and -m leave any out."""
+    whole = [(config.invocation_params.dir / argument).resolve() for argument in config.args]
+    left_out = config.getoption("ignore") or config.getoption("ignore_glob")
+    config.stash[ALL] = list(items) if whole == [Path(__file__).parent] and not left_out else []
     items[:] = scheduling.order(items)
 
 

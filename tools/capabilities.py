@@ -9,6 +9,7 @@ import contextlib
 import io
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,24 @@ class Collector:
     """A pytest plugin that notes which capability is tested on which database."""
 
     def __init__(self) -> None:
-        self.found: dict[str, set[str]] = defaultdict(set)
+        self.found: dict[str, set[str]] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Read the marks of all tests."""
-        for item in session.items:
-            for mark in item.iter_markers("capability"):
-                callspec: Any = getattr(item, "callspec", None)
-                database: str | None = callspec.params.get("database") if callspec is not None else None
-                database = IN_FRONT.get(database or "", database)
-                everywhere = set(DATABASES) - ({"mysql"} if item.nodeid.startswith(WITHOUT_MYSQL) else set())
-                self.found[mark.args[0]] |= {database} if database else everywhere
+        self.found = read(session.items)
+
+
+def read(items: Sequence[pytest.Item]) -> dict[str, set[str]]:
+    """Which capability is tested on which database by these."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        for mark in item.iter_markers("capability"):
+            callspec: Any = getattr(item, "callspec", None)
+            database: str | None = callspec.params.get("database") if callspec is not None else None
+            database = IN_FRONT.get(database or "", database)
+            everywhere = set(DATABASES) - ({"mysql"} if item.nodeid.startswith(WITHOUT_MYSQL) else set())
+            found[mark.args[0]] |= {database} if database else everywhere
+    return found
 
 
 def table(found: dict[str, set[str]]) -> str:
