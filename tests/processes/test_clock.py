@@ -13,9 +13,6 @@ from tests.helpers import eventually
 from tests.processes.conftest import Fleet
 from tools.packages import install
 
-# In SQLite the process's clock is the database's.
-pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-
 PUBLISH = """
 import asyncio, sys
 from datetime import datetime, timezone
@@ -50,7 +47,12 @@ def faketime() -> str:
     return str(found()[0])
 
 
-@pytest.mark.parametrize("shift", ["-3600", "+3600"])
+# In SQLite the process's clock is the database's. MariaDB and MySQL have one dialect.
+@pytest.mark.parametrize(
+    ("database", "shift"),
+    [("postgresql", "-3600"), ("postgresql", "+3600"), ("mariadb", "+3600"), ("mysql", "-3600")],
+    indirect=["database"],
+)
 async def test_a_shifted_process_neither_hurries_nor_lags(fleet: Fleet, faketime: str, shift: str) -> None:
     env = {"LD_PRELOAD": faketime, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     published = subprocess.run(
@@ -86,6 +88,7 @@ async def test_a_shifted_process_neither_hurries_nor_lags(fleet: Fleet, faketime
         assert abs(row["archived_at"] - now) < timedelta(seconds=120)
 
 
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_shifted_release_leaves_live_leases_alone(fleet: Fleet, faketime: str) -> None:
     await fleet.publish(1)
     [row] = await fleet.claim(1)
