@@ -21,7 +21,7 @@ from tests.plans.conftest import SYNC_DRIVERS, TABLES
 mysqls = pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
 statistics = pytest.mark.parametrize("analyzed", [True, False], ids=["fresh statistics", "stale statistics"])
 
-COUNT, DUE, LATER, LIMIT = 1_000, 20_000, 50_000, 100
+COUNT, DUE, LATER, LIMIT = 1_000, 10_000, 20_000, 100
 NAMES = [f"q{n:04d}" for n in range(COUNT)]
 CROWDED, POSTPONED = NAMES[500], NAMES[20]
 """One has many due rows of each of three priorities, one many of a later day; of each queue one row is due."""

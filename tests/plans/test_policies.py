@@ -111,7 +111,7 @@ INTAKE: list[list[Policy]] = [[Delay("1h")], [Debounce("1h")]]
 @pytest.mark.parametrize("database", MYSQL, indirect=True)
 @pytest.mark.parametrize("policies", [*WHOLE, *INTAKE], ids=str)
 def test_a_claim_reads_what_is_due(crowded: Engine, policies: list[Policy]) -> None:
-    """Beside 100 000 delayed messages of the queue and as many of others."""
+    """Beside thousands of delayed messages of the queue and as many of others."""
     dialect = MysqlDialect(TABLES, crowded.dialect)
     with crowded.connect() as connection:
         wanted = Wanted(["q"], LIMIT, 60.0, uuid4(), policies)
