@@ -433,7 +433,7 @@ async def test_many_loads_and_a_stream_beside_a_busy_writer(
     by_time: set[int] = set()
     last, full = START, 0
     # SQLite has one writer, and so fewer ways to be late. MariaDB's transactions begin at whole seconds.
-    wanted = {"postgresql": 25, "sqlite": 20}.get(archive.kind, 8)
+    wanted = {"postgresql": 15, "sqlite": 12}.get(archive.kind, 6)
     deadline = time.monotonic() + 120
     with writing(archive), streaming(archive) as query, archive.engine.connect() as reader:
         while full < wanted:
