@@ -1,6 +1,6 @@
-"""An export, as a process of its own, that is killed with its Java at a step of the first replacement.
+"""An export, as a process of its own, that is killed with its Java in the middle of the first replacement.
 
-    python -m tests.spark.dying_export URL PATH STEP
+    python -m tests.spark.dying_export URL PATH
 
 It ends itself by SIGKILL with its whole group: start it in a new one.
 """
@@ -12,14 +12,9 @@ from typing import Any
 
 from faststream_sqlbroker.spark import build_session, export_archive
 from faststream_sqlbroker.spark.folders import Folders
-from faststream_sqlbroker.spark.lake import Lake
 
-STEPS: dict[str, tuple[Any, str, int]] = {
-    "it is noted": (Lake, "_swap", 1),
-    "between the renames": (Folders, "move", 2),
-    "before it is recorded": (Lake, "_record", 1),
-}
-"""Which call of which method is never made."""
+OWNER, NAME, NUMBER = Folders, "move", 2
+"""Which call of which method is never made: that between the renames. Of every other step tests of the lake die."""
 
 CONFIG = {
     "spark.ui.enabled": "false",
@@ -34,24 +29,23 @@ CONFIG = {
 }
 
 
-def die_at(step: str) -> None:
+def die() -> None:
     """Let the process be killed where that call would be made."""
-    owner, name, number = STEPS[step]
-    original, calls = getattr(owner, name), list[str]()
+    original, calls = getattr(OWNER, NAME), list[str]()
 
     def call(*given: Any) -> Any:
-        calls.append(name)
-        if len(calls) == number:
+        calls.append(NAME)
+        if len(calls) == NUMBER:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         return original(*given)
 
-    setattr(owner, name, call)
+    setattr(OWNER, NAME, call)
 
 
-def main(url: str, path: str, step: str) -> None:
+def main(url: str, path: str) -> None:
     """Export the day again that is there."""
     spark = build_session("dying", databases=["sqlite"], master="local[1]", config=CONFIG)
-    die_at(step)
+    die()
     export_archive(spark, url, path, since="2026-03-07", until="2026-03-08", verify="counts")
 
 
