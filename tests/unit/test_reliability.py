@@ -118,7 +118,9 @@ async def test_what_breaks_a_run_is_written_and_the_next_one_goes_on(
         return {rule: (["message 1 is gone"] if seed == 2 else []) for rule in RULES}
 
     monkeypatch.setattr(reliability, "run_cell", run_cell)
-    given = argparse.Namespace(runs=3, rounds=1, jobs=1, only="nothing sqlite", resume=False, minutes=1.0)
+    given = argparse.Namespace(
+        runs=3, rounds=1, jobs=1, only="nothing sqlite", resume=False, minutes=1.0, keep=None
+    )
     await Matrix(given, Book("new"), {"sqlite": None}).run()
     [kept] = Book("new").results.values()
     assert kept.seeds == [2, 3]
