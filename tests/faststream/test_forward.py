@@ -84,6 +84,15 @@ async def test_several_steps_to_a_handler(broker: SqlBroker, look: Look) -> None
     }
 
 
+async def idle(*subscribers: Any, wait: float) -> None:
+    """Wait until each has begun a wait of at least twenty seconds; `wait` is the longest that it makes."""
+    fetchers = [subscriber.consumer._fetcher for subscriber in subscribers]
+    await eventually(lambda: all(fetcher._idle_wait > 0.1 for fetcher in fetchers))
+    for fetcher in fetchers:
+        fetcher._idle_wait = wait * 0.7  # it grows by a half when the wait begins
+    await eventually(lambda: all(fetcher._idle_wait == wait for fetcher in fetchers))
+
+
 async def test_the_next_queue_is_woken(broker: SqlBroker, look: Look) -> None:
     """Without a hint the second step would look after half a minute."""
     slow: Any = {"max_fetch_interval": 30.0, "flush_interval": 0.01}
@@ -93,9 +102,7 @@ async def test_the_next_queue_is_woken(broker: SqlBroker, look: Look) -> None:
     async def handle(body: str) -> None: ...
 
     await broker.start()
-    subscribers: Any = broker.subscribers
-    # Idle for longer than the growing waits between looks that would find it.
-    await eventually(lambda: all(s.consumer._fetcher._idle_wait > 5 for s in subscribers), timeout=60)
+    await idle(*broker.subscribers, wait=30.0)
     await broker.publish("x", "a")
     await look.archived()
 
@@ -112,9 +119,8 @@ async def test_the_next_queue_is_woken_in_another_process(
 
     await other.start()
     await broker.start()
-    consumer: Any = other.subscribers[0]
     await eventually(lambda: other.config.wakeups.listening)
-    await eventually(lambda: consumer.consumer._fetcher._idle_wait > 5, timeout=60)
+    await idle(*other.subscribers, wait=60.0)
     await broker.publish("x", "a")
     await look.archived()
     await other.stop()
