@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.faults.history import FIRST, LAST, Delivery, History
@@ -77,16 +77,17 @@ def health_is_told(h: History) -> list[str]:
     """A process says that it is not well while outcomes cannot be written, and that it is when they can be."""
     found = []
     for frozen in h.frozen:
-        told = {pid: said for pid, said in h.health.items() if said[0][0] < frozen.start}
-        ill = any(
-            not healthy and frozen.start <= at < frozen.end + HEALTH_DELAY
-            for said in told.values()
-            for at, healthy in said
-        )
-        if told and not ill:
+        told = [said for said in h.health.values() if said[0][0] < frozen.start]
+        if told and all(_was_healthy(said, frozen.start, frozen.end + HEALTH_DELAY) for said in told):
             found.append("no process said that it was not healthy while a right was missing")
     last = {pid: said[-1] for pid, said in h.health.items() if pid not in h.killed}
     return found + [f"{pid} is still not healthy" for pid, (_, healthy) in last.items() if not healthy]
+
+
+def _was_healthy(said: Sequence[tuple[float, bool]], start: float, end: float) -> bool:
+    """Whether a process that has said this, each change once, was healthy all the time from `start` to `end`."""
+    earlier = [healthy for at, healthy in said if at < start]
+    return all([*earlier[-1:], *(healthy for at, healthy in said if start <= at < end)])
 
 
 def stale_workers_change_nothing(h: History) -> list[str]:

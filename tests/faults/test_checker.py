@@ -70,6 +70,8 @@ def test_what_a_handler_has_committed_itself_stays() -> None:
 def test_a_process_may_be_unwell_while_a_right_is_missing() -> None:
     health = {7: [(0.1, True), (2.5, False), (4.5, True)], 8: [(3.0, False), (4.4, True)]}
     assert broken(good(frozen=[Frozen(2.0, 4.0, frozenset({8}))], health=health)) == []
+    before_the_answer = {7: [(0.1, True), (1.9, False), (4.5, True)]}
+    assert broken(good(frozen=[Frozen(2.0, 4.0)], health=before_the_answer)) == []
 
 
 def test_a_stale_worker_may_be_out_of_order() -> None:

@@ -30,7 +30,7 @@ from tests.faults.history import Recorder
 
 LOST, UNKNOWN = (
     ("lease lost", "go back without an attempt"),
-    ("settle unknown", "is not known to be committed", "could not be committed"),
+    ("settle unknown", "is not known to be committed", "could not be committed", "does not say whether"),
 )
 """What the broker says of a delivery that is not its own any more, and of one that may or must start again after an ack."""
 

@@ -107,13 +107,14 @@ async def right_taken(cell: Cell, _proxy: Proxy | None) -> None:
     await eventually(cell.started, timeout=WORKING, step=0.05)
     await some_work(cell)
     right = cell.random.choice((("INSERT", "message_archive"), ("UPDATE", "message")))
+    asked = time.monotonic()
     await cell.execute(cell.login.revoke(*right))
     since = time.monotonic()
     await cell.publish(5)
     # Who is killed before anything of it was refused cannot say so: nobody is until one has. The checker finds it
     # if none ever does.
     with contextlib.suppress(AssertionError):
-        await eventually(lambda: _ill(cell, since), timeout=WORKING, step=0.05)
+        await eventually(lambda: _ill(cell, asked), timeout=WORKING, step=0.05)
     unfit = set()
     for _ in range(2):
         victim = cell.random.choice(cell.alive())
