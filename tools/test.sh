@@ -8,5 +8,7 @@ if [ -n "${COVERAGE:-}" ]; then
     rm -f .coverage .coverage.*
     counted="--cov --cov-report=term-missing:skip-covered"
 fi
+# Each of the processes, and those they start, would compile everything anew.
+unset PYTHONDONTWRITEBYTECODE
 # shellcheck disable=SC2086
 exec .venv/bin/python -m pytest -n 4 --dist loadfile $counted "$@"
