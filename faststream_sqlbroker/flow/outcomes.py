@@ -232,6 +232,8 @@ class Outcomes:
             self._note_lost(settlement, phase, rest, units)
         # The rest of these units was found: no earlier COMMIT has written them.
         self.losses.unanswered -= {(s.id, s.lease_token) for s in batch.parts if s.unit in units}
+        if units:
+            self._drop_overtaken(batch)  # not sent back: the later delivery may have an outcome in the queue
         self._break(batch, units)
 
     def _written_acks(self, batch: Sequence[Settlement]) -> list[Settlement]:

@@ -125,7 +125,8 @@ class PolicyStarts:
 
     def _end(self, row: ClaimedMessage, outcome: Outcome) -> None:
         row.settle_as(outcome)
-        self._inflight.finish(self._settlements.one(row, row.outcome, attempted=False))
+        if not row.lease_lost:  # while its key was asked for
+            self._inflight.finish(self._settlements.one(row, row.outcome, attempted=False))
 
     async def _claimed(self, rows: Rows, ttl: float) -> Verdicts | StoreError:
         """The verdicts, or why there are none: returned, as after an error, too, a cancelled caller gives back."""

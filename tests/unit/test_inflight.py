@@ -12,8 +12,11 @@ from uuid import uuid4
 import pytest
 
 from faststream_sqlbroker.core.outcome import Ack
-from faststream_sqlbroker.core.rows import ClaimedMessage, SettleResult
+from faststream_sqlbroker.core.policies import Once
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, Unit
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.flush import Flusher
@@ -21,8 +24,10 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Loop
 from faststream_sqlbroker.flow.outcome_states import State
+from faststream_sqlbroker.flow.policies import PolicyStarts
 from faststream_sqlbroker.flow.release import BATCH, StuckReleaser
 from faststream_sqlbroker.flow.repeat import Repeater
+from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.worker import Worker
 from faststream_sqlbroker.subscriber.options import make_settings
 
@@ -198,6 +203,53 @@ def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> Non
     inflight.put_back(batch, first=True)
     assert first.lease_lost
     assert inflight.lease_lost_count == 2
+
+
+def test_of_a_message_that_came_back_the_older_outcome_is_not_sent_back() -> None:
+    """Another row of its unit was lost. Sent together with the later outcome, it would be taken for that."""
+    inflight, lost, older, later = Inflight(), row(), row(2), row(2)
+    unit = Unit([])
+    inflight.add([lost, older])
+    inflight.finish_all(
+        Settlement(r.id, r.lease_token, MessageState.COMPLETED, unit=unit) for r in (lost, older)
+    )
+    batch = inflight.take(2)
+    inflight.add([later])
+    inflight.answered(batch, SettleResult(set(), {1}))
+    assert (inflight.queued, inflight.batches) == ([], [])
+    assert inflight.held == {2: later}
+    assert inflight.state(older) is State.LOST
+    assert inflight.lease_lost_count == 2
+    inflight.finish(ack(later))
+    inflight.answered(inflight.take(1), SettleResult({2}))
+    assert inflight.empty
+    assert (inflight.settled_count, inflight.lease_lost_count) == (1, 2)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.START, Verdict.DUPLICATE, Verdict.UNKNOWN, None])
+async def test_of_a_message_that_came_back_while_its_key_was_asked_for_nothing_is_settled(
+    verdict: Verdict | None,
+) -> None:
+    """Its lease has run out meanwhile. Sent together with the later outcome, it would be taken for that."""
+    inflight, older, later = Inflight(), row(), row()
+    older.key = later.key = "k"
+
+    class Policies:
+        async def claim_keys(self, *_: Any) -> Any:
+            inflight.add([later])
+            if verdict is None:
+                raise StoreError("no")
+            return {1: (verdict, 7)}
+
+    store: Any = Mock(policies=Policies())
+    settlements = Settlements(SettleRules(), quiet)
+    starts = PolicyStarts(store, inflight, settlements, [Once(60)], quiet, lambda: False)
+    inflight.add([older])
+    with patch("faststream_sqlbroker.flow.policies.backoff", return_value=0.0):
+        started = await starts.claim_keys([older])
+    assert settlements(started) == []
+    assert inflight.queued == []
+    assert inflight.held == {1: later}
 
 
 async def test_an_older_outcome_that_is_refused_is_not_kept() -> None:
