@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
@@ -78,6 +78,8 @@ class Cell:
         self.login: Login | None = None
         self.kept = contextlib.AsyncExitStack()
         """What a fault leaves behind until the cell ends."""
+        self.theirs: AsyncConnection | None = None
+        """An application's, whose transaction stays open."""
         self.prepare: Callable[[Cell], Awaitable[None]] | None = None
 
     async def open(self) -> None:

@@ -42,10 +42,18 @@ async def too_large(cell: Cell, _proxy: Proxy | None) -> None:
     await cell.goes_on("while others had answers that are too large for the server", "plain")
 
 
+async def hold_dedup_id(cell: Cell) -> None:
+    """Before any answer has it: InnoDB leaves the gap before a duplicate locked, for whoever has met it."""
+    cell.theirs = await cell.kept.enter_async_context(cell.engine.connect())
+    same = NewMessage("out", b"", '{"numbers": []}', dedup_id=plan.SAME)
+    await cell.store.insert_in(cell.theirs, [same])
+
+
 @fault(
     "an answer's dedup_id held by another transaction",
     short=(),
     databases=SERVERS,
+    prepare=hold_dedup_id,
     # Each try has its rows locked for as long as it waits, so that their leases may not be renewed in time: a wait
     # is a fraction of a lease, as it is with the defaults.
     keeps_from_renewing=True,
@@ -59,12 +67,9 @@ async def too_large(cell: Cell, _proxy: Proxy | None) -> None:
 )
 async def dedup_held(cell: Cell, _proxy: Proxy | None) -> None:
     """An application's, which is open for long, and is rolled back in the end."""
-    async with cell.engine.connect() as connection:
-        await connection.begin()
-        same = NewMessage("out", b"", '{"numbers": []}', dedup_id=plan.SAME)
-        await cell.store.insert_in(connection, [same])
-        while not plan.dedups(cell.number + 1):
-            cell.number += 1
-        await cell.publish_to("plain")
-        await cell.goes_on("while an answer waited for another transaction", "plain")
-        await connection.rollback()
+    while not plan.dedups(cell.number + 1):
+        cell.number += 1
+    await cell.publish_to("plain")
+    await cell.goes_on("while answers waited for another transaction", "plain")
+    assert cell.theirs is not None
+    await cell.theirs.rollback()
