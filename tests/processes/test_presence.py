@@ -57,10 +57,10 @@ async def test_a_killed_process_no_longer_lives_and_what_it_held_is_explained(fl
 
     async def expired() -> Any:
         reasons = (await admin(fleet).explain(row["id"])).reasons
-        return reasons if reasons[0].code == "lease_expired" else None
+        # On a busy machine the survivor's sign of life may be late for a moment: then it says that nobody lives, too.
+        return [(r.code, r.worker) for r in reasons] == [("lease_expired", found.worker)]
 
-    reasons = await eventually(expired, timeout=60, step=0.05)
-    assert [(r.code, r.worker) for r in reasons] == [("lease_expired", found.worker)]
+    await eventually(expired, timeout=60, step=0.05)
     assert alive.worker != found.worker
     survivor.send_signal(signal.SIGTERM)
     assert await fleet.ended(survivor) == 0
