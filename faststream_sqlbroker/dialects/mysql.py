@@ -246,8 +246,8 @@ class MysqlDialect(MysqlErrors, StepDialect):
     def wait_for_dedup_ids(self, connection: Connection, rows: Sequence[NewMessage]) -> None:
         """Read them with a lock on the row alone.
 
-        An INSERT that waits for a duplicate locks the gap before it, too, where all messages of that queue without a
-        dedup_id belong: nobody could publish there until it is told.
+        An INSERT that waits for a duplicate also locks the gap before it. All messages of that queue without a dedup_id
+        belong into this gap, so no transaction could publish them until the wait is over.
         """
         for row in rows:
             if row.dedup_id is not None:

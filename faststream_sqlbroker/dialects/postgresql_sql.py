@@ -145,7 +145,7 @@ JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
 LOCK = HELD + "ORDER BY m.id FOR UPDATE OF m"
 MARK = 1936813154
 """First key of the advisory lock that tells others that a transaction is the broker's; the second is its limit (milliseconds)."""
-# It never waits, whoever else uses the key. The limit of a session cannot be seen from another one, locks can.
+# It never waits, also if another program uses the key. Other sessions cannot see a session's limit, but they see its locks.
 _MARK = f"pg_try_advisory_xact_lock_shared({MARK}, rtrim(:limit, 'ms')::int)"
 # The least of what is asked for and what the administrator or the application has set; 0 is no limit.
 _IDLE_LIMIT = f"""set_config('idle_in_transaction_session_timeout',

@@ -59,7 +59,7 @@ def settle_units(
 def _patience(
     dialect: "Dialect", connection: Connection, units: Units, *, skip_locked: bool
 ) -> AbstractContextManager[None]:
-    """How long to wait for locks: a `dedup_id` may be held by somebody's open transaction for ever."""
+    """How long to wait for locks: another transaction may stay open, and hold a `dedup_id`, for ever."""
     if skip_locked:
         return dialect.lock_wait_limit(connection, LOCK_WAIT)
     if dialect.outwaits_clients and any(row.dedup_id is not None for unit in units for row in unit.chained):

@@ -43,7 +43,7 @@ async def too_large(cell: Cell, _proxy: Proxy | None) -> None:
 
 
 async def hold_dedup_id(cell: Cell) -> None:
-    """Before any answer has it: InnoDB leaves the gap before a duplicate locked, for whoever has met it."""
+    """Before any answer has it: a transaction that meets a duplicate keeps the gap before it locked on InnoDB."""
     cell.theirs = await cell.kept.enter_async_context(cell.engine.connect())
     same = NewMessage("out", b"", '{"numbers": []}', dedup_id=plan.SAME)
     await cell.store.insert_in(cell.theirs, [same])

@@ -111,8 +111,8 @@ async def right_taken(cell: Cell, _proxy: Proxy | None) -> None:
     await cell.execute(cell.login.revoke(*right))
     since = time.monotonic()
     await cell.publish(5)
-    # Who is killed before anything of it was refused cannot say so: nobody is until one has. The checker finds it
-    # if none ever does.
+    # A worker that is killed before anything of it was refused cannot say so. So none is killed until one has said it,
+    # and the checker finds it if none does.
     with contextlib.suppress(AssertionError):
         await eventually(lambda: _ill(cell, asked), timeout=WORKING, step=0.05)
     unfit = set()
