@@ -285,8 +285,8 @@ class Consumer:
         if not await persist(self._final_flush, deadline):
             self._log(
                 logging.ERROR,
-                f"{self.inflight.unwritten} outcomes could not be written while stopping; their messages "
-                "come back when their leases run out",
+                f"{len(self.inflight.unwritten)} outcomes could not be written while stopping; "
+                f"messages {self.inflight.unwritten} come back when their leases run out",
             )
 
     async def _final_flush(self) -> None:

@@ -85,9 +85,9 @@ class Outcomes:
         )
 
     @property
-    def unwritten(self) -> int:
-        """Outcomes that wait to be written, or for the answer."""
-        return len(self.queued) + sum([len(b.parts) for b in self.batches])
+    def unwritten(self) -> list[int]:
+        """Messages whose outcomes wait to be written, or for the answer."""
+        return sorted(s.id for parts in (self.queued, *(b.parts for b in self.batches)) for s in parts)
 
     def being_written(self) -> set[Mark]:
         """The deliveries in state WRITING."""

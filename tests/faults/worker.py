@@ -30,8 +30,11 @@ from tests.faults.history import Recorder
 
 LOST, UNKNOWN = (
     ("lease lost", "go back without an attempt"),
-    ("settle unknown", "is not known to be committed", "could not be committed", "does not say whether"),
-)
+    (
+        "settle unknown", "is not known to be committed", "could not be committed", "does not say whether",
+        "could not be written while stopping",
+    ),
+)  # fmt: skip
 """What the broker says of a delivery that is not its own any more, and of one that may or must start again after an ack."""
 
 
@@ -50,7 +53,7 @@ class Reports(logging.Handler):
         lost = not unknown and any(part in said for part in LOST)
         if not lost and not unknown:
             return
-        delivery, several = re.search(r"delivery (\d+)", said), re.match(r"messages \[([\d, ]+)\]", said)
+        delivery, several = re.search(r"delivery (\d+)", said), re.search(r"messages \[([\d, ]+)\]", said)
         if lost and not delivery and not several:
             return  # an old outcome of a delivery whose loss has been told: it may have come back meanwhile
         extra = {"deliveries": int(delivery[1])} if delivery else {}

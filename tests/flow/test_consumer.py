@@ -297,7 +297,7 @@ async def test_claims_stop_while_outcomes_cannot_be_written(rig: Rig) -> None:
     consumer = rig.consumer(**options, **FAST)  # type: ignore[arg-type]
     with patch.object(rig.store, "settle", side_effect=TransientStoreError("down")):
         await consumer.start()
-        await eventually(lambda: consumer.inflight.unwritten >= 20)
+        await eventually(lambda: len(consumer.inflight.unwritten) >= 20)
         for _ in range(20):
             consumer._fetch_loop.wake()
             await asyncio.sleep(0.01)

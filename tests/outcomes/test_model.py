@@ -377,7 +377,7 @@ class Machine(RuleBasedStateMachine):
         waiting = (
             states[State.QUEUED] + states[State.WRITING] + states[State.SET_APART] + states[State.REFUSED]
         )
-        assert inflight.unwritten == waiting
+        assert len(inflight.unwritten) == waiting
         assert inflight.writing_count == states[State.WRITING]
         assert inflight.apart_count >= states[State.SET_APART] + states[State.REFUSED]
         inflight.running = len(self.running)  # as workers count themselves
