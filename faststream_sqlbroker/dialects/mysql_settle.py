@@ -22,7 +22,7 @@ SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.s
 FROM """
     + ROWS
     + """
-STRAIGHT_JOIN {message} m ON m.id = u.id
+STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id
 """
 ).replace("{first}", FIRST)
 
@@ -32,7 +32,7 @@ UPDATE = (
 UPDATE """
     + ROWS
     + """
-STRAIGHT_JOIN {message} m ON m.id = u.id
+STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id
 SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
   m.first_attempt_at = CASE WHEN u.queue IS NULL
     THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND) END,

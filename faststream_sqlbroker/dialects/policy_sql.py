@@ -86,7 +86,7 @@ MYSQL = Words(
     rows=_mysql_rows,
     join="STRAIGHT_JOIN",
     column="m.",
-    update="UPDATE {rows} STRAIGHT_JOIN {message} m ON m.id = u.id SET {set} WHERE {where}",
+    update="UPDATE {rows} STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id SET {set} WHERE {where}",
     upsert="ON DUPLICATE KEY UPDATE info = u.info, expires_at = {expires}",
     ready_hint="FORCE INDEX ({ready_index})",
     leased_hint="FORCE INDEX ({leased_index})",

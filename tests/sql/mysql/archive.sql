@@ -10,4 +10,4 @@ FROM JSON_TABLE(:rows, '$[*]' COLUMNS (
     ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u
-STRAIGHT_JOIN message m ON m.id = u.id
+STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id

@@ -3,7 +3,7 @@ UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
     ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u
-STRAIGHT_JOIN message m ON m.id = u.id
+STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id
 SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
   m.first_attempt_at = CASE WHEN u.queue IS NULL
     THEN COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND) END,

@@ -1,0 +1,59 @@
+"""What is written of a message waits for no other message, however few there are in the table."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from faststream_sqlbroker.core.outcome import Move, Outcome
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.settle import settle
+from tests.contract.conftest import LEASE, Bench
+from tests.contract.test_settle import OUTCOMES, RULES
+
+pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+"""SQLite locks no rows. A planner that takes a table for tiny scans it, and waits for each row on its way, unless it is told
+not to.
+"""
+AT_ONCE = 5.0
+
+
+@asynccontextmanager
+async def between_locked(bench: Bench) -> AsyncIterator[ClaimedMessage]:
+    """A message of ours between two that others are about to take out of the table.
+
+    InnoDB does not count these two any more, so the table is tiny to MySQL's planner.
+    """
+    await bench.put(3)
+    before, row, after = await bench.claim()
+    async with bench.store.engine.connect() as other:
+        for one in (before, after):
+            await other.execute(text(f"DELETE FROM message WHERE id = {one.id}"))
+        yield row
+        await other.rollback()
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
+async def test_an_outcome(bench: Bench, outcome: Outcome | None) -> None:
+    async with between_locked(bench) as row:
+        settlement = settle(row, outcome, RULES, ended_after=0.1)
+        result = await asyncio.wait_for(bench.store.settle([settlement]), AT_ONCE)
+    assert (result.settled, result.lost) == ({row.id}, set())
+
+
+async def test_a_move_with_new_headers(bench: Bench) -> None:
+    async with between_locked(bench) as row:
+        moved = replace(settle(row, Move("other", b"new"), RULES, ended_after=0.1), headers='{"a": "b"}')
+        result = await asyncio.wait_for(bench.store.settle([moved]), AT_ONCE)
+    assert result.settled == {row.id}
+
+
+@pytest.mark.parametrize("skip_locked", [False, True], ids=["extend", "renew"])
+async def test_a_lease(bench: Bench, skip_locked: bool) -> None:
+    async with between_locked(bench) as row:
+        leases = [(row.id, row.lease_token)]
+        renewing = bench.store.renew(leases, LEASE, skip_locked=skip_locked)
+        assert await asyncio.wait_for(renewing, AT_ONCE) == {row.id}
