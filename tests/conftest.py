@@ -30,6 +30,10 @@ OTHER_DRIVERS = {"psycopg": ("postgresql",), "asyncmy": ("mariadb", "mysql")}
 """Drivers that `just test-drivers` puts in place of the usual ones."""
 
 
+# Every Spark that tests start, in processes of their own too: much of its time is Java's compiler.
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "quick")
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 ALL = pytest.StashKey[list[pytest.Item]]()
 """All tests, in a run that was not told to collect only some."""
 

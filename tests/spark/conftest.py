@@ -46,19 +46,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def _start(folder: Path) -> SparkSession:
-    java = f"-Duser.timezone={NEW_YORK} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dderby.system.home={folder}"
     config = {
-        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.adaptive.enabled": "false",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # Each of our plans runs once: compiling it to Java costs more than it saves.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.extraJavaOptions": java,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Duser.timezone={NEW_YORK} -Dderby.system.home={folder}",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.memory": "1g",
         "spark.python.daemon.module": "tests.spark.daemon",

@@ -16,18 +16,6 @@ from faststream_sqlbroker.spark.folders import Folders
 OWNER, NAME, NUMBER = Folders, "move", 2
 """Which call of which method is never made: that between the renames. Of every other step tests of the lake die."""
 
-CONFIG = {
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-
 
 def die() -> None:
     """Let the process be killed where that call would be made."""
@@ -44,7 +32,9 @@ def die() -> None:
 
 def main(url: str, path: str) -> None:
     """Export the day again that is there."""
-    spark = build_session("dying", databases=["sqlite"], master="local[1]", config=CONFIG)
+    spark = build_session(
+        "dying", databases=["sqlite"], master="local[1]", config={"spark.driver.memory": "512m"}
+    )
     die()
     export_archive(spark, url, path, since="2026-03-07", until="2026-03-08", verify="counts")
 

@@ -164,7 +164,7 @@ async def test_an_export_that_was_killed_is_ended_by_the_next(
     path = tmp_path / "lake"
     process = subprocess.Popen(
         [sys.executable, "-c", MAIN, "archive", "export", "--path", str(path), "--to", "2026-03-09"],
-        env=os.environ | {"SQLBROKER_URL": archive.url, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},
+        env=os.environ | {"SQLBROKER_URL": archive.url},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,

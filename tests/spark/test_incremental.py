@@ -348,13 +348,7 @@ def test_only_postgresql_shares_snapshots(loads: Loads) -> None:
 LOADER = """
 import sys
 from faststream_sqlbroker.spark import build_session, new_rows
-config = {
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
-spark = build_session(databases=["postgresql"], master="local[1]", config=config)
+spark = build_session(databases=["postgresql"], master="local[1]")
 url, state, lake = sys.argv[1:]
 with new_rows(spark, url, state=state, margin=0) as load:
     load.frame.write.mode("overwrite").parquet(f"{lake}/{load.name}")

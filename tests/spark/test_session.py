@@ -41,7 +41,7 @@ def test_under_spark_submit(tmp_path: Path) -> None:
         "s = build_session()\n"
         "for name in 'spark.jars', 'spark.executor.extraJavaOptions': print(s.conf.get(name))\n"
     )
-    given = ("spark.executor.extraJavaOptions=-Dx=1", "spark.ui.enabled=false", "spark.log.level=ERROR")
+    given = ("spark.executor.extraJavaOptions=-Dx=1", "spark.log.level=ERROR")
     options = [word for setting in given for word in ("--conf", setting)]
     done = subprocess.run(
         [sys.executable, "-m", "pyspark.find_spark_home"], capture_output=True, text=True, check=True
