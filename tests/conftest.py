@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.broker.engine import through_pgbouncer
+from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.store import store
-from tests import scheduling
+from tests import quick_tables, scheduling
 from tests.quick_tables import QuickTables
 from tools.private import CannotStartError, pgbouncer
 from tools.servers import VARIABLES, NoServerError, own_server, server
@@ -197,6 +198,7 @@ def _empty(admin: Engine, name: str) -> None:
 def _quick_tables() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "create_all", QuickTables())
+        patch.setattr(Tables, "for_dialect", lambda tables, name: quick_tables.built(tables.config, name))
         yield
 
 

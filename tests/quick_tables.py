@@ -5,16 +5,26 @@ creates them; its statements are repeated wherever none of these tables is there
 """
 
 from collections.abc import Hashable
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, event, inspect, text
 
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import create_all
-from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.tables import Tables, build_tables
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 
 LOOKS = ("SELECT", "SHOW", "PRAGMA", "DO ")
 """How the statements begin that create nothing."""
+TABLES = build_tables(SqlBrokerSchemaConfig())
+"""Those of the usual names."""
+
+
+@cache
+def built(config: SqlBrokerSchemaConfig, dialect_name: str) -> Tables:
+    """Stands in for `Tables.for_dialect`: thousands of brokers have the same tables, and nothing changes them."""
+    return build_tables(config, dialect_name=dialect_name)
 
 
 class QuickTables:

@@ -8,10 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
 from faststream_sqlbroker.store import Store
+from tests.quick_tables import TABLES
 
 LEASE = 60.0
 
@@ -81,7 +80,7 @@ def database(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def store(engine: AsyncEngine, database: str) -> Store:
-    store = Store(engine, build_tables(SqlBrokerSchemaConfig()), pgbouncer=database == "pgbouncer")
+    store = Store(engine, TABLES, pgbouncer=database == "pgbouncer")
     await store.create_tables()
     await store.setup()
     return store

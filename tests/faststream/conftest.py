@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.schema.types import clock
 from tests.helpers import eventually
+from tests.quick_tables import TABLES
 
 QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
 """Subscriber options for tests that wait for what happens."""
@@ -22,7 +22,7 @@ class Look:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
-        self.tables = build_tables(SqlBrokerSchemaConfig())
+        self.tables = TABLES
 
     async def rows(self, archive: bool = False) -> list[dict[str, Any]]:
         """All rows, by id."""

@@ -11,11 +11,10 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
+from tests.quick_tables import TABLES
 
 
 class Rig(Bench):
@@ -66,7 +65,7 @@ class Rig(Bench):
 
 @pytest.fixture
 async def rig(engine: AsyncEngine) -> AsyncIterator[Rig]:
-    store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
+    store = Store(engine, TABLES)
     await store.create_tables()
     await store.setup()
     rig = Rig(store)
