@@ -78,7 +78,12 @@ migrations: setup
     @{{ python }} -m tools.render_migrations
 
 # Everything CI runs
-check: test lint types (test-spark "4.3.0" "tests/spark/test_datasource.py" "tests/spark/test_stream.py")
+check: test _others
+
+# The rest of it, at the same time; PostgreSQL and SQLite are enough for another pyspark
+[private]
+[parallel]
+_others: lint types (test-spark "4.3.0" "tests/spark/test_datasource.py" "tests/spark/test_stream.py" "-k" "not mariadb")
 
 # What we reach of FastStream's dispatch and of the raw driver; writes benchmarks/results (--rounds 5 --messages 60000)
 bench *args: setup

@@ -23,7 +23,7 @@ from tests.helpers import MYSQL, eventually, mysql_numbers
 EACH = 25
 """Statements of one claim at most, whatever it finds."""
 LIMIT = 1000
-SIZES = {"sqlite": 100_000, "postgresql": 20_000, "mariadb": 20_000, "mysql": 20_000}
+SIZES = {"sqlite": 50_000, "postgresql": 20_000, "mariadb": 10_000, "mysql": 10_000}
 MANY = int(os.environ.get("SQLBROKER_TEST_BURST", "0"))
 
 

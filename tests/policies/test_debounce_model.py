@@ -14,7 +14,7 @@ from tests.policies.clock import MICROSECONDS
 from tests.policies.machine import UNIT, Machine, Message, check_model
 
 YEAR = 365 * 86_400 * MICROSECONDS
-EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8, "mysql": 8}
+EXAMPLES = {"sqlite": 20, "postgresql": 8, "mariadb": 8, "mysql": 8}
 
 trailing = st.builds(
     lambda window, more: Debounce(

@@ -15,7 +15,7 @@ from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 from tests.policies.world import microseconds
 
-EXAMPLES = {"sqlite": 30, "postgresql": 6, "mariadb": 6, "mysql": 6}
+EXAMPLES = {"sqlite": 15, "postgresql": 6, "mariadb": 6, "mysql": 6}
 
 throttles = st.builds(
     lambda rate, per, burst, lag, exceeded, key: Throttle(

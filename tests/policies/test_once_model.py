@@ -13,7 +13,7 @@ from faststream_sqlbroker.dialects.policy_wanted import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import QUEUE
 
-EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8, "mysql": 8}
+EXAMPLES = {"sqlite": 20, "postgresql": 8, "mariadb": 8, "mysql": 8}
 STEPS = 50
 
 

@@ -15,7 +15,7 @@ from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 from tests.policies.world import microseconds
 
-EXAMPLES = {"sqlite": 40, "postgresql": 8, "mariadb": 8, "mysql": 8}
+EXAMPLES = {"sqlite": 20, "postgresql": 8, "mariadb": 8, "mysql": 8}
 
 delay = st.integers(1, 4).map(lambda n: [Delay(n * UNIT / 1e6)])
 throttle = st.builds(

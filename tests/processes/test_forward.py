@@ -5,7 +5,7 @@ import pytest
 from tests.helpers import eventually
 from tests.processes.conftest import Fleet
 
-MANY = 3_000
+MANY = 2_000
 SHORT = {"release_stuck_timeout": 5.0, "release_stuck_interval": 0.3}
 FORWARDS = {"a": "b", "b": "c", "c": "q"}
 

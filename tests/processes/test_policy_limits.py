@@ -26,13 +26,13 @@ async def test_a_concurrency_is_exact(fleet: Fleet) -> None:
     }
     for given in subscribers.values():
         given["options"] = {**LEASE, "max_workers": 20}
-    await policies.put({"q": [f"k{n % 2}" for n in range(200)], "by_key": [f"k{n % 4}" for n in range(200)]})
+    await policies.put({"q": [f"k{n % 2}" for n in range(120)], "by_key": [f"k{n % 4}" for n in range(120)]})
     async with policies.watched() as seen:
         for _ in range(PROCESSES):
             policies.start(subscribers)
-        await fleet.settled(400)
+        await fleet.settled(240)
     await fleet.stop()
-    assert await fleet.count("deliveries_count = 1 AND state = 'COMPLETED'", archive=True) == 400
+    assert await fleet.count("deliveries_count = 1 AND state = 'COMPLETED'", archive=True) == 240
     assert seen.looks > 50
     assert seen.most["q", None] <= 3
     assert max(n for (queue, key), n in seen.most.items() if queue == "by_key" and key is not None) <= 3

@@ -127,6 +127,7 @@ def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
     assert secret is None or secret not in (path / "_sqlbroker/state.json").read_text()
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 def test_rows_that_come_late_are_exported_and_lost_ones_stay(
     spark: SparkSession, archive: Archive, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +165,7 @@ def change_after_write(
     return calls
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 def test_a_source_that_changes_while_it_is_read_is_caught(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -415,6 +415,7 @@ def streaming(archive: Archive) -> Iterator[Query]:
     done.result()
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 async def test_many_loads_and_a_stream_beside_a_busy_writer(
     loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
