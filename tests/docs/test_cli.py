@@ -16,7 +16,6 @@ APP = "docs.examples.basic_app:app"
 pytestmark = pytest.mark.capability("`faststream run --workers`, `faststream publish`")
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 async def test_two_workers(database_url: str, tmp_path: Path) -> None:
     await _run_and_publish(database_url, tmp_path, 2)
 
