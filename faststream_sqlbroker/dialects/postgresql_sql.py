@@ -160,12 +160,14 @@ LOCK_NUMBERED = LOCK.replace(
 )
 # A crash of the server forgets numbers of which nothing was written, and gives them to other transactions. So they are believed
 # if the server has run since then, as its statistics begin anew with a crash; else if the lock itself has survived, in the
-# row: what was written of a transaction keeps its number.
+# row: what was written of a transaction keeps its number. A transaction that locks a row and then writes it, as renewals
+# do, leaves its lock in the new version; a handler's only locks.
 WAS_COMMITTED = """
 SELECT CASE WHEN (:number)::text::xid8 >= pg_snapshot_xmax(pg_current_snapshot()) THEN false
   ELSE pg_xact_status((:number)::text::xid8) = 'committed' AND (
     GREATEST(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) < :since
-    OR EXISTS (SELECT FROM {message} m WHERE m.id = ANY(:ids) AND m.xmax = (:number)::text::xid8::xid))
+    OR EXISTS (SELECT FROM {message} m
+      WHERE m.id = ANY(:ids) AND m.xmax = (:number)::text::xid8::xid AND m.xmin <> m.xmax))
   END
 """
 LOCK_FREE = LOCK + " SKIP LOCKED"

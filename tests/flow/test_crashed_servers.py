@@ -93,6 +93,35 @@ async def test_a_forgotten_number_was_not_committed(
     assert not await handlers.was_committed(locked)
 
 
+async def test_a_forgotten_number_that_a_renewal_has_now_was_not_committed(
+    bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
+) -> None:
+    """It has locked the row before it wrote it, and PostgreSQL hands such a lock on to the row's new version."""
+    handlers = bench.store.handlers
+    connection = await engine.connect()
+    locked = await lock(bench, connection)
+    crash(server)
+    await connection.invalidate()
+    await connection.close()
+    next_number = text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
+    async with engine.begin() as other:
+        for _ in range(50):
+            if (await other.execute(next_number)).scalar_one() == locked.number:
+                break
+            await other.execute(text("SELECT pg_current_xact_id()"))
+            await other.execute(text("COMMIT"))
+        else:
+            pytest.fail("PostgreSQL remembers what was never written")
+    assert await bench.store.renew(locked.leases, LEASE, skip_locked=True) == locked.held
+    assert await _xmax(engine) == int(locked.number)
+    assert not await handlers.was_committed(locked)
+
+
+async def _xmax(engine: AsyncEngine) -> int:
+    async with engine.connect() as connection:
+        return int((await connection.execute(text("SELECT xmax::text FROM message"))).scalar_one())
+
+
 async def test_what_was_committed_stays_so(
     bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
 ) -> None:
