@@ -21,6 +21,9 @@ T = TypeVar("T")
 GRACE = 1.0
 """Seconds beyond the limit after which the socket is ended, and again after which nobody waits any more."""
 
+_rolling_back: set["asyncio.Task[None]"] = set()
+"""An event loop holds its tasks by weak references only."""
+
 _OPENED = "sqlbroker_opened"
 """Where a connection's `info` has the moment at which it was opened (monotonic)."""
 
@@ -44,6 +47,8 @@ class Checkouts:
     def watch(self, engine: AsyncEngine) -> None:
         """Note when the connections of another `engine` are opened, which may be checked out here, too."""
         event.listen(engine.sync_engine, "connect", _opened)
+        if self._dialect.name == "sqlite":
+            event.listen(engine.sync_engine, "invalidate", _roll_back)
 
     def note(self, error: BaseException) -> None:
         """Evict the connections opened so far if `error` says that the one it came from must not be used again."""
@@ -117,6 +122,28 @@ class Checkouts:
 
 def _opened(_dbapi_connection: Any, record: Any) -> None:
     record.info[_OPENED] = monotonic()
+
+
+def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None) -> None:
+    """Let go of SQLite's lock before the connection is closed.
+
+    A statement that is cut off may have rows left. As long as its cursor lives, and every error that came out of it keeps
+    it alive, a connection that was closed still holds its locks: no process could write.
+    Source: SQLite, "Closing A Database Connection", on sqlite3_close_v2.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return  # what is left over when its event loop has ended
+    # aiosqlite's thread takes one thing after the other, and its close is asked for after this.
+    task = loop.create_task(dbapi_connection.driver_connection.rollback())
+    _rolling_back.add(task)
+    task.add_done_callback(_rolled_back)
+
+
+def _rolled_back(task: "asyncio.Task[None]") -> None:
+    _rolling_back.discard(task)
+    _retrieve(task)  # it fails if the connection was closed before
 
 
 def _checked_in(_dbapi_connection: Any, record: Any) -> None:

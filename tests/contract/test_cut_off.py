@@ -1,0 +1,37 @@
+"""A statement of SQLite's that is cut off leaves no lock behind."""
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import aiosqlite
+import pytest
+
+from faststream_sqlbroker.exceptions import TransientStoreError
+from tests.contract.conftest import LEASE, Bench
+
+pytestmark = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+AT_ONCE = 5.0
+FETCH = aiosqlite.Cursor.fetchall
+
+
+async def test_a_claim_whose_time_is_over_between_its_statement_and_its_rows(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What keeps its error keeps the cursor, too, and SQLite ends no transaction while one has rows left."""
+    await bench.put(3)
+    pairs = await bench.store.ready_pairs(["q"])
+
+    async def hang(cursor: Any) -> Any:
+        if cursor._conn.in_transaction:
+            await asyncio.Event().wait()
+        return await FETCH(cursor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(aiosqlite.Cursor, "fetchall", hang)
+        patched.setattr(bench.store._consuming, "timeout", 0.2)
+        with pytest.raises(TransientStoreError) as kept:
+            await bench.store.claim(pairs, 3, LEASE, uuid4())
+    assert kept.value.__cause__ is not None
+    await asyncio.wait_for(bench.put(1), AT_ONCE)
+    assert len(await bench.claim()) == 4
