@@ -98,8 +98,8 @@ class Deliveries:
                 await self._policies.ended(rows)
         except BaseException as error:
             self.cut_off(rows, error)
-            if self._policies is not None:
-                self._policies.spend(rows)
+            if self._policies is not None and (again := self._policies.spend(rows)):
+                await self._policies.give_keys_back(again)
             raise
         finally:
             self._inflight.running -= 1

@@ -176,12 +176,16 @@ class PolicyStarts:
                 await self._unheeded.run(self._give_back(again))
 
     def spend(self, rows: Rows) -> Rows:
-        """End those of `rows` that may run once and have failed; those whose keys are to be given back."""
+        """End those of `rows` that may run once and have failed; those whose keys are to be given back.
+
+        Among these is what ends in a Release: its handler has not started, as its transaction could not be begun or did
+        not find its lease.
+        """
         again: Rows = []
         if self._once is None:
             return again
         for row in (row for row in rows if row.key is not None):
-            if isinstance(row.outcome, Postpone | NotReady) or (
+            if isinstance(row.outcome, Release | Postpone | NotReady) or (
                 isinstance(row.outcome, Nack) and row.outcome.retry_possible
             ):
                 again.append(row)

@@ -67,18 +67,21 @@ class TransactionalDeliveries:
     ) -> Rows:
         """Run the handler on `rows` and commit; the rows whose outcome is left to the flush, never an ack.
 
+        With them come those that were lost before the handler started, so that their keys are given back.
+
         Args:
             rows: One delivery, or a batch.
             run: Runs the handler; afterwards each row has its outcome.
             settlements: What the outcomes mean, with what is chained to them.
         """
         started, renewed = False, min(row.renewed_monotonic for row in rows)
+        unstarted: Rows = []
         left: Rows | None = None
         opened: HandlerTransaction | None = None
         try:
             async with self._store.transaction() as transaction:
                 opened = transaction
-                rows = await self._lock(transaction, rows)
+                rows, unstarted = await self._lock(transaction, rows)
                 started, self._failures = True, 0
                 token = current.set(transaction)
                 try:
@@ -104,7 +107,7 @@ class TransactionalDeliveries:
         if left and monotonic() - renewed > self._lease / 3:
             await self._renew(left)
         await self._name_what_is_missing(transaction, left)
-        return left
+        return [*left, *unstarted]
 
     async def _run(
         self, transaction: "HandlerTransaction", run: Callable[[Rows], Awaitable[None]], rows: Rows
@@ -120,10 +123,14 @@ class TransactionalDeliveries:
             if isinstance(row.outcome, Nack | Reject) and row.outcome.error is not None:
                 transaction.note(row.outcome.error)
 
-    async def _lock(self, transaction: "HandlerTransaction", rows: Rows) -> Rows:
+    async def _lock(self, transaction: "HandlerTransaction", rows: Rows) -> tuple[Rows, Rows]:
+        """Those of `rows` whose lease is still held, and the others, which do not start."""
         held = await transaction.lock([(row.id, row.lease_token) for row in rows], self._lease)
-        self._lost([row for row in rows if row.id not in held])
-        return [row for row in rows if row.id in held]
+        lost = [row for row in rows if row.id not in held]
+        self._lost(lost)
+        for row in lost:
+            row.outcome = Release()
+        return [row for row in rows if row.id in held], lost
 
     async def _renew(self, rows: Rows) -> None:
         """No renewal got past the lock, so the lease may have run out: hold it until the outcome is written."""

@@ -5,12 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from faststream_sqlbroker.core.outcome import Nack
+from faststream_sqlbroker.core.outcome import Ack, Nack
+from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, SettleResult
+from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import transactional
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -18,6 +21,11 @@ from tests.helpers import eventually
 pytestmark = pytest.mark.capability("`transactional=True`")
 
 QUICK: dict[str, Any] = {"transactional": True, "max_fetch_interval": 0.05, "flush_interval": 0.01}
+ONCE: dict[str, Any] = {
+    **QUICK,
+    "policies": [Once("1h")],
+    "retry_strategy": ConstantRetryStrategy(delay_seconds=0.0, max_attempts=3),
+}
 
 
 async def test_a_stop_after_the_commit_loses_no_lease(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +90,114 @@ async def test_a_nack_that_outlived_its_lease_is_not_lost(rig: Rig, monkeypatch:
     await eventually(retryable)
     assert released == [0]
     assert not rig.logged("lease lost")
+
+
+class FirstFails:
+    """`store.transaction`, whose first one cannot be opened."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._transaction, self.asked = rig.store.transaction, 0
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Any]:
+        self.asked += 1
+        if self.asked == 1:
+            raise TransientStoreError("no free connection in the pool")
+        async with self._transaction() as opened:
+            yield opened
+
+
+async def completed(rig: Rig, handle: Any, **options: Any) -> dict[str, Any]:
+    """What became of the only message, whose handler starts once."""
+    starts: list[int] = []
+
+    async def counted(row: ClaimedMessage) -> None:
+        starts.append(row.id)
+        await handle(row)
+
+    await rig.consumer(counted, **ONCE, **options).start()
+
+    async def ended() -> bool:
+        return len(await rig.rows(archive=True)) == 1
+
+    await eventually(ended)
+    row = await rig.one(archive=True)
+    assert (row["state"], row["reason"], len(starts)) == ("COMPLETED", None, 1)
+    return row
+
+
+async def ack(row: ClaimedMessage) -> None:
+    row.settle_as(Ack())
+
+
+async def test_what_runs_once_keeps_no_key_for_a_transaction_that_did_not_begin(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.store, "transaction", FirstFails(rig))
+    await rig.put(1, key="k")
+    row = await completed(rig, ack)
+    assert (row["attempts_count"], row["deliveries_count"]) == (1, 1)
+
+
+async def test_what_runs_once_keeps_no_key_if_a_stop_comes_before_its_transaction(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction = rig.store.transaction
+    monkeypatch.setattr(rig.store, "transaction", FirstFails(rig))
+    monkeypatch.setattr(transactional, "backoff", lambda _: 3600.0)
+    await rig.put(1, key="k")
+    consumer = rig.consumer(ack, **ONCE)
+    await consumer.start()
+    await eventually(lambda: rig.logged("no transaction for the handler"))
+    await consumer.stop(0.05)
+    monkeypatch.setattr(rig.store, "transaction", transaction)
+    await completed(rig, ack)
+
+
+async def test_what_runs_once_keeps_no_key_if_its_lease_is_lost_before_its_transaction(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction, token = rig.store.transaction, uuid4()
+    value = token if rig.store.dialect_name == "postgresql" else token.hex
+
+    @asynccontextmanager
+    async def late() -> AsyncIterator[Any]:
+        await rig.execute("UPDATE message SET lease_token = :token", token=value)
+        async with transaction() as opened:
+            yield opened
+
+    monkeypatch.setattr(rig.store, "transaction", late)
+    await rig.put(1, key="k")
+    consumer = rig.consumer(ack, **ONCE)
+    await consumer.start()
+    await eventually(lambda: consumer.inflight.lease_lost_count == 1)
+    await consumer.stop(10.0)
+    monkeypatch.setattr(rig.store, "transaction", transaction)
+    await rig.expire()
+    await completed(rig, ack)
+
+
+async def test_a_key_is_given_back_if_a_stop_comes_while_the_transaction_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler has said that nothing was done."""
+    transaction, closing = rig.store.transaction, asyncio.Event()
+
+    @asynccontextmanager
+    async def slow_to_close() -> AsyncIterator[Any]:
+        async with transaction() as opened:
+            yield opened
+        closing.set()
+        await asyncio.Event().wait()
+
+    async def not_done(row: ClaimedMessage) -> None:
+        row.settle_as(Nack(retry_possible=True))
+
+    monkeypatch.setattr(rig.store, "transaction", slow_to_close)
+    await rig.put(1, key="k")
+    consumer = rig.consumer(not_done, **ONCE)
+    await consumer.start()
+    await closing.wait()
+    await consumer.stop(0.05)
+    monkeypatch.setattr(rig.store, "transaction", transaction)
+    assert (await completed(rig, ack))["attempts_count"] == 2
