@@ -105,7 +105,8 @@ class Flusher:
             refused = await write(self._store, self._inflight, batch, skip_locked=self._past_locked)
         except BaseException as error:
             self._hurried = self._past_locked = True
-            if self._to_be_set_apart(error):
+            # Nothing is left of a batch of which all that failed had come back to us.
+            if batch.parts and self._to_be_set_apart(error):
                 self.repeater.set_apart(batch, error)
                 return True
             self._inflight.put_back(batch, first=True)

@@ -1,13 +1,18 @@
 """What fails for a passing reason is set apart and repeated as it is; the others go on, and an outage cuts nothing up."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
+
+import pytest
 
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules
-from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State
@@ -308,3 +313,31 @@ async def test_what_was_written_beside_rows_that_a_failure_left_locked_is_no_suc
     bench.database.locked = set()
     await bench.flush()
     assert bench.states(rows) == {State.SET_APART}
+
+
+async def test_a_failure_that_leaves_nothing_to_set_apart() -> None:
+    """A batch is cut as the database refuses it; a lease of one part is lost, and the other part has come back to us."""
+    bench = Bench()
+    rows = bench.claim(3)
+    bench.ack(rows[:2], b"answer")
+    bench.ack(rows[2:])
+    bench.database.rows.tokens[rows[0].id] = uuid4()
+    failed = []
+
+    def fault(parts: Sequence[Settlement]) -> None:
+        if not failed:
+            failed.append(1)
+            raise TransientStoreError("the first failure")
+        if len(parts) == 3:
+            raise StoreError("refused")
+        if parts[0].id == rows[2].id:
+            bench.inflight.add([replace(rows[2], lease_token=uuid4(), outcome=None)])
+            raise TransientStoreError("the second failure")
+
+    bench.store.fault = fault
+    with pytest.raises(TransientStoreError, match="first"):
+        await bench.flusher.flush_one()
+    with pytest.raises(TransientStoreError, match="second"):
+        await bench.flusher.flush_one()
+    assert bench.inflight.batches == []
+    assert [(s.id, s.state) for s in bench.inflight.queued] == [(rows[1].id, MessageState.PENDING)]
