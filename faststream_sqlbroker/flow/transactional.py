@@ -93,11 +93,12 @@ class TransactionalDeliveries:
         except BaseException as error:
             if isinstance(error, StoreError) and not started:
                 return await self._not_started(rows, error)
-            for row in rows:
-                if left == []:
-                    self._inflight.drop([row])  # committed, though its connection did not come back
-                elif isinstance(row.outcome, Ack | Move):
-                    row.outcome = Abandon()  # rolled back: the flush must not ack it
+            if not started and isinstance(error, asyncio.CancelledError):
+                _release(rows)
+            elif left == []:
+                self._inflight.drop(rows)  # committed, though its connection did not come back
+            else:
+                _abandon(rows)  # rolled back: the flush must not ack it
             if started and left != [] and isinstance(error, Exception | asyncio.CancelledError):
                 await self._cut_off(opened, rows)
             raise
@@ -299,6 +300,19 @@ class TransactionalDeliveries:
     def _unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
         """All or nothing was committed. Nothing more may be written: if nothing was, the lease runs out."""
         self._inflight.lose(rows, "transaction", str(error))
+
+
+def _release(rows: Rows) -> None:
+    """The handler of `rows` has not started."""
+    for row in rows:
+        row.settle_as(Release())
+
+
+def _abandon(rows: Rows) -> None:
+    """What the handler of `rows` did is rolled back, and so are its acks."""
+    for row in rows:
+        if isinstance(row.outcome, Ack | Move):
+            row.outcome = Abandon()
 
 
 def _failed(rows: Rows, error: Exception) -> Rows:

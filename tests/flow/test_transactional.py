@@ -201,3 +201,24 @@ async def test_a_key_is_given_back_if_a_stop_comes_while_the_transaction_ends(
     await consumer.stop(0.05)
     monkeypatch.setattr(rig.store, "transaction", transaction)
     assert (await completed(rig, ack))["attempts_count"] == 2
+
+
+async def test_what_runs_once_keeps_no_key_if_a_stop_comes_while_it_waits_for_its_transaction(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction, waiting = rig.store.transaction, asyncio.Event()
+
+    @asynccontextmanager
+    async def hanging() -> AsyncIterator[Any]:
+        waiting.set()
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(rig.store, "transaction", hanging)
+    await rig.put(1, key="k")
+    consumer = rig.consumer(ack, **ONCE)
+    await consumer.start()
+    await waiting.wait()
+    await consumer.stop(0.05)
+    monkeypatch.setattr(rig.store, "transaction", transaction)
+    assert (await completed(rig, ack))["deliveries_count"] == 1
