@@ -326,6 +326,7 @@ class Outcomes:
         """Nothing of `rows`, which are with a worker, may be written any more; whoever calls has said why."""
         for row in rows:
             row.lease_lost = True
+            self.losses.unanswered.discard((row.id, row.lease_token))
             if self.held.get(row.id) is row:
                 del self.held[row.id]
 

@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleRes
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.once import Verdict
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
@@ -395,3 +395,18 @@ def test_what_is_lost_is_not_given_back() -> None:
     inflight.give_back([lost, ours])
     assert [s.id for s in inflight.queued] == [2]
     assert inflight.lease_lost_count == 1
+
+
+async def test_nothing_is_remembered_of_a_removal_whose_commit_was_not_answered() -> None:
+    """Nobody writes an outcome of it any more, which would tell."""
+
+    async def unanswered(*_: Any) -> None:
+        raise UnknownOutcomeError
+
+    store, inflight, message = Mock(), Inflight(quiet), row()
+    store.starts.remove_first = unanswered
+    inflight.add([message])
+    inflight.waiting.get_nowait()
+    first = FirstAcks(store, inflight, SettleRules(), quiet, lease=10.0, interval=1.0)
+    assert await first.remove([message]) == []
+    assert (inflight.held, inflight.losses.unanswered) == ({}, set())
