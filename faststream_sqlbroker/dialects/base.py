@@ -155,6 +155,10 @@ class Dialect(ABC):
     def spoils(self, error: BaseException) -> bool:
         """Whether the connection must not be used again: its session has ended, or is a read-only server's."""
 
+    def lock_wait_ended(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Whether a statement gave up to wait for a lock, as `lock_wait_limit` has it."""
+        return False
+
     @abstractmethod
     def now(self, connection: Connection) -> datetime:
         """The database's clock (aware, UTC)."""

@@ -1,6 +1,7 @@
 """Error numbers of MySQL and MariaDB, and of their clients, by what they mean for the broker."""
 
 DUPLICATE_ENTRY = 1062
+LOCK_WAIT_TIMEOUT = 1205
 TRANSIENT_CODES = frozenset(
     {1020, 1021, 1028, 1040, 1047, 1053, 1114, 1129, 1152, 1159, 1161, 1180, 1203, 1205, 1213, 1226, 1290,
      1317, 1684, 1792, 1836, 1927, 1969, 2002, 2003, 2006, 2013, 2055, 3024, 3032, 3058, 3100, 3101, 3572, 4031}
@@ -24,6 +25,10 @@ class MysqlErrors:
     def is_transient(self, error: BaseException) -> bool:
         """By the server's or client's error number."""
         return _number(error) in TRANSIENT_CODES
+
+    def lock_wait_ended(self, error: BaseException) -> bool:
+        """By number."""
+        return _number(error) == LOCK_WAIT_TIMEOUT
 
     def ends_session(self, error: BaseException) -> bool:
         """By number."""

@@ -2,9 +2,10 @@
 
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58"})
 _READ_ONLY = "25006"
+_LOCK_NOT_AVAILABLE = "55P03"
 _SESSION_ENDED = frozenset({"25P03", "25P04", "57P01", "57P02", "57P03", "57P04", "57P05"})
 """Time limits of idle sessions and of transactions, a shutdown, a crash, a dropped database."""
-_TRANSIENT_CODES = frozenset({_READ_ONLY, "25P03", "25P04", "55P03"})
+_TRANSIENT_CODES = frozenset({_READ_ONLY, "25P03", "25P04", _LOCK_NOT_AVAILABLE})
 
 
 class PostgresqlErrors:
@@ -14,6 +15,10 @@ class PostgresqlErrors:
         """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only, time limits."""
         code = _sqlstate(error)
         return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
+
+    def lock_wait_ended(self, error: BaseException) -> bool:
+        """By SQLSTATE."""
+        return _sqlstate(error) == _LOCK_NOT_AVAILABLE
 
     def ends_session(self, error: BaseException) -> bool:
         """By SQLSTATE."""

@@ -12,9 +12,9 @@ Log = Callable[..., None]
 
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 10.0
+"""Seconds; with jitter between half and one and a half of it, so that a fleet does not return as one."""
 CANCEL_LIMIT = 10.0
 """Seconds for a cancelled tick to end: psycopg asks the server to cancel first."""
-"""Seconds; full jitter between half and one and a half, so that a fleet does not return as one."""
 
 
 def backoff(failures: int) -> float:

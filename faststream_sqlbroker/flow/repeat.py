@@ -132,7 +132,7 @@ class Repeater:
                 note_unanswered(self._inflight, batch, error)
                 raise
             self._inflight.answered(batch, result)
-            if parts[0].unit is None:
+            if parts[0].unit is None and not n and result.settled:
                 self.on_denied(False)
             if n and result.settled:
                 self._log(

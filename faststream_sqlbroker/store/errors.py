@@ -150,6 +150,10 @@ class ErrorClasses:
         ended = any(self._dialect.ends_session(each) for each in _causes(cause))
         return not (cause.connection_invalidated or ended)
 
+    def waited_for_lock(self, error: BaseException) -> bool:
+        """Whether a lock of another transaction was not free within the session's limit."""
+        return any(self._dialect.lock_wait_ended(each) for each in _causes(error))
+
     def needs_another(self, error: BaseException) -> bool:
         """Whether the statement may succeed on another connection: this one is broken, or must not be used again."""
         cause = error.__cause__

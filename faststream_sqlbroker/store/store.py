@@ -224,6 +224,7 @@ class Store:
             self.dialect.settling(settlements, skip_locked=skip_locked),
             self._places,
             doing=partial(needed_to_write, settlements),
+            patient=not skip_locked,
         )
 
     @asynccontextmanager

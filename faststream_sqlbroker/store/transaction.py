@@ -59,6 +59,7 @@ class Transactions:
         locks: bool = True,
         deadline: float | None = None,
         doing: Doing | None = None,
+        patient: bool = True,
     ) -> T:
         """Run `work` and commit; what the database rolled back for a passing reason is repeated.
 
@@ -68,6 +69,8 @@ class Transactions:
         client says nothing for 30 seconds, or `timeout` if that is less, in the middle of the transaction.
 
         `doing` is what it is for, which the error of a missing right or table names.
+
+        Unless it is `patient`, a lock that was waited for in vain is not waited for again.
 
         A `Query` commits by itself where the driver's own connection can be used.
 
@@ -91,7 +94,9 @@ class Transactions:
                     if stale:
                         raise
                     stale = True
-                elif not self.errors.was_rolled_back(error):
+                elif not self.errors.was_rolled_back(error) or (
+                    not patient and self.errors.waited_for_lock(error)
+                ):
                     raise
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
                 pause *= 2

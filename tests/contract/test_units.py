@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, Unit
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.outcome_states import Batch, State
 from faststream_sqlbroker.flow.outcomes import Outcomes
 from faststream_sqlbroker.flow.write import write
@@ -176,6 +176,31 @@ async def test_an_answer_that_waits_for_its_dedup_id_is_in_nobodys_way(bench: Be
         await other.rollback()
     assert (await settling).settled == {row.id}
     assert {bytes(r["payload"]) for r in await bench.rows()} == {b"ours", b"not alike"}
+
+
+@with_row_locks
+async def test_past_locked_rows_a_lock_is_waited_for_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop that repeats outcomes has others to write: it would wait five times as long for each of them."""
+    await bench.put()
+    [row] = await bench.claim()
+    tries: list[Any] = []
+    wait = bench.store.dialect.wait_for_dedup_ids
+
+    def counted(connection: Any, rows: Any) -> None:
+        tries.append(rows)
+        wait(connection, rows)
+
+    monkeypatch.setattr(bench.store.dialect, "wait_for_dedup_ids", counted)
+    async with bench.store.engine.connect() as other:
+        await bench.store.insert_in(other, [NewMessage("out", b"theirs", dedup_id="D")])
+        unit = Unit([NewMessage("out", b"ours", dedup_id="D")])
+        with pytest.raises(TransientStoreError):
+            await bench.store.settle([done(row, unit=unit)], skip_locked=True)
+        await other.rollback()
+    assert len(tries) == 1
+    assert (await bench.store.settle([done(row, unit=unit)], skip_locked=True)).settled == {row.id}
 
 
 async def test_two_outcomes_of_a_message_are_not_written_together(bench: Bench) -> None:
