@@ -24,7 +24,7 @@ PLANTED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "deadlocks that handlers catch", "mariadb", "5 transactions", {"queues": ("catching",)},
     ),
     "no fence": (
-        "SIGSTOP past the lease, then SIGCONT", "postgresql", "3 stale workers change nothing",
+        "leases given back under their handlers", "postgresql", "3 stale workers change nothing",
         {"queues": ("plain",)},
     ),
     "no renewal": (

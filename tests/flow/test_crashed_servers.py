@@ -71,16 +71,22 @@ def crash(server: tuple[str, Process]) -> None:
     wait_until_ready(url)
 
 
-async def test_a_forgotten_number_was_not_committed(
-    bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
-) -> None:
-    """Neither before somebody else has it, nor after that one has committed."""
-    handlers = bench.store.handlers
+async def lock_until_crash(bench: Bench, engine: AsyncEngine, server: tuple[str, Process]) -> HandlerLock:
+    """A lock whose transaction was cut off, and whose number the server has forgotten."""
     connection = await engine.connect()
     locked = await lock(bench, connection)
     crash(server)
     await connection.invalidate()
     await connection.close()
+    return locked
+
+
+async def test_a_forgotten_number_was_not_committed(
+    bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
+) -> None:
+    """Neither before somebody else has it, nor after that one has committed."""
+    handlers = bench.store.handlers
+    locked = await lock_until_crash(bench, engine, server)
     assert not await handlers.was_committed(locked)
     async with engine.begin() as other:
         for _ in range(50):
@@ -98,11 +104,7 @@ async def test_a_forgotten_number_that_a_renewal_has_now_was_not_committed(
 ) -> None:
     """It has locked the row before it wrote it, and PostgreSQL hands such a lock on to the row's new version."""
     handlers = bench.store.handlers
-    connection = await engine.connect()
-    locked = await lock(bench, connection)
-    crash(server)
-    await connection.invalidate()
-    await connection.close()
+    locked = await lock_until_crash(bench, engine, server)
     next_number = text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
     async with engine.begin() as other:
         for _ in range(50):

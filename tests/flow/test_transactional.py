@@ -177,6 +177,19 @@ async def test_what_runs_once_keeps_no_key_if_its_lease_is_lost_before_its_trans
     await completed(rig, ack)
 
 
+async def stopped_at(
+    reached: asyncio.Event, transaction: Any, handler: Any, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer of one message, with `transaction` as the store's, is stopped when that has `reached` its place."""
+    await rig.put(1, key="k")
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "transaction", transaction)
+        consumer = rig.consumer(handler, **ONCE)
+        await consumer.start()
+        await reached.wait()
+        await consumer.stop(0.05)
+
+
 async def test_a_key_is_given_back_if_a_stop_comes_while_the_transaction_ends(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,20 +206,14 @@ async def test_a_key_is_given_back_if_a_stop_comes_while_the_transaction_ends(
     async def not_done(row: ClaimedMessage) -> None:
         row.settle_as(Nack(retry_possible=True))
 
-    monkeypatch.setattr(rig.store, "transaction", slow_to_close)
-    await rig.put(1, key="k")
-    consumer = rig.consumer(not_done, **ONCE)
-    await consumer.start()
-    await closing.wait()
-    await consumer.stop(0.05)
-    monkeypatch.setattr(rig.store, "transaction", transaction)
+    await stopped_at(closing, slow_to_close, not_done, rig, monkeypatch)
     assert (await completed(rig, ack))["attempts_count"] == 2
 
 
 async def test_what_runs_once_keeps_no_key_if_a_stop_comes_while_it_waits_for_its_transaction(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transaction, waiting = rig.store.transaction, asyncio.Event()
+    waiting = asyncio.Event()
 
     @asynccontextmanager
     async def hanging() -> AsyncIterator[Any]:
@@ -214,11 +221,5 @@ async def test_what_runs_once_keeps_no_key_if_a_stop_comes_while_it_waits_for_it
         await asyncio.Event().wait()
         yield
 
-    monkeypatch.setattr(rig.store, "transaction", hanging)
-    await rig.put(1, key="k")
-    consumer = rig.consumer(ack, **ONCE)
-    await consumer.start()
-    await waiting.wait()
-    await consumer.stop(0.05)
-    monkeypatch.setattr(rig.store, "transaction", transaction)
+    await stopped_at(waiting, hanging, ack, rig, monkeypatch)
     assert (await completed(rig, ack))["deliveries_count"] == 1

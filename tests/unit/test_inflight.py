@@ -41,7 +41,7 @@ def row(number: int = 1) -> ClaimedMessage:
 
 
 def quiet(*_: Any, **__: Any) -> None:
-    """A log that nobody reads."""
+    """A log that is not read."""
 
 
 def ack(message: ClaimedMessage) -> Any:
@@ -398,7 +398,7 @@ def test_what_is_lost_is_not_given_back() -> None:
 
 
 async def test_nothing_is_remembered_of_a_removal_whose_commit_was_not_answered() -> None:
-    """Nobody writes an outcome of it any more, which would tell."""
+    """No outcome of it is written any more, which would tell."""
 
     async def unanswered(*_: Any) -> None:
         raise UnknownOutcomeError
