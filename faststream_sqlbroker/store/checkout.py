@@ -21,9 +21,6 @@ T = TypeVar("T")
 GRACE = 1.0
 """Seconds beyond the limit after which the socket is ended, and again after which nobody waits any more."""
 
-_rolling_back: set["asyncio.Task[None]"] = set()
-"""An event loop holds its tasks by weak references only."""
-
 _OPENED = "sqlbroker_opened"
 """Where a connection's `info` has the moment at which it was opened (monotonic)."""
 
@@ -132,18 +129,18 @@ def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None
     Source: SQLite, "Closing A Database Connection", on sqlite3_close_v2.
     """
     try:
-        loop = asyncio.get_running_loop()
+        asyncio.get_running_loop()
     except RuntimeError:
         return  # what is left over when its event loop has ended
-    # aiosqlite's thread takes one thing after the other, and its close is asked for after this.
-    task = loop.create_task(dbapi_connection.driver_connection.rollback())
-    _rolling_back.add(task)
-    task.add_done_callback(_rolled_back)
-
-
-def _rolled_back(task: "asyncio.Task[None]") -> None:
-    _rolling_back.discard(task)
-    _retrieve(task)  # it fails if the connection was closed before
+    # aiosqlite's thread takes one thing after the other. Its first step asks for the rollback; a task would take it
+    # after a SQLAlchemy that asks for the close at once.
+    rollback = dbapi_connection.driver_connection.rollback()
+    try:
+        asked = rollback.send(None)
+    except (ValueError, StopIteration):
+        return  # the connection was closed before
+    asked.add_done_callback(_retrieve)
+    rollback.close()
 
 
 def _checked_in(_dbapi_connection: Any, record: Any) -> None:
@@ -194,7 +191,7 @@ async def cancelled_once(work: "Coroutine[Any, Any, T]") -> T:
     return task.result()
 
 
-def _retrieve(task: "asyncio.Task[Any]") -> None:
+def _retrieve(task: "asyncio.Future[Any]") -> None:
     if not task.cancelled():
         task.exception()
 
