@@ -156,7 +156,7 @@ class Dialect(ABC):
         """Whether the connection must not be used again: its session has ended, or is a read-only server's."""
 
     def lock_wait_ended(self, error: BaseException) -> bool:  # noqa: ARG002
-        """Whether a statement gave up to wait for a lock, as `lock_wait_limit` has it."""
+        """Whether a statement gave up waiting for a lock after the session's limit (see `lock_wait_limit`)."""
         return False
 
     @abstractmethod

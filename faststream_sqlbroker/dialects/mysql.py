@@ -247,7 +247,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
         """Read them with a lock on the row alone.
 
         An INSERT that waits for a duplicate also locks the gap before it. All messages of that queue without a dedup_id
-        belong into this gap, so no transaction could publish them until the wait is over.
+        belong in this gap, so no transaction could publish them until the wait is over.
         """
         for row in rows:
             if row.dedup_id is not None:

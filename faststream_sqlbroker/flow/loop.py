@@ -12,7 +12,7 @@ Log = Callable[..., None]
 
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 10.0
-"""Seconds; with jitter between half and one and a half of it, so that a fleet does not return as one."""
+"""Seconds; with jitter between 0.5 and 1.5 times it, so that a fleet does not return as one."""
 CANCEL_LIMIT = 10.0
 """Seconds for a cancelled tick to end: psycopg asks the server to cancel first."""
 

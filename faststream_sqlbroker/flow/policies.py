@@ -178,8 +178,8 @@ class PolicyStarts:
     def spend(self, rows: Rows) -> Rows:
         """End those of `rows` that may run once and have failed; those whose keys are to be given back.
 
-        Among these is what ends in a Release: its handler has not started, as its transaction could not be begun or did
-        not find its lease.
+        Among these is what ends in a Release: its handler has not started, as its transaction could not be begun, or did
+        not find its lease, or a stop came before it.
         """
         again: Rows = []
         if self._once is None:

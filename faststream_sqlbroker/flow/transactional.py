@@ -91,7 +91,7 @@ class TransactionalDeliveries:
                     current.reset(token)
                 left = await self._commit(transaction, rows, settlements) if rows else []
         except BaseException as error:
-            if isinstance(error, StoreError) and not started:
+            if isinstance(error, Exception) and not started:
                 return await self._not_started(rows, error)
             if not started and isinstance(error, asyncio.CancelledError):
                 _release(rows)
@@ -144,13 +144,15 @@ class TransactionalDeliveries:
             if row.id in held:
                 row.renewed_monotonic = asked
 
-    async def _not_started(self, rows: Rows, error: StoreError) -> Rows:
+    async def _not_started(self, rows: Rows, error: Exception) -> Rows:
         self._failures += 1
         pause = backoff(self._failures)
+        known = isinstance(error, StoreError)
         self._log(
-            logging.WARNING,
+            logging.WARNING if known else logging.ERROR,
             f"no transaction for the handler of messages {[row.id for row in rows]}, which are given back; "
-            f"again in {pause:.1f} s: {error}",
+            f"again in {pause:.1f} s: {error if known else repr(error)}",
+            exc_info=None if known else error,
             message_id=rows[0].id,
         )
         for row in rows:
@@ -237,6 +239,8 @@ class TransactionalDeliveries:
                 await asyncio.sleep(pause)
 
     def _unsaid(self, rows: Rows) -> None:
+        for row in rows:
+            row.outcome = Abandon()  # it may be done: policy Once keeps its key
         self._inflight.drop(rows)
         self._log(
             logging.WARNING,

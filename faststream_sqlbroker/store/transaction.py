@@ -70,7 +70,7 @@ class Transactions:
 
         `doing` is what it is for, which the error of a missing right or table names.
 
-        Unless it is `patient`, a lock that was waited for in vain is not waited for again.
+        Unless it is `patient`, what timed out waiting for a lock is not repeated.
 
         A `Query` commits by itself where the driver's own connection can be used.
 

@@ -11,7 +11,7 @@ from faststream_sqlbroker.exceptions import TransientStoreError
 from tests.contract.conftest import LEASE, Bench
 
 pytestmark = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-AT_ONCE = 5.0
+AT_ONCE = 20.0
 FETCH = aiosqlite.Cursor.fetchall
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysq
 """SQLite locks no rows. A planner that takes a table for tiny scans it, and waits for each row on its way, unless it is told
 not to.
 """
-AT_ONCE = 5.0
+AT_ONCE = 20.0
 
 
 @asynccontextmanager

@@ -223,3 +223,58 @@ async def test_what_runs_once_keeps_no_key_if_a_stop_comes_while_it_waits_for_it
 
     await stopped_at(waiting, hanging, ack, rig, monkeypatch)
     assert (await completed(rig, ack))["deliveries_count"] == 1
+
+
+async def test_what_runs_once_keeps_no_key_if_another_error_comes_before_its_transaction(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of the application's own events of its engine."""
+    transaction, asked = rig.store.transaction, []
+
+    @asynccontextmanager
+    async def first_fails() -> AsyncIterator[Any]:
+        asked.append(1)
+        if len(asked) == 1:
+            raise RuntimeError
+        async with transaction() as opened:
+            yield opened
+
+    monkeypatch.setattr(rig.store, "transaction", first_fails)
+    await rig.put(1, key="k")
+    assert (await completed(rig, ack))["deliveries_count"] == 1
+
+
+async def test_a_key_is_kept_if_nobody_knows_what_became_of_the_transaction_when_a_stop_comes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler has said that nothing was done, but it has ended its transaction itself, maybe with a commit."""
+    transaction, closing = rig.store.transaction, asyncio.Event()
+
+    @asynccontextmanager
+    async def slow_to_close() -> AsyncIterator[Any]:
+        async with transaction() as opened:
+            yield opened
+        closing.set()
+        await asyncio.Event().wait()
+
+    async def silent(_: Any) -> bool:
+        raise TransientStoreError
+
+    async def not_done(row: ClaimedMessage) -> None:
+        opened = transactional.current.get()
+        assert opened is not None
+        await opened.connection.rollback()
+        row.settle_as(Nack(retry_possible=True))
+
+    monkeypatch.setattr(rig.store, "transaction", slow_to_close)
+    monkeypatch.setattr(rig.store.handlers, "was_committed", silent)
+    monkeypatch.setattr(transactional, "PATIENCE", 0.1)
+    await rig.put(1, key="k")
+    consumer = rig.consumer(not_done, **ONCE)
+    await consumer.start()
+    await closing.wait()
+    await consumer.stop(0.05)
+    assert rig.logged("the database does not say")
+    async with rig.store.engine.connect() as connection:
+        kept = (await connection.execute(rig.store.dialect.tables.policy_state.select())).all()
+    assert [row.scope for row in kept if row.scope.startswith("once:")] == ["once:q"]
