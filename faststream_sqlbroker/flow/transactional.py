@@ -95,11 +95,16 @@ class TransactionalDeliveries:
                 return await self._not_started(rows, error)
             if not started and isinstance(error, asyncio.CancelledError):
                 _release(rows)
-            elif left == []:
-                self._inflight.drop(rows)  # committed, though its connection did not come back
+            elif left is not None and len(left) < len(rows):
+                # Committed, though its connection did not come back.
+                self._inflight.drop([row for row in rows if row not in left])
             else:
                 _abandon(rows)  # rolled back: the flush must not ack it
-            if started and left != [] and isinstance(error, Exception | asyncio.CancelledError):
+            if (
+                started
+                and (left is None or left == rows)
+                and isinstance(error, Exception | asyncio.CancelledError)
+            ):
                 await self._cut_off(opened, rows)
             raise
         if left and not transaction.proven:
@@ -171,7 +176,9 @@ class TransactionalDeliveries:
             return rows
         if any(row.lease_lost for row in rows):
             return self._abandoned(rows)
-        batch = settlements(rows)
+        # Their keys are given back, or spent, before their outcomes are written (policy Once).
+        later = [row for row in rows if self._once and row.key is not None and not _ends(row)]
+        batch = settlements([row for row in rows if row not in later])
         try:
             with self._inflight.writing(batch) as writing:
                 result = await transaction.commit(batch)
@@ -188,7 +195,7 @@ class TransactionalDeliveries:
         except Exception as error:  # noqa: BLE001 - a constraint of the user's, checked at the flush of the session
             return _failed(rows, error)
         self._lost([row for row in rows if row.id in result.lost])
-        return self._abandoned(rows) if result.lost else []
+        return self._abandoned(rows) if result.lost else later
 
     async def _cut_off(self, transaction: "HandlerTransaction | None", rows: Rows) -> None:
         """The handler was cut off: the transaction may have been committed before, behind our back."""
@@ -304,6 +311,11 @@ class TransactionalDeliveries:
     def _unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
         """All or nothing was committed. Nothing more may be written: if nothing was, the lease runs out."""
         self._inflight.lose(rows, "transaction", str(error))
+
+
+def _ends(row: ClaimedMessage) -> bool:
+    """Whether its outcome is the last one of `row`."""
+    return isinstance(row.outcome, Ack | Move | Reject | Discard)
 
 
 def _release(rows: Rows) -> None:

@@ -12,7 +12,7 @@ import pytest
 from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
-from faststream_sqlbroker.core.rows import ClaimedMessage, SettleResult
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import transactional
 from tests.flow.conftest import Rig
@@ -278,3 +278,39 @@ async def test_a_key_is_kept_if_nobody_knows_what_became_of_the_transaction_when
     async with rig.store.engine.connect() as connection:
         kept = (await connection.execute(rig.store.dialect.tables.policy_state.select())).all()
     assert [row.scope for row in kept if row.scope.startswith("once:")] == ["once:q"]
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closes", "dies when it closes"])
+@pytest.mark.parametrize("possible", [True, False], ids=["retry possible", "failed"])
+async def test_of_a_batch_under_once_what_is_not_done_keeps_its_own_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, possible: bool, closes: bool
+) -> None:
+    """Its neighbour's ack is committed, and its key is given back, or it ends as a failure."""
+    transaction, runs = rig.store.transaction, list[int]()
+
+    @asynccontextmanager
+    async def closing() -> AsyncIterator[Any]:
+        async with transaction() as opened:
+            yield opened
+        if not closes and len(runs) == 2:
+            raise TransientStoreError
+
+    async def first_fails(rows: tuple[ClaimedMessage, ...]) -> None:
+        for row in rows:
+            runs.append(row.id)
+            row.settle_as(Nack(retry_possible=possible) if len(runs) == 1 else Ack())
+
+    monkeypatch.setattr(rig.store, "transaction", closing)
+    first, second = await rig.store.insert([NewMessage("q", b"x", key=key) for key in "ab"])
+    await rig.consumer(first_fails, **ONCE, batch=True, fetch_batch_size=2).start()
+
+    async def ended() -> bool:
+        return len(await rig.rows(archive=True)) == 2
+
+    await eventually(ended)
+    found = {row["id"]: (row["state"], row["reason"]) for row in await rig.rows(archive=True)}
+    assert found[second] == ("COMPLETED", None)
+    if possible:
+        assert (found[first], runs) == (("COMPLETED", None), [first, second, first])
+    else:
+        assert (found[first], runs) == (("FAILED", "failed_once"), [first, second])
