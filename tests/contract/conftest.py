@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
 from faststream_sqlbroker.store import Store
+from tests.helpers import eventually
 from tests.quick_tables import TABLES
 
 LEASE = 60.0
@@ -80,10 +82,22 @@ def database(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def store(engine: AsyncEngine, database: str) -> Store:
+    if database == "pgbouncer":
+        # Before 1.24 a cancellation by the test before may strike the first statement of the next client.
+        await eventually(lambda: _answers(engine))
     store = Store(engine, TABLES, pgbouncer=database == "pgbouncer")
     await store.create_tables()
     await store.setup()
     return store
+
+
+async def _answers(engine: AsyncEngine) -> bool:
+    try:
+        async with engine.connect() as connection:
+            await connection.execute(select(1))
+    except DBAPIError:
+        return False
+    return True
 
 
 @pytest.fixture
