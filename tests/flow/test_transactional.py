@@ -28,8 +28,8 @@ ONCE: dict[str, Any] = {
 }
 
 
-async def test_a_stop_after_the_commit_loses_no_lease(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker is cancelled while its connection closes: nothing is left to be written."""
+def never_closed(rig: Rig) -> tuple[Any, asyncio.Event]:
+    """Transactions of the store whose connections do not come back, and an event: one of them has ended."""
     transaction, closing = rig.store.transaction, asyncio.Event()
 
     @asynccontextmanager
@@ -38,6 +38,13 @@ async def test_a_stop_after_the_commit_loses_no_lease(rig: Rig, monkeypatch: pyt
             yield opened
         closing.set()
         await asyncio.Event().wait()
+
+    return slow_to_close, closing
+
+
+async def test_a_stop_after_the_commit_loses_no_lease(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is cancelled while its connection closes: nothing is left to be written."""
+    slow_to_close, closing = never_closed(rig)
 
     monkeypatch.setattr(rig.store, "transaction", slow_to_close)
     await rig.put(1)
@@ -194,14 +201,7 @@ async def test_a_key_is_given_back_if_a_stop_comes_while_the_transaction_ends(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handler has said that nothing was done."""
-    transaction, closing = rig.store.transaction, asyncio.Event()
-
-    @asynccontextmanager
-    async def slow_to_close() -> AsyncIterator[Any]:
-        async with transaction() as opened:
-            yield opened
-        closing.set()
-        await asyncio.Event().wait()
+    slow_to_close, closing = never_closed(rig)
 
     async def not_done(row: ClaimedMessage) -> None:
         row.settle_as(Nack(retry_possible=True))
@@ -248,14 +248,7 @@ async def test_a_key_is_kept_if_nobody_knows_what_became_of_the_transaction_when
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handler has said that nothing was done, but it has ended its transaction itself, maybe with a commit."""
-    transaction, closing = rig.store.transaction, asyncio.Event()
-
-    @asynccontextmanager
-    async def slow_to_close() -> AsyncIterator[Any]:
-        async with transaction() as opened:
-            yield opened
-        closing.set()
-        await asyncio.Event().wait()
+    slow_to_close, closing = never_closed(rig)
 
     async def silent(_: Any) -> bool:
         raise TransientStoreError
@@ -266,14 +259,9 @@ async def test_a_key_is_kept_if_nobody_knows_what_became_of_the_transaction_when
         await opened.connection.rollback()
         row.settle_as(Nack(retry_possible=True))
 
-    monkeypatch.setattr(rig.store, "transaction", slow_to_close)
     monkeypatch.setattr(rig.store.handlers, "was_committed", silent)
     monkeypatch.setattr(transactional, "PATIENCE", 0.1)
-    await rig.put(1, key="k")
-    consumer = rig.consumer(not_done, **ONCE)
-    await consumer.start()
-    await closing.wait()
-    await consumer.stop(0.05)
+    await stopped_at(closing, slow_to_close, not_done, rig, monkeypatch)
     assert rig.logged("the database does not say")
     async with rig.store.engine.connect() as connection:
         kept = (await connection.execute(rig.store.dialect.tables.policy_state.select())).all()
