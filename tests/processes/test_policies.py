@@ -12,7 +12,7 @@ from tests.processes.conftest import Fleet
 from tests.processes.policy_checks import SECOND, Left, micros
 from tests.processes.policy_fleet import Keys, PolicyFleet, Seen
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 TICKS, STEP, KILL_AT, LEASE = 30, 0.1, 15, 4.0
 OPTIONS: dict[str, Any] = {"max_workers": 4, "release_stuck_timeout": LEASE}
@@ -123,7 +123,7 @@ async def test_with_one_process_killed_in_the_middle(fleet: Fleet, processes: in
         if processes == 1:
             policies.start(subscribers)
         await policies.feed(range(KILL_AT + 1, TICKS), STEP, FEEDS)
-        await settled(fleet, within=120)
+        await settled(fleet, within=240)
     await fleet.stop()
     assert await fleet.count("queue = 'closed' AND state = 'PENDING' AND deliveries_count = 0") == 3
     left = await policies.left()
