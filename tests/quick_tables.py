@@ -22,9 +22,9 @@ TABLES = build_tables(SqlBrokerSchemaConfig())
 
 
 @cache
-def built(config: SqlBrokerSchemaConfig, dialect_name: str) -> Tables:
+def built(config: SqlBrokerSchemaConfig, dialect_name: str, revision: str | None = None) -> Tables:
     """Stands in for `Tables.for_dialect`: thousands of brokers have the same tables, and nothing changes them."""
-    return build_tables(config, dialect_name=dialect_name)
+    return build_tables(config, dialect_name=dialect_name, revision=revision)
 
 
 class QuickTables:

@@ -6,7 +6,7 @@ python -m tools.render_migrations [--check]
 import sys
 from pathlib import Path
 
-from faststream_sqlbroker.schema.migrate import MIGRATED, render
+from faststream_sqlbroker.schema.migrate import MIGRATED, render, versions
 from tools.files import report, write_or_compare
 
 FOLDER = Path(__file__).parent.parent / "migrations"
@@ -14,7 +14,13 @@ FOLDER = Path(__file__).parent.parent / "migrations"
 
 def files() -> dict[Path, str]:
     """What the folder should hold."""
-    return {FOLDER / name / "0001_initial.sql": render(name) for name in MIGRATED}
+    found: dict[Path, str] = {}
+    since: str | None = None
+    for version, stem in versions().items():
+        for name in MIGRATED:
+            found[FOLDER / name / f"{stem}.sql"] = render(name, since=since, to=version)
+        since = version
+    return found
 
 
 if __name__ == "__main__":

@@ -14,6 +14,11 @@ def surprises(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple[int, s
     ours = [subscriber for subscriber in subscribers if isinstance(subscriber, QueueSubscriber)]
     if shortage := store.shortage:
         yield logging.WARNING, shortage
+    transactional = [
+        s.config.settings.max_workers for s in ours if s.calls and s.config.settings.transactional
+    ]
+    if shortage := store.handler_shortage(sum(transactional)):
+        yield logging.WARNING, shortage
     for name in (name for subscriber in ours for name in subscriber.unstarted_publishers):
         text = (
             f"a handler's answers go to the publisher {name}, whose broker is not connected: await its "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest version in `versions/`."""
 MIGRATED = ("postgresql", "mysql", "sqlite")
 """Dialects with a folder under `migrations/`; MariaDB's is MySQL's."""
@@ -24,6 +24,8 @@ MIGRATED = ("postgresql", "mysql", "sqlite")
 
 def create_all(connection: Connection, tables: Tables) -> None:
     """Create what is missing of the tables and their indexes; for development and tests.
+
+    Tables that are there keep their columns: which of them are missing is for `differences` to say.
 
     Raises:
         SchemaError: a table of that name is somebody else's.
@@ -37,8 +39,10 @@ def create_all(connection: Connection, tables: Tables) -> None:
     fresh = not inspect(connection).has_table(tables.message.name, schema=tables.message.schema)
     for table in tables.for_dialect(connection.dialect.name).ours:
         table.create(connection, checkfirst=True)
+        columns = {each["name"] for each in inspect(connection).get_columns(table.name, schema=table.schema)}
         for index in sorted_indexes(table):
-            index.create(connection, checkfirst=True)
+            if columns.issuperset(column.name for column in index.columns):
+                index.create(connection, checkfirst=True)
     if connection.dialect.name == "postgresql":
         connection.execute(storage(tables))
     tables.version.create(connection, checkfirst=True)
@@ -74,35 +78,66 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
     foreign = foreign_tables(connection, build_tables(config))
     if foreign:
         raise SchemaError("; ".join(foreign))
-    _run(config, connection=connection)
+    migrate(config, connection=connection)
 
 
-def render(dialect_name: str, config: SqlBrokerSchemaConfig | None = None) -> str:
+def versions() -> dict[str, str]:
+    """The migrations, oldest first: the version, and the name of its file without the ending.
+
+    Raises:
+        MissingExtraError: Alembic is not installed.
+    """
+    _, script = _script()
+    steps = reversed(list(script.walk_revisions()))
+    return {step.revision: Path(step.path).stem for step in steps}
+
+
+def render(
+    dialect_name: str,
+    config: SqlBrokerSchemaConfig | None = None,
+    *,
+    since: str | None = None,
+    to: str = "head",
+) -> str:
     """The migrations as readable SQL for one of postgresql, mysql, sqlite; nothing is connected to.
+
+    Args:
+        dialect_name: The database.
+        config: Names of the tables.
+        since: The version that the tables have; None is none.
+        to: The version that they are to have.
 
     Raises:
         MissingExtraError: Alembic is not installed.
     """
     out = io.StringIO()
-    _run(config or SqlBrokerSchemaConfig(), dialect_name=dialect_name, out=out)
+    migrate(config or SqlBrokerSchemaConfig(), dialect_name=dialect_name, out=out, since=since, to=to)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _run(
+def migrate(
     config: SqlBrokerSchemaConfig,
     *,
     connection: Connection | None = None,
     dialect_name: str | None = None,
     out: io.StringIO | None = None,
+    since: str | None = None,
+    to: str = "head",
 ) -> None:
+    """Run the migrations after the version that is there, or `since`, up to `to`, or write them to `out`."""
     alembic_config, script = _script()
     from alembic.runtime.environment import EnvironmentContext  # noqa: PLC0415
 
     def steps(revision: Any, _context: Any) -> Any:
-        return script._upgrade_revs("head", revision)  # noqa: SLF001 - what alembic.command.upgrade calls
+        return script._upgrade_revs(to, revision)  # noqa: SLF001 - what alembic.command.upgrade calls
 
     context = EnvironmentContext(
-        alembic_config, script, fn=steps, as_sql=connection is None, destination_rev="head"
+        alembic_config,
+        script,
+        fn=steps,
+        as_sql=connection is None,
+        starting_rev=since,
+        destination_rev=to,
     )
     with context:
         context.configure(

@@ -1,6 +1,8 @@
 """The tables, from one definition for every database."""
 
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from sqlalchemy import (
@@ -39,6 +41,14 @@ AUTOVACUUM = (
 )
 """Every message leaves two dead rows: vacuum by their number, not by the share of a table that is empty."""
 
+_TIMES = ("created_at", "next_attempt_at", "expires_at", "first_attempt_at", "last_attempt_at")
+IN_CALENDAR = " AND ".join(f"{name} BETWEEN '1000-01-01' AND '9999-01-01'" for name in _TIMES)
+"""A check of PostgreSQL's: infinite and far times would stop every claim of a queue, as Python has no such moments."""
+
+
+ADDED_IN = "added_in"
+"""In the `info` of a column or index that the first migration lacks: the migration that adds it."""
+
 
 @dataclass(frozen=True)
 class Tables:
@@ -50,6 +60,8 @@ class Tables:
     archive: Table | None
     policy_state: Table
     version: Table
+    revision: str | None = None
+    """As of which migration; None is the newest."""
 
     @property
     def ours(self) -> tuple[Table, ...]:
@@ -59,11 +71,15 @@ class Tables:
 
     def for_dialect(self, name: str) -> "Tables":
         """The same tables with the columns and indexes that the database `name` needs."""
-        return build_tables(self.config, dialect_name=name)
+        return build_tables(self.config, dialect_name=name, revision=self.revision)
 
 
 def build_tables(
-    config: SqlBrokerSchemaConfig, metadata: MetaData | None = None, *, dialect_name: str | None = None
+    config: SqlBrokerSchemaConfig,
+    metadata: MetaData | None = None,
+    *,
+    dialect_name: str | None = None,
+    revision: str | None = None,
 ) -> Tables:
     """Define the tables named by `config`.
 
@@ -72,6 +88,7 @@ def build_tables(
         metadata: Where to define them; None makes a new one.
         dialect_name: "mysql" and "mariadb" have a column and an index of their own, as they have no
             partial indexes.
+        revision: Without what later migrations add; None is everything.
     """
     metadata = MetaData() if metadata is None else metadata
     mysql = dialect_name in MYSQL
@@ -79,15 +96,16 @@ def build_tables(
     return Tables(
         config,
         metadata,
-        _message(config, metadata, mysql),
-        None if archive is None else _archive(archive, config.schema, metadata),
-        _policy_state(config, metadata),
+        _message(config, metadata, mysql, revision),
+        None if archive is None else _archive(archive, config.schema, metadata, revision),
+        _policy_state(config, metadata, revision),
         Table(
             config.version_table_name,
             metadata,
             Column("version_num", String(32), primary_key=True),
             schema=config.schema,
         ),
+        revision,
     )
 
 
@@ -110,6 +128,8 @@ def include_tables(
     config = config or SqlBrokerSchemaConfig()
     tables = build_tables(config, metadata, dialect_name=dialect_name)
     metadata.remove(tables.version)  # it belongs to the package's own migrations
+    with suppress(ImportError):  # without Alembic nothing is to be told to it
+        import_module("faststream_sqlbroker.schema.autogenerate")
     return tables
 
 
@@ -127,8 +147,19 @@ def ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
 
 def storage(tables: Tables) -> ExecutableDDLElement:
     """PostgreSQL's storage parameters of the message table."""
+    return storage_of(tables.message)
+
+
+def storage_of(message: Table) -> ExecutableDDLElement:
+    """`storage` for the message table itself."""
     statement = DDL(f"ALTER TABLE %(fullname)s SET ({AUTOVACUUM})")  # type: ignore[no-untyped-call]
-    return statement.against(tables.message)
+    return statement.against(message)
+
+
+def added_by(revision: str, table: Table) -> tuple[list[Column[Any]], list[Index]]:
+    """The columns and indexes of `table` that the migration `revision` adds."""
+    columns = [each for each in table.columns if each.info.get(ADDED_IN) == revision]
+    return columns, [each for each in sorted_indexes(table) if each.info.get(ADDED_IN) == revision]
 
 
 def sorted_indexes(table: Table) -> list[Index]:
@@ -168,7 +199,24 @@ def _shared(states: frozenset[MessageState], table: str) -> list[Any]:
     ]
 
 
-def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool) -> Table:
+def _as_of(revision: str | None, *columns: Column[Any]) -> list[Column[Any]]:
+    """Those of `columns`, which migrations have added, that are there with the migration `revision`."""
+    return [each for each in columns if revision is None or each.info[ADDED_IN] <= revision]
+
+
+def _hops_and_key(revision: str | None) -> list[Column[Any]]:
+    """What a message keeps of its way and of its policies, live and archived."""
+    added = {ADDED_IN: "0002"}
+    return _as_of(
+        revision,
+        # How often the broker itself has moved it on (`core.routing.MOST_HOPS`).
+        Column("hops", SmallInteger, nullable=False, server_default=text("0"), info=added),
+        # What policies work on where it is not the key.
+        Column("policy_key", name_type(255), info=added),
+    )
+
+
+def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool, revision: str | None) -> Table:
     name = config.message_table_name
     leased = "(state = 'PROCESSING') = (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL)"
     claimable = f"CASE WHEN state IN ({_states(CLAIMABLE_STATES)}) THEN 1 END"
@@ -182,12 +230,12 @@ def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool) -> 
         # What policies have done with it, as bits (`core.policies.marks`).
         Column("policy_marks", SmallInteger, nullable=False, server_default=text("0")),
         *([Column("claimable", SmallInteger, Computed(claimable, persisted=False))] if mysql else []),
+        *_hops_and_key(revision),
         CheckConstraint("priority BETWEEN -100 AND 100", name=f"{name}_priority_check"),
         CheckConstraint("attempts_count >= 0 AND deliveries_count >= 0", name=f"{name}_counts_check"),
         CheckConstraint(leased, name=f"{name}_lease_check"),
         CheckConstraint("(lease_token IS NULL) = (lease_expires_at IS NULL)", name=f"{name}_token_check"),
-        # Infinite and far times would stop every claim of the queue: Python has no such moments.
-        CheckConstraint(_in_calendar(), name=f"{name}_times_check").ddl_if(dialect="postgresql"),
+        CheckConstraint(IN_CALENDAR, name=f"{name}_times_check").ddl_if(dialect="postgresql"),
         schema=config.schema,
         sqlite_autoincrement=True,  # ids are never used again, even after the newest row has gone
         **_options(),
@@ -206,12 +254,7 @@ def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool) -> 
     return table
 
 
-def _in_calendar() -> str:
-    names = ("created_at", "next_attempt_at", "expires_at", "first_attempt_at", "last_attempt_at")
-    return " AND ".join(f"{name} BETWEEN '1000-01-01' AND '9999-01-01'" for name in names)
-
-
-def _archive(name: str, schema: str | None, metadata: MetaData) -> Table:
+def _archive(name: str, schema: str | None, metadata: MetaData, revision: str | None) -> Table:
     table = Table(
         name,
         metadata,
@@ -219,6 +262,9 @@ def _archive(name: str, schema: str | None, metadata: MetaData) -> Table:
         *_shared(ARCHIVED_STATES, name),
         Column("archived_at", UtcTimestamp, nullable=False, server_default=clock()),
         Column("reason", name_type(255)),
+        *_hops_and_key(revision),
+        # The message that its reason is about, such as the one that it was superseded by.
+        *_as_of(revision, Column("related_id", IdType, info={ADDED_IN: "0002"})),
         schema=schema,
         **_options(),
     )
@@ -227,10 +273,11 @@ def _archive(name: str, schema: str | None, metadata: MetaData) -> Table:
     return table
 
 
-def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData) -> Table:
+def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData, revision: str | None) -> Table:
     """One row for what a policy knows of (scope, key): `scope` names the policy and its queue."""
+    name = config.policy_state_table_name
     table = Table(
-        config.policy_state_table_name,
+        name,
         metadata,
         Column("scope", name_type(300), primary_key=True),
         Column("key", name_type(255), primary_key=True),
@@ -241,11 +288,16 @@ def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData) -> Table:
         Column("expires_at", UtcTimestamp),
         # Of a lock: how often it was taken, which nothing takes back.
         Column("counter", BigInteger, nullable=False, server_default=text("0")),
+        # When a policy has something to do for the key.
+        *_as_of(revision, Column("due_at", UtcTimestamp, info={ADDED_IN: "0002"})),
         schema=config.schema,
         **_options(),
     )
     # What nobody has removed by then may be removed by anybody.
-    Index(f"{config.policy_state_table_name}_expiry", table.c.expires_at, **_where("expires_at IS NOT NULL"))
+    Index(f"{name}_expiry", table.c.expires_at, **_where("expires_at IS NOT NULL"))
+    if "due_at" in table.c:
+        due = Index(f"{name}_due", table.c.scope, table.c.due_at, **_where("due_at IS NOT NULL"))
+        due.info[ADDED_IN] = "0002"
     return table
 
 

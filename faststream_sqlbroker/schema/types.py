@@ -32,6 +32,14 @@ def is_mariadb(dialect: Any) -> bool:
     return bool(getattr(dialect, "is_mariadb", False))
 
 
+TIMESTAMPS: dict[str, TypeEngine[Any]] = {
+    "postgresql": DateTime(timezone=True),
+    "sqlite": BigInteger(),
+    "mysql": DATETIME(fsp=6),
+    "mariadb": DATETIME(fsp=6),
+}
+"""What a database has for a moment."""
+
 SQLITE_CLOCK = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
 """Microseconds since 1970 (UTC), read in milliseconds; it stands still within one statement."""
 
@@ -51,11 +59,7 @@ class UtcTimestamp(TypeDecorator[datetime]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """The column's type in the database."""
-        if dialect.name == "sqlite":
-            return dialect.type_descriptor(BigInteger())
-        if dialect.name in MYSQL:
-            return dialect.type_descriptor(DATETIME(fsp=6))
-        return dialect.type_descriptor(DateTime(timezone=True))
+        return dialect.type_descriptor(TIMESTAMPS.get(dialect.name, TIMESTAMPS["postgresql"]))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         """From an aware datetime."""
@@ -139,6 +143,7 @@ IdType = BigInteger().with_variant(Integer(), "sqlite")
 # Without a length MySQL's BLOB and TEXT end at 64 KiB.
 PayloadType = LargeBinary().with_variant(LONGBLOB(), *MYSQL)
 ErrorType = Text().with_variant(LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
-HeadersType = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+HEADERS_JSONB: JSONB[Any] = JSONB(none_as_null=True)
+HeadersType = JSON(none_as_null=True).with_variant(HEADERS_JSONB, "postgresql")
 # MariaDB's own UUID type would come back with dashes; one spelling for all but PostgreSQL.
 TokenType = Uuid(native_uuid=False).with_variant(Uuid(native_uuid=True), "postgresql")

@@ -1,5 +1,6 @@
 """Compare the tables in the database with those that this version needs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Column, Connection, Index, Table, inspect
@@ -22,6 +23,7 @@ from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 OURS = {"lease_token", "lease_expires_at", "dedup_id", "publish_count"}
 """Columns of the message table that nobody else's has."""
 ARCHIVE_OURS = {"reason", "dedup_id", "publish_count"}
+_MISSING_TABLE = " is missing: "
 _DENIED = frozenset({1142, 1143})
 """MySQL and MariaDB show a table's definition to nobody without SELECT on all of it."""
 
@@ -70,8 +72,26 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
             found += _indexes(connection, inspector, table)
         else:
             statement = _compiled(connection, CreateTable(table))
-            found.append(f"table {table.fullname!r} is missing: {statement}")
+            found.append(f"table {table.fullname!r}{_MISSING_TABLE}{statement}")
     return found
+
+
+def advice(problems: Sequence[str]) -> str:
+    """What to do about the `problems` that `differences` has found: in one line, and then each of them."""
+    upgrade = "faststream_sqlbroker.schema.migrate.upgrade(connection), which needs the extra 'migrations'"
+    own = "your own Alembic with include_tables(metadata)"
+    if all(problem.startswith("table ") and _MISSING_TABLE in problem for problem in problems):
+        head = (
+            "the broker's tables are missing: while developing, create them by FastStream(broker, "
+            f"on_startup=[broker.create_tables]); in production, by {upgrade}, or by {own}"
+        )
+    else:
+        head = (
+            f"the tables are not those that this version needs: upgrade them by {upgrade}, by {own}, or by "
+            "the statements named here"
+        )
+    listed = "\n".join(f"  - {problem}" for problem in problems)
+    return f"{head}\n{listed}\nvalidate_schema_on_start=False starts all the same"
 
 
 def _may_see(inspector: Any, table: Table) -> bool:

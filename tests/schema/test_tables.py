@@ -41,7 +41,7 @@ async def test_both_ways_make_the_tables_that_are_needed(engine: AsyncEngine, wa
         await run(engine, WAYS[way])
         assert await run(engine, lambda c: differences(c, TABLES)) == []
     assert await run(engine, lambda c: c.execute(text("SELECT * FROM message_schema_version")).all()) == [
-        ("0001",)
+        ("0002",)
     ]
 
 

@@ -11,13 +11,14 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the tables; until the first release this is whatever `schema.tables` says."""
+    """Create the tables without what later migrations add."""
     context = op.get_context()
-    for statement in ddl(build_tables(context.opts["sqlbroker_config"]), context.dialect.name):
+    tables = build_tables(context.opts["sqlbroker_config"], revision=revision)
+    for statement in ddl(tables, context.dialect.name):
         op.execute(statement)
 
 
 def downgrade() -> None:
     """Drop the tables with every message in them."""
-    for table in reversed(build_tables(op.get_context().opts["sqlbroker_config"]).ours):
+    for table in reversed(build_tables(op.get_context().opts["sqlbroker_config"], revision=revision).ours):
         op.drop_table(table.name, schema=table.schema)

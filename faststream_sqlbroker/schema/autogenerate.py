@@ -1,0 +1,81 @@
+"""What Alembic's autogenerate has to know of the broker's tables, so that the revisions it writes run as they are.
+
+Only where an application owns its migrations: `include_tables` sets this up. Alembic has no hooks for tables, but calls
+registered comparators before it renders; ours adds two of the options that `context.configure` takes to those of the run.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from alembic.autogenerate import comparators
+from alembic.operations import ops
+from sqlalchemy import CheckConstraint, MetaData, Table
+
+from faststream_sqlbroker.schema.tables import IN_CALENDAR, storage_of
+from faststream_sqlbroker.schema.types import HEADERS_JSONB, TIMESTAMPS, UtcTimestamp
+
+RenderItem = Callable[[str, Any, Any], Any]
+Directives = Callable[[Any, Any, list[Any]], None]
+
+
+@comparators.dispatch_for("schema")
+def adapt(context: Any, _upgrade: Any, _schemas: Any) -> None:
+    """Where the metadata holds tables of a broker, render them as they are, and set their storage parameters."""
+    found = context.metadata
+    every = [found] if isinstance(found, MetaData) else list(found or ())
+    tables = [table for one in every for table in one.tables.values() if _keeps_messages(table)]
+    if not tables:
+        return
+    options = context.opts
+    options["render_item"] = partial(render_item, options.get("render_item"))
+    if context.dialect.name == "postgresql":
+        wrapped = partial(add_storage, tables, options.get("process_revision_directives"))
+        options["process_revision_directives"] = wrapped
+
+
+def render_item(given: RenderItem | None, kind: str, item: Any, context: Any) -> Any:
+    """Alembic's `render_item` for what it would render wrongly; anything else is left to the one `given`.
+
+    Types become the database's own, so that a revision needs nothing of this package.
+    """
+    name = context.dialect.name
+    if kind == "type" and isinstance(item, UtcTimestamp):
+        return _repr(TIMESTAMPS.get(name, TIMESTAMPS["postgresql"]), context)
+    if kind == "type" and item is HEADERS_JSONB and name != "postgresql":
+        # Alembic renders it rightly for PostgreSQL only, and leaves a bare Text() in it elsewhere.
+        context.imports.add("from sqlalchemy.dialects import postgresql")
+        return "postgresql.JSONB(none_as_null=True)"
+    if kind == "check" and name != "postgresql" and str(item.sqltext) == IN_CALENDAR:
+        return None  # Alembic does not heed `ddl_if`
+    return False if given is None else given(kind, item, context)
+
+
+def _keeps_messages(table: Table) -> bool:
+    """Whether `table` is a broker's message table: by its check, as Alembic would render a mark in its `info`."""
+    checks = (each for each in table.constraints if isinstance(each, CheckConstraint))
+    return any(str(check.sqltext) == IN_CALENDAR for check in checks)
+
+
+def _repr(kind: Any, context: Any) -> str:
+    module = type(kind).__module__.split(".")
+    if module[:2] == ["sqlalchemy", "dialects"]:
+        context.imports.add(f"from sqlalchemy.dialects import {module[2]}")
+        return f"{module[2]}.{kind!r}"
+    return f"{context.opts['sqlalchemy_module_prefix'] or ''}{kind!r}"
+
+
+def add_storage(
+    tables: list[Table], given: Directives | None, context: Any, revision: Any, scripts: list[Any]
+) -> None:
+    """Alembic's `process_revision_directives`: after each of `tables` that is created, its storage parameters."""
+    ours = {(table.schema, table.name): table for table in tables}
+    for script in scripts:
+        for upgrade in script.upgrade_ops_list:
+            for position, op in reversed(list(enumerate(upgrade.ops))):
+                table = isinstance(op, ops.CreateTableOp) and ours.get((op.schema, op.table_name))
+                if isinstance(table, Table):
+                    statement = str(storage_of(table).compile(dialect=context.dialect))
+                    upgrade.ops.insert(position + 1, ops.ExecuteSQLOp(statement))
+    if given is not None:
+        given(context, revision, scripts)
