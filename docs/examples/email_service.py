@@ -1,5 +1,7 @@
 """Only the last e-mail of an hour to each user, and at most so many a minute: just email [sqlite|postgresql].
 
+On MariaDB and MySQL, and any other server: just email --url mysql+aiomysql://user@host/an_empty_database
+
 Emailer -> Debounce -> Throttle -> sending queue, as one service "Email" in two processes, one of which is killed. At the
 end everything that was promised is checked against the database; an hour is four seconds here, a minute is two.
 """
@@ -171,7 +173,7 @@ def arguments() -> tuple[str, str | None, Plan]:
     """What the command line says: a kind of database, or the URL of an empty one, and the plan."""
     parser = argparse.ArgumentParser(prog="python -m docs.examples.email_service", description=__doc__)
     parser.add_argument("kind", nargs="?", default="sqlite", help="sqlite or postgresql")
-    parser.add_argument("--url", help="an empty database, in place of the example's own")
+    parser.add_argument("--url", help="an empty database of any of the four kinds")
     for option in fields(Plan):
         parser.add_argument(f"--{option.name}", type=type(option.default), default=option.default)
     given = vars(parser.parse_args())

@@ -257,7 +257,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 async def test_the_example_proves_itself(database_url: str) -> None:
     """Z1, Z11, Z12."""
     size = ["--users", "120", "--publishing", "6", "--hour", "2", "--minute", "1", "--undo", "4"]

@@ -31,7 +31,10 @@ message = tables.message
 archive: Any = tables.archive
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+MYSQL = ("mysql", "mariadb")
+"""Names of SQLAlchemy's for both; a URL of either kind may begin with mysql+."""
 _NOW = {
+    **dict.fromkeys(MYSQL, "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"),
     "postgresql": "CAST(extract(epoch FROM statement_timestamp()) * 1000000 AS bigint)",
     "sqlite": "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000",
 }
@@ -42,6 +45,10 @@ BEGIN INSERT INTO email_grants (info) VALUES (NEW.info::text); RETURN NULL; END 
 _NOTE_ON_POSTGRESQL = """
 CREATE TRIGGER note_grants AFTER INSERT OR UPDATE ON message_policy_state
 FOR EACH ROW WHEN (NEW.scope = '{scope}') EXECUTE FUNCTION note_grants()
+"""
+_NOTE_ON_MYSQL = """
+CREATE TRIGGER note_grants_{event} AFTER {event} ON message_policy_state FOR EACH ROW
+INSERT INTO email_grants (info) SELECT NEW.info FROM DUAL WHERE NEW.scope = '{scope}'
 """
 _NOTE_ON_SQLITE = """
 CREATE TRIGGER note_grants_{event} AFTER {event} ON message_policy_state WHEN NEW.scope = '{scope}'
@@ -83,10 +90,11 @@ async def create_records(engine: AsyncEngine, throttled: str) -> None:
     The throttle keeps its last slots in one row: each change of it is noted in the transaction that makes it.
     """
     scope = f"throttle0:{throttled}"
-    if engine.dialect.name == "sqlite":
-        triggers = [_NOTE_ON_SQLITE.format(scope=scope, event=event) for event in ("INSERT", "UPDATE")]
-    else:
+    if engine.dialect.name == "postgresql":
         triggers = [_NOTING, _NOTE_ON_POSTGRESQL.format(scope=scope)]
+    else:
+        note = _NOTE_ON_MYSQL if engine.dialect.name in MYSQL else _NOTE_ON_SQLITE
+        triggers = [note.format(scope=scope, event=event) for event in ("INSERT", "UPDATE")]
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)
         for trigger in triggers:

@@ -68,7 +68,7 @@ def email_service(broker: SqlBroker, engine: AsyncEngine, plan: Plan) -> Pipelin
         forward_to=SENDING,
     )
 
-    @broker.subscriber(SENDING, max_workers=8, fetch_batch_size=20, **LEASE)
+    @broker.subscriber(SENDING, max_workers=8, fetch_batch_size=20, flush_batch_size=20, **LEASE)
     async def send(text: str, message: SqlBrokerMessage) -> None:
         """Talk to the mail server: once the e-mail has left, nothing takes it back, and the process may die."""
         assert text.startswith(f"to {message.key}: ")
