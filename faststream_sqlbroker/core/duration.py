@@ -9,15 +9,15 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 Duration = float | timedelta | str
-"""Seconds, a timedelta, or text such as "500ms", "60s", "1.5h" or "2h45m"."""
+"""Seconds, a timedelta, or text such as "500ms", "60s", "1.5h", "2h45m" or "0"."""
 
 LONGEST_SECONDS = 1e11
 """No length may exceed this many seconds (about 3 170 years): a timedelta must be able to hold it."""
 
 _UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
-_PART = r"([0-9]{1,30}(?:\.[0-9]{1,30})?)(ms|s|m|h)"
+_PART = r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(ms|s|m|h)"
 _PARTS = re.compile(_PART)
-_WHOLE = re.compile(rf"([+-]?)((?:{_PART}){{1,20}})")
+_WHOLE = re.compile(rf"([+-]?)(0|(?:{_PART}){{1,20}})")
 
 _ALLOWED = 'it takes seconds, a timedelta, or text like "500ms", "60s", "1.5h" or "2h45m"'
 
@@ -25,9 +25,9 @@ _ALLOWED = 'it takes seconds, a timedelta, or text like "500ms", "60s", "1.5h" o
 def parse_duration(value: Duration, *, name: str = "duration") -> float:
     """Turn `value` into seconds.
 
-    Text is an optional sign followed by decimal numbers, each with its unit: ms, s, m or h. Parts add up,
-    in any order; the sign is that of the whole; spaces are not allowed. The sum is exact before it
-    becomes a float.
+    Text is an optional sign followed by decimal numbers, each with its unit: ms, s, m or h, as in Go: digits may be
+    missing on one side of the point (".5s", "1.s"), and "0" needs no unit. Parts add up, in any order; the sign is
+    that of the whole; spaces are not allowed. The sum is exact before it becomes a float.
 
     Args:
         value: Seconds, a timedelta or text.
@@ -38,7 +38,7 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
 
     Raises:
         SetupError: Any other type, NaN, an infinity, text that does not follow the grammar (a number
-            without its unit does not), or more than 1e11 seconds either way.
+            other than 0 without its unit does not), or more than 1e11 seconds either way.
     """
     if isinstance(value, str):
         seconds = _parse_text(value, name)
@@ -53,6 +53,15 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
             f"{name} must be a finite length of at most {LONGEST_SECONDS:.0e} seconds, got {_short(value)}"
         )
     return seconds
+
+
+def delay_seconds(value: Duration, *, name: str = "delay") -> float:
+    """Return how many seconds from now something is due: 0, which is at once, for a negative `value`.
+
+    Raises:
+        SetupError: It is no length of time; the message begins with `name`.
+    """
+    return max(0.0, parse_duration(value, name=name))
 
 
 def seconds_or_zero(name: str, value: Duration) -> float:

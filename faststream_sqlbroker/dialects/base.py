@@ -6,7 +6,7 @@ them begins or commits; `store` does.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.dialects.policy_state import lock_order, note_started
 from faststream_sqlbroker.dialects.query import Work
 from faststream_sqlbroker.dialects.sizes import SizeLimit
@@ -56,6 +57,16 @@ CLAIMED_COLUMNS = (
     "acquired_at",
 )  # fmt: skip
 
+
+UNREADABLE = (ArithmeticError, AttributeError, TypeError, ValueError)
+"""What reading a value raises that is none of its column."""
+NEEDED_TIMES = ("created_at", "next_attempt_at")
+"""Times that every message has: where they are none they count as now, and any other as not there."""
+_TIMES = range(CLAIMED_COLUMNS.index("created_at"), CLAIMED_COLUMNS.index("acquired_at"))
+
+_OPEN = """
+  WHERE NOT EXISTS (SELECT 1 FROM {policy_state} s
+    WHERE s.scope = 'paused' AND s.{key} = q.queue AND (s.expires_at IS NULL OR s.expires_at > {now}))"""
 
 UNRESTORED = "sqlbroker_unrestored"
 """In the `info` of a connection whose session is not as the application had it; `restore` takes it out."""
@@ -101,6 +112,8 @@ class Dialect(ABC):
             "key_index": preparer.quote(f"{tables.message.name}_key"),
         }
         self.sql: dict[str, TextClause] = {}
+        self.warn: Callable[[str], None] = lambda _text: None
+        """Told of rows that a foreign producer has given a time that is none; set by the broker."""
         self.time_limit = 30.0
         """Seconds that a transaction of the broker's may take; set by the store."""
 
@@ -109,6 +122,13 @@ class Dialect(ABC):
         clause = text(sql.format(**{**self.names, **extra}).strip())
         self.sql[name] = clause.bindparams(*binds) if binds else clause
         return self.sql[name]
+
+    def add_looks(self, pairs: str, now: str, *binds: Any) -> None:
+        """Keep the look for ready `pairs` of all queues, and of those that are not paused at the database's `now`."""
+        self.add_statement("ready_pairs", pairs, *binds, which_queues="")
+        self.add_statement(
+            "open_pairs", pairs, *binds, which_queues=_OPEN.format(**{**self.names, "now": now})
+        )
 
     @property
     def has_archive(self) -> bool:
@@ -171,8 +191,16 @@ class Dialect(ABC):
         """Wait until no other transaction holds a dedup_id of `rows`, where an insert that waits is in the way of others."""
 
     @abstractmethod
-    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> ReadyPairs:
-        """The (queue, priority) pairs with claimable rows, queues in the order given, priority falling."""
+    def ready_pairs(
+        self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
+    ) -> ReadyPairs:
+        """The (queue, priority) pairs with claimable rows, queues in the order given, priority falling.
+
+        With `only_open` those of queues that are paused for the whole fleet are left out.
+        """
+
+    def mend_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:  # noqa: B027
+        """Make those rows of `pairs` due whose due time is none, where the database keeps such; with a warning."""
 
     @abstractmethod
     def claim(
@@ -279,20 +307,50 @@ class Dialect(ABC):
         return [self._claimed_row(row, token) for row in rows]
 
     def _claimed_row(self, r: Sequence[Any], token: UUID) -> ClaimedMessage:
-        at = self.time
         try:
-            return ClaimedMessage(
-                r[0], r[1], load_payload(r[2]), r[3], r[4], load_text(r[5]), int(r[6]), int(r[7]),
-                int(r[8]), at(r[9]), at(r[10]), None if r[11] is None else at(r[11]),
-                None if r[12] is None else at(r[12]), None if r[13] is None else at(r[13]), at(r[14]), token,
-            )  # fmt: skip
-        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
-            # Rows of a foreign producer: one that cannot be read must not keep the others from being handled.
-            now = at(r[14])
+            return self._read_row(r, token)
+        except UNREADABLE:
+            pass
+        # Rows of a foreign producer: one that cannot be read must not keep the others from being handled.
+        wrong = [n for n in _TIMES if not self._is_time(r[n], needed=CLAIMED_COLUMNS[n] in NEEDED_TIMES)]
+        usable = list(r)
+        for n in wrong:
+            usable[n] = r[14] if CLAIMED_COLUMNS[n] in NEEDED_TIMES else None
+        try:
+            row = self._read_row(usable, token)
+        except UNREADABLE as error:
+            now = self.time(r[14])
             return ClaimedMessage(
                 r[0], r[1], b"", r[3], r[4], None, 0, 1, 1, now, now, None, None, None, now, token,
                 outcome=Reject(UNDECODABLE, error),
             )  # fmt: skip
+        names = [CLAIMED_COLUMNS[n] for n in wrong]
+        self.note_unusable(row.id, names)
+        found = ", ".join(f"{name} is {short(r[n])}" for n, name in zip(wrong, names, strict=True))
+        self.warn(
+            f"message {row.id} of queue {row.queue!r} is delivered at once: its {found}, which is no time"
+        )
+        return row
+
+    def note_unusable(self, message_id: int, names: Sequence[str]) -> None:  # noqa: B027
+        """These columns of a message that was just claimed hold no time."""
+
+    def _is_time(self, value: Any, *, needed: bool) -> bool:
+        if value is None:
+            return not needed
+        try:
+            self.time(value).astimezone(timezone.utc)
+        except UNREADABLE:
+            return False
+        return True
+
+    def _read_row(self, r: Sequence[Any], token: UUID) -> ClaimedMessage:
+        at = self.time
+        return ClaimedMessage(
+            r[0], r[1], load_payload(r[2]), r[3], r[4], load_text(r[5]), int(r[6]), int(r[7]),
+            int(r[8]), at(r[9]), at(r[10]), None if r[11] is None else at(r[11]),
+            None if r[12] is None else at(r[12]), None if r[13] is None else at(r[13]), at(r[14]), token,
+        )  # fmt: skip
 
     def time(self, value: Any) -> Any:
         """A selected time as an aware datetime (UTC)."""

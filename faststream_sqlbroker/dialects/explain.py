@@ -1,15 +1,18 @@
 """Why a message is not running: short reads of one snapshot, none of which counts a whole queue."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Column, Connection, and_, select
 
 from faststream_sqlbroker.core.explanation import Explanation, Reason, error_text, moment_text, superseding
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.base import NEEDED_TIMES, UNREADABLE
 from faststream_sqlbroker.dialects.explain_live import COLUMNS, LiveMessage
 from faststream_sqlbroker.dialects.policy_state import ACK_FIRST
-from faststream_sqlbroker.schema.types import MYSQL, clock
+from faststream_sqlbroker.schema.types import MYSQL, UtcTimestamp, clock
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
@@ -31,21 +34,65 @@ def explain(connection: Connection, dialect: "Dialect", message_id: int) -> Expl
     """Why message `message_id` is where it is, by one snapshot of a transaction that has not read yet."""
     _begin_snapshot(connection)
     table = dialect.tables.message
-    of_id, columns = table.c.id == message_id, [table.c[name] for name in COLUMNS]
+    of_id = table.c.id == message_id
     # First what cannot be unreadable, whatever a foreign producer has stored in the other columns.
     head = connection.execute(select(table.c.state, table.c.queue).where(of_id)).first()
     if head is None:
         return _ended(connection, dialect, message_id)
-    try:
-        row = connection.execute(select(*columns, clock().label("now")).where(of_id)).one()
-    except (ArithmeticError, AttributeError, TypeError, ValueError):
-        words = (
-            "its row holds what no message can have, such as a time that is none: the next claim rejects it"
-        )
+    row, wrong = _read(connection, [table.c[name] for name in COLUMNS], of_id)
+    if row is None:
+        words = "its row holds what no message can have, such as a count that is no number: the next claim rejects it"
         reasons = [Reason("undecodable", words)]
     else:
-        reasons = LiveMessage(connection, dialect, row).reasons()
+        reasons = [*_unusable(wrong), *LiveMessage(connection, dialect, row).reasons()]
     return Explanation(message_id, MessageState[head.state], head.queue, tuple(reasons))
+
+
+def _read(connection: Connection, columns: Sequence[Column[Any]], of_id: Any) -> tuple[Any, list[str]]:
+    """The row with `now`, and its columns that hold no time; no row if it cannot be read for another reason.
+
+    In it they are what a claim takes them for.
+    """
+    try:
+        found = connection.execute(select(*columns, clock().label("now")).where(of_id))
+        row: Any = found.one()
+        values = dict(zip(found.keys(), row, strict=True))
+    except UNREADABLE:
+        row, values = None, {}
+    else:
+        if None not in (row.created_at, row.next_attempt_at):
+            return (row if _has_counts(values) else None), []
+    values["now"] = connection.execute(select(clock())).scalar_one()
+    wrong: list[str] = []
+    for column in columns:
+        if row is None:
+            try:
+                values[column.name] = connection.execute(select(column).where(of_id)).scalar_one()
+            except UNREADABLE:
+                values[column.name] = None
+                wrong.append(column.name)
+    # MySQL's drivers read a zero date as None.
+    wrong += [name for name in NEEDED_TIMES if values[name] is None and name not in wrong]
+    times = {column.name for column in columns if isinstance(column.type, UtcTimestamp)}
+    if not times.issuperset(wrong) or not _has_counts(values):
+        return None, wrong
+    values |= {name: values["now"] for name in NEEDED_TIMES if name in wrong}
+    return SimpleNamespace(**values), wrong
+
+
+def _has_counts(values: Mapping[str, Any]) -> bool:
+    return all(isinstance(values[name], int) for name in ("attempts_count", "deliveries_count"))
+
+
+def _unusable(names: Sequence[str]) -> list[Reason]:
+    if not names:
+        return []
+    due = ": it is due now" if "next_attempt_at" in names else ""
+    words = (
+        f"its {' and '.join(names)} is no time, as another program has written it{due}; the next claim puts that "
+        "right, with a warning"
+    )
+    return [Reason("unusable_time", words)]
 
 
 def _begin_snapshot(connection: Connection) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Select, and_, func, literal_column, or_, select, text
 
 from faststream_sqlbroker.core.explanation import Reason, WaitingMessage, error_text, moment_text
+from faststream_sqlbroker.core.presence import MIXED, by_way, names_text
 from faststream_sqlbroker.core.rows import SUSPECT_AFTER
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.policy_reasons import policy_reasons
@@ -56,6 +57,9 @@ class LiveMessage:
 
     def reasons(self) -> list[Reason]:
         """What stands in its way; if nothing does, who comes before it."""
+        return [*self._own_reasons(), *self._mixed()]
+
+    def _own_reasons(self) -> list[Reason]:
         if self._row.state == "PROCESSING":
             return self._leased()
         found = [*self._expired(), *self._paused(), *self._not_due(), *self._nobody(), *self._suspect()]
@@ -113,6 +117,14 @@ class LiveMessage:
             words = f"every live subscriber of the queue is paused in its own process: {names}"
             found.append(Reason("paused", words))
         return found
+
+    def _mixed(self) -> list[Reason]:
+        """It may be handled against what a subscriber of its queue promises."""
+        ways = by_way(self._row.queue, self._alive)
+        if len(ways) < 2:  # noqa: PLR2004 - one is none to differ from
+            return []
+        listed = ", ".join(f"{names_text(those)} ({way})" for way, those in sorted(ways.items()))
+        return [Reason("mixed_subscribers", f"subscribers of the queue differ: {listed}; {MIXED}")]
 
     def _not_due(self) -> list[Reason]:
         r = self._row

@@ -59,7 +59,6 @@ WHERE id IN :ids
 """
 
 _PLAIN = {
-    "ready_pairs": READY_PAIRS,
     "update": UPDATE,
     # By IN it would scan a small table: a DELETE of one table takes no hint.
     "delete": "DELETE m FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id BIGINT PATH '$')) u\n"
@@ -134,6 +133,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
         preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
         super().__init__(tables, sqlalchemy_dialect)
         self.prepare({**_PLAIN, **mysql_session.STATEMENTS}, _BY_IDS, ARCHIVE)
+        self.add_looks(READY_PAIRS, "UTC_TIMESTAMP(6)")
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
         due = {"of": "queue = :queue AND priority = :priority", "index": self.names["ready_index"]}
         these = {"of": "id IN :ids AND queue IN :queues", "index": "PRIMARY"}

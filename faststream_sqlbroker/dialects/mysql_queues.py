@@ -25,6 +25,8 @@ FIRST_ROWS = 8
 _NAME = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 _UP = "ORDER BY m.claimable, m.queue, m.priority, m.next_attempt_at, m.id LIMIT 1"
 _DOWN = "ORDER BY m.claimable DESC, m.queue DESC, m.priority DESC, m.next_attempt_at DESC, m.id DESC LIMIT 1"
+_DUE = "IF(m.next_attempt_at < '1000-01-01', '1000-01-01', m.next_attempt_at)"
+"""A zero date, which comes first, is none; one that is due must not hide the others of its pair."""
 
 
 def _first(column: str, where: str, order: str) -> str:
@@ -36,8 +38,8 @@ def _first(column: str, where: str, order: str) -> str:
 
 READY_PAIRS = f"""
 WITH RECURSIVE q AS (
-  SELECT j.place, j.queue, {_first("m.priority", "m.queue = j.queue", _DOWN)} AS top
-  FROM JSON_TABLE(:queues, '$[*]' COLUMNS (place FOR ORDINALITY, queue {_NAME} PATH '$')) j
+  SELECT q.place, q.queue, {_first("m.priority", "m.queue = q.queue", _DOWN)} AS top
+  FROM JSON_TABLE(:queues, '$[*]' COLUMNS (place FOR ORDINALITY, queue {_NAME} PATH '$')) q{{which_queues}}
 ), p AS (
   SELECT q.place, q.queue, q.top AS priority, {_first("m.priority", "m.queue = q.queue", _UP)} AS bottom
   FROM q WHERE q.top IS NOT NULL
@@ -45,7 +47,7 @@ WITH RECURSIVE q AS (
   SELECT p.place, p.queue, p.priority - 1, p.bottom FROM p WHERE p.priority > p.bottom
 )
 SELECT p.queue, p.priority, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {
-    _first("m.next_attempt_at", "m.queue = p.queue AND m.priority = p.priority", _UP)
+    _first(_DUE, "m.queue = p.queue AND m.priority = p.priority", _UP)
 }) / 1000000
 FROM p ORDER BY p.place, p.priority DESC
 """

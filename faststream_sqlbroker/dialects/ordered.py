@@ -104,6 +104,7 @@ class OrderedClaims:
             The rows, and in how many seconds to look again: 0 if somebody else claims right now or there is more
             to look at, else when the first waiting head is due; None if that is not known.
         """
+        self._dialect.mend_due_times(connection, pairs)
         queues = sorted({p.queue for p in pairs})
         locked = self._dialect.lock_order(connection, queues)
         ours, end = [p for p in pairs if p.queue in locked], "" if suspects else "_others"

@@ -41,6 +41,7 @@ class PolicyClaims:
     def claim(self, connection: Connection, wanted: Wanted, memory: Memory) -> "Claim":
         """Lease what the policies let start; a row's `slot` says when. `memory` is changed."""
         pairs = self._dialect.ready_pairs(connection, wanted.queues)
+        self._dialect.mend_due_times(connection, pairs)
         due = sorted({pair.queue for pair in pairs if pair.due_in <= 0})
         waits = [pair.due_in for pair in pairs if pair.due_in > 0]
         locked = self._dialect.lock_order(connection, due) if due else set()

@@ -79,7 +79,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         self._prepare_settles()
         add, queues, ids, tokens = self.add_statement, *_BINDS
         channel = bindparam("channel", type_=Text)
-        add("ready_pairs", sql.PAIRS, queues)
+        self.add_looks(sql.PAIRS, "statement_timestamp()", queues)
         add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
         add("held", sql.HELD, ids, tokens)
         add("lock", sql.LOCK, ids, tokens)
@@ -189,9 +189,12 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         """Ids are drawn in the statement, so that they are known row by row."""
         return insert_query(self.sql, rows)
 
-    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> ReadyPairs:
+    def ready_pairs(
+        self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
+    ) -> ReadyPairs:
         """A loose index scan: one step a pair, whatever the number of rows."""
-        return self.looking(queues)(connection)
+        statement = self.sql["open_pairs"] if only_open else self.sql["ready_pairs"]
+        return Query(statement, {"queues": list(queues)}, read_pairs)(connection)
 
     def looking(self, queues: Sequence[str]) -> Query[ReadyPairs]:
         """One statement."""

@@ -67,7 +67,7 @@ WITH RECURSIVE p(queue, ord, priority) AS (
     SELECT m.priority FROM {message} m
     WHERE m.queue = q.queue AND m.state IN ('PENDING', 'RETRYABLE')
     ORDER BY m.queue, m.priority DESC LIMIT 1)
-  FROM unnest((SELECT :queues)) WITH ORDINALITY AS q(queue, ord)
+  FROM unnest((SELECT :queues)) WITH ORDINALITY AS q(queue, ord){which_queues}
   UNION ALL
   SELECT p.queue, p.ord, (
     SELECT m.priority FROM {message} m

@@ -79,6 +79,8 @@ def _consume(tables: Tables, dialect: Any) -> Iterator[Need]:
     yield tables.message, "SELECT", (*tables.message.columns.keys(), *claimable), True
     yield tables.message, "UPDATE", SETTLED, True
     yield tables.message, "DELETE", (), True
+    # `pop` and `reserve` pass over queues that are paused.
+    yield tables.policy_state, "SELECT", ("scope", "key", "expires_at"), True
 
 
 def _archive(tables: Tables, _dialect: Any) -> Iterator[Need]:

@@ -6,14 +6,17 @@ write lock at its start and waits for it (busy timeout). Times are integers, mic
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, null, text, update
 
+from faststream_sqlbroker.core.headers import load_text
 from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair, ReadyPairs
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.dialects.base import NEEDED_TIMES
 from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import sqlite_words
@@ -22,11 +25,18 @@ from faststream_sqlbroker.dialects.sqlite_errors import SqliteErrors
 from faststream_sqlbroker.dialects.steps import StepDialect, lease_binds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.types import clock
 
 BUSY_TIMEOUT = 10.0
 """Most seconds that a transaction waits for the write lock; the store's time limit may be shorter."""
 NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
 """The clock of SQLite has milliseconds; it stands still within one statement."""
+
+FIRST_MOMENT = to_microseconds(datetime.min.replace(tzinfo=timezone.utc))
+LAST_MOMENT = to_microseconds(datetime.max.replace(tzinfo=timezone.utc))
+"""The years 1 to 9999, which Python knows. Text and bytes, which any column takes, sort after all numbers."""
+MENDED = 100
+"""Rows whose due time is none that one claim mends."""
 
 _INSERT_ROW = (
     "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
@@ -58,11 +68,11 @@ _READY = "FROM {message} m INDEXED BY {ready_index}\n    WHERE " + _CLAIMABLE
 _PAIRS = (
     """
 WITH RECURSIVE p(place, queue, priority) AS (
-  SELECT q.key, q.value, (SELECT m.priority """
+  SELECT q.key, q.queue, (SELECT m.priority """
     + _READY
-    + """ AND m.queue = q.value
+    + """ AND m.queue = q.queue
     ORDER BY m.queue, m.priority DESC LIMIT 1)
-  FROM json_each(:queues) q
+  FROM (SELECT key, value AS queue FROM json_each(:queues)) q{which_queues}
   UNION ALL
   SELECT p.place, p.queue, (SELECT m.priority """
     + _READY
@@ -73,7 +83,13 @@ WITH RECURSIVE p(place, queue, priority) AS (
 SELECT p.queue, p.priority, ((SELECT m.next_attempt_at """
     + _READY
     + """ AND m.queue = p.queue AND m.priority = p.priority
-    ORDER BY m.next_attempt_at LIMIT 1) - {now}) / 1000000.0
+    ORDER BY m.next_attempt_at LIMIT 1) - {now}) / 1000000.0,
+  EXISTS (SELECT 1 """
+    + _READY
+    + """ AND m.queue = p.queue AND m.priority = p.priority AND m.next_attempt_at > {last})
+  OR EXISTS (SELECT 1 """
+    + _READY
+    + """ AND m.queue = p.queue AND m.priority = p.priority AND m.next_attempt_at < {first})
 FROM p WHERE p.priority IS NOT NULL ORDER BY p.place, p.priority DESC
 """
 )
@@ -128,8 +144,12 @@ SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
   acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,
   policy_marks = policy_marks & {kept_marks}"""
 
+# As bytes: text that is no UTF-8 would make the whole answer unreadable.
+_OF_PAIRS = f"""SELECT m.id, m.queue, CAST(m.next_attempt_at AS BLOB)
+FROM json_each(:pairs) p CROSS JOIN {{message}} m INDEXED BY {{ready_index}}
+WHERE {_DUE["of"]} AND {_CLAIMABLE} AND m.next_attempt_at"""
+
 _PLAIN = {
-    "ready_pairs": _PAIRS,
     "update": _UPDATE,
     "payload": "UPDATE {message} SET payload = :payload WHERE id = :id",
     "headers": "UPDATE {message} SET headers = u.headers\n"
@@ -148,6 +168,8 @@ WHERE id IN (SELECT m.id FROM json_each(:queues) q CROSS JOIN {message} m INDEXE
 RETURNING id
 """,
     "now": "SELECT {now}",
+    "unusable": f"{_OF_PAIRS} > {{last}}\nUNION ALL\n{_OF_PAIRS} < {{first}}\nLIMIT :limit",
+    "mend": "UPDATE {message} SET next_attempt_at = {now} WHERE id = :id",
 }
 _HELD = "SELECT id, lease_token FROM {message} WHERE id IN :ids"
 _BY_IDS = {
@@ -181,8 +203,10 @@ class SqliteDialect(SqliteErrors, StepDialect):
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`."""
         super().__init__(tables, sqlalchemy_dialect)
-        self.names["now"] = NOW
+        self.names |= {"now": NOW, "first": str(FIRST_MOMENT), "last": str(LAST_MOMENT)}
+        self._unusable: list[tuple[int, Sequence[str]]] = []
         self.prepare(_PLAIN, _BY_IDS, _ARCHIVE)
+        self.add_looks(_PAIRS, NOW)
         # A column holds whatever was put there; text that is no UTF-8 would make the whole answer unreadable.
         as_bytes = {
             name: f"CAST({name} AS BLOB) AS {name}" for name in ("payload", "headers", self.names["key"])
@@ -222,6 +246,42 @@ class SqliteDialect(SqliteErrors, StepDialect):
         """Microseconds since 1970 as an aware datetime."""
         return from_microseconds(value)
 
+    def ready_pairs(
+        self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
+    ) -> ReadyPairs:
+        """As everywhere; a pair with a row whose due time is none is due, so that a claim mends it."""
+        statement = self.sql["open_pairs" if only_open else "ready_pairs"]
+        rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
+        return ReadyPairs(
+            ReadyPair(
+                queue, priority, min(due_in, 0.0) if unusable else float(due_in), unusable=bool(unusable)
+            )
+            for queue, priority, due_in, unusable in rows
+            if due_in is not None
+        )
+
+    def mend_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:
+        """Text, as of datetime('now'), and times that are no microseconds come before or after all that are."""
+        wrong = [pair for pair in pairs if pair.unusable]
+        if not wrong:
+            return
+        binds = {"pairs": json.dumps([(p.queue, p.priority) for p in wrong]), "limit": MENDED}
+        for message_id, queue, found in connection.execute(self.sql["unusable"], binds).all():
+            connection.execute(self.sql["mend"], {"id": message_id})
+            text = f"message {message_id} of queue {queue!r} is due at once: its next_attempt_at is "
+            self.warn(f"{text}{short(load_text(found))}, which is no time; microseconds since 1970 (UTC) are")
+
+    def note_unusable(self, message_id: int, names: Sequence[str]) -> None:
+        """To be written right after the claim: whoever reads the archive could not read them."""
+        self._unusable.append((message_id, names))
+
+    def _mend_times(self, connection: Connection) -> None:
+        noted, self._unusable = self._unusable, []
+        c = self.tables.message.c
+        for message_id, names in noted:
+            values = {name: clock() if name in NEEDED_TIMES else null() for name in names}
+            connection.execute(update(self.tables.message).where(c.id == message_id).values(values))
+
     def now(self, connection: Connection) -> datetime:
         """The host's clock as SQLite reads it (milliseconds)."""
         value: datetime = self.time(connection.execute(self.sql["now"]).scalar_one())
@@ -251,6 +311,7 @@ class SqliteDialect(SqliteErrors, StepDialect):
         suspects: bool = True,
     ) -> list[ClaimedMessage]:
         """One statement; the pairs are walked until `limit` rows are found."""
+        self.mend_due_times(connection, pairs)
         binds = {"pairs": json.dumps([(p.queue, p.priority) for p in pairs]), "limit": limit}
         statement = "claim" if suspects else "claim_others"
         found = self.find(connection, statement, binds | lease_binds(lease, token), token)
@@ -261,7 +322,9 @@ class SqliteDialect(SqliteErrors, StepDialect):
         self, connection: Connection, statement: str, binds: dict[str, Any], token: UUID
     ) -> list[ClaimedMessage]:
         """One UPDATE … RETURNING, which leases too."""
-        rows = self.claimed(connection.execute(self.sql[statement], binds), token)
+        rows = self.claimed(connection.execute(self.sql[statement], binds).all(), token)
+        if self._unusable:
+            self._mend_times(connection)
         return sorted(rows, key=lambda m: (m.next_attempt_at, m.id))
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:

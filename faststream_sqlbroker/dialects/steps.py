@@ -150,9 +150,12 @@ class StepDialect(Dialect):
             start = end
         return ids
 
-    def ready_pairs(self, connection: Connection, queues: Sequence[str]) -> ReadyPairs:
+    def ready_pairs(
+        self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
+    ) -> ReadyPairs:
         """One statement: a few descents of the index for each queue, however many rows there are."""
-        rows = connection.execute(self.sql["ready_pairs"], {"queues": json.dumps(list(queues))})
+        statement = self.sql["open_pairs" if only_open else "ready_pairs"]
+        rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
         found = [(queue, priority, due_in) for queue, priority, due_in in rows if due_in is not None]
         return ReadyPairs(ReadyPair(queue, priority, float(due_in)) for queue, priority, due_in in found)
 

@@ -51,16 +51,16 @@ def take(
     """Lease the first due message of `queues` that `judge` lets through, for `lease` seconds.
 
     Expired leases are given back where nothing else is due, and with `release` before: no subscriber may be there to
-    do it.
+    do it. Queues that are paused for the whole fleet are passed over.
     """
     if release:
         dialect.release_stuck(connection, queues, RELEASED)
-    pairs = dialect.ready_pairs(connection, queues)
+    pairs = dialect.ready_pairs(connection, queues, only_open=True)
     taken = Taken(None)
     for _ in range(MOST_REFUSED):
         rows = _claim_one(dialect, connection, pairs, lease, token)
         if not rows and not release and dialect.release_stuck(connection, queues, RELEASED):
-            pairs = dialect.ready_pairs(connection, queues)
+            pairs = dialect.ready_pairs(connection, queues, only_open=True)
             rows = _claim_one(dialect, connection, pairs, lease, token)
         if not rows:
             taken.again = min((pair.due_in for pair in pairs if pair.due_in > 0), default=None)

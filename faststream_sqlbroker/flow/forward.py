@@ -10,7 +10,13 @@ from datetime import datetime
 from time import monotonic
 
 from faststream_sqlbroker.core.outcome import Move, Outcome, Reject
-from faststream_sqlbroker.core.routing import NO_DESTINATION, Destination, destination_of, due_of
+from faststream_sqlbroker.core.routing import (
+    NO_DESTINATION,
+    PUBLISH_AFTER_HEADER,
+    Destination,
+    destination_of,
+    due_of,
+)
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.flow.loop import Log
 
@@ -28,10 +34,13 @@ class Forward:
 
     async def __call__(self, rows: Sequence[ClaimedMessage]) -> None:
         """Give each of `rows` its outcome."""
+        undated: list[ClaimedMessage] = []
         for row in rows:
-            row.settle_as(self._move or self._by_headers(row))
+            row.settle_as(self._move or self._by_headers(row, undated))
+        if undated:
+            self._say_undated(undated)
 
-    def _by_headers(self, row: ClaimedMessage) -> Outcome:
+    def _by_headers(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
         headers = row.headers
         try:
             queue = destination_of(headers, self._queues)
@@ -41,10 +50,23 @@ class Forward:
         try:
             # Of a producer whose clock is ahead the time of its row is to come.
             due = due_of(headers, min(row.created_at, row.acquired_at))
+            if due is None and row.next_attempt_at <= row.created_at:
+                undated.append(row)
         except ValueError as error:
             self._say(row, logging.WARNING, f"it is moved at once: {error}")
             due = None
         return Move(queue, delay=0.0 if due is None else _until(due, row))
+
+    def _say_undated(self, rows: Sequence[ClaimedMessage]) -> None:
+        """`rows` of a foreign producer do not say when; those of `publish` do."""
+        first = rows[0]
+        others = "" if len(rows) == 1 else f" and {len(rows) - 1} more claimed with it"
+        self._say(
+            first,
+            logging.WARNING,
+            f"it is moved at once{others}: no header {PUBLISH_AFTER_HEADER!r} and no next_attempt_at after "
+            f"created_at says when; the header with 0 says at once",
+        )
 
     def _say(self, row: ClaimedMessage, level: int, text: str) -> None:
         self._log(level, f"message {row.id} of queue {row.queue!r}: {text}", message_id=row.id)

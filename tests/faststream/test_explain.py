@@ -120,10 +120,10 @@ async def test_nothing_is_known_of_a_message_that_there_is_not(other: SqlBroker)
     assert str(explanation).startswith("message 1000000000:\n- not_found: no message with this id is live")
 
 
-@pytest.mark.parametrize("wrong", ["1", 1.0, True, None, 2**63])
+@pytest.mark.parametrize("wrong", ["", "1-2", "1.0", "9" * 19, 1.0, True, None, 2**63])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_an_id_that_is_none_is_refused(other: SqlBroker, wrong: Any) -> None:
-    with pytest.raises(SetupError, match="message_id must be an int"):
+    with pytest.raises(SetupError, match="message_id must be a whole number"):
         await other.admin.explain(wrong)
 
 
@@ -328,8 +328,45 @@ async def test_a_message_that_may_kill_its_process(broker: SqlBroker, other: Sql
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_row_that_cannot_be_a_message(broker: SqlBroker, other: SqlBroker, bench: Bench) -> None:
     message_id = await broker.publish("x", "q")
-    await bench.execute("UPDATE message SET next_attempt_at = 'soon'")
+    await bench.execute("UPDATE message SET attempts_count = 'many'")
     assert codes(await other.admin.explain(message_id)) == ["undecodable"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("value", ["datetime('now')", "9e999", "1700000000000000000"])
+async def test_p3_an_unusable_due_time(broker: SqlBroker, other: SqlBroker, bench: Bench, value: str) -> None:
+    """P3: what is said of it is what then happens."""
+    message_id = await broker.publish("x", "q")
+    await bench.execute(f"UPDATE message SET next_attempt_at = {value}")
+    explanation = await other.admin.explain(message_id)
+    assert codes(explanation) == ["unusable_time", "no_live_subscriber"]
+    assert "its next_attempt_at is no time, as another program has written it: it is due now" in str(
+        explanation
+    )
+    assert await other.pop("q") is not None
+    assert codes(await other.admin.explain(message_id)) == ["archived"]
+
+
+@pytest.mark.parametrize("database", MYSQL, indirect=True)
+async def test_p3_a_zero_date(broker: SqlBroker, other: SqlBroker, bench: Bench) -> None:
+    message_id = await broker.publish("x", "q")
+    async with other.engine.begin() as connection:
+        await connection.exec_driver_sql("SET SESSION sql_mode = ''")
+        await connection.exec_driver_sql("UPDATE message SET next_attempt_at = '0000-00-00'")
+        await connection.exec_driver_sql("SET SESSION sql_mode = DEFAULT")
+    assert codes(await other.admin.explain(message_id)) == ["unusable_time", "no_live_subscriber"]
+    assert await other.pop("q") is not None
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_p3_another_unusable_time_holds_nothing_up(
+    broker: SqlBroker, other: SqlBroker, bench: Bench
+) -> None:
+    message_id = await broker.publish("x", "q", delay="1h")
+    await bench.execute("UPDATE message SET created_at = 'long ago', expires_at = 'never'")
+    explanation = await other.admin.explain(message_id)
+    assert codes(explanation) == ["unusable_time", "delayed", "no_live_subscriber"]
+    assert "its created_at and expires_at is no time" in str(explanation)
 
 
 # -- what has ended -----------------------------------------------------------------------------------

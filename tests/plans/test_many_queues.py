@@ -127,6 +127,13 @@ STEPS = {
         "SEARCH m USING INDEX message_ready (queue=?)",
         "SEARCH m USING INDEX message_ready (queue=? AND priority<?)",
         "SEARCH m USING INDEX message_ready (queue=? AND priority=?)",
+        # Whether there are due times that are none, at both ends.
+        "SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)",
+        "SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at>?)",
+    ],
+    "unusable": [
+        "SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)",
+        "SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at>?)",
     ],
     "claim": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
     "claim_others": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],

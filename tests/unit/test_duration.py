@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.core.duration import LONGEST_SECONDS, parse_duration
+from faststream_sqlbroker.core.duration import (
+    LONGEST_SECONDS,
+    delay_seconds,
+    parse_duration,
+    positive_seconds,
+)
 from faststream_sqlbroker.exceptions import SetupError
 
 UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
@@ -37,6 +42,12 @@ parts = st.lists(
         ("1m1ms", 60.001),
         ("0.1s0.2s", 0.3),
         ("30m2h", 9000.0),
+        (".5s", 0.5),
+        ("1.s", 1.0),
+        ("-.5h1.m", -1860.0),
+        ("0", 0.0),
+        ("+0", 0.0),
+        ("-0", 0.0),
         (5, 5.0),
         (0.25, 0.25),
         (-3, -3.0),
@@ -44,7 +55,8 @@ parts = st.lists(
         (timedelta(days=-1), -86400.0),
     ],
 )
-def test_value_becomes_seconds(value: float | timedelta | str, seconds: float) -> None:
+def test_p13_a_length_of_time_becomes_seconds(value: float | timedelta | str, seconds: float) -> None:
+    """P13, with the forms of Go's ParseDuration."""
     result = parse_duration(value, name="delay")
     assert result == seconds
     assert type(result) is float
@@ -53,13 +65,20 @@ def test_value_becomes_seconds(value: float | timedelta | str, seconds: float) -
 @pytest.mark.parametrize(
     "value",
     [
-        "", "5", "0", "s", "1 s", " 1s", "1s ", "1s\n", "1d", "1S", "1.s", ".5s", "--1s", "1s-2s", "1e3s",
+        "", "5", "00", "0.0", ".", ".s", "1..s", "+", "s", "1 s", " 1s", "1s ", "1s\n", "1d", "1S", "01s0", "--1s", "1s-2s", "1e3s",
         "1,5s", "\u0661s", "infs", "1us", "9" * 31 + "s", "1s" * 21,
     ],
 )  # fmt: skip
 def test_other_text_is_refused(value: str) -> None:
     with pytest.raises(SetupError, match=r"^delay cannot be .*: it takes seconds, a timedelta, or text like"):
         parse_duration(value, name="delay")
+
+
+@pytest.mark.parametrize("value", ["-2h45m", -1, -0.5, timedelta(days=-1), "-.5s"])
+def test_p13_a_negative_delay_is_at_once(value: float | timedelta | str) -> None:
+    assert delay_seconds(value) == 0.0
+    with pytest.raises(SetupError, match=r"^lease must be longer than 0 seconds"):
+        positive_seconds("lease", value)
 
 
 @pytest.mark.parametrize("value", [True, False, None, b"1s", [1], 1j])

@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
+from faststream_sqlbroker.core.zones import find_zone
 from faststream_sqlbroker.exceptions import SetupError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -69,12 +70,7 @@ class Window:
                 f"Window({start!r}, {end!r}) opens and closes at the same moment, so it never opens: choose "
                 'different times, "00:00" and "24:00" for whole days, or leave the policy out'
             )
-        try:
-            ZoneInfo(tz)
-        except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as error:
-            raise SetupError(
-                f'Window\'s tz cannot be {tz!r}: it is a name of the IANA database such as "UTC" or "Europe/Berlin"'
-            ) from error
+        find_zone(tz, "Window's")
         object.__setattr__(self, "start", begins[1])
         object.__setattr__(self, "end", ends[1])
         object.__setattr__(self, "tz", tz)
