@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from faststream._internal._compat import json_loads
@@ -10,7 +11,9 @@ from faststream.message import StreamMessage
 from faststream.message import decode_message as decode_body
 
 from faststream_sqlbroker.batch_start import note_fault
+from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.message import SqlBrokerBatchMessage, SqlBrokerMessage
 
 if TYPE_CHECKING:
@@ -29,9 +32,37 @@ _raw_decode = json.JSONDecoder().raw_decode
 class SqlBrokerParser:
     """FastStream's parser and decoder of single messages."""
 
+    log: Callable[..., None] | None = None
+    """Told of messages whose `reply_to` can be no queue; None where no answer is sent anyway."""
+
     async def parse_message(self, message: ClaimedMessage) -> SqlBrokerMessage:
         """One row as a message."""
-        return _parse(message)
+        return self.parse(message)
+
+    def parse(self, row: ClaimedMessage) -> SqlBrokerMessage:
+        """`parse_message`, at once."""
+        headers, own_id = row.headers, str(row.id)
+        return SqlBrokerMessage(
+            row,
+            row.payload,
+            headers=headers,
+            reply_to=self._reply_to(row, headers) if REPLY_TO in headers else "",
+            content_type=_text(headers, CONTENT_TYPE),
+            correlation_id=_text(headers, CORRELATION_ID) or own_id,
+            message_id=own_id,
+        )
+
+    def _reply_to(self, row: ClaimedMessage, headers: dict[str, Any]) -> str:
+        """The queue for the answer; empty, which is none, if there can be no queue of that name."""
+        name = headers[REPLY_TO]
+        if name is None or name == "":
+            return ""
+        if (problem := name_problem(name)) is None:
+            return str(name)
+        if self.log is not None:
+            text = f"message {row.id} of queue {row.queue!r} gets no answer: its reply_to is {short(name)}: {problem}"
+            self.log(logging.WARNING, text, message_id=row.id)
+        return ""
 
     async def decode_message(self, msg: StreamMessage[Any]) -> "DecodedMessage":
         """The body as its content type says."""
@@ -51,11 +82,11 @@ class SqlBrokerBatchParser(SqlBrokerParser):
         return SqlBrokerBatchMessage(
             tuple(messages),
             [row.payload for row in messages],
-            parse=_parse,
+            parse=self.parse,
             decoder=self.decode_message,
             headers=headers,
             batch_headers=all_headers,
-            reply_to=_text(headers, REPLY_TO) or "",
+            reply_to=self._reply_to(first, headers) if REPLY_TO in headers else "",
             content_type=_text(headers, CONTENT_TYPE),
             correlation_id=_text(headers, CORRELATION_ID) or str(first.id),
             message_id=f"{first.id}-{last.id}",
@@ -123,19 +154,6 @@ class _Encoded(NamedTuple):
 
     body: bytes
     content_type: str | None
-
-
-def _parse(row: ClaimedMessage) -> SqlBrokerMessage:
-    headers, own_id = row.headers, str(row.id)
-    return SqlBrokerMessage(
-        row,
-        row.payload,
-        headers=headers,
-        reply_to=_text(headers, REPLY_TO) or "",
-        content_type=_text(headers, CONTENT_TYPE),
-        correlation_id=_text(headers, CORRELATION_ID) or own_id,
-        message_id=own_id,
-    )
 
 
 def _text(headers: dict[str, Any], name: str) -> str | None:

@@ -22,7 +22,7 @@ from faststream_sqlbroker.core.outcome import (
     Reject,
     Release,
 )
-from faststream_sqlbroker.core.retry import attempts_limit, next_delay
+from faststream_sqlbroker.core.retry import attempts_limit, next_delay, retries_after
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, describe_exception
@@ -33,6 +33,8 @@ MAX_ATTEMPTS = "max_attempts"
 MAX_DELIVERIES = "max_deliveries"
 EXPIRED = "expired"
 REJECTED = "rejected"
+INVALID_BODY = "invalid_body"
+NOT_RETRIED = "not_retried"
 RETRY_STRATEGY_ERROR = "retry_strategy_error"
 NOT_READY = "not_ready"
 
@@ -176,6 +178,8 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
     attempts = row.attempts_count + (1 if base.attempted else 0)
     strategy = rules.retry_strategy
     try:
+        if not _may_retry(strategy, outcome):
+            return _fail(base, row, rules, NOT_RETRIED, outcome.error)
         delay = _delay_after(base, row, outcome, strategy, attempts)
     except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything; the row must not hang
         error.__context__ = outcome.error
@@ -187,6 +191,12 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
     base.state, base.delay = MessageState.RETRYABLE, delay
     _describe(base, outcome.error)
     return base
+
+
+def _may_retry(strategy: Any, outcome: Nack) -> bool:
+    """Whether `strategy` retries after the error of `outcome`; a handler that asks for a retry by itself gets it."""
+    asked = outcome.delay is not None or outcome.retry_possible
+    return asked or retries_after(strategy, outcome.error)
 
 
 def _delay_after(
@@ -203,5 +213,6 @@ def _delay_after(
         first_attempt_at=(row.first_attempt_at if row.attempts_count else None) or last,
         last_attempt_at=last,
         attempts_count=attempts,
-        exception=outcome.error,
+        # Of an error that it does not retry it is not told where the handler asks for a retry (RetryPossible).
+        exception=outcome.error if retries_after(strategy, outcome.error) else None,
     )

@@ -6,7 +6,7 @@ from faststream._internal.constants import EMPTY
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 
 from faststream_sqlbroker.core.routing import Place
-from faststream_sqlbroker.parser import SqlBrokerBatchParser, SqlBrokerParser
+from faststream_sqlbroker.parser import SqlBrokerBatchParser
 from faststream_sqlbroker.subscriber.calls import NoCalls
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig, QueueSubscriberSpecificationConfig
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
@@ -36,7 +36,7 @@ def create_subscriber(
         _outer_config=outer_config, _ack_policy=ack_policy, no_reply=no_reply, settings=settings
     )
     parser = SqlBrokerBatchParser()
-    config.parser = parser.parse_batch if settings.batch else SqlBrokerParser().parse_message
+    config.parser = parser.parse_batch if settings.batch else parser.parse_message
     config.decoder = parser.decode_batch if settings.batch else parser.decode_message
     calls: CallsCollection[Any] = CallsCollection() if settings.forward_to is None else NoCalls()
     specification = QueueSubscriberSpecification(
@@ -51,4 +51,7 @@ def create_subscriber(
         ),
         calls,
     )
-    return QueueSubscriber(config, specification, calls)
+    subscriber = QueueSubscriber(config, specification, calls)
+    if not no_reply:
+        parser.log = subscriber._log_of_loops  # noqa: SLF001 - they are made together
+    return subscriber

@@ -54,6 +54,9 @@ class SubscriberOptions(TypedDict, total=False):
     """What a handler's end means for the message; default NACK_ON_ERROR."""
     retry_strategy: RetryStrategyProto | None
     """When a nacked message is tried again; None is never; default 1 s, doubled up to 5 min, 10 attempts."""
+    retry_invalid_body: bool
+    """Whether a message is tried again whose body cannot be decoded or does not fit the handler; default False:
+    FAILED at once, with reason invalid_body."""
     retain_in_archive_on_ack: bool
     """Whether COMPLETED messages are archived; default True."""
     retain_in_archive_on_reject: bool
@@ -103,6 +106,7 @@ class SubscriberSettings:
     max_lease: float | None = None
     ack_policy: AckPolicy = AckPolicy.NACK_ON_ERROR
     retry_strategy: RetryStrategyProto | None = field(default_factory=default_retry_strategy)
+    retry_invalid_body: bool = False
     retain_in_archive_on_ack: bool = True
     retain_in_archive_on_reject: bool = True
     dead_letter_queue: str | None = None

@@ -1,5 +1,6 @@
 """A subscriber: FastStream's pipeline between the loops of `flow`."""
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.forward import Forward
+from faststream_sqlbroker.flow.loop import cancelled
 from faststream_sqlbroker.flow.rights import activities_of
 from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.instructions import Instruction, follow_unacknowledged
@@ -24,6 +26,7 @@ from faststream_sqlbroker.subscriber.batches import Batches
 from faststream_sqlbroker.subscriber.calls import RunningCalls
 from faststream_sqlbroker.subscriber.checks import policy_fits
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
+from faststream_sqlbroker.subscriber.invalid import settle_invalid
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
 from faststream_sqlbroker.subscriber.relay import ForwardHeaders, unstarted_publishers
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
@@ -146,7 +149,17 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             self._consumer = self._make_consumer()
         self._post_start()
         if self._consumer is not None:
+            if self._deletes_failed:
+                self._log_of_loops(logging.WARNING, _DELETES)
             await self._consumer.start()
+
+    @property
+    def _deletes_failed(self) -> bool:
+        """Whether messages that fail here are gone, though nobody has asked for it."""
+        settings, store = self.config.settings, self._outer_config.store  # type: ignore[attr-defined]
+        can_fail = settings.forward_to is None and self.ack_policy is not AckPolicy.ACK_FIRST
+        is_kept = store.dialect.has_archive or settings.dead_letter_queue is not None
+        return can_fail and not is_kept and settings.retain_in_archive_on_reject
 
     @property
     def activities(self) -> Activities:
@@ -248,8 +261,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         except Instruction as said:
             # Without FastStream's acknowledgement (MANUAL) nobody has followed it; ACK_FIRST has no use for it.
             await follow_unacknowledged(msg, said, self._log_of_loops)
-        except Exception:  # noqa: BLE001, S110 - CriticalLogMiddleware has logged it
-            pass
+        except GeneratorExit:
+            if cancelled():
+                raise
+            # The handler's own, as a generator that it has closed raises: a failure like any other.
+        except Exception as error:  # noqa: BLE001 - CriticalLogMiddleware has logged it
+            settle_invalid(msg, error, retry=self.config.settings.retry_invalid_body)
         return None
 
     def _request_stop(self) -> None:
@@ -304,6 +321,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 _NO_ARCHIVE = (
     "forward_to=DESTINATION keeps messages without a destination in the archive, and the schema has none: give "
     "SqlBrokerSchemaConfig an archive table, or name a queue"
+)
+_DELETES = (
+    "messages that fail for good are deleted: the schema has no archive table to keep them; give the subscriber a "
+    "dead_letter_queue, or SqlBrokerSchemaConfig an archive table (retain_in_archive_on_reject=False says that they are not "
+    "wanted)"
 )
 _NO_SINGLE = (
     "taking single messages is not supported: it would lease a message without a worker to keep its lease; "

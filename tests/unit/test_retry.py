@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.retry import (
     RetryStrategyTemplate,
     default_retry_strategy,
     next_delay,
+    retries_after,
 )
 from faststream_sqlbroker.core.retry.checks import LONGEST_DELAY_SECONDS
 from faststream_sqlbroker.exceptions import SetupError
@@ -184,6 +185,68 @@ def test_strategies_are_asked_only_about_attempts_made(make: Make, arguments: di
     with pytest.raises(ValueError, match="attempts_count must be 1 or more"):
         make(**arguments).get_delay_seconds(0)
     assert ask(make(**arguments), 0) is not None  # next_delay asks about the first
+
+
+@pytest.mark.parametrize(("make", "arguments"), ALL)
+def test_only_some_errors_are_worth_a_retry(make: Make, arguments: dict[str, Any]) -> None:
+    strategy = make(**arguments, retry_on=OSError, no_retry_on=[PermissionError, KeyError])
+    for retried in (None, OSError(), ConnectionError()):
+        assert ask(strategy, exception=retried) is not None
+    for final in (ValueError(), PermissionError(), KeyError(), KeyboardInterrupt()):
+        assert ask(strategy, exception=final) is None
+
+
+GROUP = ExceptionGroup
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "retried"),
+    [
+        ({"no_retry_on": ValueError}, ValueError(), False),
+        ({"no_retry_on": (ValueError, KeyError)}, UnicodeError(), False),
+        ({"no_retry_on": [ValueError]}, KeyError(), True),
+        ({"retry_on": (OSError,)}, TimeoutError(), True),
+        ({"retry_on": (OSError,)}, ValueError(), False),
+        ({"retry_on": Exception, "no_retry_on": ValueError}, ValueError(), False),
+        ({"retry_on": ValueError, "no_retry_on": ValueError}, ValueError(), False),
+        ({"no_retry_on": ValueError}, GROUP("g", [KeyError(), ValueError()]), False),
+        ({"no_retry_on": ValueError}, GROUP("g", [GROUP("h", [ValueError()])]), False),
+        ({"no_retry_on": ExceptionGroup}, GROUP("g", [KeyError()]), False),
+        ({"retry_on": OSError}, GROUP("g", [OSError(), GROUP("h", [TimeoutError()])]), True),
+        ({"retry_on": OSError}, GROUP("g", [OSError(), ValueError()]), False),
+        ({"retry_on": (OSError, ExceptionGroup)}, GROUP("g", [ValueError()]), True),
+    ],
+)
+def test_subclasses_and_groups_count(options: dict[str, Any], error: Exception, retried: bool) -> None:
+    strategy = ConstantRetryStrategy(delay_seconds=1, **options)
+    assert (ask(strategy, exception=error) is not None) is retried
+    assert retries_after(strategy, error) is retried
+
+
+def test_a_cause_does_not_count() -> None:
+    error = RuntimeError()
+    error.__cause__ = ValueError()
+    assert ask(ConstantRetryStrategy(delay_seconds=1, no_retry_on=ValueError), exception=error) == 1.0
+
+
+@pytest.mark.parametrize("wrong", [(), [], 5, "ValueError", ValueError(), [ValueError, 5], {"a": 1}, int])
+@pytest.mark.parametrize("option", ["retry_on", "no_retry_on"])
+def test_what_is_no_class_of_errors_is_refused(option: str, wrong: Any) -> None:
+    with pytest.raises(
+        SetupError, match=rf"^{option} must be an exception class, or a tuple or list of one or more"
+    ):
+        ConstantRetryStrategy(delay_seconds=1, **{option: wrong})
+
+
+def test_a_strategy_of_ones_own_may_decide_which_errors_are_retried() -> None:
+    class Own:
+        def retries(self, exception: BaseException) -> bool:
+            return "again" in str(exception)
+
+    assert retries_after(Own(), ValueError("again"))  # type: ignore[arg-type]
+    assert not retries_after(Own(), ValueError("never"))  # type: ignore[arg-type]
+    assert retries_after(None, ValueError())
+    assert retries_after(NoRetryStrategy(), ValueError())
 
 
 def test_no_retry() -> None:

@@ -186,21 +186,27 @@ def test_headers_that_cannot_be_written_again_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PostponeInstruction(-1), "delay must be 0 or more seconds, got -1"),
         (lambda: PostponeInstruction("soon"), "delay cannot be 'soon'"),
-        (lambda: NotReadyYet(-1, 5), "retry_in must be 0 or more seconds, got -1"),
+        (lambda: NotReadyYet("soon", 5), "retry_in cannot be 'soon'"),
         (lambda: NotReadyYet(1, 0), "give_up_after must be longer than 0 seconds, got 0"),
         (lambda: NotReadyYet("1s", "x"), "give_up_after cannot be 'x'"),
         (lambda: MoveInstruction(""), "'' cannot be the name of a queue: it must not be empty"),
         (lambda: MoveInstruction(5), "5 cannot be the name of a queue: it must be a string, not int"),  # type: ignore[arg-type]
-        (lambda: MoveInstruction("q", delay=-1), "delay must be 0 or more seconds, got -1"),
-        (lambda: RetryPossible(delay="-1s"), "delay must be 0 or more seconds, got '-1s'"),
+        (lambda: MoveInstruction("q", delay="soon"), "delay cannot be 'soon'"),
+        (lambda: RetryPossible(delay="1"), "delay cannot be '1'"),
     ],
 )
 def test_wrong_instructions_are_refused_where_they_are_made(make: Any, message: str) -> None:
     with pytest.raises(SetupError) as caught:
         make()
     assert message in str(caught.value)
+
+
+def test_p13_negative_delays_of_instructions_are_at_once() -> None:
+    assert PostponeInstruction(-1).delay == 0.0
+    assert NotReadyYet("-1s", 5).retry_in == 0.0
+    assert MoveInstruction("q", delay=-1).place.delay == 0.0
+    assert RetryPossible(delay="-1s").delay == 0.0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ In the formulas *n* is `attempts_count`, the number of attempts made, the one th
 take seconds, a timedelta or text like "1.5h". No delay is longer than 100 years.
 """
 
-from faststream_sqlbroker.core.retry.protocol import RetryStrategyProto, attempts_limit, next_delay
+from faststream_sqlbroker.core.retry.protocol import (
+    RetryStrategyProto,
+    attempts_limit,
+    next_delay,
+    retries_after,
+)
 from faststream_sqlbroker.core.retry.strategies import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -29,4 +34,5 @@ __all__ = (
     "attempts_limit",
     "default_retry_strategy",
     "next_delay",
+    "retries_after",
 )

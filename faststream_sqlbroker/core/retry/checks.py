@@ -1,12 +1,17 @@
 """The bounds that arguments and delays of retry strategies keep."""
 
 import math
+from collections.abc import Sequence
 
 from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0
 """Every delay is cut to this; a due time must stay a date that each database can hold."""
+
+ErrorClasses = type[BaseException] | Sequence[type[BaseException]]
+"""An exception class, or several."""
 
 _MOST_STEPS = 10**15
 
@@ -59,6 +64,33 @@ def check_factor(value: float, name: str, *, least: float) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (number and least <= value <= LARGEST):
         raise SetupError(f"{name} must be a finite number of {least:g} or more, got {value!r}")
+
+
+def error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
+    """Return `value`, an exception class or several, as a tuple.
+
+    Raises:
+        SetupError: It is something else, or empty.
+    """
+    classes = tuple(value) if isinstance(value, tuple | list | set | frozenset) else (value,)
+    wrong = [each for each in classes if not (isinstance(each, type) and issubclass(each, BaseException))]
+    if wrong or not classes:
+        got = f"{short(wrong[0])} in {short(value)}" if wrong and value is not wrong[0] else short(value)
+        raise SetupError(
+            f"{name} must be an exception class, or a tuple or list of one or more, such as (ConnectionError, "
+            f"TimeoutError), got {got}; leave it out to make no difference between errors"
+        )
+    return classes
+
+
+def matches(exception: BaseException, classes: tuple[type[BaseException], ...], *, whole: bool) -> bool:
+    """Whether `exception` is of `classes`; of a group all that it holds must be if `whole`, else one of them."""
+    if isinstance(exception, classes):
+        return True
+    if not isinstance(exception, BaseExceptionGroup):
+        return False
+    inner = (matches(each, classes, whole=whole) for each in exception.exceptions)
+    return all(inner) if whole else any(inner)
 
 
 def check_max_attempts(value: int | None) -> None:

@@ -35,6 +35,16 @@ def attempts_limit(strategy: RetryStrategyProto | None) -> int | None:
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 else None
 
 
+def retries_after(strategy: RetryStrategyProto | None, exception: BaseException | None) -> bool:
+    """Whether `strategy` tries again after `exception` at all; one without a method `retries` does.
+
+    Raises:
+        Exception: Whatever that method raises.
+    """
+    retries = getattr(strategy, "retries", None)
+    return exception is None or not callable(retries) or bool(retries(exception))
+
+
 def next_delay(
     strategy: RetryStrategyProto | None,
     *,

@@ -3,9 +3,20 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 
 from faststream_sqlbroker.core.duration import Duration
-from faststream_sqlbroker.core.retry.checks import as_seconds, bounded, check_max_attempts, steps
+from faststream_sqlbroker.core.retry.checks import (
+    ErrorClasses,
+    as_seconds,
+    bounded,
+    check_max_attempts,
+    error_classes,
+    matches,
+    steps,
+)
+
+_Classes = tuple[type[BaseException], ...]
 
 
 @dataclass(kw_only=True)
@@ -13,21 +24,40 @@ class RetryStrategyTemplate(ABC):
     """Base of strategies: a subclass says how long to wait, this class when to give up.
 
     It gives up when `attempts_count` has reached `max_attempts`, or when the next attempt would begin more
-    than `max_total_delay_seconds` after the first. None is no limit. To decide by the handler's exception,
-    override `get_next_attempt_at` and look at `exception` before calling the inherited one.
+    than `max_total_delay_seconds` after the first. None is no limit.
+
+    It also gives up at once, with the reason `not_retried`, after an exception that is of no class in `retry_on`, if
+    that is given, or of one in `no_retry_on`, which goes before. Each is an exception class or several; subclasses
+    count, causes do not. An exception group is worth a retry if all that it holds is, or its own class is named. A nack
+    without an exception, or with a delay of its own, is not asked about. To decide otherwise, override `retries`.
 
     Raises:
-        SetupError: `max_attempts` is below 1 or `max_total_delay_seconds` below 0.
+        SetupError: `max_attempts` is below 1, `max_total_delay_seconds` below 0, or what should be exception classes
+            is not.
     """
 
     max_total_delay_seconds: Duration | None = None
     max_attempts: int | None = None
+    retry_on: ErrorClasses | None = None
+    no_retry_on: ErrorClasses | None = None
 
     def __post_init__(self) -> None:
         """Check the limits; a subclass that checks its own arguments calls this too."""
         check_max_attempts(self.max_attempts)
         if self.max_total_delay_seconds is not None:
             self._take_seconds("max_total_delay_seconds")
+        if self.retry_on is not None:
+            self.retry_on = error_classes(self.retry_on, "retry_on")
+        if self.no_retry_on is not None:
+            self.no_retry_on = error_classes(self.no_retry_on, "no_retry_on")
+
+    def retries(self, exception: BaseException) -> bool:
+        """Return whether an attempt that ended in `exception` is worth another."""
+        # error_classes() has made tuples of both.
+        never, only = cast("_Classes | None", self.no_retry_on), cast("_Classes | None", self.retry_on)
+        if never is not None and matches(exception, never, whole=False):
+            return False
+        return only is None or matches(exception, only, whole=True)
 
     @abstractmethod
     def get_delay_seconds(self, attempts_count: int) -> float:
@@ -39,14 +69,16 @@ class RetryStrategyTemplate(ABC):
         first_attempt_at: datetime,
         last_attempt_at: datetime,
         attempts_count: int,
-        exception: BaseException | None = None,  # noqa: ARG002 - for subclasses that decide by it
+        exception: BaseException | None = None,
     ) -> datetime | None:
-        """Return `last_attempt_at` plus the delay, or None when a limit is reached.
+        """Return `last_attempt_at` plus the delay, or None when a limit is reached or `exception` is not retried.
 
         Raises:
             ValueError: `attempts_count` is below 1, or the subclass returned NaN.
         """
         steps(attempts_count)
+        if exception is not None and not self.retries(exception):
+            return None
         if self.max_attempts is not None and attempts_count >= self.max_attempts:
             return None
         delay = timedelta(seconds=bounded(self.get_delay_seconds(attempts_count)))

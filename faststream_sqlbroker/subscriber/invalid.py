@@ -1,0 +1,83 @@
+"""Bodies that the handler cannot take: they cannot be decoded, or do not fit its parameters.
+
+What an error is, is read from where it was raised: FastStream's calls lie between, and none of the application's. So
+it costs nothing while there is no error, and the same error raised by a handler, a dependency or a middleware is theirs.
+"""
+
+from traceback import walk_tb
+from typing import Any
+
+from fast_depends.exceptions import ValidationError as FastDependsValidationError
+from fast_depends.library.serializer import Serializer
+from faststream.message import StreamMessage
+from pydantic import ValidationError
+
+from faststream_sqlbroker.core.outcome import Nack, Reject
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.settle import INVALID_BODY
+
+_LIBRARIES = frozenset({"fast_depends", "faststream", "faststream_sqlbroker"})
+_CALL = "decode_wrapper"
+"""FastStream's function that decodes the body and calls the handler with it."""
+
+
+def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
+    """Reject the message of `raw` if its body is at fault for `error`, unless it is settled otherwise.
+
+    Args:
+        raw: A row, or a tuple of them; a batch of several is handed out again in parts instead.
+        error: What FastStream's pipeline has raised.
+        retry: Whether it is to be tried again, as after any error.
+    """
+    rows = raw if isinstance(raw, tuple) else (raw,)
+    if len(rows) != 1 or not isinstance(rows[0], ClaimedMessage):
+        return
+    row = rows[0]
+    match row.outcome:
+        case Nack(delay=None) as nack if nack.error is error and not retry:
+            pass
+        case Reject(reason=None) as reject if reject.error is error:
+            pass
+        case None:  # AckPolicy.MANUAL: its handler could not say anything
+            pass
+        case _:
+            return
+    if is_body_refused(error, raw):
+        row.outcome = Nack(error=error) if retry else Reject(INVALID_BODY, error)
+
+
+def is_body_refused(error: Exception, raw: Any) -> bool:
+    """Whether `error` says that the body of `raw` cannot be decoded, or does not fit the handler's parameters.
+
+    Only a ValueError, msgspec's errors and too deep nesting say so: a decoder that cannot reach a server is none.
+    """
+    if not (isinstance(error, ValueError | RecursionError) or _is_msgspecs(error)):
+        return False
+    calling = here = False
+    for frame, _ in walk_tb(error.__traceback__):
+        owner, name = frame.f_locals.get("self"), frame.f_code.co_name
+        library = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if name == "decode" and isinstance(owner, StreamMessage) and owner.raw_message is raw:
+            return True
+        if calling and name == "__call__" and isinstance(owner, Serializer):
+            return _is_of_body(error, owner)
+        if calling and library not in _LIBRARIES:
+            return False
+        here = name == _CALL and library == "faststream"
+        calling = calling or here
+    # Raised by the call itself: a body that is to fill several parameters, and holds one value.
+    return here
+
+
+def _is_of_body(error: Exception, parameters: Serializer) -> bool:
+    """Whether what does not fit is filled from the body, rather than from the context or a dependency."""
+    refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
+    if not isinstance(refusal, ValidationError):
+        return refusal is not error or _is_msgspecs(refusal)
+    places = (each["loc"] for each in refusal.errors(include_url=False, include_input=False))
+    found = [parameters.options.get(str(place[0])) for place in places if place]
+    return all(parameter is None or parameter.source is None for parameter in found)
+
+
+def _is_msgspecs(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] == "msgspec"
