@@ -1,6 +1,6 @@
 """Who consumes, and what is paused, as operators see it. Times are the database's (aware, UTC)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -47,9 +47,36 @@ class LiveSubscriber:
         """Whether it takes messages, as far as its own process is concerned."""
         return not self.paused and not self.stopping
 
+    @property
+    def way(self) -> str:
+        """What its queues promise by it, for people: equal where two subscribers go together."""
+        given = [*(["ordered=True"] if self.ordered else []), *self.policies]
+        return " and ".join(given) if given else "plain"
+
     def holds(self, lease_token: UUID | None) -> bool:
         """Whether a lease with this token was given to it."""
         return lease_token is not None and self.worker.endswith(f":{lease_token.bytes[:HOLDER_BYTES].hex()}")
+
+
+def by_way(queue: str, subscribers: Iterable[LiveSubscriber]) -> dict[str, list[LiveSubscriber]]:
+    """Those of `queue` that do not drain, by what they promise: more than one way breaks the promises of each."""
+    found: dict[str, list[LiveSubscriber]] = {}
+    for subscriber in subscribers:
+        if queue in subscriber.queues and not subscriber.stopping:
+            found.setdefault(subscriber.way, []).append(subscriber)
+    return found
+
+
+def names_text(subscribers: Sequence[LiveSubscriber]) -> str:
+    """The first of them by name, and how many others there are."""
+    more = len(subscribers) - 1
+    return subscribers[0].worker + (f" and {more} more" if more else "")
+
+
+MIXED = (
+    "what policies and ordered=True promise holds only while every subscriber of a queue has the same: give all of "
+    "them the same, or let the change of the fleet end"
+)
 
 
 def worker_name(process: str, holder: bytes) -> str:

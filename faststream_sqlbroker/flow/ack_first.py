@@ -106,7 +106,7 @@ class FirstAcks:
     async def stop(self, deadline: float) -> None:
         """Write what has ended, by `deadline` (the event loop's time); nobody calls `tick` any more."""
         self._stopped = True
-        if not await persist(self.write, deadline):
+        if not await persist(self.write, deadline) and self._ended:
             self._log(logging.ERROR, self._unwritten("not within the time of the stop"))
 
     def cut_off(self, rows: list[ClaimedMessage]) -> None:

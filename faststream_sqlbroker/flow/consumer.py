@@ -99,6 +99,7 @@ class Consumer:
         self._flush_loop = Loop("flush", self._flush_tick, log)
         self._repeat_loop = Loop("repeat", self._flusher.repeater.tick, log)
         held.on_apart = self._repeat_loop.wake
+        self._flusher.repeater.outages = self._wakeups.outages
         self._flusher.repeater.on_denied = partial(self.member.hold, "denied")
         self._lease_loop = Loop("lease", keeper.tick, log)
         self._look_loop = Loop("look", self._fetcher.ready.look_beside, log)
@@ -113,7 +114,7 @@ class Consumer:
         held.on_room = self._fetch_loop.wake
         held.hurry = self._flusher.hurry
         held.on_chained = self._wakeups.published
-        held.holder = Holder(keeper.extend, self._encode, self._ack_first)
+        held.holder = Holder(keeper.extend, self._encode, self._ack_first, self._log)
         if s.ordered or any(isinstance(policy, Concurrency) for policy in s.policies):
             held.on_settled = self._hint  # the next of its key, or of all
 
@@ -156,7 +157,7 @@ class Consumer:
             )  # fmt: skip
             self._workers.append(asyncio.create_task(worker.run(), name=f"sqlbroker-worker-{n}"))
         for loop in self._loops:
-            loop.start()
+            loop.start(self._wakeups.outages)
         self._wakeups.register(s.queues, self._hint, listen=s.wakeup != "poll")
         if self._presence is not None:
             self._presence.join(self.member)
@@ -282,7 +283,7 @@ class Consumer:
         # What is repeated may hang for long: the others do not wait for it.
         repeating = self._repeat_loop.stop(max(0.0, deadline - clock()))
         await asyncio.gather(repeating, self._flusher.empty_until(deadline))
-        if not await persist(self._final_flush, deadline):
+        if not await persist(self._final_flush, deadline) and self.inflight.unwritten:
             self._log(
                 logging.ERROR,
                 f"{len(self.inflight.unwritten)} outcomes could not be written while stopping; "

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from faststream_sqlbroker.core.schedules import Missed
 from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.zones import find_zone
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
 ON_TIME = timedelta(seconds=60)
@@ -34,13 +34,7 @@ class Cron:
         if not isinstance(expression, str) or len(expression) > LONGEST_EXPRESSION:
             raise SetupError(f"a schedule's cron expression cannot be {short(expression)}: {_EXPRESSION}")
         self.expression, self.tz = " ".join(expression.split()), tz
-        try:
-            self.zone = ZoneInfo(tz)
-        except (ZoneInfoNotFoundError, ValueError, TypeError, AttributeError, OSError) as error:
-            raise SetupError(
-                f"a schedule's tz cannot be {short(tz)}: it is a name of the IANA database such as "
-                '"UTC" or "Europe/Berlin"'
-            ) from error
+        self.zone = find_zone(tz, "a schedule's")
         try:
             never = self.after(_SOME_DAY) is None
         except (refusal, ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:

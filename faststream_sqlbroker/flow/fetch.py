@@ -11,7 +11,7 @@ from uuid import UUID
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
-from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
@@ -245,7 +245,8 @@ class Fetcher:
             # Claims go on: at worst these rows come back when their leases have run out.
             self._release_again_at = monotonic() + RELEASE_PAUSE
             text = f"claims without an answer are not given back yet, again in {RELEASE_PAUSE} s: {error}"
-            self._log(logging.WARNING, text)
+            # A passing failure is told by the claim that meets it, too.
+            self._log(logging.DEBUG if isinstance(error, TransientStoreError) else logging.WARNING, text)
 
     def _wait_for_room(self) -> float:
         # Workers and flush wake the loop; a lost lease makes room without either.

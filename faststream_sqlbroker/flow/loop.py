@@ -4,8 +4,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.exceptions import StoreError
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.flow.outage import Outages
 
 Log = Callable[..., None]
 """log(level, text, *, exc_info=None, message_id=None)"""
@@ -23,11 +27,17 @@ def backoff(failures: int) -> float:
     return base * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, not a secret
 
 
+def is_told(failures: int) -> bool:
+    """Whether the log says that there were so many failures in a row: the first, the second, the fourth, and so on."""
+    return failures.bit_count() == 1
+
+
 class Loop:
     """Runs `tick` until stopped; `wake` makes the next tick come at once.
 
-    A tick that fails is repeated with growing, jittered pauses; meanwhile the loop is unhealthy. An error
-    that is none of the database's is a bug, logged as CRITICAL, but no reason to stop working for good.
+    A tick that fails is repeated with growing, jittered pauses; until one succeeds the loop is unhealthy. The
+    database's errors are told together with those of other loops. Any other is a bug, logged as CRITICAL, but no
+    reason to stop working for good.
     """
 
     def __init__(self, name: str, tick: Callable[[], Awaitable[float | None]], log: Log) -> None:
@@ -37,6 +47,7 @@ class Loop:
         self._log = log
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._outages: Outages | None = None
         self._stopping = False
         self.failures = 0
 
@@ -45,9 +56,9 @@ class Loop:
         """Whether the last tick succeeded."""
         return self.failures == 0
 
-    def start(self) -> None:
-        """Start the loop's task."""
-        self._stopping = False
+    def start(self, outages: "Outages") -> None:
+        """Start the loop's task; `outages` is told when the database fails."""
+        self._stopping, self._outages = False, outages
         self.failures = 0
         self._task = asyncio.create_task(self._run(), name=f"sqlbroker-{self.name}")
 
@@ -67,6 +78,8 @@ class Loop:
         finally:
             task.cancel()  # no effect on a task that has ended
         await asyncio.wait((task,), timeout=CANCEL_LIMIT)
+        if self._outages is not None:
+            self._outages.left(self)
 
     async def _run(self) -> None:
         while not self._stopping:
@@ -84,16 +97,20 @@ class Loop:
             self._report(error, pause)
             await self._sleep_unless_stopping(pause)
             return 0.0
-        self.failures = 0
+        if self.failures:
+            self.failures = 0
+            if self._outages is not None:
+                self._outages.worked(self)
         return wait
 
     def _report(self, error: Exception, pause: float) -> None:
-        text = f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: "
-        if isinstance(error, StoreError):
-            several = 5
-            self._log(logging.WARNING if self.failures < several else logging.ERROR, f"{text}{error}")
-        else:
-            self._log(logging.CRITICAL, f"{text}{error!r}", exc_info=error)
+        if isinstance(error, StoreError) and self._outages is not None:
+            self._outages.failed(self, f"{self.name} loop", error)
+            return
+        text = (
+            f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: {error!r}"
+        )
+        self._log(logging.CRITICAL, text, exc_info=error)
 
     async def _sleep_unless_stopping(self, seconds: float) -> None:
         # A wake-up must not cut a back-off short: it would hammer a failing database.
@@ -131,6 +148,9 @@ async def persist(work: Callable[[], Awaitable[None]], deadline: float) -> bool:
 
 
 def cancelled() -> bool:
-    """Whether the running task itself is told to end."""
-    task = asyncio.current_task()
+    """Whether the running task itself is told to end, or is closed after its event loop has ended."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return True
     return task is None or task.cancelling() > 0

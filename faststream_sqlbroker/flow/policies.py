@@ -11,11 +11,11 @@ from faststream_sqlbroker.core.outcome import Discard, Nack, NotReady, Outcome, 
 from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.settle import UNKNOWN_OUTCOME
+from faststream_sqlbroker.core.settle import INVALID_BODY, UNKNOWN_OUTCOME
 from faststream_sqlbroker.dialects.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.loop import Log, backoff, is_told
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.unheeded import Unheeded
 
@@ -41,6 +41,15 @@ def seconds_to_slot(row: ClaimedMessage) -> float:
 def missed_slot(row: ClaimedMessage) -> bool:
     """Whether it is too late for the slot of `row`, which is given up."""
     return row.slot is not None and monotonic() > row.claimed_monotonic + row.slot[1]
+
+
+def _may_run_again(outcome: Outcome | None) -> bool:
+    """Whether nothing was done for a key by the handler that ended in `outcome`, or never started."""
+    if isinstance(outcome, Nack):
+        return outcome.retry_possible
+    if isinstance(outcome, Reject):
+        return outcome.reason == INVALID_BODY
+    return isinstance(outcome, Release | Postpone | NotReady)
 
 
 class PolicyStarts:
@@ -149,12 +158,13 @@ class PolicyStarts:
         """Nothing runs whose key is not known to be claimed."""
         self._failures += 1
         pause = backoff(self._failures)
-        self._log(
-            logging.WARNING,
-            f"the keys of messages {[row.id for row in rows]} cannot be claimed, so they do not run now; again in "
-            f"{pause:.1f} s: {error}",
-            message_id=rows[0].id,
-        )
+        if is_told(self._failures):
+            self._log(
+                logging.WARNING,
+                f"the keys of messages {[row.id for row in rows]} cannot be claimed, so they do not run now; again in "
+                f"{pause:.1f} s: {error}",
+                message_id=rows[0].id,
+            )
         try:
             await asyncio.sleep(pause)
         finally:
@@ -179,15 +189,13 @@ class PolicyStarts:
         """End those of `rows` that may run once and have failed; those whose keys are to be given back.
 
         Among these is what ends in a Release: its handler has not started, as its transaction could not be begun, or did
-        not find its lease, or a stop came before it.
+        not find its lease, or a stop came before it. Nor has the handler of an invalid body.
         """
         again: Rows = []
         if self._once is None:
             return again
         for row in (row for row in rows if row.key is not None):
-            if isinstance(row.outcome, Release | Postpone | NotReady) or (
-                isinstance(row.outcome, Nack) and row.outcome.retry_possible
-            ):
+            if _may_run_again(row.outcome):
                 again.append(row)
             elif isinstance(row.outcome, Nack):
                 row.outcome = Reject(SPENT, row.outcome.error)

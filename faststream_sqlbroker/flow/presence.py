@@ -6,13 +6,16 @@ it was last known.
 
 import asyncio
 import logging
+from collections.abc import Set as AbstractSet
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.core.presence import MIXED, LiveSubscriber, by_way, names_text
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.member import Member
+from faststream_sqlbroker.flow.outage import Outages
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -31,13 +34,16 @@ LEAVE_TIMEOUT = 2.0
 class Presence:
     """The members of one broker in this process."""
 
-    def __init__(self, store: "Store", log: Log, interval: Duration = INTERVAL) -> None:
-        """Nothing runs before the first `join`.
+    def __init__(
+        self, store: "Store", log: Log, interval: Duration = INTERVAL, *, outages: Outages | None = None
+    ) -> None:
+        """Nothing runs before the first `join`; `outages` is told when the database fails.
 
         Raises:
             SetupError: `interval` is none, or shorter than 100 ms or longer than an hour.
         """
         self._store, self._log = store, log
+        self._outages = Outages(log) if outages is None else outages
         self._interval = parse_duration(interval, name="presence_interval")
         if not SHORTEST <= self._interval <= LONGEST:
             msg = f"presence_interval must be from {SHORTEST} s to {LONGEST:.0f} s, got {interval!r}"
@@ -50,18 +56,23 @@ class Presence:
         """Held by who pauses or resumes, until `heard` was told: of two answers the older must not be told last."""
         self._heard_count = 0
         self._clean_at = float("-inf")
+        self._compared: set[str] = set()
+        """Members that were compared with the others of their queues."""
+        self._differing: set[tuple[str, str, str]] = set()
+        """Queues and two ways to subscribe to each, of which the log has said that they do not go together."""
 
     def join(self, member: Member) -> None:
         """`member` lives until it leaves, and is told soon which queues are paused."""
         self._members[member.name] = member
         if self._loop is None:
             self._loop = Loop("presence", self.tick, self._log)
-            self._loop.start()
+            self._loop.start(self._outages)
         self._loop.wake()
 
     async def leave(self, member: Member) -> None:
         """`member` has ended; never fails, and takes about two seconds at most."""
         self._members.pop(member.name, None)
+        self._compared.discard(member.name)
         loop = self._loop
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT):
@@ -104,7 +115,24 @@ class Presence:
         if self._heard_count != heard_count:
             return 0.0  # what was read may be older than what was heard
         self._tell([m for name, m in members.items() if name in self._members], paused)
+        if fresh := known.keys() - self._compared:
+            # Read after the commit: of two that start together one at least finds the other.
+            self._compare(fresh, await self._store.fleet.living())
+            self._compared |= fresh & self._members.keys()
         return self._interval
+
+    def _compare(self, fresh: AbstractSet[str], living: list[LiveSubscriber]) -> None:
+        """Warn of others whose policies or order differ from those of our `fresh` members, once for each pair."""
+        for ours in (subscriber for subscriber in living if subscriber.worker in fresh):
+            for queue in ours.queues:
+                for way, others in by_way(queue, living).items():
+                    pair = queue, min(ours.way, way), max(ours.way, way)
+                    if way == ours.way or pair in self._differing:
+                        continue
+                    self._differing.add(pair)
+                    both = f"{ours.worker} ({ours.way}), {names_text(others)} ({way})"
+                    text = f"subscribers of queue {queue!r} differ: {both}; {MIXED}"
+                    self._log(logging.WARNING, text)
 
     def _tell(self, members: list[Member], paused: frozenset[str]) -> None:
         for member in members:

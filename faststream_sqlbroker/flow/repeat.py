@@ -15,7 +15,8 @@ from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.loop import Log, is_told
+from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.outcome_states import Batch, State
 from faststream_sqlbroker.flow.write import Refused, note_unanswered, write
 
@@ -35,6 +36,7 @@ class Repeater:
     def __init__(self, store: "Store", inflight: Inflight, log: Log) -> None:
         """Share the subscriber's `inflight`."""
         self._store, self._inflight, self._log = store, inflight, log
+        self.outages = Outages(log)
         self.on_denied: Callable[[bool], None] = lambda _denied: None
         """Told that a right or a table is missing for outcomes that carry nothing of their own, and that this is over."""
         self._denied_count, self._told_at = 0, 1
@@ -83,6 +85,8 @@ class Repeater:
         self._tell(logging.WARNING, parts, "could not be written", error)
 
     def _tell(self, level: int, parts: Sequence[Settlement], what: str, error: BaseException) -> None:
+        if isinstance(error, TransientStoreError) and self.outages.stops_all:
+            return  # not for the sake of these messages
         text = f"the outcomes of {len(parts)} messages {what} ({_few(parts)}); they are kept and tried again: {error}"
         self._log(level, text, message_id=parts[0].id)
 
@@ -107,7 +111,7 @@ class Repeater:
                 failed = False
         except TransientStoreError as error:
             self._failed_at = inflight.settled_count
-            if batch.parts and batch.tries.bit_count() == 1:  # the first time, the second, the fourth, …
+            if batch.parts and is_told(batch.tries):
                 self._tell(logging.WARNING, batch.parts, "could not be written", error)
             inflight.keep(batch, failed=batch.origin is not State.REFUSED)
         except BaseException:

@@ -17,6 +17,7 @@ from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.exceptions import RightsError, StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.member import Member
+from faststream_sqlbroker.flow.outage import Outages
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -44,9 +45,10 @@ class Mode(Enum):
 class Rights:
     """Those of one broker in this process."""
 
-    def __init__(self, store: "Store", log: Log) -> None:
-        """Nothing is asked before `check`."""
+    def __init__(self, store: "Store", log: Log, outages: Outages | None = None) -> None:
+        """Nothing is asked before `check`; `outages` is told when the database cannot be asked."""
         self._store, self._log = store, log
+        self._outages = Outages(log) if outages is None else outages
         self._checked: Activities = frozenset()
         self._members: dict[Member, Activities] = {}
         self._mode = Mode.FINE
@@ -117,6 +119,7 @@ class Rights:
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             task.cancel()
             await asyncio.wait((task,))
+        self._outages.left(self)
         self._mode, self._access, self._checked = Mode.FINE, Access(""), frozenset()
         self._doubted.clear()
 
@@ -133,12 +136,13 @@ class Rights:
         try:
             access = await self._store.find_lacks(asked)
         except StoreError as error:
-            self._log(logging.WARNING, f"it cannot be asked which right or table is missing: {error}")
+            self._outages.failed(self, "question which right or table is missing", error)
             return False
         except Exception as error:  # noqa: BLE001 - a bug, but no reason to stay unhealthy for good
             text = f"it cannot be asked which right or table is missing: {error!r}"
             self._log(logging.CRITICAL, text, exc_info=error)
             return False
+        self._outages.worked(self)
         if number < self._answered:
             return self._mode is Mode.FINE  # a later question has been answered before
         self._answered, self._answered_at, self._asked_for = number, monotonic(), asked

@@ -34,7 +34,7 @@ class Scheduler:
 
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
         """Nothing runs before `start`."""
-        self._store, self._log = store, log
+        self._store, self._log, self._outages = store, log, wakeups.outages
         self._firing = Firing(store, wakeups, log)
         self._planned: dict[str, Planned] = {}
         self._defined: set[str] = set()
@@ -66,7 +66,7 @@ class Scheduler:
         self._defined.clear()
         if self._planned and self._loop is None:
             self._loop = Loop("schedule", self.tick, self._log)
-            self._loop.start()
+            self._loop.start(self._outages)
 
     async def stop(self, timeout: float | None) -> None:
         """Begin nothing more; what runs ends within `timeout` seconds (None: whenever), or is left to others."""
@@ -80,6 +80,8 @@ class Scheduler:
                 for task in running:
                     task.cancel()
             await asyncio.wait(running, timeout=CANCEL_LIMIT)
+        for name in self._failures:
+            self._outages.left((self, name))
         self._failures.clear()
 
     async def tick(self) -> float:
@@ -142,14 +144,15 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - it goes on; `healthy` turns false
             failures = self._failures[name] = self._failures.get(name, 0) + 1
             pause = backoff(failures)
-            text = f"the schedule {name!r} could not fire, again in {pause:.1f} s: "
             if isinstance(error, StoreError):
-                self._log(logging.WARNING, f"{text}{error}")
+                self._outages.failed((self, name), f"schedule {name!r}", error)
             else:
-                self._log(logging.CRITICAL, f"{text}{error!r}", exc_info=error)
+                text = f"the schedule {name!r} could not fire, again in {pause:.1f} s: {error!r}"
+                self._log(logging.CRITICAL, text, exc_info=error)
             await asyncio.sleep(pause)
         else:
             self._failures.pop(name, None)
+            self._outages.worked((self, name))
 
     def _reads(self, planned: Planned, state: ScheduleState) -> bool:
         """Whether this process can fire by what the database says, which another version may have written."""

@@ -25,7 +25,7 @@ from faststream_sqlbroker.exceptions import (
 )
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.isolation import lost_leases
-from faststream_sqlbroker.flow.loop import Log, backoff, cancelled
+from faststream_sqlbroker.flow.loop import Log, backoff, cancelled, is_told
 from faststream_sqlbroker.flow.losses import broken_text
 from faststream_sqlbroker.flow.unheeded import PATIENCE, patiently
 
@@ -100,11 +100,8 @@ class TransactionalDeliveries:
                 self._inflight.drop([row for row in rows if row not in left])
             else:
                 _abandon(rows)  # rolled back: the flush must not ack it
-            if (
-                started
-                and (left is None or left == rows)
-                and isinstance(error, Exception | asyncio.CancelledError)
-            ):
+            none_committed = left is None or left == rows
+            if started and none_committed and isinstance(error, Exception | asyncio.CancelledError):
                 await self._cut_off(opened, rows)
             raise
         if left and not transaction.proven:
@@ -153,13 +150,14 @@ class TransactionalDeliveries:
         self._failures += 1
         pause = backoff(self._failures)
         known = isinstance(error, StoreError)
-        self._log(
-            logging.WARNING if known else logging.ERROR,
-            f"no transaction for the handler of messages {[row.id for row in rows]}, which are given back; "
-            f"again in {pause:.1f} s: {error if known else repr(error)}",
-            exc_info=None if known else error,
-            message_id=rows[0].id,
-        )
+        if not known or is_told(self._failures):
+            self._log(
+                logging.WARNING if known else logging.ERROR,
+                f"no transaction for the handler of messages {[row.id for row in rows]}, which are given back; "
+                f"again in {pause:.1f} s: {error if known else repr(error)}",
+                exc_info=None if known else error,
+                message_id=rows[0].id,
+            )
         for row in rows:
             row.outcome = Release()
         await asyncio.sleep(pause)
@@ -237,12 +235,13 @@ class TransactionalDeliveries:
             except StoreError as error:
                 failures += 1
                 pause = backoff(failures)
-                self._log(
-                    logging.WARNING,
-                    f"nobody knows whether the ended transaction of messages {[row.id for row in rows]} was "
-                    f"committed; again in {pause:.1f} s: {error}",
-                    message_id=rows[0].id,
-                )
+                if failures == 1:  # what the answer means is told at the end
+                    self._log(
+                        logging.WARNING,
+                        f"nobody knows whether the ended transaction of messages {[row.id for row in rows]} was "
+                        f"committed; it is asked for until the database answers: {error}",
+                        message_id=rows[0].id,
+                    )
                 await asyncio.sleep(pause)
 
     def _unsaid(self, rows: Rows) -> None:

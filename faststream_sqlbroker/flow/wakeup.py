@@ -13,7 +13,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.dialects.presence import PAUSES_CHANGED
+from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.outage import Outages
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -37,6 +39,8 @@ class Wakeups:
     def __init__(self, store: "Store", log: Log) -> None:
         """No connection is made before a subscriber that listens is registered."""
         self._store, self._log = store, log
+        self.outages = Outages(log)
+        """Told of the database's failures by all loops of the broker."""
         self._hints: dict[Hint, frozenset[str]] = {}
         self._pending: set[str] = set()
         self._sender: asyncio.Task[None] | None = None
@@ -67,6 +71,7 @@ class Wakeups:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.outages.left(self)
         self._listener = self._sender = self._watcher = None
         for timer in self._timers:
             timer.cancel()
@@ -133,6 +138,7 @@ class Wakeups:
             try:
                 async with self._store.listen(self.channel, self._heard) as alive:
                     self.listening, failures = True, 0
+                    self.outages.worked(self)
                     # What was sent while nobody listened is lost: look once.
                     self._wake_local(ALL)
                     self.on_pauses()
@@ -142,9 +148,11 @@ class Wakeups:
             except Exception as error:  # noqa: BLE001 - whatever it is, polling goes on meanwhile
                 failures += 1
                 pause = backoff(failures)
-                self._log(
-                    logging.WARNING, f"not listening for wake-ups, polling; again in {pause:.1f} s: {error}"
-                )
+                if isinstance(error, StoreError):
+                    self.outages.failed(self, "listening for wake-ups", error)
+                else:
+                    text = f"not listening for wake-ups, polling; again in {pause:.1f} s: {error!r}"
+                    self._log(logging.WARNING, text)
                 await asyncio.sleep(pause)
             finally:
                 self.listening = False

@@ -161,7 +161,7 @@ class Worker:
 
     def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
         """A worker must not die, unless it is told to."""
-        if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit) or cancelled():
+        if isinstance(error, KeyboardInterrupt | SystemExit) or cancelled():
             raise error
         self._failed(rows, error)
 

@@ -132,8 +132,8 @@ def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None
         asyncio.get_running_loop()
     except RuntimeError:
         return  # what is left over when its event loop has ended
-    # aiosqlite's thread takes one thing after the other. Its first step asks for the rollback; a task would take it
-    # after a SQLAlchemy that asks for the close at once.
+    # aiosqlite's thread works in the order in which it is asked, so the rollback is asked for now. A task would
+    # start later: older versions of SQLAlchemy ask for the close right after this event.
     rollback = dbapi_connection.driver_connection.rollback()
     try:
         asked = rollback.send(None)

@@ -23,7 +23,6 @@ from faststream_sqlbroker.store.inside import refuse_outside
 T = TypeVar("T")
 
 _LOGGER = logging.getLogger("sqlalchemy.engine.Engine")
-_TURN = "sqlbroker_turn"
 _CHECKED = "sqlbroker_read_committed"
 _EVENTS = (
     "before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute", "begin", "commit",
@@ -86,19 +85,21 @@ class DriverShortcut:
         if transaction is None or not transaction.is_active:
             return False
         driver = self.usable(connection)
-        return driver is not None and driver.is_in_transaction()
+        return driver is not None and driver.is_in_transaction() and _turn(connection) is not None
 
     async def fetch_in(self, connection: AsyncConnection, query: Query[T]) -> T:
         """`fetch` in the caller's transaction; as SQLAlchemy does, one that is cut off ends the connection.
 
         Raises:
-            BusyError: another task uses the connection; nothing was sent.
+            BusyError: another task uses the connection, or has ended its transaction; nothing was sent.
         """
         sync: Any = connection.sync_connection
         driver = sync.connection.driver_connection
-        # SQLAlchemy lets statements of several tasks wait for each other, asyncpg refuses them.
-        turn = sync.info.setdefault(_TURN, asyncio.Lock())
-        async with turn:
+        # SQLAlchemy lets statements of several tasks wait for each other, asyncpg refuses them. Its lock is ours, so that
+        # the application's statements and publishes take turns.
+        async with _turn(sync) or asyncio.Lock():
+            if not self.inside(sync):
+                raise BusyError
             try:
                 return await self.fetch(driver, query)
             except SQLAlchemyError:
@@ -134,6 +135,11 @@ class DriverShortcut:
         except Exception as error:
             msg = f"the answer cannot be read: {error!r}"
             raise UnknownOutcomeError(msg) from error
+
+
+def _turn(connection: Connection) -> asyncio.Lock | None:
+    """SQLAlchemy's lock around each statement on asyncpg's connection."""
+    return getattr(connection.connection.dbapi_connection, "_execute_mutex", None)
 
 
 def _watched(engine: Engine) -> bool:

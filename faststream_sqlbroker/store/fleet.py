@@ -51,6 +51,12 @@ class Fleet:
 
         return await self._transactions.run(work, self._places)
 
+    async def living(self) -> list[LiveSubscriber]:
+        """The subscribers that live, those heard of last first, as a subscriber may ask."""
+        return await self._transactions.run(
+            lambda c: presence.read_subscribers(c, self._table), self._places, write=False
+        )
+
     async def leave(self, names: Sequence[str]) -> None:
         """These subscribers have ended."""
         await self._transactions.run(lambda c: presence.leave(c, self._table, names), self._places)

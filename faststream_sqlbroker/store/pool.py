@@ -3,6 +3,7 @@
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import StaticPool
 
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -10,11 +11,11 @@ DEFAULT_SIZE = 5
 """Connections that a pool without a size of its own (NullPool) counts for."""
 
 
-def refuse_memory(engine: AsyncEngine) -> None:
-    """Refuse an SQLite engine without a file.
+def refuse_shared(engine: AsyncEngine) -> None:
+    """Refuse an engine whose connection everybody shares: no transaction on it is separate.
 
     Raises:
-        SetupError: it has none.
+        SetupError: SQLite without a file, or a StaticPool.
     """
     database = engine.url.database
     memory = not database or ":memory:" in database or "mode=memory" in str(engine.url)
@@ -22,6 +23,13 @@ def refuse_memory(engine: AsyncEngine) -> None:
         msg = (
             "an in-memory SQLite database has one connection that everybody shares, so no transaction "
             "is separate; give a file, for example sqlite+aiosqlite:///app.db"
+        )
+        raise SetupError(msg)
+    if isinstance(engine.pool, StaticPool):
+        msg = (
+            "the engine's StaticPool gives everybody the same connection, so that transactions of the application and "
+            "of the broker would commit and roll back each other: make the engine without poolclass, and of a file, "
+            "for tests as well, for example a temporary one"
         )
         raise SetupError(msg)
 
@@ -73,6 +81,27 @@ def shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> s
         f"the engine's pool gives at most {most} connections, but the broker may use {needed} "
         f"({for_subscribers} for subscribers, one for publishing{', one for LISTEN' if listening else ''}) "
         "besides the application's own: raise pool_size or max_overflow"
+    )
+
+
+def handler_shortage(engine: AsyncEngine, places: int, handlers: int) -> str | None:
+    """What to say when fewer transactions of handlers may be open than `handlers` may run; None if it is enough.
+
+    SQLite has one writer at a time, whatever the pool gives.
+    """
+    if places >= handlers or engine.dialect.name == "sqlite":
+        return None
+    most = capacity(engine)
+    if most is None:
+        pool = f"sets no limit, and counts for {DEFAULT_SIZE} connections,"
+        cure = f"Give it limits, such as pool_size={DEFAULT_SIZE} and max_overflow={handlers - places}"
+    else:
+        pool = f"gives at most {most} connections,"
+        cure = f"Raise its max_overflow by {handlers - places}"
+    return (
+        f"transactional=True takes a connection for each handler that runs: by max_workers there may be {handlers} at a "
+        f"time, but the engine's pool, which {pool} leaves {places} for them besides the broker's own. The others wait. "
+        f"{cure}, or lower max_workers"
     )
 
 

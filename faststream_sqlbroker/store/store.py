@@ -79,7 +79,7 @@ class Store:
         self.statement_timeout = statement_timeout
         self.dialect: Dialect = dialect_for(engine.dialect, tables)
         self.dialect.time_limit = statement_timeout
-        pool.refuse_memory(engine)
+        pool.refuse_shared(engine)
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
@@ -122,6 +122,10 @@ class Store:
     def shortage(self) -> str | None:
         """What to say when the pool cannot give the broker all the connections it may ask for."""
         return pool.shortage(self.engine, self.max_connections, listening=self._listens_on_pool)
+
+    def handler_shortage(self, handlers: int) -> str | None:
+        """What to say when the pool cannot give each of so many transactional handlers its connection."""
+        return pool.handler_shortage(self.engine, self.handler_places, handlers)
 
     # -- publishing ---------------------------------------------------------------------------------
 

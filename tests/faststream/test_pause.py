@@ -370,3 +370,58 @@ async def test_a_pause_that_is_told_while_a_sign_of_life_is_under_way_holds(
     await eventually(lambda: len(opened) >= 2)
     assert set(opened) == {frozenset({"q"})}
     assert not handled
+
+
+# -- pop and reserve ------------------------------------------------------------------------------------
+
+
+async def test_pop_and_reserve_take_nothing_from_a_paused_queue(
+    broker: SqlBroker, other: SqlBroker, look: Look
+) -> None:
+    """P5: for processes without subscribers, too; other queues go on."""
+    await broker.publish_batch(1, 2, queue="q")
+    await broker.admin.pause("q", reason="incident")
+    for each in (broker, other):
+        assert await each.pop("q") is None
+        assert await each.reserve("q", wait="50ms") is None
+    assert await untouched(look, 2)
+    await broker.publish(3, "open")
+    taken = await other.pop("q", "open", "none")
+    assert taken is not None
+    assert taken.body == 3
+    await broker.admin.resume("q")
+    reserved = await other.reserve("q")
+    assert reserved is not None
+    await reserved.commit()
+    assert await broker.pop("q") is not None
+    assert await look.archived(3)
+
+
+async def test_a_pop_that_waits_goes_on_when_the_queue_is_resumed(
+    broker: SqlBroker, other: SqlBroker, look: Look
+) -> None:
+    await broker.admin.pause("q")
+    await broker.publish(1, "q")
+    waiting = asyncio.create_task(other.pop("q", wait=30))
+    await asyncio.sleep(SOON)
+    assert await untouched(look, 1)
+    assert not waiting.done()
+    await broker.admin.resume("q")
+    taken = await waiting
+    assert taken is not None
+    assert taken.body == 1
+
+
+async def test_a_pause_that_is_over_holds_no_pop(broker: SqlBroker, other: SqlBroker) -> None:
+    await broker.publish(1, "q")
+    await broker.admin.pause("q", until="50ms")
+    assert await other.pop("q", wait=30) is not None
+
+
+async def test_a_pause_is_of_one_queue_by_its_exact_name(broker: SqlBroker) -> None:
+    await broker.publish(1, "Q")
+    await broker.publish(2, "q ü")
+    await broker.admin.pause("q")
+    await broker.admin.pause("q u")
+    for queue in ("Q", "q ü"):
+        assert await broker.pop(queue) is not None

@@ -84,7 +84,7 @@ async def lock_until_crash(bench: Bench, engine: AsyncEngine, server: tuple[str,
 async def test_a_forgotten_number_was_not_committed(
     bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
 ) -> None:
-    """Neither before somebody else has it, nor after that one has committed."""
+    """Neither before another transaction has it, nor after that one has committed."""
     handlers = bench.store.handlers
     locked = await lock_until_crash(bench, engine, server)
     assert not await handlers.was_committed(locked)

@@ -100,16 +100,17 @@ async def test_a_nack_that_outlived_its_lease_is_not_lost(rig: Rig, monkeypatch:
 
 
 class FirstFails:
-    """`store.transaction`, whose first one cannot be opened."""
+    """`store.transaction`, whose first one cannot be opened: `error` is raised."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, error: Exception | None = None) -> None:
         self._transaction, self.asked = rig.store.transaction, 0
+        self._error = error or TransientStoreError("no free connection in the pool")
 
     @asynccontextmanager
     async def __call__(self) -> AsyncIterator[Any]:
         self.asked += 1
         if self.asked == 1:
-            raise TransientStoreError("no free connection in the pool")
+            raise self._error
         async with self._transaction() as opened:
             yield opened
 
@@ -229,17 +230,7 @@ async def test_what_runs_once_keeps_no_key_if_another_error_comes_before_its_tra
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as one of the application's own events of its engine."""
-    transaction, asked = rig.store.transaction, []
-
-    @asynccontextmanager
-    async def first_fails() -> AsyncIterator[Any]:
-        asked.append(1)
-        if len(asked) == 1:
-            raise RuntimeError
-        async with transaction() as opened:
-            yield opened
-
-    monkeypatch.setattr(rig.store, "transaction", first_fails)
+    monkeypatch.setattr(rig.store, "transaction", FirstFails(rig, RuntimeError()))
     await rig.put(1, key="k")
     assert (await completed(rig, ack))["deliveries_count"] == 1
 

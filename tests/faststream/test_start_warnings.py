@@ -1,0 +1,185 @@
+"""What a start warns of: other subscribers that do not go with it, a small pool, and messages that would be deleted."""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from faststream import AckPolicy
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig, Throttle
+from faststream_sqlbroker.annotations import SqlConnection
+from tests.faststream.conftest import QUICK, Heard
+from tests.helpers import eventually
+
+DIFFER = "subscribers of queue"
+
+
+@pytest.fixture
+async def other(
+    engine: AsyncEngine, database_url: str, broker: SqlBroker
+) -> AsyncIterator[tuple[SqlBroker, Heard]]:
+    """A second process, as far as the database can tell, and what it says."""
+    heard = Heard()
+    logger = logging.Logger("other")  # noqa: LOG001 - one for each test
+    logger.addHandler(heard)
+    engine = create_async_engine(database_url)
+    second = SqlBroker(engine, logger=logger, graceful_timeout=1.0)
+    yield second, heard
+    await second.stop()
+    await engine.dispose()
+
+
+def subscribe(broker: SqlBroker, queue: str = "q", **options: Any) -> None:
+    @broker.subscriber(queue, **{**QUICK, **options})
+    async def handle(body: Any) -> None: ...
+
+
+async def compared(broker: SqlBroker) -> None:
+    """Wait until the members of `broker` have looked at the others."""
+    presence = broker._presence
+    await eventually(lambda: presence._members and presence._members.keys() <= presence._compared)
+
+
+@pytest.mark.parametrize("plain_first", [True, False])
+@pytest.mark.parametrize(
+    "options", [{"ordered": True}, {"policies": [Throttle(5, per="1s")]}], ids=["ordered", "policy"]
+)
+async def test_a_plain_subscriber_beside_others_is_warned_of_at_start_and_explained(
+    broker: SqlBroker,
+    heard: Heard,
+    other: tuple[SqlBroker, Heard],
+    options: dict[str, Any],
+    plain_first: bool,
+) -> None:
+    second, heard_second = other
+    subscribe(broker, **({} if plain_first else options))
+    subscribe(second, **(options if plain_first else {}))
+    await broker.start()
+    await compared(broker)
+    assert not heard.texts(DIFFER)
+    await broker.admin.pause("q")
+    message_id = await broker.publish("x", "q")
+    assert [r.code for r in (await broker.admin.explain(message_id)).reasons] == ["paused"]
+    await second.start()
+    await compared(second)
+    [line] = heard_second.texts(DIFFER, logging.WARNING)
+    way = "ordered=True" if "ordered" in options else str(options["policies"][0])
+    assert line.startswith("subscribers of queue 'q' differ: ")
+    assert "(plain)" in line
+    assert f"({way})" in line
+    assert not heard.texts(DIFFER), "who was there first has nothing to do"
+    reasons = {r.code: r.text for r in (await broker.admin.explain(message_id)).reasons}
+    assert list(reasons) == ["paused", "mixed_subscribers"]
+    assert "(plain)" in reasons["mixed_subscribers"]
+    assert f"({way})" in reasons["mixed_subscribers"]
+
+
+async def test_a_rolling_change_is_warned_of_once_for_each_pair_with_both_texts(
+    broker: SqlBroker, other: tuple[SqlBroker, Heard]
+) -> None:
+    second, heard = other
+    old, new = Throttle(5, per="1s"), Throttle(7, per="1s")
+    subscribe(broker, policies=[old])
+    subscribe(broker, policies=[old])  # an old process more
+    subscribe(broker, "alike", policies=[old])
+    await broker.start()
+    await compared(broker)
+    subscribe(second, policies=[new])
+    subscribe(second, policies=[new])
+    subscribe(second, "alike", policies=[old])
+    for _ in range(2):
+        await second.start()
+        await compared(second)
+        await second.stop()
+    [line] = heard.texts(DIFFER)
+    assert f"({old})" in line
+    assert f"({new})" in line
+    assert "and 1 more" in line
+    await broker.stop()
+    await second.start()
+    await compared(second)
+    assert len(heard.texts(DIFFER)) == 1
+
+
+POOL = "transactional=True takes a connection for each handler that runs"
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+@pytest.mark.parametrize("workers", [4, 3])
+async def test_a_pool_too_small_for_transactional_workers_is_told_with_the_numbers(
+    database_url: str, database: str, logger: logging.Logger, heard: Heard, workers: int
+) -> None:
+    """Of 8 connections 2 are for the loops, one is for publishing, and PostgreSQL has one that listens."""
+    places = 4 if database == "postgresql" else 5
+    engine = create_async_engine(database_url, pool_size=5, max_overflow=3)
+    broker = SqlBroker(engine, logger=logger, graceful_timeout=1.0)
+    await broker.create_tables()
+    two = places - workers + 1
+
+    @broker.subscriber("a", **QUICK, transactional=True, max_workers=workers)
+    async def first(body: Any, connection: SqlConnection) -> None: ...
+
+    @broker.subscriber("b", **QUICK, transactional=True, max_workers=two)
+    async def second(body: Any, connection: SqlConnection) -> None: ...
+
+    subscribe(broker, "c", max_workers=50)
+    await broker.start()
+    [line] = heard.texts(POOL, logging.WARNING)
+    assert f"there may be {places + 1} at a time" in line
+    assert "gives at most 8 connections, leaves " + str(places) in line
+    assert "Raise its max_overflow by 1" in line
+    await broker.stop()
+    await engine.dispose()
+
+    heard.records.clear()
+    enough = create_async_engine(database_url, pool_size=5, max_overflow=4)
+    again = SqlBroker(enough, logger=logger, graceful_timeout=1.0)
+
+    @again.subscriber("a", **QUICK, transactional=True, max_workers=places + 1)
+    async def third(body: Any, connection: SqlConnection) -> None: ...
+
+    await again.start()
+    assert not heard.texts(POOL)
+    await again.stop()
+    await enough.dispose()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_sqlite_has_one_writer_whatever_the_pool_gives(broker: SqlBroker, heard: Heard) -> None:
+    @broker.subscriber("q", **QUICK, transactional=True, max_workers=20)
+    async def handle(body: Any, connection: SqlConnection) -> None: ...
+
+    await broker.start()
+    assert not heard.texts(POOL)
+
+
+DELETED = "messages that fail for good are deleted"
+
+
+async def test_without_an_archive_each_subscriber_that_can_fail_is_told_of(
+    engine: AsyncEngine, logger: logging.Logger, heard: Heard
+) -> None:
+    schema = SqlBrokerSchemaConfig(message_archive_table_name=None)
+    broker = SqlBroker(engine, schema=schema, logger=logger, graceful_timeout=1.0)
+    await broker.create_tables()
+    subscribe(broker, "plain")
+    subscribe(broker, "acked", ack_policy=AckPolicy.ACK)  # it may still reject, or be rejected unread
+    subscribe(broker, "dead", dead_letter_queue="dead.letters")
+    subscribe(broker, "unwanted", retain_in_archive_on_reject=False)
+    subscribe(broker, "first", ack_policy=AckPolicy.ACK_FIRST)
+    broker.subscriber("moved", **QUICK, forward_to="plain")
+    broker.subscriber("without a handler", **QUICK)
+    await broker.start()
+    found = [r for r in heard.records if DELETED in r.getMessage()]
+    told = sorted((r.levelno, getattr(r, "queue", "")) for r in found)
+    assert told == [(logging.WARNING, "acked"), (logging.WARNING, "plain")]
+    assert all("dead_letter_queue" in r.getMessage() for r in found)
+    await broker.stop()
+
+
+async def test_with_an_archive_nothing_is_deleted(broker: SqlBroker, heard: Heard) -> None:
+    subscribe(broker, "plain")
+    await broker.start()
+    assert not heard.texts(DELETED)

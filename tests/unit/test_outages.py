@@ -1,0 +1,122 @@
+"""Failures of many loops, told in two lines."""
+
+import logging
+import re
+from typing import Any
+from unittest.mock import AsyncMock
+from uuid import uuid4
+
+from faststream_sqlbroker.core.rows import Settlement
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.loop import is_told
+from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.flow.repeat import Repeater
+from faststream_sqlbroker.store.errors import NotConnectedError
+
+
+class Said:
+    """What the log was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str]] = []
+
+    def __call__(self, level: int, text: str, **_: Any) -> None:
+        self.lines.append((level, text))
+
+
+def test_an_outage_of_all_loops_is_two_lines_with_the_counts() -> None:
+    said = Said()
+    outages = Outages(said)
+    for loop, name in ((1, "fetch loop"), (2, "fetch loop"), (3, "presence loop"), (1, "fetch loop")):
+        outages.failed(loop, name, NotConnectedError("refused"))
+    [(level, text)] = said.lines
+    assert level == logging.ERROR
+    assert text.startswith("the fetch loop failed")
+    assert text.endswith(": refused")
+    outages.worked(1)
+    outages.worked(2)
+    assert len(said.lines) == 1
+    outages.worked(3)
+    outages.worked(3)
+    [_, (level, text)] = said.lines
+    assert level == logging.WARNING
+    numbers = r"the database works again after \d+\.\d s: 4 failures \(fetch loop 3, presence loop 1\)"
+    assert re.fullmatch(numbers, text), text
+
+
+def test_the_next_outage_is_told_again() -> None:
+    said = Said()
+    outages = Outages(said)
+    for _ in range(2):
+        outages.failed(1, "fetch loop", TransientStoreError("busy"))
+        outages.worked(1)
+    assert [level for level, _ in said.lines] == [logging.WARNING] * 4
+    assert said.lines[1][1].endswith(": 1 failure (fetch loop 1)")
+
+
+def test_what_is_refused_is_told_for_each_kind_of_loop_and_hides_no_outage() -> None:
+    said = Said()
+    outages = Outages(said)
+    for loop in (1, 2):
+        outages.failed(loop, "presence loop", StoreError("no such table"))
+    outages.failed(3, "fetch loop", NotConnectedError("refused"))
+    outages.failed(1, "presence loop", NotConnectedError("refused"))
+    assert [text.partition(" failed")[0] for _, text in said.lines] == ["the presence loop", "the fetch loop"]
+    outages.worked(3)
+    assert len(said.lines) == 2, "one loop is still cut off"
+    outages.failed(1, "presence loop", StoreError("no such table"))
+    assert said.lines[2][1].startswith("the database works again")
+    outages.worked(1)
+    outages.worked(2)
+    assert said.lines[3][1].startswith("the presence loop works again after")
+    assert len(said.lines) == 4
+
+
+def test_who_leaves_in_an_outage_does_not_end_it() -> None:
+    said = Said()
+    outages = Outages(said)
+    outages.failed(1, "fetch loop", TransientStoreError("down"))
+    outages.failed(2, "fetch loop", TransientStoreError("down"))
+    outages.left(1)
+    outages.left(1)
+    assert len(said.lines) == 1
+    outages.worked(2)
+    assert len(said.lines) == 2
+    outages.failed(2, "fetch loop", TransientStoreError("down"))
+    outages.left(2)
+    outages.worked(2)
+    assert len(said.lines) == 3
+
+
+def test_a_write_that_fails_alone_may_do_so_for_what_is_written() -> None:
+    outages = Outages(Said())
+    outages.failed(1, "flush loop", TransientStoreError("locked"))
+    assert not outages.stops_all
+    outages.failed(2, "fetch loop", TransientStoreError("down"))
+    assert outages.stops_all
+    outages.worked(2)
+    assert not outages.stops_all
+
+
+async def test_in_an_outage_no_batch_is_named() -> None:
+    """Its failures are not for its sake: they are among the counts."""
+    said = Said()
+    outages = Outages(said)
+    repeater = Repeater(AsyncMock(), Inflight(said), said)
+    repeater.outages = outages
+    parts = [Settlement(1, uuid4(), None)]
+    outages.failed(1, "fetch loop", TransientStoreError("down"))
+    repeater._tell(logging.WARNING, parts, "could not be written", TransientStoreError("down"))
+    assert len(said.lines) == 1
+    repeater._tell(logging.ERROR, parts, "were refused by the database", StoreError("no"))
+    assert len(said.lines) == 2
+    outages.worked(1)
+    repeater._tell(logging.WARNING, parts, "could not be written", TransientStoreError("locked"))
+    assert [text.partition(" (")[0] for _, text in said.lines[3:]] == [
+        "the outcomes of 1 messages could not be written"
+    ]
+
+
+def test_what_fails_in_a_row_is_told_ever_more_rarely() -> None:
+    assert [n for n in range(1, 70) if is_told(n)] == [1, 2, 4, 8, 16, 32, 64]
