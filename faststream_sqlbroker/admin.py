@@ -1,6 +1,7 @@
 """What an operator asks of the broker, and tells it."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ __all__ = (
 LONGEST_PAUSE = 100 * 365 * 86_400.0
 """Seconds: every database has the moment it ends."""
 LARGEST_ID = 2**63 - 1
+_ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 LONGEST_TEXT = 1_000
 """Bytes of a reason, and of the name of who pauses."""
 
@@ -125,20 +127,27 @@ class Admin:
         found = await self._store.fleet.subscribers()
         return [s for s in found if queue is None or queue in s.queues]
 
-    async def explain(self, message_id: int) -> Explanation:
+    async def explain(self, message_id: int | str) -> Explanation:
         """Say why a message is not running, or what became of it.
 
         Reads one snapshot, and never counts more than 1 000 messages, so it may be asked at any time, by any process.
         What it says holds for that moment. docs/operating.md lists the codes.
 
+        Args:
+            message_id: As `publish` returns it, or the text of it, which handlers have as `message.message_id`.
+
         Raises:
-            SetupError: `message_id` is no int of 64 bits.
+            SetupError: `message_id` is no whole number of 64 bits.
         """
-        fits = isinstance(message_id, int) and not isinstance(message_id, bool)
-        if not fits or not -LARGEST_ID <= message_id <= LARGEST_ID:
-            msg = f"message_id must be an int of 64 bits, as publish returns it, got {short(message_id)}"
+        text = isinstance(message_id, str) and _ID.fullmatch(message_id)
+        number = int(message_id) if text else message_id
+        if not isinstance(number, int) or isinstance(number, bool) or not -LARGEST_ID <= number <= LARGEST_ID:
+            msg = (
+                "message_id must be a whole number of 64 bits, as publish returns it or as message.message_id has "
+                f"it, got {short(message_id)}"
+            )
             raise SetupError(msg)
-        return (await self._store.fleet.explain(message_id)).at_place(self._pipelines)
+        return (await self._store.fleet.explain(number)).at_place(self._pipelines)
 
     # -- schedules ----------------------------------------------------------------------------------
 

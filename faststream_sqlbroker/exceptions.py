@@ -1,13 +1,13 @@
-"""Every error the broker raises on purpose.
+"""Every error the broker raises on purpose; each is a FastStreamException, too.
 
 SqlBrokerError
-├── SetupError            wrong options or wrong use, found before anything is written
+├── SetupError            FastStream's, too: wrong options or wrong use, found before anything is written
 │   ├── MissingExtraError an optional package is not installed
 │   ├── SchemaError       the tables in the database are not the ones this version needs
 │   └── RightsError       the database user lacks rights that this process needs
 ├── PublishError          a message that cannot be stored (also a ValueError)
 │   └── MessageTooLargeError  larger than the database takes (also a StoreError)
-├── NotSupportedError     a feature that this database or driver cannot have
+├── NotSupportedError     FastStream's FeatureNotSupportedException, too: what this database or driver cannot have
 ├── TransactionEndedError a handler's transaction has ended before its ack
 ├── LeaseLostError        a reservation's lease is gone: what it ended in was not written
 ├── LockLostError         a lock's lease is gone: somebody else may have it
@@ -20,12 +20,17 @@ SqlBrokerError
     └── UnknownOutcomeError   the answer to a COMMIT was lost: it may have been committed
 """
 
+# The one import of FastStream below its shell. `except faststream.exceptions.SetupError` needs real base classes, and
+# FastStream is there whenever this package is: its `__init__` imports the broker.
+from faststream.exceptions import FastStreamException, FeatureNotSupportedException
+from faststream.exceptions import SetupError as FastStreamSetupError
 
-class SqlBrokerError(Exception):
+
+class SqlBrokerError(FastStreamException):
     """Base of every error of this package."""
 
 
-class SetupError(SqlBrokerError, ValueError):
+class SetupError(SqlBrokerError, FastStreamSetupError):
     """Wrong options or wrong use; raised before anything is written."""
 
 
@@ -45,7 +50,7 @@ class PublishError(SqlBrokerError, ValueError):
     """The message cannot be stored as given; nothing was written."""
 
 
-class NotSupportedError(SqlBrokerError, NotImplementedError):
+class NotSupportedError(SqlBrokerError, FeatureNotSupportedException):
     """This database or driver cannot do what was asked; the message says which can."""
 
 

@@ -7,14 +7,14 @@ A message that has an outcome already keeps it.
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from faststream.exceptions import AckMessage, HandlerException, NackMessage
 
 from faststream_sqlbroker.core import outcome as outcomes
-from faststream_sqlbroker.core.duration import Duration, positive_seconds, seconds_or_zero
+from faststream_sqlbroker.core.duration import Duration, delay_seconds, positive_seconds
 from faststream_sqlbroker.core.headers import replace_headers
 from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -48,12 +48,12 @@ class Postpone(NackMessage, Instruction):
         """`raise Postpone(...) from error` keeps the error in `last_error`.
 
         Args:
-            delay: 0 or more: seconds, a timedelta or text like "1.5h".
+            delay: Seconds, a timedelta or text like "1.5h"; a negative one is at once.
 
         Raises:
-            SetupError: `delay` is negative or no length of time.
+            SetupError: `delay` is no length of time.
         """
-        self.delay = seconds_or_zero("delay", delay)
+        self.delay = delay_seconds(delay)
         super().__init__(instead=outcomes.Postpone(self.delay))
 
     def __str__(self) -> str:
@@ -72,13 +72,13 @@ class NotReadyYet(NackMessage, Instruction):
         """`raise NotReadyYet(...) from error` keeps the error in `last_error`.
 
         Args:
-            retry_in: Time until the next look, 0 or more: seconds, a timedelta or text like "1.5h".
+            retry_in: Time until the next look: seconds, a timedelta or text like "1.5h"; a negative one is at once.
             give_up_after: Time after which it is FAILED, longer than 0.
 
         Raises:
-            SetupError: one of them is no length of time, or too short.
+            SetupError: one of them is no length of time, or `give_up_after` is too short.
         """
-        self.retry_in = seconds_or_zero("retry_in", retry_in)
+        self.retry_in = delay_seconds(retry_in, name="retry_in")
         self.give_up_after = positive_seconds("give_up_after", give_up_after)
         super().__init__(instead=outcomes.NotReady(self.retry_in, self.give_up_after))
 
@@ -100,10 +100,10 @@ class Move(AckMessage, Instruction):
         Args:
             queue: Its name, to which no router adds a prefix.
             body: Another body, encoded as `publish` does, with its content type; left out, it stays as it is.
-            delay: Time until it is due there, 0 or more: seconds, a timedelta or text like "1.5h".
+            delay: Time until it is due there: seconds, a timedelta or text like "1.5h"; a negative one is at once.
 
         Raises:
-            SetupError: a queue that cannot be one, or a delay that is negative or no length of time.
+            SetupError: a queue that cannot be one, or a delay that is no length of time.
         """
         self.place = Place(queue, body, delay)
         super().__init__(instead=self.place)
@@ -122,12 +122,12 @@ class RetryPossible(NackMessage, Instruction):
         """`raise RetryPossible() from error` tells the retry strategy and `last_error` of the error.
 
         Args:
-            delay: Time until the next attempt, 0 or more, in place of the retry strategy's.
+            delay: Time until the next attempt in place of the retry strategy's; a negative one is at once.
 
         Raises:
-            SetupError: `delay` is negative or no length of time.
+            SetupError: `delay` is no length of time.
         """
-        self.delay = None if delay is None else seconds_or_zero("delay", delay)
+        self.delay = None if delay is None else delay_seconds(delay)
         super().__init__(instead=outcomes.Nack(self.delay, retry_possible=True))
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class Place:
         if (problem := name_problem(self.queue)) is not None:
             msg = f"{short(self.queue)} cannot be the name of a queue: {problem}"
             raise SetupError(msg)
-        object.__setattr__(self, "delay", seconds_or_zero("delay", self.delay))
+        object.__setattr__(self, "delay", delay_seconds(self.delay))
 
 
 Said = outcomes.Outcome | Place
@@ -220,6 +220,18 @@ async def _move(rows: Sequence[ClaimedMessage], place: Place) -> None:
         row.settle_as(outcomes.Move(place.queue, payload, headers, float(place.delay)))  # type: ignore[arg-type] # checked
 
 
+def warn_of_ignored(
+    rows: Sequence[ClaimedMessage], method: str, options: Mapping[str, Any], known: str
+) -> None:
+    """Say once for each subscriber that `method` has been given options that it does not have, as of another broker."""
+    holder, names = rows[0].holder, ", ".join(sorted(options))
+    if holder is None or (key := f"{method}({names})") in holder.warned:
+        return
+    holder.warned.add(key)
+    text = f"{method} of a message takes {known}; {names} is ignored, and the message is settled without it"
+    holder.log(logging.WARNING, text, message_id=rows[0].id)
+
+
 async def extend(rows: Sequence[ClaimedMessage], duration: Duration) -> bool:
     """Hold `rows` for `duration` from now; whether all of them are still held.
 
@@ -251,12 +263,12 @@ def nack_or_refuse(delay: Duration | None, settle: Callable[[outcomes.Outcome], 
     """The nack; one that is refused still records that the delivery failed, so that it is tried again.
 
     Raises:
-        SetupError: `delay` is negative or no length of time.
+        SetupError: `delay` is no length of time.
     """
     try:
         if delay is None:
             return outcomes.Nack(error=current_error())
-        return outcomes.Nack(delay=seconds_or_zero("delay", delay), error=current_error())
+        return outcomes.Nack(delay=delay_seconds(delay), error=current_error())
     except SetupError as error:
         settle(outcomes.Nack(error=error))
         raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from faststream.message import AckStatus, StreamMessage
 
 from faststream_sqlbroker.batch_start import note_fault
-from faststream_sqlbroker.core.duration import Duration, seconds_or_zero
+from faststream_sqlbroker.core.duration import Duration, delay_seconds
 from faststream_sqlbroker.core.outcome import Ack, Discard, Move, Outcome, Postpone, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
@@ -24,6 +24,7 @@ from faststream_sqlbroker.instructions import (
     follow_raised,
     nack_or_refuse,
     reject_outcome,
+    warn_of_ignored,
 )
 
 if TYPE_CHECKING:
@@ -72,40 +73,53 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         """When it was published, by the database's clock (aware, UTC)."""
         return self.raw_message.created_at
 
-    async def ack(self, *, instead: Said | None = None) -> None:
-        """Record that it is done: COMPLETED; `instead` is for FastStream, with what a handler has raised."""
+    async def ack(self, *, instead: Said | None = None, **ignored: Any) -> None:
+        """Record that it is done: COMPLETED; `instead` is for FastStream, with what a handler has raised.
+
+        Options of other brokers are `ignored`, here and below, with one warning.
+        """
+        if ignored:
+            warn_of_ignored([self.raw_message], "ack", ignored, "no options")
         if instead is None:
             self._settle(_ACK)
         else:
             await self._follow_raised(instead)
         await super().ack()
 
-    async def nack(self, *, delay: Duration | None = None, instead: Said | None = None) -> None:
+    async def nack(
+        self, *, delay: Duration | None = None, instead: Said | None = None, **ignored: Any
+    ) -> None:
         """Record that it is to be tried again, if the retry strategy's limit on attempts allows it.
 
         Args:
-            delay: Time until the next attempt, 0 or more, in place of the strategy's: seconds, a timedelta
-                or text like "1.5h".
+            delay: Time until the next attempt in place of the strategy's: seconds, a timedelta or text like "1.5h";
+                a negative one is at once.
             instead: For FastStream, with what a handler has raised.
+            ignored: Options of other brokers.
 
         Raises:
-            SetupError: `delay` is negative or no length of time.
+            SetupError: `delay` is no length of time.
         """
+        if ignored:
+            warn_of_ignored([self.raw_message], "nack", ignored, "delay")
         if instead is None:
             self._settle(nack_or_refuse(delay, self._settle))
         else:
             await self._follow_raised(instead)
         await super().nack()
 
-    async def reject(self, *, reason: str | None = None) -> None:
+    async def reject(self, *, reason: str | None = None, **ignored: Any) -> None:
         """Record that it is never to be tried again: FAILED.
 
         Args:
             reason: Why, in a few words; stored in the archive's column `reason`.
+            ignored: Options of other brokers.
 
         Raises:
             SetupError: `reason` is not a string.
         """
+        if ignored:
+            warn_of_ignored([self.raw_message], "reject", ignored, "reason")
         self._settle(reject_outcome(reason))
         await super().reject()
 
@@ -113,12 +127,12 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         """Record that it is due again after `delay`; neither the attempt nor the delivery is charged.
 
         Args:
-            delay: 0 or more: seconds, a timedelta or text like "1.5h".
+            delay: Seconds, a timedelta or text like "1.5h"; a negative one is at once.
 
         Raises:
-            SetupError: `delay` is negative or no length of time; under ACK_FIRST the message is gone.
+            SetupError: `delay` is no length of time; under ACK_FIRST the message is gone.
         """
-        await follow([self.raw_message], Postpone(seconds_or_zero("delay", delay)))
+        await follow([self.raw_message], Postpone(delay_seconds(delay)))
         self.note_outcome()
 
     async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
@@ -127,11 +141,11 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         Args:
             queue: Its name, to which no router adds a prefix.
             body: Another body, encoded as `publish` does; left out, it stays as it is.
-            delay: Time until it is due there, 0 or more.
+            delay: Time until it is due there; a negative one is at once.
 
         Raises:
-            SetupError: a queue that cannot be one, or a delay that is negative or no length of time; under
-                ACK_FIRST the message is gone.
+            SetupError: a queue that cannot be one, or a delay that is no length of time; under ACK_FIRST the message
+                is gone.
             Exception: the codec cannot encode `body`; nothing is recorded.
         """
         await follow([self.raw_message], Place(queue, body, delay))
@@ -224,8 +238,10 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
             note_fault(error)
             raise
 
-    async def ack(self, *, instead: Said | None = None) -> None:
+    async def ack(self, *, instead: Said | None = None, **ignored: Any) -> None:
         """`SqlBrokerMessage.ack` for every message not settled yet."""
+        if ignored:
+            warn_of_ignored(self.raw_message, "ack", ignored, "no options")
         if instead is not None:
             await self._follow_raised(instead)
         elif self._messages is None:
@@ -236,8 +252,12 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
                 await message.ack()
         await super().ack()
 
-    async def nack(self, *, delay: Duration | None = None, instead: Said | None = None) -> None:
+    async def nack(
+        self, *, delay: Duration | None = None, instead: Said | None = None, **ignored: Any
+    ) -> None:
         """`SqlBrokerMessage.nack` for every message not settled yet."""
+        if ignored:
+            warn_of_ignored(self.raw_message, "nack", ignored, "delay")
         if instead is not None:
             await self._follow_raised(instead)
         else:
@@ -245,8 +265,10 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
                 await message.nack(delay=delay)
         await super().nack()
 
-    async def reject(self, *, reason: str | None = None) -> None:
+    async def reject(self, *, reason: str | None = None, **ignored: Any) -> None:
         """`SqlBrokerMessage.reject` for every message not settled yet."""
+        if ignored:
+            warn_of_ignored(self.raw_message, "reject", ignored, "reason")
         reject_outcome(reason)
         for message in self.messages:
             await message.reject(reason=reason)
@@ -254,7 +276,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
 
     async def postpone(self, delay: Duration) -> None:
         """`SqlBrokerMessage.postpone` for every message not settled yet."""
-        await follow(self.raw_message, Postpone(seconds_or_zero("delay", delay)))
+        await follow(self.raw_message, Postpone(delay_seconds(delay)))
         self._note_outcomes()
         await super().nack()
 

@@ -1,7 +1,7 @@
 """What is to be published: by whoever calls `publish`, and by a handler's return value."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from faststream.response import BatchPublishCommand, PublishCommand, PublishType, Response
@@ -10,28 +10,29 @@ from faststream_sqlbroker.core.duration import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 
 if TYPE_CHECKING:
+    from faststream._internal.parser import CodecProto
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 
-class MessageOptions(TypedDict, total=False):
-    """Keyword arguments of every publish; all may be left out, None is the same as left out."""
+class PlainOptions(TypedDict, total=False):
+    """Keyword arguments of a publish whose message is stored in any case; all may be left out, None is the same."""
 
     headers: dict[str, Any] | None
     """JSON values by name."""
     correlation_id: str | None
-    """Stored only if given; else the reader takes the message's id."""
+    """Default what `id_generator` makes, or nothing: the reader takes the message's id."""
     reply_to: str
     """Queue for the handler's answer."""
     priority: int | None
     """-100 to 100; higher ones are claimed first. Default 0."""
     key: str | None
     """1 to 255 characters; what the message is about."""
-    dedup_id: str | None
-    """1 to 255 characters; while a message of the queue has it, another with it is not stored."""
     delay: Duration | None
-    """Time until it is due, 0 or more: seconds, a timedelta or text like "1.5h"; not with next_attempt_at."""
-    next_attempt_at: datetime | float | None
-    """When it is due: a datetime with a time zone, or Unix seconds; not with delay."""
+    """Time until it is due: seconds, a timedelta or text like "1.5h"; a negative one is at once; not with
+    next_attempt_at."""
+    next_attempt_at: datetime | float | timedelta | str | None
+    """When it is due: a datetime with a time zone, Unix seconds, or as `delay` a timedelta or text like "2h45m" from
+    now by the database's clock; not with delay."""
     expires_in: Duration | None
     """Time after which no handler is started for it any more; longer than 0."""
     destination: str | None
@@ -39,13 +40,29 @@ class MessageOptions(TypedDict, total=False):
     forward_to=DESTINATION moves it there."""
 
 
-class PublishOptions(MessageOptions, total=False):
-    """Keyword arguments of `publish` and `publish_batch`."""
+class MessageOptions(PlainOptions, total=False):
+    """Keyword arguments of every publish."""
+
+    dedup_id: str | None
+    """1 to 255 characters; while a message of the queue has it, another with it is not stored."""
+
+
+class TransactionOptions(TypedDict, total=False):
+    """The caller's transaction; one of them at most."""
 
     connection: "AsyncConnection | None"
     """Publish in the transaction of this connection."""
     session: "AsyncSession | None"
     """Publish in the transaction of this session."""
+
+
+class PlainPublishOptions(PlainOptions, TransactionOptions, total=False):
+    """Keyword arguments with which `publish` returns an id."""
+
+
+class PublishOptions(MessageOptions, TransactionOptions, total=False):
+    """Keyword arguments of `publish` and `publish_batch`."""
+
     with_ack: bool
     """Inside a handler: publish in the transaction that acks its message, only if it is acked; no id is known then."""
 
@@ -72,7 +89,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         key: str | None = None,
         dedup_id: str | None = None,
         delay: Duration | None = None,
-        next_attempt_at: datetime | float | None = None,
+        next_attempt_at: datetime | float | timedelta | str | None = None,
         expires_in: Duration | None = None,
         destination: str | None = None,
         connection: "AsyncConnection | AsyncSession | None" = None,
@@ -100,6 +117,8 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         self.with_ack = with_ack
         self.stacked = False
         """Whether FastStream publishes a handler's answer, which joins its ack where that is possible."""
+        self.codec: CodecProto | None = None
+        """Encodes the bodies in place of the broker's: that of the publisher's router."""
 
     @property
     def queue(self) -> str:
@@ -148,7 +167,7 @@ class SqlBrokerResponse(Response):
         queue: str | None = None,
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
-        next_attempt_at: datetime | float | None = None,
+        next_attempt_at: datetime | float | timedelta | str | None = None,
         delay: Duration | None = None,
         priority: int | None = None,
         key: str | None = None,

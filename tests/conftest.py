@@ -198,7 +198,11 @@ def _empty(admin: Engine, name: str) -> None:
 def _quick_tables() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "create_all", QuickTables())
-        patch.setattr(Tables, "for_dialect", lambda tables, name: quick_tables.built(tables.config, name))
+        patch.setattr(
+            Tables,
+            "for_dialect",
+            lambda tables, name: quick_tables.built(tables.config, name, tables.revision),
+        )
         yield
 
 

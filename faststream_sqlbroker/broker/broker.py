@@ -34,6 +34,7 @@ from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.schema.validate import advice
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber.checks import time_or_none
 
@@ -122,11 +123,12 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             serializer: FastDepends' serializer.
             provider: FastDepends' provider.
             context: FastStream's context.
-            id_generator: Makes correlation ids where FastStream wants one.
+            id_generator: Makes the correlation ids of messages that are published without one; the default leaves
+                them out, and readers take the message's id.
 
         Raises:
-            SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite; what is
-                no time; or presence_interval is less than 100 ms.
+            SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite, with a
+                StaticPool; what is no time; or presence_interval is less than 100 ms.
         """
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
         self._listen_engine = make_listen_engine(listen_url)
@@ -170,9 +172,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         )  # fmt: skip
 
     def _watch_database(self, presence_interval: Duration) -> None:
-        self._presence = Presence(self._store, self._log_of_loops, presence_interval)
+        self._presence = Presence(
+            self._store, self._log_of_loops, presence_interval, outages=self._wakeups.outages
+        )
         self._wakeups.on_pauses = self._presence.look
-        self._rights = Rights(self._store, self._log_of_loops)
+        self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages)
 
     @property
     def admin(self) -> Admin:
@@ -228,12 +232,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
     async def _check_schema(self) -> None:
         problems = await self._store.differences()
         if problems:
-            listed = "\n".join(f"  - {problem}" for problem in problems)
-            msg = (
-                f"the tables are not those that this version needs:\n{listed}\n"
-                "run the migrations (migrations/ in the repository), or await broker.create_tables() while "
-                "developing; validate_schema_on_start=False starts all the same"
-            )
+            msg = advice(problems)
+            # `faststream run` prints a hundred lines of traceback before the text of an error.
+            self._log_of_loops(logging.CRITICAL, msg.splitlines()[0])
             raise SchemaError(msg)
 
     @override

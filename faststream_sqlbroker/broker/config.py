@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 from faststream import UnderlyingDriverAnnotation
 from faststream._internal.configs import BrokerConfig
 from faststream.exceptions import IncorrectState
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.flow.presence import Presence
 from faststream_sqlbroker.flow.rights import Rights
@@ -23,11 +24,13 @@ def _driver_annotations() -> dict[Any, Any]:
         message.SqlBrokerMessage: "SqlBrokerMessage",
         message.SqlBrokerBatchMessage: "SqlBrokerBatchMessage",
         annotations.Broker: "SqlBroker",
+        AsyncConnection: "SqlConnection",
+        AsyncSession: "SqlSession",
     }
     return {
         wrong: UnderlyingDriverAnnotation(
             type_hint=getattr(annotations, name),
-            module=module if "Message" in name else f"{module}.annotations",
+            module=f"{module}.annotations" if name == "SqlBroker" else module,
             name=name,
         )
         for wrong, name in pairs.items()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sqlalchemy import URL, Engine, event
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.exceptions import MissingExtraError, NotSupportedError, SetupError
@@ -43,7 +43,8 @@ def _engine_of_url(given: Any) -> AsyncEngine:
         )
         raise SetupError(msg)
     if not isinstance(given, str | URL):
-        msg = f"engine must be an AsyncEngine or a database URL, got {given!r}"
+        # Whatever it is, it may hold a password.
+        msg = f"engine must be an AsyncEngine or a database URL as text or URL, got {type(given).__name__}"
         raise SetupError(msg)
     try:
         return create_async_engine(given)
@@ -56,9 +57,16 @@ def _engine_of_url(given: Any) -> AsyncEngine:
         # The URL may hold a password, so it is not repeated.
         msg = f"the database URL cannot be used: give one like postgresql+asyncpg://user@host/name ({type(error).__name__})"
         raise SetupError(msg) from error
-    except Exception as error:
+    except InvalidRequestError as error:
         msg = f"no asyncio engine can be made of the database URL: {error}"
         raise SetupError(msg) from error
+    except Exception as error:  # noqa: BLE001 - whatever a dialect raises
+        # It may quote a part of the password, so it is not chained either.
+        msg = (
+            "no asyncio engine can be made of the database URL: quote user and password by urllib.parse.quote_plus "
+            f"({type(error).__name__})"
+        )
+        raise SetupError(msg) from None
 
 
 def make_listen_engine(url: Any) -> AsyncEngine | None:

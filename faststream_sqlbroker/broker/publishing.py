@@ -1,6 +1,6 @@
 """Publishing by the broker itself."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from faststream._internal.broker import BrokerUsecase
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -8,7 +8,14 @@ from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.exceptions import NotSupportedError, PublishError
-from faststream_sqlbroker.response import MessageOptions, PublishOptions, SqlBrokerPublishCommand
+from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
+from faststream_sqlbroker.response import (
+    MessageOptions,
+    PlainOptions,
+    PlainPublishOptions,
+    PublishOptions,
+    SqlBrokerPublishCommand,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -17,6 +24,16 @@ if TYPE_CHECKING:
 
 class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     """`publish`, `publish_batch` and `publish_sync`."""
+
+    @overload
+    async def publish(
+        self, message: Any = None, queue: str = "", **options: Unpack[PlainPublishOptions]
+    ) -> int: ...
+
+    @overload
+    async def publish(
+        self, message: Any = None, queue: str = "", **options: Unpack[PublishOptions]
+    ) -> int | None: ...
 
     @override
     async def publish(
@@ -43,6 +60,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
                 message may have been committed.
         """
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
+        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
         await self.connect()
         result: int | None = await self._basic_publish(cmd, producer=self.config.producer)
         return result
@@ -60,15 +78,42 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
 
         Returns:
             The ids in the order of the messages.
+
+        Raises:
+            PublishError: as `publish`; or one list is given in place of messages.
         """
         if not messages:
             return []
+        refuse_one_list(messages)
         # FastStream's batch command takes a first body of None for no message.
         bodies = [b"" if body is None else body for body in messages]
         cmd = SqlBrokerPublishCommand(*bodies, queue=queue, **options)
+        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
         await self.connect()
         result: list[int | None] = await self._basic_publish_batch(cmd, producer=self.config.producer)
         return result
+
+    @overload
+    def publish_sync(
+        self,
+        message: Any = None,
+        queue: str = "",
+        *,
+        connection: "Connection | None" = None,
+        session: "Session | None" = None,
+        **options: Unpack[PlainOptions],
+    ) -> int: ...
+
+    @overload
+    def publish_sync(
+        self,
+        message: Any = None,
+        queue: str = "",
+        *,
+        connection: "Connection | None" = None,
+        session: "Session | None" = None,
+        **options: Unpack[MessageOptions],
+    ) -> int | None: ...
 
     def publish_sync(
         self,
@@ -100,6 +145,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             msg = "publish_sync takes part in a transaction: give either connection= or session="
             raise PublishError(msg)
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
+        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
         producer: Any = self.config.producer
         producer.connect(self.config.fd_config._serializer, self.config.broker_codec)  # noqa: SLF001
         result: int | None = producer.publish_sync(cmd, connection if session is None else session)

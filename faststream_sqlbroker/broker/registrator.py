@@ -10,6 +10,7 @@ from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_steps
 from faststream_sqlbroker.broker.scheduling import SqlBrokerScheduling
+from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.routing import Destination, Place
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
@@ -160,6 +161,8 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         queue: str = "",
         *,
         headers: dict[str, Any] | None = None,
+        reply_to: str = "",
+        batch: bool = False,
         persistent: bool = True,
         title: str | None = None,
         description: str | None = None,
@@ -171,6 +174,9 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         Args:
             queue: Where to; "" leaves it to each call.
             headers: Under those of each message.
+            reply_to: Queue for the answers to its messages, unless they name another; its full name.
+            batch: Whether a list or tuple that a stacked handler returns is several messages, written in one
+                transaction; none if it is empty. Else it is one message.
             persistent: Whether the broker keeps it alive.
             title: Title in AsyncAPI documents.
             description: Description there.
@@ -178,7 +184,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             include_in_schema: Whether it is documented.
 
         Raises:
-            SetupError: `queue` or `headers` of the wrong type.
+            SetupError: `queue`, `headers` or `batch` of the wrong type, or a `reply_to` that cannot be a queue.
         """
         if not isinstance(queue, str):
             msg = f"a publisher's queue must be a string, got {queue!r}"
@@ -186,8 +192,20 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         if headers is not None and not isinstance(headers, dict):
             msg = f"a publisher's headers must be a dict of JSON values, got {headers!r}"
             raise SetupError(msg)
+        if reply_to != "" and (problem := name_problem(reply_to)) is not None:
+            msg = f"a publisher's reply_to cannot be {short(reply_to)}: {problem}"
+            raise SetupError(msg)
+        if not isinstance(batch, bool):
+            msg = f"a publisher's batch must be True or False, got {short(batch)}"
+            raise SetupError(msg)
         publisher = QueuePublisher(
-            QueuePublisherConfig(_outer_config=self.config, queue=queue, headers=headers or {}),  # type: ignore[arg-type]
+            QueuePublisherConfig(
+                _outer_config=self.config,  # type: ignore[arg-type]
+                queue=queue,
+                headers=headers or {},
+                reply_to=reply_to,
+                batch=batch,
+            ),
             QueuePublisherSpecification(
                 self.config,  # type: ignore[arg-type]
                 QueuePublisherSpecificationConfig(

@@ -6,7 +6,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.core.duration import Duration, delay_seconds
 from faststream_sqlbroker.core.lengths import lease_seconds
 from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Outcome, Reject
@@ -150,11 +150,11 @@ class Reservation(ReceivedMessage):
         """It failed: an attempt is counted, and it is due again; FAILED when the retry strategy allows no more.
 
         Args:
-            delay: Time until then, 0 or more; None leaves it to the retry strategy.
+            delay: Time until then; a negative one is at once, None leaves it to the retry strategy.
             error: What went wrong, for `last_error`; the retry strategy is told of an exception.
         """
         exception = error if isinstance(error, BaseException) else None
-        seconds = None if delay is None else _delay(delay)
+        seconds = None if delay is None else delay_seconds(delay)
         text = None if exception is not None or error is None else clean_text(str(error))
         await self._settle(Nack(seconds, exception), "rolled back", text=text)
 
@@ -173,11 +173,11 @@ class Reservation(ReceivedMessage):
         Args:
             queue: Where to.
             body: Its new body, encoded as by `publish`.
-            delay: Time until it is due there, 0 or more; None is at once.
+            delay: Time until it is due there; None, or a negative one, is at once.
         """
         if (problem := name_problem(queue)) is not None:
             raise SetupError(f"{short(queue)} cannot be the name of a queue: {problem}")
-        seconds = 0.0 if delay is None else _delay(delay)
+        seconds = 0.0 if delay is None else delay_seconds(delay)
         await self._settle(Move(queue), "moved", body=body, delay=seconds)
 
     async def extend(self, lease: Duration | None = None) -> None:
@@ -262,10 +262,3 @@ class Reservation(ReceivedMessage):
 
 
 _LOST = "lost"
-
-
-def _delay(value: Duration) -> float:
-    seconds = parse_duration(value, name="delay")
-    if seconds < 0:
-        raise SetupError(f"delay must be 0 or more seconds, got {value!r}")
-    return seconds

@@ -1,6 +1,8 @@
 """`broker.pop` and `broker.reserve`: messages for the application itself."""
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from faststream_sqlbroker.broker.locking import SqlBrokerLocking
@@ -34,7 +36,8 @@ class SqlBrokerReserving(SqlBrokerLocking):
     """Single messages outside of handlers, beside subscribers of the same queues or without any.
 
     Policies, `ordered=True` and middlewares of subscribers do not apply; expired messages are discarded, and those
-    over a limit rejected, as everywhere. Needs no started broker.
+    over a limit rejected, as everywhere. A queue that `broker.admin.pause` has paused counts as empty. Needs no started
+    broker.
     """
 
     _taker: Taker
@@ -43,6 +46,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
     def _serve_application(self, store: Store, wakeups: Wakeups, log: Log) -> None:
         """Set up what serves the application's own calls."""
+        store.dialect.warn = partial(log, logging.WARNING)
         self._unheeded = Unheeded()
         self._locks = Locks(store, self._unheeded, log)
         self._taker = Taker(store, wakeups, self._unheeded, log)

@@ -26,6 +26,8 @@ class SqlBrokerPublisher(ArgsContainer):
         queue: str = "",
         *,
         headers: dict[str, Any] | None = None,
+        reply_to: str = "",
+        batch: bool = False,
         title: str | None = None,
         description: str | None = None,
         schema: Any | None = None,
@@ -35,6 +37,8 @@ class SqlBrokerPublisher(ArgsContainer):
         super().__init__(
             queue,
             headers=headers,
+            reply_to=reply_to,
+            batch=batch,
             title=title,
             description=description,
             schema=schema,
@@ -94,7 +98,7 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
             routers: Routers inside this one.
             parser: Default parser of its subscribers.
             decoder: Default decoder.
-            codec: Default codec.
+            codec: Default codec of its subscribers and publishers, if the broker has none.
             ack_policy: Default policy of its subscribers.
             include_in_schema: Whether they are documented.
         """

@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.flow.cron import Cron
 from faststream_sqlbroker.flow.firing import Planned
-from faststream_sqlbroker.publisher.rows import make_row
+from faststream_sqlbroker.publisher.rows import make_row, new_correlation_id
 from faststream_sqlbroker.response import SqlBrokerPublishCommand
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,7 +38,7 @@ class ScheduleOptions(TypedDict, total=False):
     key: str | None
     """1 to 255 characters; what the message is about."""
     delay: Duration | None
-    """Time from the publish until it is due, 0 or more: seconds, a timedelta or text like "1.5h"."""
+    """Time from the publish until it is due: seconds, a timedelta or text like "1.5h"; a negative one is at once."""
     expires_in: Duration | None
     """Time after which no handler is started for it any more; longer than 0."""
 
@@ -153,6 +153,8 @@ class SqlBrokerScheduling:
         own = {NAME_HEADER: name, TIME_HEADER: fire_at.astimezone(timezone.utc).isoformat()}
         options: Any = {**given, "headers": {**(given.get("headers") or {}), **own}}
         cmd = SqlBrokerPublishCommand(await body(fire_at), queue=f"{config.prefix}{queue}", **options)
+        cmd.codec = config.broker_codec
+        cmd.correlation_id = cmd.correlation_id or new_correlation_id(config)
         publish: Any = keep
         for middleware in config.broker_middlewares[::-1]:
             publish = partial(middleware(None, context=config.context).publish_scope, publish)

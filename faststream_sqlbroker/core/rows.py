@@ -122,6 +122,10 @@ class Holder:
     """A body as `publish` encodes it, and its content type."""
     ack_first: bool
     """Whether the rows are gone before the handler starts."""
+    log: Callable[..., None] = lambda *_args, **_kwargs: None
+    """The subscriber's."""
+    warned: set[str] = field(default_factory=set)
+    """What the log was told once, and is not to be told again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -225,6 +229,8 @@ class ReadyPair:
     """When its first is due, where the database says so (PostgreSQL)."""
     since: datetime | None = None
     """Rows that were due before are left alone by a claim (PostgreSQL); None claims all."""
+    unusable: bool = False
+    """Whether some of its rows have a due time that is none (SQLite), which no claim would find."""
 
 
 class ReadyPairs(list[ReadyPair]):

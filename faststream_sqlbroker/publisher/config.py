@@ -8,10 +8,12 @@ from faststream._internal.configs import PublisherSpecificationConfig, Publisher
 
 @dataclass(kw_only=True)
 class QueuePublisherConfig(PublisherUsecaseConfig):
-    """Queue (without the routers' prefix) and headers of a publisher."""
+    """What `broker.publisher` was given; the queue without the routers' prefix."""
 
     queue: str = ""
     headers: dict[str, Any] = field(default_factory=dict)
+    reply_to: str = ""
+    batch: bool = False
 
 
 @dataclass(kw_only=True)

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from faststream._internal.endpoint.utils import ParserComposition
-from faststream._internal.parser import DefaultCodec
+from faststream._internal.parser import BatchCodecProto, DefaultCodec
 from faststream._internal.producer import ProducerProto
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.exceptions import NotSupportedError, PublishError, SetupError
+from faststream_sqlbroker.exceptions import NotSupportedError, PublishError, SetupError, SqlBrokerError
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.parser import SqlBrokerParser
 from faststream_sqlbroker.publisher.rows import make_row
@@ -67,8 +67,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     @override
     async def publish_batch(self, cmd: SqlBrokerPublishCommand) -> list[int | None]:
         """Write all bodies in one transaction; ids in their order."""
-        rows = [await self._row(cmd, body) for body in cmd.batch_bodies]
-        if cmd.with_ack and self._join(rows, required=True):
+        rows = await self._rows(cmd)
+        if (cmd.with_ack or cmd.stacked) and self._join(rows, required=cmd.with_ack):
             return [None] * len(rows)
         return await self._publisher.publish(rows, connection=cmd.connection)
 
@@ -102,6 +102,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             encoding.send(None)
         except StopIteration as done:
             payload, content_type = done.value
+        except Exception as error:
+            raise _unencodable(cmd.body, error) from error
         else:
             encoding.close()
             msg = f"the codec {type(self.codec).__name__} awaits something, so it cannot serve publish_sync"
@@ -119,7 +121,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         if isinstance(body, SqlBrokerResponse):
             msg = "the new body of a message has no options of its own: give the body itself"
             raise PublishError(msg)
-        payload, content_type = await self.codec.encode(body, self.serializer)
+        payload, content_type = await self._encoded(self.codec, body)
         if not isinstance(payload, bytes):
             msg = f"the codec must give bytes, it gave {type(payload).__name__}"
             raise PublishError(msg)
@@ -141,9 +143,42 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return self._publisher.join(rows, ours, required=required)
 
     async def _row(self, cmd: SqlBrokerPublishCommand, body: Any) -> NewMessage:
-        content = body.body if isinstance(body, SqlBrokerResponse) else body
-        payload, content_type = await self.codec.encode(content, self.serializer)
+        payload, content_type = await self._encoded(cmd.codec or self.codec, _content(body))
         return _make_row(cmd, body, payload, content_type)
+
+    async def _encoded(self, codec: "CodecProto", body: Any) -> tuple[bytes, str | None]:
+        try:
+            return await codec.encode(body, self.serializer)
+        except Exception as error:
+            raise _unencodable(body, error) from error
+
+    async def _rows(self, cmd: SqlBrokerPublishCommand) -> list[NewMessage]:
+        codec, bodies = cmd.codec or self.codec, cmd.batch_bodies
+        if not isinstance(codec, BatchCodecProto):
+            return [await self._row(cmd, body) for body in bodies]
+        contents = [_content(body) for body in bodies]
+        try:
+            encoded = await codec.encode_batch(contents, self.serializer)
+        except Exception as error:
+            raise _unencodable(contents, error) from error
+        if len(encoded) != len(bodies):
+            msg = (
+                f"{type(codec).__name__}.encode_batch must give a body for each message, it gave {len(encoded)} "
+                f"for {len(bodies)}"
+            )
+            raise PublishError(msg)
+        return [_make_row(cmd, body, *one) for body, one in zip(bodies, encoded, strict=True)]
+
+
+def _content(body: Any) -> Any:
+    return body.body if isinstance(body, SqlBrokerResponse) else body
+
+
+def _unencodable(body: Any, error: Exception) -> Exception:
+    """What a codec has raised, as the fault of the body."""
+    if isinstance(error, SqlBrokerError):
+        return error
+    return PublishError(f"a body of type {type(body).__name__} cannot be encoded: {error}")
 
 
 def _make_row(

@@ -3,23 +3,52 @@
 import contextlib
 import json
 import re
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any
 
-from faststream_sqlbroker.core.duration import parse_duration
+from faststream.message import gen_cor_id
+
+from faststream_sqlbroker.core.duration import Duration, delay_seconds, positive_seconds
 from faststream_sqlbroker.core.names import name_problem
-from faststream_sqlbroker.core.routing import DESTINATION_HEADER, unix_time
+from faststream_sqlbroker.core.routing import DESTINATION_HEADER, PUBLISH_AFTER_HEADER, unix_time
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 
 PRIORITIES = range(-100, 101)
+EARLIEST, LATEST = datetime(1000, 1, 1, tzinfo=timezone.utc), datetime(9999, 1, 1, tzinfo=timezone.utc)
+"""Moments that every database stores; earlier ones are due at once all the same, later ones never."""
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?")
+"""A number in text, as the command line gives it."""
+
+
+def new_correlation_id(config: Any) -> str | None:
+    """A correlation id by the broker's `id_generator`; None with FastStream's own, which is not worth its bytes.
+
+    A message without one has its id in place of it.
+    """
+    generate = config.id_generator
+    return None if generate is gen_cor_id else generate()
+
+
+def refuse_one_list(messages: Sequence[Any]) -> None:
+    """Refuse a batch whose only message is a list or tuple: its items were meant.
+
+    Raises:
+        PublishError: it is one.
+    """
+    if len(messages) == 1 and isinstance(messages[0], list | tuple):
+        msg = (
+            f"publish_batch takes its messages one by one, got one {type(messages[0]).__name__} of "
+            f"{len(messages[0])}: write publish_batch(*messages); for one message that is a list use publish"
+        )
+        raise PublishError(msg)
 
 
 def make_row(
@@ -55,7 +84,7 @@ def make_row(
     if not (options or correlation_id or reply_to) and (headers is None or headers == {}):
         return NewMessage(str(queue), payload, _content_type(content_type) if content_type else None)
     own = {CONTENT_TYPE: content_type, CORRELATION_ID: correlation_id, REPLY_TO: reply_to}
-    delay, at = options.get("delay"), options.get("next_attempt_at")
+    delay, at = _number(options.get("delay")), _number(options.get("next_attempt_at"))
     if delay is not None and at is not None:
         msg = f"give delay or next_attempt_at, not both: got delay={delay!r} and next_attempt_at={at!r}"
         raise PublishError(msg)
@@ -66,9 +95,9 @@ def make_row(
         priority=_priority(options.get("priority", 0)),
         key=_name("key", options.get("key")),
         dedup_id=_name("dedup_id", options.get("dedup_id")),
-        delay=_seconds("delay", delay, zero=True),
+        delay=_from_now(at) if isinstance(at, str | timedelta) else _delay(delay),
         next_attempt_at=_moment(at),
-        expires_in=_seconds("expires_in", options.get("expires_in"), zero=False),
+        expires_in=_expiry(_number(options.get("expires_in"))),
     )
 
 
@@ -101,14 +130,26 @@ def _headers(given: Any, own: dict[str, Any]) -> str | None:
 
 
 def _with_destination(given: Any, options: Mapping[str, Any]) -> Any:
-    """The headers with the option `destination` in place of one that was handed on."""
+    """The headers with the option `destination` in place of one that was handed on.
+
+    What is due at once says so: only of a foreign producer's message it is not known whether a delay is missing.
+    """
     name = _name("destination", options.get("destination"))
     if name is None or not (given is None or isinstance(given, Mapping)):
         return given
-    return {**(given or {}), DESTINATION_HEADER: name}
+    delayed = options.get("delay") is not None or options.get("next_attempt_at") is not None
+    at_once: dict[str, Any] = {} if delayed else {PUBLISH_AFTER_HEADER: 0}
+    return {**at_once, **(given or {}), DESTINATION_HEADER: name}
+
+
+def _number(value: Any) -> Any:
+    """Text that is a plain number as that number: `faststream publish --delay 0.5` gives text."""
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
 def _priority(value: object) -> int:
+    if isinstance(value, str) and _NUMBER.fullmatch(value) and "." not in value:
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value not in PRIORITIES:
         msg = f"priority must be a whole number from {PRIORITIES[0]} to {PRIORITIES[-1]}, got {value!r}"
         raise PublishError(msg)
@@ -124,29 +165,48 @@ def _name(option: str, value: object) -> str | None:
     return str(value)
 
 
-def _seconds(option: str, value: Any, *, zero: bool) -> float | None:
+def _delay(value: Duration | None) -> float | None:
     if value is None:
         return None
     try:
-        seconds = parse_duration(value, name=option)
+        return delay_seconds(value)
     except SetupError as error:
         raise PublishError(str(error)) from error
-    if seconds < 0 or (seconds == 0 and not zero):
-        msg = f"{option} must be {'0 or more' if zero else 'longer than 0'} seconds, got {value!r}"
-        raise PublishError(msg)
-    return seconds
+
+
+def _expiry(value: Duration | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        return positive_seconds("expires_in", value)
+    except SetupError as error:
+        raise PublishError(str(error)) from error
+
+
+def _from_now(value: str | timedelta) -> float:
+    """Seconds, by the database's clock, to the next attempt."""
+    try:
+        return delay_seconds(value)
+    except SetupError as error:
+        raise _no_moment(value) from error
 
 
 def _moment(value: object) -> datetime | None:
-    if value is None:
+    if value is None or isinstance(value, str | timedelta):
         return None
-    if isinstance(value, datetime) and value.utcoffset() is not None:
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError, OverflowError):
-            return unix_time(value)
-    msg = (
-        f"next_attempt_at must be a datetime with a time zone, or Unix seconds up to the year 9999, got "
-        f"{short(value)}: use datetime.now(timezone.utc), time.time(), or delay"
+    moment: datetime | None = None
+    with contextlib.suppress(ValueError, OverflowError):
+        if isinstance(value, datetime) and value.utcoffset() is not None:
+            moment = value.astimezone(timezone.utc)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            moment = unix_time(value)
+    if moment is None:
+        raise _no_moment(value)
+    return min(max(moment, EARLIEST), LATEST)
+
+
+def _no_moment(value: object) -> PublishError:
+    return PublishError(
+        "next_attempt_at must be a datetime with a time zone, or Unix seconds, of the years 1 to 9999 in UTC, or a "
+        f'time from now like "2h45m", got {short(value)}: use datetime.now(timezone.utc), time.time(), or delay'
     )
-    raise PublishError(msg)

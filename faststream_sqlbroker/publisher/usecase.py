@@ -1,17 +1,18 @@
 """A publisher bound to a queue: called by hand, or stacked on a subscriber."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from faststream._internal.endpoint.publisher import PublisherUsecase
 from faststream._internal.endpoint.publisher.fake import FakePublisher
 from faststream.response import PublishCommand
 from typing_extensions import Unpack, override
 
-from faststream_sqlbroker.exceptions import NotSupportedError
+from faststream_sqlbroker.exceptions import NotSupportedError, PublishError
 from faststream_sqlbroker.publisher.config import QueuePublisherConfig
+from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
-from faststream_sqlbroker.response import PublishOptions, SqlBrokerPublishCommand
+from faststream_sqlbroker.response import PlainPublishOptions, PublishOptions, SqlBrokerPublishCommand
 
 if TYPE_CHECKING:
     from faststream._internal.producer import ProducerProto
@@ -22,7 +23,7 @@ class QueuePublisher(PublisherUsecase):
     """What `broker.publisher(queue)` returns."""
 
     def __init__(self, config: QueuePublisherConfig, specification: QueuePublisherSpecification) -> None:
-        """Take the queue and headers of `config`."""
+        """Take what `config` has."""
         super().__init__(config, specification)  # type: ignore[arg-type] # FastStream leaves out its type arguments
         self.config = config
         self.headers = config.headers
@@ -32,11 +33,28 @@ class QueuePublisher(PublisherUsecase):
         """The queue, with the routers' prefix; "" when each call names one."""
         return f"{self._outer_config.prefix}{self.config.queue}" if self.config.queue else ""
 
+    @overload
+    async def publish(
+        self, message: Any = None, queue: str = "", **options: Unpack[PlainPublishOptions]
+    ) -> int: ...
+
+    @overload
+    async def publish(
+        self, message: Any = None, queue: str = "", **options: Unpack[PublishOptions]
+    ) -> int | None: ...
+
     @override
     async def publish(
         self, message: Any = None, queue: str = "", **options: Unpack[PublishOptions]
     ) -> int | None:
-        """Publish to this publisher's queue, or to `queue`; see `SqlBroker.publish`."""
+        """Publish to this publisher's queue, or to `queue`; see `SqlBroker.publish`.
+
+        Raises:
+            PublishError: as there; or a list for a publisher with batch=True.
+        """
+        if self.config.batch and isinstance(message, list | tuple):
+            msg = "publish takes one message, and with batch=True a list is several: write publish_batch(*messages)"
+            raise PublishError(msg)
         cmd = self._command((message,), queue, options)
         result: int | None = await self._basic_publish(
             cmd, producer=self._outer_config.producer, _extra_middlewares=()
@@ -49,6 +67,7 @@ class QueuePublisher(PublisherUsecase):
         """Publish several messages in one transaction; see `SqlBroker.publish_batch`."""
         if not messages:
             return []
+        refuse_one_list(messages)
         # As in SqlBroker.publish_batch: a first body of None would be no message.
         bodies = tuple(b"" if body is None else body for body in messages)
         cmd = self._command(bodies, queue, options)
@@ -61,7 +80,15 @@ class QueuePublisher(PublisherUsecase):
         self, messages: tuple[Any, ...], queue: str, options: PublishOptions
     ) -> SqlBrokerPublishCommand:
         cmd = SqlBrokerPublishCommand(*messages, queue=queue or self.queue, **options)
+        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self._outer_config)
+        return self._completed(cmd)
+
+    def _completed(self, cmd: SqlBrokerPublishCommand) -> SqlBrokerPublishCommand:
+        """`cmd` with what this publisher adds to each message."""
         cmd.add_headers(self.headers, override=False)
+        cmd.reply_to = cmd.reply_to or self.config.reply_to
+        # As for subscribers: FastStream asks from the broker down to the innermost router.
+        cmd.codec = self._outer_config.broker_codec
         return cmd
 
     @override
@@ -69,13 +96,14 @@ class QueuePublisher(PublisherUsecase):
         self, cmd: PublishCommand, *, _extra_middlewares: "Iterable[PublisherMiddleware]"
     ) -> None:
         """Send a handler's answer (called by FastStream)."""
-        cmd = SqlBrokerPublishCommand.from_cmd(cmd)
-        cmd.destination = self.queue or cmd.destination
-        cmd.add_headers(self.headers, override=False)
-        cmd.stacked = True
-        await self._basic_publish(
-            cmd, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares
-        )
+        several = self.config.batch and isinstance(cmd.body, list | tuple)
+        if several and not cmd.body:
+            return
+        own = self._completed(SqlBrokerPublishCommand.from_cmd(cmd, batch=several))
+        own.destination = self.queue or own.destination
+        own.stacked = True
+        send = self._basic_publish_batch if several else self._basic_publish
+        await send(own, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares)
 
     @override
     async def request(self, message: Any = None, queue: str = "", **options: Any) -> Any:

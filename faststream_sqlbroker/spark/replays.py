@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from faststream_sqlbroker import exceptions
 from faststream_sqlbroker.core.checks import flag, whole_number
-from faststream_sqlbroker.core.duration import Duration, positive_seconds, seconds_or_zero
+from faststream_sqlbroker.core.duration import Duration, delay_seconds, positive_seconds
 from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
@@ -145,7 +145,7 @@ def replay(
         start=None,
         spacing=timedelta(seconds=0 if per_second is None else count / per_second),
         shift=timedelta(seconds=0 if per_second is None else 1 / per_second),
-        delay=timedelta(seconds=0 if delay is None else seconds_or_zero("delay", delay)),
+        delay=timedelta(seconds=0 if delay is None else delay_seconds(delay)),
         remember=None if remember is None else timedelta(seconds=positive_seconds("remember", remember)),
         batch_size=whole_number("batch_size", batch_size, most=10_000),
         dry_run=dry_run,

@@ -51,3 +51,20 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
         assert "Traceback" not in said, said
     finally:
         running.kill()
+
+
+async def test_missing_tables_are_the_first_thing_said(database_url: str, tmp_path: Path) -> None:
+    """Before the hundred lines of traceback in which FastStream shows an error."""
+    lines = (
+        "from faststream import FastStream",
+        "from faststream_sqlbroker import SqlBroker",
+        f"app = FastStream(SqlBroker({database_url!r}))",
+    )
+    (tmp_path / "empty_app.py").write_text("\n".join(lines))
+    command = [*FASTSTREAM, "run", "--app-dir", str(tmp_path), "empty_app:app"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    said = [
+        line for line in (done.stdout + done.stderr).splitlines() if "FastStream app starting" not in line
+    ]
+    assert done.returncode != 0
+    assert "the broker's tables are missing: while developing, create them by" in said[0], said

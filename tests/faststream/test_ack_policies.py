@@ -143,7 +143,7 @@ async def test_manual_reject_with_a_reason(broker: SqlBroker, look: Look) -> Non
     assert (row["state"], row["reason"], row["last_error"]) == ("FAILED", "not ours", None)
 
 
-@pytest.mark.parametrize("wrong", [-1, "soon", True])
+@pytest.mark.parametrize("wrong", [[1], "soon", True])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_delays_that_cannot_be(broker: SqlBroker, look: Look, heard: Heard, wrong: Any) -> None:
     async def act(message: Any) -> None:

@@ -1,7 +1,10 @@
 """The broker's life: connect, start, stop, ping, and what it refuses."""
 
 import asyncio
+import io
 import logging
+import pkgutil
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -49,6 +52,26 @@ async def test_the_context_manager_only_connects(broker: SqlBroker) -> None:
     async with broker as connected:
         assert connected.running is False
         assert await connected.ping(5.0)
+
+
+async def test_missing_tables_are_told_in_one_line_that_says_what_to_do(engine: AsyncEngine) -> None:
+    """`faststream run` prints it before its traceback. What it names is in the installed package."""
+    said, heard = io.StringIO(), logging.getLogger("missing tables")
+    heard.addHandler(handler := logging.StreamHandler(said))
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    broker = SqlBroker(engine, logger=heard)
+    with pytest.raises(SchemaError) as caught:
+        await broker.start()
+    first = str(caught.value).splitlines()[0]
+    assert said.getvalue() == f"CRITICAL {first}\n"
+    assert first.startswith("the broker's tables are missing: while developing, create them by ")
+    assert "on_startup=[broker.create_tables]" in first
+    [named] = re.findall(r"(faststream_sqlbroker(?:\.\w+)+)\(connection\)", first)
+    upgrade = pkgutil.resolve_name(named)
+    async with engine.begin() as connection:
+        await connection.run_sync(upgrade)
+    await broker.start()
+    await broker.stop()
 
 
 async def test_missing_tables_are_named_with_their_cure(engine: AsyncEngine) -> None:

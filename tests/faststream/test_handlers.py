@@ -1,5 +1,6 @@
 """What a handler gets, and what becomes of what it returns."""
 
+import json
 import logging
 from typing import Annotated, Any
 
@@ -10,8 +11,9 @@ from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import SqlBroker, SqlBrokerMessage, SqlBrokerResponse
+from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, SqlBrokerMessage, SqlBrokerResponse
 from faststream_sqlbroker.annotations import SqlBroker as BrokerAnnotation
+from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.faststream.test_publish import headers_of
@@ -227,3 +229,69 @@ async def test_log_lines_name_queue_and_message(broker: SqlBroker, look: Look, h
     await look.archived()
     [record] = [r for r in heard.records if r.levelno >= logging.ERROR and "boom" in r.getMessage()]
     assert (record.queue, record.message_id) == ("q", str(message_id))  # type: ignore[attr-defined]
+
+
+IMPOSSIBLE = ["x" * 300, "a queue ", 5, ["answers"]]
+"""What a foreign producer may write as `reply_to`."""
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": True}, {"transactional": True}], ids=str)
+@pytest.mark.parametrize("reply_to", IMPOSSIBLE, ids=["long", "space", "number", "list"])
+async def test_an_impossible_reply_to_repeats_no_handler_that_has_succeeded(
+    broker: SqlBroker, look: Look, heard: Heard, reply_to: Any, options: dict[str, Any]
+) -> None:
+    runs: list[Any] = []
+
+    @broker.subscriber("q", **QUICK, **options)
+    async def handle(body: Any) -> str:
+        runs.append(body)
+        return "answer"
+
+    headers = json.dumps({"reply_to": reply_to})
+    [message_id] = await broker.config.store.insert([NewMessage("q", b"x", headers)])
+    await broker.start()
+    [row] = await look.archived()
+    assert (row["state"], row["attempts_count"]) == ("COMPLETED", 1)
+    assert len(runs) == 1
+    [said] = heard.texts("reply_to", logging.WARNING)
+    assert said.startswith(f"message {message_id} of queue 'q' gets no answer: its reply_to is ")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_without_answers_an_impossible_reply_to_is_not_spoken_of(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
+    @broker.subscriber("q", **QUICK, no_reply=True)
+    async def handle(body: Any) -> str:
+        return "answer"
+
+    await broker.publish("x", "q", headers={"reply_to": "x" * 300})
+    await broker.start()
+    await look.archived()
+    assert not heard.texts("reply_to")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"batch": True}, {"transactional": True}, {"handler_timeout": 60}], ids=str
+)
+async def test_a_generator_that_was_closed_ends_no_worker(
+    broker: SqlBroker, look: Look, heard: Heard, options: dict[str, Any]
+) -> None:
+    """GeneratorExit is no Exception: what raises it in a handler has failed like any other."""
+    calls: list[Any] = []
+    again = ConstantRetryStrategy(delay_seconds=0.01, max_attempts=5)
+
+    @broker.subscriber("q", max_workers=1, retry_strategy=again, **options, **QUICK)
+    async def handle(body: Any) -> None:
+        calls.append(body)
+        if len(calls) < 3:
+            raise GeneratorExit
+
+    await broker.start()
+    await broker.publish(1, "q")
+    [row] = await look.archived()
+    assert (row["state"], row["attempts_count"], len(calls)) == ("COMPLETED", 3, 3)
+    await broker.publish(2, "q")
+    assert [row["state"] for row in await look.archived(2)] == ["COMPLETED"] * 2
+    assert broker.subscribers[0].healthy  # type: ignore[attr-defined]
+    assert not heard.texts("outside of the handler")

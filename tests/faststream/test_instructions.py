@@ -154,11 +154,11 @@ async def test_wrong_arguments_are_the_handlers_error(broker: SqlBroker, look: L
         for wrong in (message.postpone("soon"), message.move_to(""), message.extend_lease(0)):
             with pytest.raises(SetupError):
                 await wrong
-        raise Postpone(-1)
+        raise Postpone("later")
 
     await run(broker, act)
     row = await look.in_state("RETRYABLE")
-    assert "delay must be 0 or more seconds, got -1" in row["last_error"]
+    assert "delay cannot be 'later'" in row["last_error"]
 
 
 # -- not ready ------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """publish, publish_batch, publish_sync: values, refusals, and the caller's transaction."""
 
+import asyncio
 import json
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -79,19 +80,25 @@ REFUSED: list[dict[str, Any]] = [
     {"queue": "a\x00b"},
     {"priority": 101},
     {"priority": True},
-    {"priority": "5"},
     {"key": ""},
     {"key": "k" * 256},
     {"key": 5},
     {"dedup_id": "d\x00"},
     {"dedup_id": "d "},
     {"dedup_id": "\ud800"},
-    {"delay": -1},
+    {"delay": True},
+    {"priority": "5.0"},
     {"delay": "soon"},
     {"delay": float("nan")},
     {"expires_in": 0},
     {"next_attempt_at": datetime(2050, 1, 1)},
     {"next_attempt_at": "tomorrow"},
+    {"next_attempt_at": timedelta.max},
+    {"delay": 1, "next_attempt_at": "2h45m"},
+    {"next_attempt_at": datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-12)))},
+    {"next_attempt_at": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=12)))},
+    {"next_attempt_at": -1e12},
+    {"next_attempt_at": 1e12},
     {"delay": 1, "next_attempt_at": datetime(2050, 1, 1, tzinfo=timezone.utc)},
     {"headers": {"a": b"bytes"}},
     {"headers": {"a": float("inf")}},
@@ -100,6 +107,29 @@ REFUSED: list[dict[str, Any]] = [
     {"headers": {"a": ["\ud800"]}},
     {"headers": "a"},
 ]
+
+
+@pytest.mark.parametrize("moment", ["2h45m", timedelta(hours=2.75), "1.h6300.s"])
+async def test_p13_a_moment_may_be_a_length_of_time_from_now(
+    broker: SqlBroker, look: Look, moment: str | timedelta
+) -> None:
+    """P13 and P1: it counts from the publish, by the database's clock."""
+    await broker.publish("x", "q", next_attempt_at=moment)
+    row = await look.in_state("PENDING")
+    assert row["next_attempt_at"] - row["created_at"] == timedelta(hours=2, minutes=45)
+
+
+@pytest.mark.parametrize(
+    "options", [{"delay": -1}, {"delay": "-1.5h"}, {"next_attempt_at": "-1h"}, {"next_attempt_at": -1.0}]
+)
+async def test_p13_a_negative_delay_is_due_at_once(
+    broker: SqlBroker, look: Look, options: dict[str, Any]
+) -> None:
+    """P13."""
+    await broker.publish("x", "q", **options)
+    row = await look.in_state("PENDING")
+    assert row["next_attempt_at"] <= row["created_at"]
+    assert await broker.pop("q") is not None
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -256,3 +286,67 @@ async def test_a_publisher_without_a_queue(broker: SqlBroker, look: Look) -> Non
         await publisher.publish("x")
     await publisher.publish("x", "given")
     assert (await look.in_state("PENDING"))["queue"] == "given"
+
+
+class Endless:
+    """Has no end, as JSON."""
+
+    def __init__(self) -> None:
+        self.items = [self]
+
+
+@pytest.mark.parametrize("body", [object(), Endless, "\ud800", {"a": "\ud800"}, ["x", {1: object()}]])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_body_that_cannot_be_encoded_is_refused(broker: SqlBroker, look: Look, body: Any) -> None:
+    with pytest.raises(PublishError, match=f"a body of type {type(body).__name__} cannot be encoded"):
+        await broker.publish(body, "q")
+    with pytest.raises(PublishError, match="cannot be encoded"):
+        await broker.publish_batch("good", body, queue="q")
+    synchronous = create_engine(make_url(look.engine.url).set(drivername="sqlite"))
+    with synchronous.begin() as connection, pytest.raises(PublishError, match="cannot be encoded"):
+        broker.publish_sync(body, "q", connection=connection)
+    synchronous.dispose()
+    assert await look.rows() == []
+
+
+EARLY = [datetime(1, 1, 1, tzinfo=timezone.utc), datetime(999, 12, 31, tzinfo=timezone.utc), -5e10]
+
+
+async def test_the_first_and_the_last_years(broker: SqlBroker, look: Look) -> None:
+    """Not every database stores them: what is earlier is due at once, what is later never is."""
+    for at in [*EARLY, datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=timezone.utc)]:
+        await broker.publish(1, "q", next_attempt_at=at)
+    ids = [row["id"] for row in await look.rows()]
+    for expected in ids[: len(EARLY)]:
+        message = await broker.pop("q")
+        assert message is not None
+        assert message.id == expected
+    assert await broker.pop("q") is None
+
+
+async def test_statements_and_publishes_on_one_connection_take_turns(
+    broker: SqlBroker, engine: AsyncEngine, look: Look
+) -> None:
+    """SQLAlchemy lets statements of several tasks wait for each other; a publish is one of them."""
+    rounds, in_a_round = 20, 4
+    for n in range(rounds):
+        async with engine.begin() as connection:
+            await connection.execute(text("SELECT 1"))
+            own = [connection.execute(text("SELECT 1")) for _ in range(in_a_round)]
+            published = [broker.publish(n, "q", connection=connection) for _ in range(in_a_round)]
+            await asyncio.gather(*(each for pair in zip(own, published, strict=True) for each in pair))
+    assert len(await look.rows()) == rounds * in_a_round
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_publish_waits_for_a_slow_statement_on_its_connection(
+    broker: SqlBroker, engine: AsyncEngine, look: Look
+) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(text("SELECT 1"))
+        slow = asyncio.ensure_future(connection.execute(text("SELECT pg_sleep(0.3)")))
+        await asyncio.sleep(0)  # its statement is sent
+        message_id = await broker.publish(1, "q", connection=connection)
+        assert slow.done()
+        await connection.execute(text("SELECT 1"))
+    assert [row["id"] for row in await look.rows()] == [message_id]

@@ -569,7 +569,7 @@ def test_options_that_cannot_be_are_refused(spark: SparkSession, new_database: A
         ({"headers": {"a": "\ud800"}}, "surrogate"),
         ({"rate": 0}, "rate must be"),
         ({"rate": True}, "rate must be"),
-        ({"delay": -1}, "delay must be 0 or more"),
+        ({"delay": "soon"}, "delay cannot be 'soon'"),
         ({"remember": 0}, "remember must be longer"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"dry_run": 1}, "dry_run must be"),

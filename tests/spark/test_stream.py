@@ -128,7 +128,7 @@ async def test_late_commits_are_read_exactly_once(archive: Archive, soon: None) 
             query.trigger(twice=chance.random() < 0.2)
             if chance.random() < 0.2:
                 query.restart()
-    await eventually(lambda: not query.trigger() and len(query.rows) >= rows, timeout=30)
+    await eventually(lambda: not query.trigger() and len(query.rows) >= rows, timeout=120)
     assert query.rows == list(range(1, rows + 1))
     assert len(query.windows) >= windows
 

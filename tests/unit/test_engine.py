@@ -1,5 +1,6 @@
 """Engines a broker can and cannot work with, before anything is connected."""
 
+import traceback
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pymysql
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 from faststream_sqlbroker import MissingExtraError, SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.broker import engine as engines
@@ -135,3 +136,30 @@ def test_an_old_sqlite_is_refused() -> None:
         dialect.setup(old)
     new: Any = Answers("3.35.0")
     dialect.setup(new)
+
+
+@pytest.mark.parametrize("url", ["sqlite+aiosqlite:///shared.db", f"postgresql+asyncpg://{PLACE}"])
+def test_one_connection_for_everybody_is_refused(url: str) -> None:
+    with pytest.raises(
+        SetupError, match=r"StaticPool gives everybody the same connection.* without poolclass"
+    ):
+        SqlBroker(create_async_engine(url, poolclass=StaticPool))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"postgresql+asyncpg://{PLACE}".encode(),
+        bytearray(f"postgresql+asyncpg://{PLACE}".encode()),
+        [f"postgresql+asyncpg://{PLACE}"],
+        SimpleNamespace(url=f"postgresql+asyncpg://{PLACE}"),
+        "postgresql+asyncpg://user@127.0.0.1:secret/name",
+    ],
+    ids=["bytes", "bytearray", "list", "object", "port"],
+)
+@pytest.mark.parametrize("option", ["engine", "listen_url"])
+def test_no_error_shows_a_password(given: Any, option: str) -> None:
+    options: Any = {"engine": f"postgresql+asyncpg://{PLACE}"} | {option: given}
+    with pytest.raises(SetupError) as info:
+        SqlBroker(**options)
+    assert "secret" not in "".join(traceback.format_exception(info.value))

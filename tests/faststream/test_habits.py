@@ -1,0 +1,424 @@
+"""What users of FastStream's other brokers are used to, and do here, too."""
+
+import asyncio
+import json
+import sys
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import pytest
+from faststream import AckPolicy, Depends
+from faststream.exceptions import AckMessage, NackMessage, RejectMessage
+from faststream.exceptions import SetupError as FastStreamSetupError
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from typer.testing import CliRunner
+
+from faststream_sqlbroker import (
+    ConstantRetryStrategy,
+    PublishError,
+    SetupError,
+    SqlBroker,
+    SqlBrokerMessage,
+    SqlBrokerMessageState,
+    SqlBrokerPublisher,
+    SqlBrokerResponse,
+    SqlBrokerRoute,
+    SqlBrokerRouter,
+    SqlConnection,
+    SqlSession,
+)
+from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.test_publish import headers_of
+from tests.helpers import eventually
+
+on_one = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+AGAIN = ConstantRetryStrategy(delay_seconds=0.01, max_attempts=5)
+
+
+class Packed:
+    """A codec that nobody else can read; counts how often it is asked for a batch."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    async def encode(self, msg: Any, serializer: Any = None) -> tuple[bytes, str | None]:
+        return zlib.compress(json.dumps(msg).encode()), "packed"
+
+    async def decode(self, msg: Any) -> Any:
+        return json.loads(zlib.decompress(msg.body))
+
+    async def encode_batch(self, msgs: Any, serializer: Any = None) -> list[tuple[bytes, str | None]]:
+        self.batches += 1
+        return [await self.encode(msg) for msg in msgs]
+
+    async def decode_batch(self, msg: Any) -> list[Any]:
+        return [json.loads(zlib.decompress(body)) for body in msg.body]
+
+
+# -- unknown options of instructions ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_unknown_options_of_a_nack_are_ignored(
+    broker: SqlBroker, look: Look, heard: Heard, batch: bool
+) -> None:
+    calls: list[Any] = []
+
+    @broker.subscriber("q", retry_strategy=AGAIN, batch=batch, **QUICK)
+    async def handle(body: Any) -> None:
+        calls.append(body)
+        if len(calls) < 3:
+            raise NackMessage(requeue=True)
+
+    await broker.start()
+    await broker.publish(1, "q")
+    [row] = await look.archived()
+    assert (row["state"], row["attempts_count"], len(calls)) == ("COMPLETED", 3, 3)
+    assert heard.texts("nack of a message takes delay; requeue is ignored") == heard.texts("ignored")
+    assert len(heard.texts("ignored")) == 1
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.ACK])
+@on_one
+async def test_unknown_options_beside_known_ones(
+    broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy
+) -> None:
+    @broker.subscriber("q", ack_policy=policy, retry_strategy=AGAIN, **QUICK)
+    async def handle(body: str) -> None:
+        if body == "ack":
+            raise AckMessage(multiple=True)
+        if body == "reject":
+            raise RejectMessage(requeue=False, reason="mine")
+        raise NackMessage(delay="1h", multiple=True)
+
+    await broker.start()
+    await broker.publish_batch("ack", "reject", "nack", queue="q")
+    rows = await eventually(lambda: _ended(look, 2))
+    assert {(row["state"], row["reason"]) for row in rows} == {("COMPLETED", None), ("FAILED", "mine")}
+    [waiting] = await eventually(lambda: _waiting(look))
+    assert (waiting["next_attempt_at"] - waiting["created_at"]).total_seconds() > 3000
+    assert len(heard.texts("ignored")) == 3
+
+
+async def _ended(look: Look, count: int) -> Any:
+    rows = await look.rows(archive=True)
+    return rows if len(rows) == count else None
+
+
+async def _waiting(look: Look) -> Any:
+    return [row for row in await look.rows() if row["state"] == "RETRYABLE"]
+
+
+@on_one
+async def test_unknown_options_of_a_call(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("by hand", ack_policy=AckPolicy.MANUAL, **QUICK)
+    async def by_hand(body: Any, message: SqlBrokerMessage) -> None:
+        await message.ack(multiple=True)
+
+    await broker.start()
+    await broker.publish(1, "by hand")
+    [row] = await look.archived()
+    assert row["state"] == "COMPLETED"
+
+
+# -- codecs and ids ---------------------------------------------------------------------------------------
+
+
+async def test_the_codec_of_a_router_encodes_for_its_publishers(broker: SqlBroker) -> None:
+    codec = Packed()
+    router = SqlBrokerRouter(codec=codec)
+    by_hand = router.publisher("packed")
+    seen: list[Any] = []
+
+    @router.subscriber("packed", **QUICK)
+    @router.publisher("answers")
+    async def handle(body: Any) -> Any:
+        seen.append(body)
+        return {"answer": body}
+
+    @router.subscriber("answers", batch=True, **QUICK)
+    async def collect(bodies: list[Any]) -> None:
+        seen.extend(bodies)
+
+    broker.include_router(router)
+    await broker.start()
+    await by_hand.publish({"n": 1})
+    await by_hand.publish_batch({"n": 2}, {"n": 3})
+    expected = [{"n": n} for n in (1, 2, 3)]
+    expected += [{"answer": body} for body in expected]
+    await eventually(lambda: len(seen) == len(expected))
+    assert sorted(map(str, seen)) == sorted(map(str, expected))
+    assert codec.batches == 1
+
+
+async def test_encode_batch_is_called(engine: AsyncEngine, look: Look) -> None:
+    codec = Packed()
+    broker = SqlBroker(engine, logger=None, codec=codec)
+    await broker.create_tables()
+    await broker.publish_batch("a", SqlBrokerResponse("b", priority=3), queue="q")
+    assert codec.batches == 1
+    rows = await look.rows()
+    assert [json.loads(zlib.decompress(bytes(row["payload"]))) for row in rows] == ["a", "b"]
+    assert [row["priority"] for row in rows] == [0, 3]
+
+
+@on_one
+async def test_a_batch_that_is_encoded_incompletely_is_refused(engine: AsyncEngine, look: Look) -> None:
+    class Loses(Packed):
+        async def encode_batch(self, msgs: Any, serializer: Any = None) -> list[tuple[bytes, str | None]]:
+            return (await super().encode_batch(msgs))[1:]
+
+    broker = SqlBroker(engine, logger=None, codec=Loses())
+    await broker.create_tables()
+    with pytest.raises(
+        PublishError, match=r"Loses\.encode_batch must give a body for each message, it gave 1 for 2"
+    ):
+        await broker.publish_batch("a", "b", queue="q")
+    assert await look.rows() == []
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+async def test_the_id_generator_is_used(engine: AsyncEngine, look: Look) -> None:
+    ids = iter(f"id-{n}" for n in range(100))
+    broker = SqlBroker(engine, logger=None, id_generator=lambda: next(ids))
+    await broker.create_tables()
+    publisher = broker.publisher("q")
+    await broker.publish(1, "q")
+    await broker.publish_batch(1, 2, queue="q")
+    await publisher.publish(1)
+    await publisher.publish_batch(1, 2)
+    await broker.publish(1, "q", correlation_id="mine")
+    found = [headers_of(row)["correlation_id"] for row in await look.rows()]
+    assert found == ["id-0", "id-1", "id-1", "id-2", "id-3", "id-3", "mine"]
+    synchronous = create_engine(make_url(engine.url).set(drivername=_synchronous(engine)))
+    with synchronous.begin() as connection:
+        broker.publish_sync(1, "q", connection=connection)
+    synchronous.dispose()
+    assert headers_of((await look.rows())[-1])["correlation_id"] == "id-4"
+
+
+def _synchronous(engine: AsyncEngine) -> str:
+    return {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}[engine.dialect.name]
+
+
+# -- annotations ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [(AsyncConnection, "SqlConnection"), (AsyncSession, "SqlSession")]
+)
+@pytest.mark.parametrize("optional", [False, True])
+@on_one
+async def test_a_connection_without_its_annotation_names_it(
+    broker: SqlBroker, wrong: Any, right: str, optional: bool
+) -> None:
+    async def handle(body: Any, connection: Any) -> None: ...
+
+    handle.__annotations__["connection"] = wrong | None if optional else wrong
+    broker.subscriber("q", transactional=True, **QUICK)(handle)
+    with pytest.raises(FastStreamSetupError, match=f"from faststream_sqlbroker import {right}\n"):
+        await broker.start()
+
+
+@on_one
+async def test_annotated_connections_and_dependencies_are_allowed(broker: SqlBroker, look: Look) -> None:
+    async def own_session() -> Any:
+        yield SimpleNamespace(name="own")
+
+    @broker.subscriber("q", transactional=True, **QUICK)
+    async def handle(
+        body: Any,
+        connection: SqlConnection,
+        session: SqlSession,
+        another: Annotated[AsyncSession, Depends(own_session, cast=False)],
+    ) -> None:
+        assert isinstance(connection, AsyncConnection)
+        assert isinstance(session, AsyncSession)
+        assert another.name == "own"  # type: ignore[attr-defined]
+
+    await broker.start()
+    await broker.publish(1, "q")
+    [row] = await look.archived()
+    assert (row["state"], row["last_error"]) == ("COMPLETED", None)
+
+
+# -- the command line ------------------------------------------------------------------------------------
+
+
+async def _prepare(url: str) -> None:
+    engine = create_async_engine(url)
+    await SqlBroker(engine, logger=None).create_tables()
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
+async def test_options_of_the_command_line(
+    database_url: str, look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from faststream._internal.cli.main import cli
+
+    await _prepare(database_url)
+    code = "from faststream import FastStream\nfrom faststream_sqlbroker import SqlBroker\n"
+    code += f"app = FastStream(SqlBroker({database_url!r}, logger=None))\n"
+    (tmp_path / "command_line_app.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "command_line_app", raising=False)
+    arguments = ["publish", "command_line_app:app", '{"a": 1}', "--queue", "q", "--priority", "5"]
+    arguments += ["--delay", "0.5", "--expires-in", "3600", "--key", "k"]
+    result = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
+    assert result.exit_code == 0, result.output
+    [row] = await look.rows()
+    assert (row["queue"], row["priority"], row["key"]) == ("q", 5, "k")
+    assert (row["next_attempt_at"] - row["created_at"]).total_seconds() == pytest.approx(0.5, abs=0.01)
+    assert (row["expires_at"] - row["created_at"]).total_seconds() == pytest.approx(3600, abs=0.01)
+    assert json.loads(bytes(row["payload"])) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "option", [{"priority": "5.5"}, {"priority": "500"}, {"delay": "0.5 "}, {"expires_in": "-1"}]
+)
+@on_one
+async def test_text_that_is_no_option_is_refused(broker: SqlBroker, option: Any) -> None:
+    with pytest.raises(PublishError, match=next(iter(option))):
+        await broker.publish(1, "q", **option)
+
+
+# -- publishers --------------------------------------------------------------------------------------------
+
+
+async def test_a_publisher_asks_for_answers(broker: SqlBroker, look: Look) -> None:
+    publisher = broker.publisher("asked", reply_to="replies")
+    replies: list[Any] = []
+
+    @broker.subscriber("first", **QUICK)
+    @publisher
+    async def first(body: Any) -> Any:
+        return body
+
+    @broker.subscriber("asked", **QUICK)
+    async def asked(body: str) -> str:
+        return f"re: {body}"
+
+    @broker.subscriber("replies", "others", **QUICK)
+    async def collect(body: str, message: SqlBrokerMessage) -> None:
+        replies.append((message.queue, body))
+
+    await broker.start()
+    await broker.publish("stacked", "first")
+    await publisher.publish("by hand")
+    await publisher.publish_batch("batch", "es")
+    await publisher.publish("elsewhere", reply_to="others")
+    expected = {("replies", f"re: {body}") for body in ("stacked", "by hand", "batch", "es")}
+    await eventually(lambda: len(replies) == 5)
+    assert set(replies) == expected | {("others", "re: elsewhere")}
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_a_batch_publisher_sends_what_is_returned_one_by_one(
+    broker: SqlBroker, look: Look, transactional: bool
+) -> None:
+    answers: dict[str, Any] = {
+        "several": ["a", SqlBrokerResponse("b", priority=4)],
+        "none": [],
+        "one": "c",
+        "with options": SqlBrokerResponse(("d", "e"), key="k"),
+    }
+    publisher = broker.publisher("out", headers={"from": "here"}, batch=True)
+
+    @broker.subscriber("in", transactional=transactional, **QUICK)
+    @publisher
+    async def handle(body: str) -> Any:
+        return answers[body]
+
+    await broker.start()
+    for name in answers:
+        await broker.publish(name, "in")
+    await eventually(lambda: _ended(look, len(answers)))
+    rows = await look.rows()
+    found = {bytes(row["payload"]).decode(): (row["priority"], row["key"]) for row in rows}
+    assert found == {"a": (0, None), "b": (4, None), "c": (0, None), "d": (0, "k"), "e": (0, "k")}
+    assert all(headers_of(row)["from"] == "here" for row in rows)
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+async def test_the_answers_of_a_batch_publisher_are_written_with_the_ack_or_not_at_all(
+    broker: SqlBroker, look: Look
+) -> None:
+    publisher = broker.publisher("out", batch=True)
+
+    @broker.subscriber("in", retry_strategy=None, **QUICK)
+    @publisher
+    async def handle(body: str) -> Any:
+        return ["a", object()]
+
+    await broker.start()
+    await broker.publish("x", "in")
+    [row] = await look.archived()
+    assert row["state"] == "FAILED"
+    assert "cannot be encoded" in row["last_error"]
+
+
+@on_one
+async def test_lists_given_to_publishers_by_hand(broker: SqlBroker, look: Look) -> None:
+    publisher = broker.publisher("out", batch=True)
+    for refused in (publisher.publish(["a", "b"]), publisher.publish_batch(["a", "b"])):
+        with pytest.raises(PublishError, match=r"write publish_batch\(\*messages\)"):
+            await refused
+    with pytest.raises(PublishError, match=r"got one list of 2: write publish_batch\(\*messages\)"):
+        await broker.publish_batch(["a", "b"], queue="out")
+    with pytest.raises(PublishError, match=r"got one tuple of 0"):
+        await broker.publish_batch((), queue="out")
+    assert await look.rows() == []
+    await broker.publish_batch(["a", "b"], ["c"], queue="out")
+    await broker.publish(["a", "b"], "out")
+    await broker.publish_batch(SqlBrokerResponse(["a", "b"]), queue="out")
+    assert [json.loads(bytes(row["payload"])) for row in await look.rows()] == [
+        ["a", "b"], ["c"], ["a", "b"], ["a", "b"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [{"reply_to": "r "}, {"reply_to": 5}, {"batch": "yes"}])
+def test_wrong_options_of_a_publisher(wrong: dict[str, Any]) -> None:
+    broker = SqlBroker("sqlite+aiosqlite:///never-made.db")
+    with pytest.raises(SetupError, match=f"a publisher's {next(iter(wrong))} "):
+        broker.publisher("q", **wrong)
+
+
+@on_one
+async def test_publishers_of_routes(broker: SqlBroker, look: Look) -> None:
+    async def handle(body: Any) -> Any:
+        return ["a", "b"]
+
+    route = SqlBrokerRoute(
+        handle, "in", publishers=[SqlBrokerPublisher("out", reply_to="replies", batch=True)], **QUICK
+    )
+    broker.include_router(SqlBrokerRouter(handlers=[route]))
+    await broker.start()
+    await broker.publish(1, "in")
+    await eventually(lambda: _ended(look, 1))
+    rows = await look.rows()
+    assert [(bytes(r["payload"]), headers_of(r)["reply_to"]) for r in rows] == [
+        (b"a", "replies"),
+        (b"b", "replies"),
+    ]
+
+
+# -- ids as text ------------------------------------------------------------------------------------------
+
+
+@on_one
+async def test_explain_takes_the_id_that_handlers_have(broker: SqlBroker, look: Look) -> None:
+    ids: list[str] = []
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: Any, message: SqlBrokerMessage) -> None:
+        ids.append(message.message_id)
+
+    await broker.start()
+    await broker.publish(1, "q")
+    [row] = await look.archived()
+    explanation = await broker.admin.explain(ids[0])
+    assert (explanation.message_id, explanation.state) == (row["id"], SqlBrokerMessageState.COMPLETED)
