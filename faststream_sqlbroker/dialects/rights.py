@@ -79,7 +79,10 @@ def _consume(tables: Tables, dialect: Any) -> Iterator[Need]:
     yield tables.message, "SELECT", (*tables.message.columns.keys(), *claimable), True
     yield tables.message, "UPDATE", SETTLED, True
     yield tables.message, "DELETE", (), True
-    # `pop` and `reserve` pass over queues that are paused.
+
+
+def _take(tables: Tables, _dialect: Any) -> Iterator[Need]:
+    # Queues that are paused are passed over. A subscriber is told of them; its claims read no such row.
     yield tables.policy_state, "SELECT", ("scope", "key", "expires_at"), True
 
 
@@ -110,6 +113,7 @@ def _operate(tables: Tables, dialect: Any) -> Iterator[Need]:
 _NEEDS = {
     Activity.PUBLISH: _publish,
     Activity.CONSUME: _consume,
+    Activity.TAKE: _take,
     Activity.ARCHIVE: _archive,
     Activity.STATE: _state,
     Activity.SCHEDULE: _schedule,

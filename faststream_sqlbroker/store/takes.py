@@ -22,7 +22,7 @@ class Takes:
 
     def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
         """Share the store's `places`."""
-        self._transactions = transactions.doing(Activity.CONSUME)
+        self._transactions = transactions
         self._dialect, self._places = dialect, places
 
     async def take(
@@ -45,7 +45,7 @@ class Takes:
         return await self._transactions.run(
             lambda c: take(self._dialect, c, queues, lease, token, noted, release=release),
             self._places,
-            doing=partial(needed_to_write, written),
+            doing=lambda: needed_to_write(written) | {Activity.TAKE},
         )
 
     async def settle(self, settlement: Settlement, replaced: Replaced | None) -> SettleResult:

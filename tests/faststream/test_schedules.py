@@ -438,7 +438,7 @@ async def test_an_error_of_the_database_between_both_steps_neither_loses_nor_dou
 
     with patch.object(Schedules, "publish", fail):
         await broker.start()
-        await eventually(lambda: heard.texts("could not fire", logging.WARNING))
+        await eventually(lambda: heard.texts("the schedule 's' failed", logging.WARNING))
         assert not await broker.ping()
         await rows_of(look, 1)
     assert await eventually(broker.ping)
