@@ -1,6 +1,5 @@
 """Why a message is where it is, in words for people and codes for programs."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -10,7 +9,6 @@ from faststream_sqlbroker.core.states import MessageState
 
 SHOWN_ERROR = 200
 """Characters of an error that an explanation repeats."""
-_SUPERSEDED = re.compile(r"superseded by (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +102,6 @@ def error_text(error: str | None) -> str:
     """The first line of an error, ready to follow a sentence; nothing without one."""
     lines = (error or "").strip().splitlines()
     return f"; last error: {lines[0][:SHOWN_ERROR]}" if lines else ""
-
-
-def superseding(reason: str | None) -> int | None:
-    """The id in a reason such as "superseded by 17"."""
-    found = _SUPERSEDED.fullmatch(reason or "")
-    return None if found is None else int(found[1])
 
 
 def _queues(step: Any) -> tuple[str, ...]:

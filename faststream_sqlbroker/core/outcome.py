@@ -82,9 +82,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Dropped without a run (expired, superseded, throttled, cancelled): DISCARDED with `reason`."""
+    """Dropped without a run (expired, duplicate): DISCARDED with `reason`, one of `core.reasons`."""
 
     reason: str
+    related_id: int | None = None
+    """The message that the reason is about."""
 
 
 Outcome = Ack | Nack | Reject | Postpone | NotReady | Release | Abandon | Move | Discard

@@ -21,8 +21,6 @@ DESTINATION_HEADER = "destination"
 """Header with the name of the queue that a message is meant for."""
 PUBLISH_AFTER_HEADER = "publish_after"
 """Header with the time before which it is not delivered there."""
-NO_DESTINATION = "no_destination"
-"""Reason of messages that name no queue they could be moved to."""
 
 LATEST = datetime(9998, 12, 31, tzinfo=timezone.utc)
 """No due time may be later: what is written is a little later still, and must be a date in every database."""

@@ -164,6 +164,9 @@ class Settlement:
     delay: float | None = None
     """Seconds from the database's now to the next attempt; None keeps the due time."""
     reason: str | None = None
+    """One of `core.reasons`, or what a handler gave."""
+    related_id: int | None = None
+    """The message that the reason is about."""
     error: str | None = None
     queue: str | None = None
     """The queue to move to (attempts and deliveries are reset, dedup_id dropped)."""
@@ -209,7 +212,7 @@ class Acked(Settlement):
 
     state = MessageState.COMPLETED
     attempted, ran, uncharge = True, False, False
-    delay = reason = error = queue = payload = headers = unit = None
+    delay = reason = related_id = error = queue = payload = headers = unit = None
     plain_ack = leaves = True
 
     def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002

@@ -22,21 +22,18 @@ from faststream_sqlbroker.core.outcome import (
     Reject,
     Release,
 )
+from faststream_sqlbroker.core.reasons import (
+    MAX_ATTEMPTS,
+    NO_OUTCOME,
+    NOT_READY,
+    NOT_RETRIED,
+    REJECTED,
+    RETRY_STRATEGY_ERROR,
+)
 from faststream_sqlbroker.core.retry import attempts_limit, next_delay, retries_after
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, describe_exception
-
-NO_OUTCOME = "no_outcome"
-UNKNOWN_OUTCOME = "unknown_outcome"
-MAX_ATTEMPTS = "max_attempts"
-MAX_DELIVERIES = "max_deliveries"
-EXPIRED = "expired"
-REJECTED = "rejected"
-INVALID_BODY = "invalid_body"
-NOT_RETRIED = "not_retried"
-RETRY_STRATEGY_ERROR = "retry_strategy_error"
-NOT_READY = "not_ready"
 
 DEAD_LETTER = "dead-letter"
 """Header of a message in a dead letter queue: where it comes from and why."""
@@ -91,7 +88,7 @@ def settle(
             base.state, base.queue, base.delay = MessageState.PENDING, outcome.queue, max(0.0, outcome.delay)
             base.payload, base.headers = outcome.payload, outcome.headers
         case Discard():
-            base.reason = clean_text(outcome.reason, limit=255)
+            base.reason, base.related_id = outcome.reason, outcome.related_id
             return _final(base, MessageState.DISCARDED, rules.retain_on_reject)
         case None:
             return _fail(base, row, rules, NO_OUTCOME, None)
@@ -185,9 +182,7 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
         error.__context__ = outcome.error
         return _fail(base, row, rules, RETRY_STRATEGY_ERROR, error)
     if delay is None:
-        limit = attempts_limit(strategy)
-        reason = MAX_ATTEMPTS if limit is not None and attempts >= limit else "retries_exhausted"
-        return _fail(base, row, rules, reason, outcome.error)
+        return _fail(base, row, rules, MAX_ATTEMPTS, outcome.error)
     base.state, base.delay = MessageState.RETRYABLE, delay
     _describe(base, outcome.error)
     return base

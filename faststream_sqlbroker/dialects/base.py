@@ -17,6 +17,7 @@ from sqlalchemy import Connection, TextClause, text
 from faststream_sqlbroker.core.headers import load_text
 from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.policies.marks import KEPT
+from faststream_sqlbroker.core.reasons import UNDECODABLE
 from faststream_sqlbroker.core.rows import (
     SUSPECT_AFTER,
     ClaimedMessage,
@@ -40,16 +41,13 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
     from faststream_sqlbroker.dialects.postgresql_silent import SilentSessions
 
-UNDECODABLE = "undecodable"
-"""Reason of a message whose row holds what no message can have, such as a time that is none."""
-
 OTHERS = f"\n    AND {{of}}deliveries_count - {{of}}attempts_count < {SUSPECT_AFTER}"
 """Leaves suspects alone; `of` is the table's alias with its dot, or nothing."""
 
 MESSAGE_COLUMNS = (
     "id, queue, priority, {key}, dedup_id, headers, payload, state, attempts_count, deliveries_count, "
     "publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, "
-    "acquired_at, last_error"
+    "acquired_at, last_error, hops, policy_key"
 )
 CLAIMED_COLUMNS = (
     "id", "queue", "payload", "headers", "priority", "key", "attempts_count", "deliveries_count",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Column, Connection, and_, select
 
-from faststream_sqlbroker.core.explanation import Explanation, Reason, error_text, moment_text, superseding
+from faststream_sqlbroker.core.explanation import Explanation, Reason, error_text, moment_text
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.base import NEEDED_TIMES, UNREADABLE
 from faststream_sqlbroker.dialects.explain_live import COLUMNS, LiveMessage
@@ -113,6 +113,7 @@ def _ended(connection: Connection, dialect: "Dialect", message_id: int) -> Expla
             archive.c.queue,
             archive.c.archived_at,
             archive.c.reason,
+            archive.c.related_id,
             archive.c.last_error,
         )
         found = select(*columns, clock().label("now")).where(archive.c.id == message_id)
@@ -124,10 +125,15 @@ def _ended(connection: Connection, dialect: "Dialect", message_id: int) -> Expla
         )
         return Explanation(message_id, None, None, (Reason("not_found", words),))
     words = f"it ended as {row.state} at {moment_text(row.archived_at, row.now)}"
-    words += (f": {row.reason}" if row.reason else "") + error_text(row.last_error)
-    reasons = [Reason("archived", words, message_id=superseding(row.reason))]
+    words += _why(row) + error_text(row.last_error)
+    reasons = [Reason("archived", words, message_id=row.related_id)]
     reasons += _started(connection, dialect, row.queue, message_id, row.now)
     return Explanation(message_id, MessageState[row.state], row.queue, tuple(reasons))
+
+
+def _why(row: Any) -> str:
+    about = "" if row.related_id is None else f" (message {row.related_id})"
+    return "" if row.reason is None else f": {row.reason}{about}"
 
 
 def _started(

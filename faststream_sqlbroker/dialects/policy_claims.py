@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Policy, Throttle, Window
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.throttle import THROTTLED
+from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
 from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage, ReadyPair
 from faststream_sqlbroker.dialects.ordered import Heads
 from faststream_sqlbroker.dialects.policy_bursts import BurstHeads
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 100
 """Least number of messages that a claim under a throttle looks at: some must not start, or ask for another slot."""
-NO_KEY = "no_key"
-"""The reason of a message without the key that a policy needs, where the policy says so."""
 
 
 class PolicyClaims:

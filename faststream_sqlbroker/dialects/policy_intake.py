@@ -12,13 +12,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, Delay, Throttle
 from faststream_sqlbroker.core.policies.debounce import Bursts, take
 from faststream_sqlbroker.core.policies.marks import BURST, DELAYED, SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.throttle import THROTTLED, kept_slots, load_slots
+from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
+from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED, THROTTLED
 from faststream_sqlbroker.core.rows import ReadyPair
-from faststream_sqlbroker.core.settle import EXPIRED
 from faststream_sqlbroker.dialects.policy_rows import SCAN, Arrival, PolicyRows
 
 LATE_COMMITS = 2 * MICROSECONDS
@@ -79,13 +80,13 @@ class Intake:
         """Let new messages take part in the bursts of their keys; whether all of them have."""
         arrivals, whole = self._arrivals(BURST)
         due: dict[int, int | None] = {}
-        reasons: dict[int, str] = {}
+        gone: dict[int, Discard] = {}
         by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for a in arrivals:
             if a.delivered or a.key is None:
                 due[a.id] = None
             elif a.expired:
-                reasons[a.id] = EXPIRED
+                gone[a.id] = Discard(EXPIRED)
             else:
                 by_key[a.key].append((max(a.due, a.created, self.opened), a.id))
         scope = burst_scope(self.queue)
@@ -95,11 +96,11 @@ class Intake:
             bursts = Bursts.load(known.get(key))
             taken = take(policy, bursts, sorted(messages))
             due |= taken.due
-            reasons |= {message: f"superseded by {by}" for message, by in taken.superseded.items()}
+            gone |= {message: Discard(SUPERSEDED, by) for message, by in taken.superseded.items()}
             end = self.now if bursts.start is None else policy.end(bursts.start, bursts.last)
             states[key] = bursts.dump(), max(end, self.now) + FORGET_BURSTS
         self.rows.keep(self.connection, scope, states)
-        self.rows.discard(self.connection, self.queue, reasons, keep=self.keep)
+        self.rows.discard(self.connection, self.queue, gone, keep=self.keep)
         self._shift(due, BURST)
         self.before |= BURST
         return whole
@@ -119,7 +120,7 @@ class Intake:
         logs = {key: load_slots(known.get(key)) for key in keys if key is not None}
         due: dict[int, int | None] = {}
         put_off: dict[int, int | None] = {}
-        dropped: dict[int, str] = {}
+        dropped: dict[int, Discard] = {}
         for a in arrivals:
             key = None if a.expired else self._slot_key(policy, a)
             slot = self.now if key is None else policy.next_slot(logs[key], self.now)
@@ -134,7 +135,7 @@ class Intake:
                 # Spread, so that those put off together do not come back together.
                 put_off[a.id] = self.now + round(policy.per * random.uniform(1, 2))  # noqa: S311 - no secret
             elif policy.when_exceeded == "drop":
-                dropped[a.id] = THROTTLED
+                dropped[a.id] = Discard(THROTTLED)
             else:
                 self.dead.append(a.id)
                 left.append(a.due)  # until it is claimed as one

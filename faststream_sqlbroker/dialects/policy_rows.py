@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, Text, bindparam
 
+from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.dialects import policy_sql
 from faststream_sqlbroker.dialects.base import OTHERS
 
@@ -101,11 +102,11 @@ class PolicyRows:
             rows = json.dumps([{"id": message, "due": at} for message, at in due.items()])
             self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
 
-    def discard(self, connection: Connection, queue: str, reasons: Mapping[int, str], *, keep: bool) -> None:
+    def discard(self, connection: Connection, queue: str, ends: Mapping[int, Discard], *, keep: bool) -> None:
         """End messages that nobody holds as DISCARDED, archived if `keep`."""
-        if not reasons:
+        if not ends:
             return
-        rows = json.dumps([{"id": message, "reason": why} for message, why in sorted(reasons.items())])
+        rows = _ends_json(ends)
         archived = keep and self._dialect.has_archive
         if archived and "policy_discard" in self._dialect.sql:
             self._run(connection, "policy_discard", rows=rows, queue=queue)
@@ -113,8 +114,7 @@ class PolicyRows:
         if archived:
             # Only what is locked now is copied, and exactly that deleted.
             held = set(self._run(connection, "policy_lock", rows=rows, queue=queue).scalars())
-            reasons = {message: why for message, why in reasons.items() if message in held}
-            rows = json.dumps([{"id": message, "reason": why} for message, why in sorted(reasons.items())])
+            rows = _ends_json({message: end for message, end in ends.items() if message in held})
             self._run(connection, "policy_archive", rows=rows, queue=queue)
         self._run(connection, "policy_drop", rows=rows, queue=queue)
 
@@ -182,6 +182,15 @@ class PolicyRows:
             which, binds["only"] = "_one", only
         rows = self._run(connection, f"policy_due{which}", **binds)
         return [(r[0], as_key(r[1]), int(r[2])) for r in rows]
+
+
+def _ends_json(ends: Mapping[int, Discard]) -> str:
+    return json.dumps(
+        [
+            {"id": message, "reason": end.reason, "related_id": end.related_id}
+            for message, end in sorted(ends.items())
+        ]
+    )
 
 
 def as_key(value: Any) -> str | None:

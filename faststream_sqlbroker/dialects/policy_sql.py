@@ -168,20 +168,18 @@ def _choices(w: Words, due: str, marked: str) -> dict[str, str]:
 
 
 def _discards(w: Words, *, archive: bool) -> dict[str, str]:
-    rows = w.rows({"id": "int", "reason": "text"})
+    rows = w.rows({"id": "int", "reason": "text", "related_id": "int"})
     of_message = ", ".join(
         "'DISCARDED'" if column == "state" else f"m.{column}" for column in MESSAGE_COLUMNS.split(", ")
     )
-    insert = f"INSERT INTO {{archive}} ({MESSAGE_COLUMNS}, archived_at, reason)\n"
+    insert = f"INSERT INTO {{archive}} ({MESSAGE_COLUMNS}, archived_at, reason, related_id)\n"
     these = f"m.queue = :queue AND {w.claimable}"
     if w is POSTGRESQL:
-        gone = (
-            f"DELETE FROM {{message}} m USING u WHERE m.id = u.id AND {these} RETURNING m.*, u.reason AS why"
-        )
+        gone = f"DELETE FROM {{message}} m USING u WHERE m.id = u.id AND {these}\n  RETURNING m.*, u.reason AS why, u.related_id AS whom"
         kept = of_message.replace("m.", "d.")
         text = f"WITH u AS MATERIALIZED (SELECT * FROM {rows}), d AS (\n  {gone}\n)"
         if archive:
-            text += f", a AS (\n  {insert}  SELECT {kept}, {w.now}, d.why FROM d\n)"
+            text += f", a AS (\n  {insert}  SELECT {kept}, {w.now}, d.why, d.whom FROM d\n)"
         return {
             "policy_discard": f"{text}\nSELECT count(*) FROM d",
             "policy_drop": f"DELETE FROM {{message}} m USING {rows} WHERE m.id = u.id AND {these}",
@@ -200,5 +198,5 @@ def _discards(w: Words, *, archive: bool) -> dict[str, str]:
         "policy_drop": delete,
     }
     if archive:
-        texts["policy_archive"] = f"{insert}SELECT {of_message}, {w.now}, u.reason\n{held}"
+        texts["policy_archive"] = f"{insert}SELECT {of_message}, {w.now}, u.reason, u.related_id\n{held}"
     return texts

@@ -152,8 +152,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             self.add_statement(name + sql.INSIDE, sql.inside(settle), *binds, **words)
 
         if self.has_archive:
+            why = _array("reasons", String), _array("related", BigInteger)
             kept = MESSAGE_COLUMNS.format(key=self.names["key"])
-            add("archive", sql.ARCHIVE, *ended, _array("reasons", String), columns=kept)
+            add("archive", sql.ARCHIVE, *ended, *why, columns=kept)
             # Not all columns of the message: one of the user's may have the name of ours.
             of_message = ", ".join(f"m.{column}" for column in kept.split(", "))
             ends = bindparam("ends", type_=Text)

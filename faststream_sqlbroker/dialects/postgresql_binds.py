@@ -91,7 +91,11 @@ def settle_queries(
         binds = {**_held(acked), "ends": f"{{{ends[1:-1]}}}"}
         queries.append(("archive_acked", binds))
     if archived:
-        binds = {**_ended(archived), "reasons": [s.reason for s in archived]}
+        binds = {
+            **_ended(archived),
+            "reasons": [s.reason for s in archived],
+            "related": [s.related_id for s in archived],
+        }
         queries.append(("archive", binds))
     if deleted:
         queries.append(("delete", _held(deleted)))

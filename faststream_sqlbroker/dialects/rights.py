@@ -20,7 +20,7 @@ SETTLED = (
     "policy_marks",
 )  # fmt: skip
 """The columns of a live message that claims and outcomes change."""
-EXPLAINED = ("id", "state", "queue", "archived_at", "reason", "last_error")
+EXPLAINED = ("id", "state", "queue", "archived_at", "reason", "related_id", "last_error")
 """The columns of a finished message that operators see."""
 
 

@@ -98,16 +98,16 @@ _ROWS = """(SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]'
   json_extract(value, '$[2]') AS attempts, json_extract(value, '$[3]') AS charge,
   json_extract(value, '$[4]') AS ended, json_extract(value, '$[5]') AS reason,
   json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS delay,
-  json_extract(value, '$[8]') AS queue FROM json_each(:rows)) u"""
+  json_extract(value, '$[8]') AS queue, json_extract(value, '$[9]') AS related_id FROM json_each(:rows)) u"""
 
 _ARCHIVE = (
     """
-INSERT INTO {archive} ({columns}, archived_at, reason)
+INSERT INTO {archive} ({columns}, archived_at, reason, related_id)
 SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
   m.created_at, m.next_attempt_at, m.expires_at,
   COALESCE(m.first_attempt_at, m.acquired_at + u.ended), COALESCE(m.acquired_at + u.ended, m.last_attempt_at),
-  m.acquired_at, COALESCE(u.error, m.last_error), {now}, u.reason
+  m.acquired_at, COALESCE(u.error, m.last_error), m.hops, m.policy_key, {now}, u.reason, u.related_id
 FROM """
     + _ROWS
     + """

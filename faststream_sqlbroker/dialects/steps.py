@@ -263,6 +263,7 @@ def rows_json(settlements: Sequence[Settlement]) -> str:
                 s.error,
                 None if s.delay is None else round(s.delay * 1_000_000),
                 s.queue,
+                s.related_id,
             ]
             for s in settlements
         ]

@@ -10,8 +10,8 @@ from datetime import datetime
 from time import monotonic
 
 from faststream_sqlbroker.core.outcome import Move, Outcome, Reject
+from faststream_sqlbroker.core.reasons import NO_DESTINATION
 from faststream_sqlbroker.core.routing import (
-    NO_DESTINATION,
     PUBLISH_AFTER_HEADER,
     Destination,
     destination_of,

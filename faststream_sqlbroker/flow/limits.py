@@ -4,9 +4,10 @@ from datetime import timedelta
 from time import monotonic
 
 from faststream_sqlbroker.core.outcome import Discard, Outcome, Reject
+from faststream_sqlbroker.core.reasons import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES
 from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.settle import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES, SettleRules
+from faststream_sqlbroker.core.settle import SettleRules
 
 
 def refusal(row: ClaimedMessage, rules: SettleRules, most_deliveries: float) -> Outcome | None:

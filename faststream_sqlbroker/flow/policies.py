@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.outcome import Discard, Nack, NotReady, Outcome, Postpone, Reject, Release
 from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.reasons import DUPLICATE, FAILED_ONCE, INVALID_BODY, UNKNOWN_OUTCOME
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.settle import INVALID_BODY, UNKNOWN_OUTCOME
 from faststream_sqlbroker.dialects.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
@@ -29,8 +29,6 @@ REST_STEP = 0.1
 """Seconds after which a worker that rests looks whether it is to stop."""
 REPEATS = 5
 """How often a claim of keys is tried whose COMMIT was not answered, and to give them back."""
-SPENT = "failed_once"
-"""The reason of a message that may run once, and has failed."""
 
 
 def seconds_to_slot(row: ClaimedMessage) -> float:
@@ -126,7 +124,7 @@ class PolicyStarts:
             if verdict is Verdict.LOST:
                 self._inflight.lose([row], "claim of its key", "it does not run here")
             elif verdict is Verdict.DUPLICATE:
-                self._end(row, Discard(f"duplicate of {other}"))
+                self._end(row, Discard(DUPLICATE, other))
             elif verdict is Verdict.UNKNOWN:
                 self._end(row, Reject(UNKNOWN_OUTCOME))
         going = {row.id for row in keyed if verdicts[row.id][0] is not Verdict.START}
@@ -198,7 +196,7 @@ class PolicyStarts:
             if _may_run_again(row.outcome):
                 again.append(row)
             elif isinstance(row.outcome, Nack):
-                row.outcome = Reject(SPENT, row.outcome.error)
+                row.outcome = Reject(FAILED_ONCE, row.outcome.error)
         return again
 
     async def _give_back(self, rows: Rows) -> None:

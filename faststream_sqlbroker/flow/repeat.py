@@ -11,6 +11,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from faststream_sqlbroker.core.reasons import SETTLE_ERROR
 from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
@@ -23,7 +24,6 @@ from faststream_sqlbroker.flow.write import Refused, note_unanswered, write
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
-SETTLE_ERROR = "settle_error"
 NO_TEXT = "(the text of the error was refused by the database)"
 LESS_AFTER = 5
 DEAD_AFTER = 10

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Move, Nack, Reject, Release
 from faststream_sqlbroker.core.policies import Once
+from faststream_sqlbroker.core.reasons import TRANSACTION_ENDED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.exceptions import (
     StoreError,
@@ -347,8 +348,6 @@ def _settle_ended(rows: Rows, *, committed: bool) -> None:
             row.outcome = replace(row.outcome, error=TransactionEndedError(_ROLLED_BACK))
 
 
-TRANSACTION_ENDED = "transaction_ended"
-"""Reason of a message whose handler's transaction was committed before its ack."""
 _COMMITTED = (
     "the handler has ended the transaction that it was given: it was committed before the ack, by commit(), COMMIT "
     "or a statement that commits (DDL on MySQL and MariaDB). What the handler had done until then stays, so it "

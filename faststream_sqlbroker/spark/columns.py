@@ -43,16 +43,23 @@ _SHARED = (
     Field("acquired_at", "timestamp", False, "the last claim"),
     Field("last_error", "string", False, "the last failure: its type and text"),
 )
+_ADDED = (
+    Field("hops", "int", True, "how often the broker itself has moved it on since a handler last did"),
+    Field("policy_key", "string", False, "what policies work on where it is not the key"),
+)
 
 ARCHIVE_FIELDS = (
     *_SHARED,
     Field("archived_at", "timestamp", True, "when it was settled"),
-    Field("reason", "string", False, "why it failed or was discarded"),
+    Field("reason", "string", False, "why it failed or was discarded: a code, or what the handler gave"),
+    *_ADDED,
+    Field("related_id", "bigint", False, "id of the message that the reason is about"),
 )
 """What `read_archive` returns, in this order. Timestamps are moments (microseconds, UTC in the table)."""
 
 MESSAGE_FIELDS = (
     *_SHARED,
     Field("lease_expires_at", "timestamp", False, "until when a worker has it; only while PROCESSING"),
+    *_ADDED,
 )
 """What `read_messages` returns, in this order."""

@@ -13,8 +13,8 @@ from faststream.message import StreamMessage
 from pydantic import ValidationError
 
 from faststream_sqlbroker.core.outcome import Nack, Reject
+from faststream_sqlbroker.core.reasons import INVALID_BODY
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.settle import INVALID_BODY
 
 _LIBRARIES = frozenset({"fast_depends", "faststream", "faststream_sqlbroker"})
 _CALL = "decode_wrapper"

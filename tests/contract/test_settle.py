@@ -20,6 +20,7 @@ from faststream_sqlbroker.core.outcome import (
     Reject,
     Release,
 )
+from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
@@ -62,6 +63,39 @@ async def test_ack_archives_with_counters_and_times(bench: Bench) -> None:
         "next_attempt_at", "expires_at", "acquired_at",
     ):  # fmt: skip
         assert row[name] == before[name], name
+
+
+async def test_reasons_are_codes_and_the_related_message_has_a_column(bench: Bench) -> None:
+    """So is what a message keeps of its way and of its policies; each end has a statement of its own."""
+    ids = await bench.put(3)
+    await bench.execute("UPDATE message SET hops = 7, policy_key = 'who'")
+    rows = {row.id: row for row in await bench.claim()}
+    ends: list[Outcome] = [Ack(), Discard(SUPERSEDED, ids[0]), Reject("what the handler says")]
+    await bench.store.settle(
+        [settle(rows[i], end, RULES, ended_after=0.0) for i, end in zip(ids, ends, strict=True)]
+    )
+    found = await bench.rows(archive=True)
+    assert [(row["state"], row["reason"], row["related_id"]) for row in found] == [
+        ("COMPLETED", None, None),
+        ("DISCARDED", "superseded", ids[0]),
+        ("FAILED", "what the handler says", None),
+    ]
+    assert {(row["hops"], row["policy_key"]) for row in found} == {(7, "who")}
+
+
+async def test_what_policies_discard_keeps_its_columns(bench: Bench) -> None:
+    first, second = await bench.put(2)
+    await bench.execute("UPDATE message SET hops = 7, policy_key = 'who'")
+    ends = {first: Discard(SUPERSEDED, second), second: Discard(EXPIRED)}
+    rows = bench.store.dialect.scheduled.rows
+    async with bench.store.engine.begin() as connection:
+        await connection.run_sync(lambda c: rows.discard(c, "q", ends, keep=True))
+    found = await bench.rows(archive=True)
+    assert [(row["state"], row["reason"], row["related_id"]) for row in found] == [
+        ("DISCARDED", "superseded", second),
+        ("DISCARDED", "expired", None),
+    ]
+    assert {(row["hops"], row["policy_key"]) for row in found} == {(7, "who")}
 
 
 async def test_nack_is_due_again_when_the_strategy_says(bench: Bench) -> None:

@@ -25,16 +25,21 @@ def mail(number: int, at: float, user: str = "ada", **more: Any) -> Mail:
     """An e-mail that was created so many seconds after the beginning, and was sent."""
     values: dict[str, Any] = {
         "created_at": round(at * SECOND), "moved_at": round((at + 9) * SECOND), "queue": "email.send",
-        "state": "COMPLETED", "reason": None, "deliveries": 1,
+        "state": "COMPLETED", "reason": None, "related_id": None, "deliveries": 1,
     }  # fmt: skip
     return Mail(id=number, user=user, **(values | more))
 
 
 def gone(number: int, at: float, by: int, user: str = "ada") -> Mail:
     """One that a later one has superseded."""
-    return mail(
-        number, at, user, state="DISCARDED", reason=f"superseded by {by}", queue="email", deliveries=0
-    )
+    ended = {
+        "state": "DISCARDED",
+        "reason": "superseded",
+        "related_id": by,
+        "queue": "email",
+        "deliveries": 0,
+    }
+    return mail(number, at, user, **ended)
 
 
 class History:
@@ -118,11 +123,11 @@ def send_before_the_burst_ends(h: History) -> None:
 
 
 def supersede_by_another_user(h: History) -> None:
-    h.spoil(5, reason="superseded by 4")
+    h.spoil(5, related_id=4)
 
 
 def supersede_by_an_older_one(h: History) -> None:
-    h.spoil(2, reason="superseded by 1")
+    h.spoil(2, related_id=1)
 
 
 def send_twice_without_a_kill(h: History) -> None:

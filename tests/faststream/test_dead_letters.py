@@ -93,13 +93,13 @@ async def test_a_rejected_message_goes_there_under_every_policy(
 @pytest.mark.parametrize(
     ("end", "options", "reason"),
     [
-        (ValueError("boom"), {"retry_strategy": None}, "retries_exhausted"),
+        (ValueError("boom"), {"retry_strategy": None}, "max_attempts"),
         (ValueError("boom"), {"ack_policy": AckPolicy.REJECT_ON_ERROR}, "rejected"),
         (RejectMessage(reason="bad"), {}, "bad"),
         (RejectMessage(reason="bad"), {"transactional": True}, "bad"),
         (NotReadyYet(0, 0.01), {}, "not_ready"),
         (None, {"ack_policy": AckPolicy.MANUAL}, "no_outcome"),
-        (ValueError("boom"), {"ordered": True, "retry_strategy": None}, "retries_exhausted"),
+        (ValueError("boom"), {"ordered": True, "retry_strategy": None}, "max_attempts"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
 )

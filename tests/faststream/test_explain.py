@@ -23,6 +23,7 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.presence import describe
+from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects import policy_reasons
 from faststream_sqlbroker.subscriber.options import make_settings
@@ -378,7 +379,7 @@ async def test_archived_says_how_it_ended(broker: SqlBroker, other: SqlBroker, l
         if body == "good":
             await message.ack()
         elif body == "old":
-            message.raw_message.settle_as(Discard("superseded by 17"))  # type: ignore[union-attr]
+            message.raw_message.settle_as(Discard(SUPERSEDED, 17))  # type: ignore[union-attr]
         else:
             raise ValueError("bad body")
 
@@ -390,7 +391,7 @@ async def test_archived_says_how_it_ended(broker: SqlBroker, other: SqlBroker, l
     assert codes(good) == codes(old) == codes(bad) == ["archived"]
     assert old.state is SqlBrokerMessageState.DISCARDED
     assert old.reasons[0].message_id == 17
-    assert old.reasons[0].text.endswith(": superseded by 17")
+    assert old.reasons[0].text.endswith(": superseded (message 17)")
     assert bad.state is SqlBrokerMessageState.FAILED
 
 

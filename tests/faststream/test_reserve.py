@@ -123,7 +123,7 @@ async def test_without_a_strategy_a_rollback_is_the_end_unless_it_says_when(
     await (await reserved(broker, retry_strategy=None)).rollback(0)
     await (await reserved(broker, retry_strategy=None)).rollback()
     [row] = await look.archived()
-    assert (row["state"], row["reason"]) == ("FAILED", "retries_exhausted")
+    assert (row["state"], row["reason"]) == ("FAILED", "max_attempts")
 
 
 async def test_reject_is_a_dead_letter(broker: SqlBroker, look: Look) -> None:

@@ -110,7 +110,7 @@ async def test_a_burst_of_one_key_settles_in_sets(rig: Rig, database: str) -> No
     assert found == [("a", last)]
     assert sum(seen.values()) <= EACH * (scans + 5), told
     assert await _value(rig.store.engine, "SELECT count(*) FROM message_archive") == count
-    superseded = f"state = 'DISCARDED' AND reason LIKE 'superseded by %' AND id < {last}"
+    superseded = f"state = 'DISCARDED' AND reason = 'superseded' AND related_id > id AND id < {last}"
     assert (
         await _value(rig.store.engine, f"SELECT count(*) FROM message_archive WHERE {superseded}")
         == count - 1

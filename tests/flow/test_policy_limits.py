@@ -305,7 +305,10 @@ async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
     await given_back.wait()
     assert [each.message_id for each in await rig.store.starts.unknown("q", 10)] == [first]
     await rig.put(1, key="a")
-    assert [row["reason"] for row in await archived(rig, 2)] == ["unknown_outcome", f"duplicate of {first}"]
+    assert [(row["reason"], row["related_id"]) for row in await archived(rig, 2)] == [
+        ("unknown_outcome", None),
+        ("duplicate", first),
+    ]
     assert rig.handled == []
 
 

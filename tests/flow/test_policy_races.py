@@ -58,6 +58,6 @@ async def test_what_comes_within_a_burst_while_it_ends_takes_part(
     assert early == []
     rows = await eventually(claim, timeout=3 * WINDOW, step=0.1)
     assert [row.id for row in rows] == ids
-    gone = {row["id"]: row["reason"] for row in await rig.rows(archive=True)}
-    assert gone[first] == f"superseded by {ids[0]}"
+    gone = {row["id"]: (row["reason"], row["related_id"]) for row in await rig.rows(archive=True)}
+    assert gone[first] == ("superseded", ids[0])
     other.dispose()

@@ -52,7 +52,7 @@ class DebounceMachine(Machine):
         self.delay = sum(p.length for p in self.given if isinstance(p, Delay))
         self.of: dict[str, Key] = defaultdict(Key)
         self.unseen: list[Message] = []
-        self.reasons: dict[int, set[str]] = {}
+        self.reasons: dict[int, set[tuple[str, int | None]]] = {}
 
     def published(self, message: Message) -> None:
         message.due += self.delay
@@ -66,14 +66,14 @@ class DebounceMachine(Machine):
             if message.key is None:
                 continue
             if message.expired(self.now):
-                self.reasons[message.id] = {"expired"}
+                self.reasons[message.id] = {("expired", None)}
                 del self.live[message.id]
                 continue
             self.arrive(message, self.of[message.key])
         for burst in (burst for key in self.of.values() for burst in key.bursts):
             for gone in burst.gone & set(self.live):
                 others = [burst.chosen] if gone in burst.late else [i for _, i in burst.arrivals if i != gone]
-                self.reasons[gone] = {f"superseded by {i}" for i in others}
+                self.reasons[gone] = {("superseded", i) for i in others}
                 del self.live[gone]
 
     def arrival(self, message: Message) -> int:
@@ -99,7 +99,7 @@ class DebounceMachine(Machine):
         self.take_part()
         archived = self.archived()
         assert set(archived) == set(self.reasons), "others are superseded"
-        assert all(row["reason"] in self.reasons[i] for i, row in archived.items())
+        assert all((row["reason"], row["related_id"]) in self.reasons[i] for i, row in archived.items())
         assert all(row["state"] == "DISCARDED" for row in archived.values())
         self.reasons.clear()
         for row in claim.rows:

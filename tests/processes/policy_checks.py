@@ -145,12 +145,8 @@ def _superseded(rows: Sequence[dict[str, Any]], *, leading: bool) -> list[str]:
         if row["state"] != "DISCARDED":
             continue
         seen, other = {row["id"]}, row
-        while (
-            other is not None
-            and other["state"] == "DISCARDED"
-            and (other["reason"] or "").startswith("superseded by ")
-        ):
-            by = int(other["reason"].removeprefix("superseded by "))
+        while other is not None and other["state"] == "DISCARDED" and other["reason"] == "superseded":
+            by = other["related_id"]
             other = None if by in seen else by_id.get(by)
             seen.add(by)
         if other is None or other["state"] != "COMPLETED" or (other["id"] < row["id"]) is not leading:

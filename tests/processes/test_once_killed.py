@@ -35,7 +35,7 @@ async def test_what_was_given_back_is_tried_again_and_the_rest_is_unknown(
     await fleet.stop()
     first, second = await fleet.rows(archive=True)
     listed = {each.message_id for each in await fleet.store.starts.unknown("q", 10)}
-    assert second["reason"] == f"duplicate of {first['id']}"
+    assert (second["reason"], second["related_id"]) == ("duplicate", first["id"])
     if tried_again:
         assert (first["state"], listed) == ("COMPLETED", set())
         # The crash was no attempt, so that the handler asked once more.

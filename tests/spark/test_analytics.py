@@ -11,9 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from faststream_sqlbroker.core.settle import NO_OUTCOME, RETRY_STRATEGY_ERROR
+from faststream_sqlbroker.core.reasons import NO_OUTCOME, RETRY_STRATEGY_ERROR, SETTLE_ERROR
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.repeat import SETTLE_ERROR
 from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, analytics, decode_payload, read_archive
 from faststream_sqlbroker.spark.analytics import RESULTS
 from tests.spark.conftest import START, Archive, archived
@@ -386,7 +385,7 @@ def test_duplicate_deliveries(frame_of: Any) -> None:
 
 def test_policy_effects(frame_of: Any) -> None:
     gone = [
-        ("superseded by 17", "superseded"), ("superseded by 4", "superseded"), ("duplicate of 9", "duplicate"),
+        ("superseded", "superseded"), ("superseded", "superseded"), ("duplicate", "duplicate"),
         ("expired", "expired"), ("throttled", "throttled"), ("superseded by somebody", "other"), (None, "other"),
     ]  # fmt: skip
     failed = ["throttled", "no_key", "failed_once", "unknown_outcome", "max_deliveries"]
@@ -489,7 +488,14 @@ def test_figures_from_a_database(spark: SparkSession, archive: Archive) -> None:
             "reason": "rejected",
         },
         {"id": 3, "queue": "b", "headers": dead("00123", error="OSError: no"), "payload": b"\xff\x00"},
-        {"id": 4, "queue": "b", "state": "DISCARDED", "reason": "superseded by 3", "acquired_at": None},
+        {
+            "id": 4,
+            "queue": "b",
+            "state": "DISCARDED",
+            "reason": "superseded",
+            "related_id": 3,
+            "acquired_at": None,
+        },
     )
     data = read_archive(spark, archive.url)
     assert rows(analytics.throughput(data, HOUR), "bucket", "queue", "messages", "payload_bytes") == [

@@ -82,7 +82,10 @@ def fill(archive: Archive) -> None:
             "priority": (-100, 0, 100)[number % 3],
             "key": (None, HOSTILE, "")[number % 3],
             "last_error": (None, "ValueError: " + HOSTILE)[number % 2],
-            "reason": (None, "superseded by 5")[number % 2],
+            "reason": (None, "superseded")[number % 2],
+            "related_id": (None, 5)[number % 2],
+            "hops": number % 3,
+            "policy_key": (None, HOSTILE)[number % 2],
             "expires_at": (None, datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC))[number % 2],
             "first_attempt_at": (None, row["archived_at"])[number % 2],
             "origin_id": (None, 2**62)[number % 2],
@@ -329,7 +332,7 @@ def test_the_live_table(spark: SparkSession, archive: Archive) -> None:
             connection.execute(archive.message.insert(), row)
     frame = read_messages(spark, archive.url)
     assert frame.schema == MESSAGE_SCHEMA
-    hidden = {"lease_token", "policy_marks", "claimable", "headers", "hops", "policy_key"}
+    hidden = {"lease_token", "policy_marks", "claimable", "headers"}
     expected = [{k: v for k, v in row.items() if k not in hidden} for row in truth(archive, archive.message)]
     exact = frame.withColumn("lease_expires_at", F.unix_micros("lease_expires_at"))
     assert without_headers(micros(exact)) == expected

@@ -53,7 +53,13 @@ def hostile_rows() -> list[dict[str, Any]]:
             {"queue": "letters", "headers": dead(name, reason=name, error=name)},
         ]
         rows.append(
-            {"queue": name, "state": "DISCARDED", "reason": f"superseded by {number}", "attempts_count": 0}
+            {
+                "queue": name,
+                "state": "DISCARDED",
+                "reason": "superseded",
+                "related_id": number,
+                "attempts_count": 0,
+            }
         )
     return [archived(**{"id": number, "deliveries_count": 2, **row}) for number, row in enumerate(rows, 1)]
 

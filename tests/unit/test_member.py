@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from faststream_sqlbroker.core.explanation import Explanation, Reason, error_text, moment_text, superseding
+from faststream_sqlbroker.core.explanation import Explanation, Reason, error_text, moment_text
 from faststream_sqlbroker.core.presence import HOLDER_BYTES, subscriber_of
 from faststream_sqlbroker.core.rows import ReadyPair, ReadyPairs
 from faststream_sqlbroker.core.states import MessageState
@@ -147,10 +147,3 @@ def test_errors_are_repeated_in_one_short_line() -> None:
     assert error_text(None) == error_text(" \n") == ""
     assert error_text("ValueError: no\ntrace") == "; last error: ValueError: no"
     assert len(error_text("x" * 10_000)) < 250
-
-
-@pytest.mark.parametrize(
-    ("reason", "found"), [("superseded by 17", 17), ("superseded by x", None), (None, None)]
-)
-def test_who_superseded_it_is_read_from_the_reason(reason: str | None, found: int | None) -> None:
-    assert superseding(reason) == found

@@ -18,7 +18,7 @@ MOST_TWICE = 78
 While a write takes long, a sender claims until 40 outcomes (two flushes of 20) are unwritten. Then it still sends
 what it holds: 30 that wait (1.5 batches of 20) and the 8 of its workers.
 """
-_PREFIX = "superseded by "
+_SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _check_ends(result: Result, published: set[int], mails: Sequence[Mail], send
         elif mail.state == "COMPLETED" and mail.id in sent:
             result.sent += 1
             ended.add(mail.id)
-        elif mail.state == "DISCARDED" and (mail.reason or "").startswith(_PREFIX):
+        elif mail.state == "DISCARDED" and mail.reason == _SUPERSEDED:
             result.superseded += 1
             ended.add(mail.id)
         else:
@@ -177,10 +177,10 @@ def _burst_problems(burst: Burst, first_sent: dict[int, int]) -> Iterable[str]:
             yield f"e-mail {mail.id} of {mail.user}, the last of its burst, was not sent"
         if mail is newest and sent_at is not None and sent_at < burst.end:
             yield f"e-mail {mail.id} of {mail.user} was sent {burst.end - sent_at} us before its burst ended"
-        if (mail.reason or "").startswith(_PREFIX):
-            by = int((mail.reason or "").removeprefix(_PREFIX))
-            if by <= mail.id or by not in ids:
-                yield f"e-mail {mail.id} of {mail.user} was {mail.reason}, which is no later one of its burst"
+        if mail.reason == _SUPERSEDED:
+            by = mail.related_id
+            if by is None or by <= mail.id or by not in ids:
+                yield f"e-mail {mail.id} of {mail.user} was superseded by {by}, which is no later one of its burst"
 
 
 def _check_rate(result: Result, mails: Sequence[Mail], grants: Sequence[Slots], rules: Rules) -> None:

@@ -68,6 +68,7 @@ class Mail:
     queue: str
     state: str
     reason: str | None
+    related_id: int | None
     deliveries: int
 
 
@@ -121,7 +122,15 @@ async def read_mails(engine: AsyncEngine) -> list[Mail]:
     """The archive."""
     a = archive.c
     query = select(
-        a.id, a.key, a.created_at, a.next_attempt_at, a.queue, a.state, a.reason, a.deliveries_count
+        a.id,
+        a.key,
+        a.created_at,
+        a.next_attempt_at,
+        a.queue,
+        a.state,
+        a.reason,
+        a.related_id,
+        a.deliveries_count,
     ).order_by(a.id)
     async with engine.connect() as connection:
         rows = (await connection.execute(query)).all()

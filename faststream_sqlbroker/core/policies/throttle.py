@@ -19,8 +19,6 @@ MOST_KEPT = 10_000
 LEAST_LAG = MICROSECONDS // 10
 AHEAD = MICROSECONDS // 5
 """How far before its time a slot is granted: a claim then takes several, and none is missed while it runs."""
-THROTTLED = "throttled"
-"""The reason of a message that was dropped, or made a dead letter."""
 
 Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 

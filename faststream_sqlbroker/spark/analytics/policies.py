@@ -3,6 +3,19 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from faststream_sqlbroker.core.reasons import (
+    DUPLICATE,
+    EXPIRED,
+    FAILED_ONCE,
+    MAX_DELIVERIES,
+    NO_KEY,
+    NO_OUTCOME,
+    RETRY_STRATEGY_ERROR,
+    SETTLE_ERROR,
+    SUPERSEDED,
+    THROTTLED,
+    UNKNOWN_OUTCOME,
+)
 from faststream_sqlbroker.spark.analytics.results import RESULTS, need, shaped
 
 OTHER = "other"
@@ -37,9 +50,7 @@ def policy_effects(df: DataFrame) -> DataFrame:
     need(df, "policy_effects", "queue", "state", "reason")
     reason, gone = F.col("reason"), F.col("state") == "DISCARDED"
     effect = (
-        F.when(gone & reason.rlike(r"^superseded by \d+$"), "superseded")
-        .when(gone & reason.rlike(r"^duplicate of \d+$"), "duplicate")
-        .when(gone & reason.isin("expired", "throttled"), reason)
+        F.when(gone & reason.isin(*DISCARDED_BY), reason)
         .when(gone, OTHER)
         .when((F.col("state") == "FAILED") & reason.isin(*FAILED_BY), reason)
     )
@@ -54,9 +65,9 @@ def policy_effects(df: DataFrame) -> DataFrame:
     return shaped(shares, RESULTS["policy_effects"])
 
 
+DISCARDED_BY = (SUPERSEDED, DUPLICATE, EXPIRED, THROTTLED)
 FAILED_BY = (
-    "throttled", "no_key", "failed_once", "unknown_outcome", "max_deliveries",
-    "no_outcome", "retry_strategy_error", "settle_error",
+    THROTTLED, NO_KEY, FAILED_ONCE, UNKNOWN_OUTCOME, MAX_DELIVERIES, NO_OUTCOME, RETRY_STRATEGY_ERROR, SETTLE_ERROR,
 )  # fmt: skip
 """Reasons of FAILED messages that no handler gave."""
 

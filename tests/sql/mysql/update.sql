@@ -2,7 +2,8 @@ UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
     id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
     ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
-    delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]')) u
+    delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
+    related_id BIGINT PATH '$[9]')) u
 STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id
 SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
   m.first_attempt_at = CASE WHEN u.queue IS NULL

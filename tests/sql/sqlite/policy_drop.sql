@@ -1,1 +1,1 @@
-DELETE FROM message AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.reason') AS reason FROM json_each(:rows)) u) AND m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE')
+DELETE FROM message AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.reason') AS reason, json_extract(value, '$.related_id') AS related_id FROM json_each(:rows)) u) AND m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE')

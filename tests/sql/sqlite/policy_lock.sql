@@ -1,1 +1,1 @@
-SELECT m.id FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.reason') AS reason FROM json_each(:rows)) u CROSS JOIN message m  ON m.id = u.id WHERE m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE') ORDER BY m.id
+SELECT m.id FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.reason') AS reason, json_extract(value, '$.related_id') AS related_id FROM json_each(:rows)) u CROSS JOIN message m  ON m.id = u.id WHERE m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE') ORDER BY m.id

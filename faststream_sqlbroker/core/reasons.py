@@ -1,0 +1,83 @@
+"""Why messages end without success, as codes: every reason that the broker writes by itself.
+
+They stand in the archive's column `reason`, and in the header of a dead letter. A related message is in the column
+`related_id`, never in the text. What a handler gives to `reject(reason=…)` stands there as it was given.
+"""
+
+from typing import NamedTuple
+
+SUPERSEDED = "superseded"
+DUPLICATE = "duplicate"
+EXPIRED = "expired"
+THROTTLED = "throttled"
+REJECTED = "rejected"
+MAX_ATTEMPTS = "max_attempts"
+NOT_RETRIED = "not_retried"
+INVALID_BODY = "invalid_body"
+NOT_READY = "not_ready"
+NO_OUTCOME = "no_outcome"
+RETRY_STRATEGY_ERROR = "retry_strategy_error"
+TRANSACTION_ENDED = "transaction_ended"
+SETTLE_ERROR = "settle_error"
+MAX_DELIVERIES = "max_deliveries"
+UNKNOWN_OUTCOME = "unknown_outcome"
+FAILED_ONCE = "failed_once"
+NO_KEY = "no_key"
+NO_DESTINATION = "no_destination"
+UNDECODABLE = "undecodable"
+
+
+class Meaning(NamedTuple):
+    """What a code says."""
+
+    states: str
+    """In which states messages have it."""
+    text: str
+    related: str = ""
+    """Which message `related_id` is; nothing: it is NULL."""
+
+
+MEANINGS: dict[str, Meaning] = {
+    SUPERSEDED: Meaning(
+        "DISCARDED",
+        "`Debounce`: another message of its burst is delivered in its place.",
+        "that one, or one that was itself superseded by it",
+    ),
+    DUPLICATE: Meaning(
+        "DISCARDED", "`Once`: another message of its key was handled.", "the one that has claimed the key"
+    ),
+    EXPIRED: Meaning("DISCARDED", "`expires_in` was over before a handler could start."),
+    THROTTLED: Meaning(
+        "DISCARDED, FAILED", '`Throttle` had no slot, with `when_exceeded="drop"` or `"dead_letter"`.'
+    ),
+    REJECTED: Meaning("FAILED", "Its handler rejected it, or the ack policy did, and gave no reason."),
+    MAX_ATTEMPTS: Meaning(
+        "FAILED",
+        "It failed, and the retry strategy gives up: its attempts or its time are used up, or there is none.",
+    ),
+    NOT_RETRIED: Meaning(
+        "FAILED", "It failed with an exception that `retry_on`, `no_retry_on` do not retry."
+    ),
+    INVALID_BODY: Meaning(
+        "FAILED", "Its body fails the validation of its handler's parameters, or decoding."
+    ),
+    NOT_READY: Meaning("FAILED", "Its handler raised `NotReadyYet` until `give_up_after` was over."),
+    NO_OUTCOME: Meaning("FAILED", "`AckPolicy.MANUAL`: its handler ended and had not settled it."),
+    RETRY_STRATEGY_ERROR: Meaning("FAILED", "The retry strategy raised an error, which is in `last_error`."),
+    TRANSACTION_ENDED: Meaning(
+        "FAILED",
+        "`transactional=True`: its handler committed or rolled back by itself, so that its effects may be there.",
+    ),
+    SETTLE_ERROR: Meaning("FAILED", "The database refused its end again and again."),
+    MAX_DELIVERIES: Meaning("FAILED", "It was delivered more than `max_deliveries` times without an end."),
+    UNKNOWN_OUTCOME: Meaning(
+        "FAILED", "`Once`: its handler was started before, and its process was not heard of again."
+    ),
+    FAILED_ONCE: Meaning("FAILED", "`Once`: its handler failed, and may not be started again."),
+    NO_KEY: Meaning("FAILED", 'A policy needs a key, and says `without_key="dead_letter"`.'),
+    NO_DESTINATION: Meaning(
+        "FAILED", "`forward_to=DESTINATION`: its header names no queue that it can be moved to."
+    ),
+    UNDECODABLE: Meaning("FAILED", "Its row holds what no message can have."),
+}
+"""All of them."""
