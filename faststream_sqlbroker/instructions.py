@@ -142,13 +142,16 @@ class Place:
         SetupError: as `Move`.
     """
 
-    queue: str
+    queue: str | None
+    """None, of what is published again: where it is."""
     body: Any
     delay: Duration
+    published_again: bool = False
 
     def __post_init__(self) -> None:
         """Check."""
-        if (problem := name_problem(self.queue)) is not None:
+        stays = self.published_again and self.queue is None
+        if not stays and (problem := name_problem(self.queue)) is not None:
             msg = f"{short(self.queue)} cannot be the name of a queue: {problem}"
             raise SetupError(msg)
         object.__setattr__(self, "delay", delay_seconds(self.delay))
@@ -217,7 +220,9 @@ async def _move(rows: Sequence[ClaimedMessage], place: Place) -> None:
         changes = {"content-type": content_type or None}
     for row in rows:
         headers = None if changes is None else replace_headers(row.stored_headers, changes)
-        row.settle_as(outcomes.Move(place.queue, payload, headers, float(place.delay)))  # type: ignore[arg-type] # checked
+        delay = float(place.delay)  # type: ignore[arg-type] # checked
+        queue = row.queue if place.queue is None else place.queue
+        row.settle_as(outcomes.Move(queue, payload, headers, delay, place.published_again))
 
 
 def warn_of_ignored(

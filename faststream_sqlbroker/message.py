@@ -1,6 +1,6 @@
 """What a handler sees of a claimed row, and how it says what the delivery ended in.
 
-`ack`, `nack`, `reject`, `postpone` and `move_to` only record an outcome on the row; the subscriber writes it, together
+`ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` only record an outcome on the row; the subscriber writes it, together
 with others, after the handler has ended, if the lease is still held. The first outcome recorded wins.
 """
 
@@ -65,7 +65,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
 
     @property
     def publish_count(self) -> int:
-        """Times it was published: 1, and one more for each replay."""
+        """Times it was published: 1, and one more for each `republish` and each replay."""
         return self.raw_message.publish_count
 
     @property
@@ -151,6 +151,25 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         await follow([self.raw_message], Place(queue, body, delay))
         self.note_outcome()
 
+    async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
+        """Record that it is published again: `publish_count` is one higher when it comes.
+
+        It is written as `move_to` is, in the transaction that settles the message, with what was published with its ack:
+        the same id, body, headers, key, priority and times of publishing and expiry. Attempts and deliveries begin anew,
+        so nothing but its expiry and its handler ends it: read `publish_count`, and give up. Within `Once` a message
+        that stays in its queue gives its key back. `move_to`, `forward_to` and the retries of the retry strategy leave
+        `publish_count` alone.
+
+        Args:
+            queue: Its name, to which no router adds a prefix; None is the queue that it is in.
+            delay: Time until it is due: seconds, a timedelta or text like "1.5h"; a negative one is at once.
+
+        Raises:
+            SetupError: as `move_to`.
+        """
+        await follow([self.raw_message], Place(queue, KEPT, delay, published_again=True))
+        self.note_outcome()
+
     async def extend_lease(self, duration: Duration) -> bool:
         """Hold it for at least `duration` from now, past `max_lease` too; never shortens its lease.
 
@@ -190,7 +209,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
 class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
     """The messages of one call of a batch handler.
 
-    `ack`, `nack`, `reject`, `postpone` and `move_to` are for those of `messages` that have not been settled one by one.
+    `ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` are for those of `messages` that have not been settled one by one.
     """
 
     def __init__(
@@ -283,6 +302,12 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
     async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
         """`SqlBrokerMessage.move_to` for every message not settled yet, all with the same body if one is given."""
         await follow(self.raw_message, Place(queue, body, delay))
+        self._note_outcomes()
+        await super().ack()
+
+    async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
+        """`SqlBrokerMessage.republish` for every message not settled yet; None leaves each in its queue."""
+        await follow(self.raw_message, Place(queue, KEPT, delay, published_again=True))
         self._note_outcomes()
         await super().ack()
 

@@ -78,6 +78,8 @@ class Move:
     payload: bytes | None = None
     headers: str | None = None
     delay: float = 0.0
+    published_again: bool = False
+    """Whether publish_count goes up by one."""
 
 
 @dataclass(frozen=True, slots=True)

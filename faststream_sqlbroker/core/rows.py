@@ -174,6 +174,8 @@ class Settlement:
     """The body to move with; None keeps it."""
     headers: str | None = None
     """The headers to move with, as JSON text; None keeps them."""
+    published_again: bool = False
+    """Whether publish_count goes up by one."""
     unit: Unit | None = None
     """What it is written together with; None: it is written by itself."""
 
@@ -211,7 +213,7 @@ class Acked(Settlement):
     __slots__ = ()
 
     state = MessageState.COMPLETED
-    attempted, ran, uncharge = True, False, False
+    attempted, ran, uncharge, published_again = True, False, False, False
     delay = reason = related_id = error = queue = payload = headers = unit = None
     plain_ack = leaves = True
 

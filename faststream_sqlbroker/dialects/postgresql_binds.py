@@ -106,6 +106,7 @@ def settle_queries(
             "queues": [s.queue for s in part],
             "payloads": [s.payload for s in part],
             "headers": [s.headers for s in part],
+            "published": [int(s.published_again) for s in part],
         }
         queries.append(("update", binds))
     if inside is None:

@@ -98,7 +98,8 @@ _ROWS = """(SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]'
   json_extract(value, '$[2]') AS attempts, json_extract(value, '$[3]') AS charge,
   json_extract(value, '$[4]') AS ended, json_extract(value, '$[5]') AS reason,
   json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS delay,
-  json_extract(value, '$[8]') AS queue, json_extract(value, '$[9]') AS related_id FROM json_each(:rows)) u"""
+  json_extract(value, '$[8]') AS queue, json_extract(value, '$[9]') AS related_id,
+  json_extract(value, '$[10]') AS published FROM json_each(:rows)) u"""
 
 _ARCHIVE = (
     """
@@ -126,7 +127,7 @@ SET state = COALESCE(u.state,
   next_attempt_at = CASE WHEN u.delay IS NULL THEN next_attempt_at ELSE {now} + u.delay END,
   first_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(first_attempt_at, acquired_at + u.ended) END,
   last_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(acquired_at + u.ended, last_attempt_at) END,
-  last_error = COALESCE(u.error, last_error),
+  last_error = COALESCE(u.error, last_error), publish_count = publish_count + u.published,
   policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & {kept_marks} ELSE 0 END,
   queue = COALESCE(u.queue, {message}.queue),
   dedup_id = CASE WHEN u.queue IS NULL THEN dedup_id END

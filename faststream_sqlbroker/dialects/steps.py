@@ -264,6 +264,7 @@ def rows_json(settlements: Sequence[Settlement]) -> str:
                 None if s.delay is None else round(s.delay * 1_000_000),
                 s.queue,
                 s.related_id,
+                int(s.published_again),
             ]
             for s in settlements
         ]

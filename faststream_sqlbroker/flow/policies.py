@@ -7,7 +7,16 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.outcome import Discard, Nack, NotReady, Outcome, Postpone, Reject, Release
+from faststream_sqlbroker.core.outcome import (
+    Discard,
+    Move,
+    Nack,
+    NotReady,
+    Outcome,
+    Postpone,
+    Reject,
+    Release,
+)
 from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.reasons import DUPLICATE, FAILED_ONCE, INVALID_BODY, UNKNOWN_OUTCOME
@@ -41,8 +50,12 @@ def missed_slot(row: ClaimedMessage) -> bool:
     return row.slot is not None and monotonic() > row.claimed_monotonic + row.slot[1]
 
 
-def _may_run_again(outcome: Outcome | None) -> bool:
-    """Whether nothing was done for a key by the handler that ended in `outcome`, or never started."""
+def _may_run_again(row: ClaimedMessage) -> bool:
+    """Whether the key of `row` is free again: nothing was done for it, or its handler has said so."""
+    outcome = row.outcome
+    if isinstance(outcome, Move):
+        # Where it stays it would find its own key taken; elsewhere it has another.
+        return outcome.published_again and outcome.queue == row.queue
     if isinstance(outcome, Nack):
         return outcome.retry_possible
     if isinstance(outcome, Reject):
@@ -193,7 +206,7 @@ class PolicyStarts:
         if self._once is None:
             return again
         for row in (row for row in rows if row.key is not None):
-            if _may_run_again(row.outcome):
+            if _may_run_again(row):
                 again.append(row)
             elif isinstance(row.outcome, Nack):
                 row.outcome = Reject(FAILED_ONCE, row.outcome.error)
