@@ -1,6 +1,6 @@
 """A message as it is inserted, as it is claimed, and as it is settled."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -9,10 +9,9 @@ from uuid import UUID
 from faststream_sqlbroker.core.headers import load_headers
 from faststream_sqlbroker.core.outcome import Outcome
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
-SUSPECT_AFTER = 2
-"""Lost leases of a message that may be what killed its process; one is normal when a machine restarts."""
 
 Leases = Sequence[tuple[int, UUID]]
 """Messages by id, each with the token of its lease."""
@@ -110,6 +109,30 @@ class ClaimedMessage:
             return False
         self.outcome = outcome
         return True
+
+
+class Claimed(list[ClaimedMessage]):
+    """What a claim has leased, and the suspects that it has met and left where they are, by id."""
+
+    def __init__(
+        self, rows: Iterable[ClaimedMessage] = (), suspects: Mapping[int, Suspect] | None = None
+    ) -> None:
+        """`suspects` were not leased."""
+        super().__init__(rows)
+        self.suspects: dict[int, Suspect] = dict(suspects or {})
+
+    @classmethod
+    def without_suspects(cls, found: Iterable[ClaimedMessage], suspicion: Suspicion | None) -> "Claimed":
+        """Rows that were found and not yet charged; suspects among them are told of, if `suspicion` says so."""
+        if suspicion is None:
+            return cls(found)
+        rows, of = cls(), suspicion.of
+        for row in found:
+            if (suspect := of(row.deliveries_count, row.attempts_count)) is None:
+                rows.append(row)
+            elif suspicion.told:
+                rows.suspects[row.id] = suspect
+        return rows
 
 
 @dataclass(frozen=True, slots=True)

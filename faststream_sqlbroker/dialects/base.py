@@ -19,7 +19,7 @@ from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.policies.marks import KEPT
 from faststream_sqlbroker.core.reasons import UNDECODABLE
 from faststream_sqlbroker.core.rows import (
-    SUSPECT_AFTER,
+    Claimed,
     ClaimedMessage,
     Leases,
     NewMessage,
@@ -28,6 +28,7 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.dialects.policy_state import lock_order, note_started
 from faststream_sqlbroker.dialects.query import Work
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
     from faststream_sqlbroker.dialects.postgresql_silent import SilentSessions
 
-OTHERS = f"\n    AND {{of}}deliveries_count - {{of}}attempts_count < {SUSPECT_AFTER}"
-"""Leaves suspects alone; `of` is the table's alias with its dot, or nothing."""
 
 MESSAGE_COLUMNS = (
     "id, queue, priority, {key}, dedup_id, headers, payload, state, attempts_count, deliveries_count, "
@@ -209,18 +208,25 @@ class Dialect(ABC):
         lease: float,
         token: UUID,
         *,
-        suspects: bool = True,
-    ) -> list[ClaimedMessage]:
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
         """Lease up to `limit` due rows; ordered by pair, due time, id. Locked rows are skipped.
 
-        Without `suspects` rows that have lost `SUSPECT_AFTER` leases or more are left alone.
+        With `suspicion` no suspect is leased: it would be charged with what happens to the others.
         """
 
     @abstractmethod
     def claim_ids(
-        self, connection: Connection, ids: Sequence[int], queues: Sequence[str], lease: float, token: UUID
-    ) -> list[ClaimedMessage]:
-        """Lease those of `ids` that are due in one of `queues` and not locked; in no order."""
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        queues: Sequence[str],
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
+        """Lease those of `ids` that are due in one of `queues` and not locked, but no suspect; in no order."""
 
     @abstractmethod
     def renew(
@@ -266,10 +272,16 @@ class Dialect(ABC):
         return lambda connection: self.ready_pairs(connection, queues)
 
     def claiming(
-        self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID, *, suspects: bool = True
-    ) -> Work[list[ClaimedMessage]]:
+        self,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+    ) -> Work[Claimed]:
         """`claim` as work for a transaction of its own."""
-        return lambda connection: self.claim(connection, pairs, limit, lease, token, suspects=suspects)
+        return lambda connection: self.claim(connection, pairs, limit, lease, token, suspicion=suspicion)
 
     def settling(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> Work[SettleResult]:
         """`settle_and_chain` as work for a transaction of its own."""

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, Select, and_, func, literal_column, or_, sele
 
 from faststream_sqlbroker.core.explanation import Reason, WaitingMessage, error_text, moment_text
 from faststream_sqlbroker.core.presence import MIXED, by_way, names_text
-from faststream_sqlbroker.core.rows import SUSPECT_AFTER
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
 from faststream_sqlbroker.dialects.policy_reasons import policy_reasons
 from faststream_sqlbroker.dialects.presence import paused, read_subscribers
 from faststream_sqlbroker.schema.types import MYSQL, clock

@@ -17,9 +17,11 @@ from sqlalchemy import Connection, bindparam
 from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import mysql_session
-from faststream_sqlbroker.dialects.base import OTHERS, load_payload
+from faststream_sqlbroker.dialects.apart import OTHERS
+from faststream_sqlbroker.dialects.base import load_payload
 from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.mysql_errors import DUPLICATE_ENTRY, MysqlErrors
@@ -262,25 +264,33 @@ class MysqlDialect(MysqlErrors, StepDialect):
         lease: float,
         token: UUID,
         *,
-        suspects: bool = True,
-    ) -> list[ClaimedMessage]:
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
         """A statement for each of a few pairs; of many, for the first and for those that have many rows."""
-        found = PairsClaim(self, connection, limit, token, suspects=suspects).run(pairs)
+        found = PairsClaim(self, connection, limit, token, suspicion).run(pairs)
         self.take(connection, found, lease, token)
         return found
 
     def lock_pair(
-        self, connection: Connection, pair: ReadyPair, limit: int, token: UUID, *, suspects: bool
-    ) -> list[ClaimedMessage]:
+        self, connection: Connection, pair: ReadyPair, limit: int, token: UUID, suspicion: Suspicion | None
+    ) -> Claimed:
         """Lock up to `limit` due rows of `pair`, in their order; what is locked elsewhere is skipped."""
-        binds = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
-        return self.find(connection, "claim" if suspects else "claim_others", binds, token)
+        binds: dict[str, Any] = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
+        if suspicion is None or suspicion.told:
+            return self.find(connection, "claim", binds, token, suspicion)
+        return self.find(connection, "claim_others", binds | suspicion.binds, token, suspicion)
 
     def find(
-        self, connection: Connection, statement: str, binds: dict[str, Any], token: UUID
-    ) -> list[ClaimedMessage]:
+        self,
+        connection: Connection,
+        statement: str,
+        binds: dict[str, Any],
+        token: UUID,
+        suspicion: Suspicion | None,
+    ) -> Claimed:
         """Lock and read."""
-        return self.claimed(connection.execute(self.sql[statement], binds), token)
+        found = self.claimed(connection.execute(self.sql[statement], binds), token)
+        return Claimed.without_suspects(found, suspicion)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """As everywhere; times of first deliveries, which are dates as nearly always, wait for who looks."""

@@ -7,12 +7,13 @@ rows of a queue for the first of them.
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspicion
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.mysql import MysqlDialect
@@ -76,14 +77,19 @@ class PairsClaim:
     """Locks the first due rows of several pairs, in the order of the pairs."""
 
     def __init__(
-        self, dialect: "MysqlDialect", connection: Connection, limit: int, token: UUID, *, suspects: bool
+        self,
+        dialect: "MysqlDialect",
+        connection: Connection,
+        limit: int,
+        token: UUID,
+        suspicion: Suspicion | None,
     ) -> None:
-        """Lock up to `limit`; `suspects` as in `Dialect.claim`."""
+        """Lock up to `limit`; `suspicion` as in `Dialect.claim`."""
         self._dialect, self._connection, self._limit, self._token = dialect, connection, limit, token
-        self._suspects = suspects
-        self._found: list[ClaimedMessage] = []
+        self._suspicion = suspicion
+        self._found = Claimed()
 
-    def run(self, pairs: Sequence[ReadyPair]) -> list[ClaimedMessage]:
+    def run(self, pairs: Sequence[ReadyPair]) -> Claimed:
         """The rows, by pair, due time, id."""
         # The first one always: where it has rows for all the room, there is nothing to look for.
         alone = len(pairs) if len(pairs) <= FEW_PAIRS else 1
@@ -98,14 +104,18 @@ class PairsClaim:
 
     @property
     def _room(self) -> int:
-        return self._limit - len(self._found)
+        return self._limit - len(self._found) - len(self._found.suspects)
 
     def _first_rows(self, pairs: Sequence[ReadyPair], most: int) -> list[tuple[int, list[int]]]:
         """The places of the first `most` pairs that have due rows, each with the ids of its first ones; locks nothing."""
-        binds = {"pairs": json.dumps([(pair.queue, pair.priority) for pair in pairs]), "most": most}
-        rows = self._connection.execute(
-            self._dialect.sql["first_ids" if self._suspects else "first_ids_others"], binds
-        )
+        binds: dict[str, Any] = {
+            "pairs": json.dumps([(pair.queue, pair.priority) for pair in pairs]),
+            "most": most,
+        }
+        name = "first_ids"
+        if self._suspicion is not None and not self._suspicion.told:
+            name, binds = "first_ids_others", binds | self._suspicion.binds
+        rows = self._connection.execute(self._dialect.sql[name], binds)
         return [(place - 1, [each for each in ids if each is not None]) for place, *ids in rows]
 
     def _lock_in_order(self, pairs: Sequence[ReadyPair], listed: list[tuple[int, list[int]]]) -> None:
@@ -124,9 +134,12 @@ class PairsClaim:
 
     def _lock_pair(self, pair: ReadyPair) -> None:
         if self._room > 0:
-            self._found += self._dialect.lock_pair(
-                self._connection, pair, self._room, self._token, suspects=self._suspects
-            )
+            found = self._dialect.lock_pair(self._connection, pair, self._room, self._token, self._suspicion)
+            self._add(found, found)
+
+    def _add(self, found: Claimed, in_order: Sequence[ClaimedMessage]) -> None:
+        self._found += in_order
+        self._found.suspects |= found.suspects
 
     def _lock_rows(self, ids: Sequence[int], queues: dict[str, None]) -> None:
         """Lock so many of `ids` as there is room for; what is locked elsewhere by now leaves its place to the next."""
@@ -134,5 +147,5 @@ class PairsClaim:
         while ids and (room := self._room) > 0:
             part, ids = ids[:room], ids[room:]
             binds = {"ids": sorted(part), "queues": list(queues), "limit": len(part)}
-            rows = self._dialect.find(self._connection, "claim_ids", binds, self._token)
-            self._found += sorted(rows, key=lambda row: rank[row.id])
+            rows = self._dialect.find(self._connection, "claim_ids", binds, self._token, self._suspicion)
+            self._add(rows, sorted(rows, key=lambda row: rank[row.id]))

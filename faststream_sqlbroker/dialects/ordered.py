@@ -19,9 +19,10 @@ from uuid import UUID
 
 from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, bindparam
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.rows import Claimed, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import ordered_sql as sql
-from faststream_sqlbroker.dialects.base import OTHERS
+from faststream_sqlbroker.dialects.apart import OTHERS, SUSPECT_BINDS
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
@@ -73,7 +74,8 @@ class OrderedClaims:
         mask = bindparam("mask", type_=SmallInteger)
 
         def add(name: str, text: str, *binds: Any, which: str = "") -> None:
-            dialect.add_statement(f"ordered_{name}", text, *binds, which=which, **words)
+            asked = SUSPECT_BINDS if which else ()
+            dialect.add_statement(f"ordered_{name}", text, *binds, *asked, which=which, **words)
 
         for end, which in (("", ""), ("_others", OTHERS.format(of="m."))):
             add(f"window{end}", sql.WINDOW, *pair, mask, which=which)
@@ -94,8 +96,8 @@ class OrderedClaims:
         token: UUID,
         cursors: Cursors,
         *,
-        suspects: bool = True,
-    ) -> tuple[list[ClaimedMessage], float | None]:
+        suspicion: Suspicion | None = None,
+    ) -> tuple[Claimed, float | None]:
         """Lease up to `limit` heads of `pairs`, and what has expired among what was looked at.
 
         A message without a key is its own head. `cursors` is read and written.
@@ -107,21 +109,25 @@ class OrderedClaims:
         self._dialect.mend_due_times(connection, pairs)
         queues = sorted({p.queue for p in pairs})
         locked = self._dialect.lock_order(connection, queues)
-        ours, end = [p for p in pairs if p.queue in locked], "" if suspects else "_others"
+        ours, others = (
+            [p for p in pairs if p.queue in locked],
+            None if suspicion is None or suspicion.told else suspicion,
+        )
         again = None if len(locked) == len(queues) else 0.0
-        rows: list[ClaimedMessage] = []
+        rows = Claimed()
         taken: set[int] = set()
         while True:
-            heads = Heads(connection, self._dialect.sql, limit - len(rows), end=end, taken=taken)
+            heads = Heads(connection, self._dialect.sql, limit - len(rows), others=others, taken=taken)
             more = heads.look(ours, cursors)
             if not heads.ids:
                 break
-            found = self._dialect.claim_ids(connection, heads.ids, queues, lease, token)
+            found = self._dialect.claim_ids(connection, heads.ids, queues, lease, token, suspicion=suspicion)
             rank = {message_id: n for n, message_id in enumerate(heads.ids)}
             rows += sorted(found, key=lambda m: rank[m.id])
+            rows.suspects |= found.suspects
             taken |= set(heads.ids)
             # What somebody else has locked must not keep the others of the queue waiting.
-            if len(found) == len(heads.ids) or len(rows) >= limit:
+            if len(found) + len(found.suspects) == len(heads.ids) or len(rows) >= limit:
                 break
         if more:
             again = 0.0
@@ -131,17 +137,17 @@ class OrderedClaims:
 
     def claim_one(
         self, connection: Connection, message_id: int, queues: Sequence[str], lease: float, token: UUID
-    ) -> list[ClaimedMessage]:
+    ) -> Claimed:
         """Lease this message if it is due in one of `queues`, the head of its key (or expired), and not locked."""
         row = connection.execute(self._dialect.sql["ordered_one"], {"id": message_id}).one_or_none()
         if row is None or row[0] not in queues:
-            return []
+            return Claimed()
         queue, key, expired = row
         if queue not in self._dialect.lock_order(connection, [queue]):
-            return []
+            return Claimed()
         heads = Heads(connection, self._dialect.sql, 1)
         if key is not None and not expired and not heads.is_head(queue, message_id, key):
-            return []
+            return Claimed()
         return self._dialect.claim_ids(connection, [message_id], [queue], lease, token)
 
 
@@ -154,7 +160,7 @@ class Heads:
         statements: Any,
         limit: int,
         *,
-        end: str = "",
+        others: Suspicion | None = None,
         taken: Collection[int] = (),
         mask: int = 0,
         per_key: int | None = None,
@@ -165,12 +171,13 @@ class Heads:
             connection: The claim's.
             statements: The dialect's.
             limit: How many.
-            end: "_others" leaves suspects alone.
+            others: Pass over these suspects.
             taken: Not these.
             mask: Only such as have these marks of policies.
             per_key: So many leases of a key at a time, in no order; None: the first of each key, one at a time.
         """
-        self._connection, self._sql, self._limit, self._end = connection, statements, limit, end
+        self._connection, self._sql, self._limit = connection, statements, limit
+        self._end, self._binds = ("", {}) if others is None else ("_others", others.binds)
         self._mask, self._per_key = mask, per_key
         self._size = max(WINDOW, 2 * limit)
         self._busy: dict[str, Counter[Key]] = {}
@@ -219,7 +226,7 @@ class Heads:
     def _look_at_window(self, pair: ReadyPair, cursors: Cursors) -> bool:
         """The heads among the oldest due messages of `pair`; whether there may be more behind them."""
         binds = {"queue": pair.queue, "priority": pair.priority, "size": self._size}
-        rows = self._execute(f"ordered_window{self._end}", **binds, mask=self._mask).all()
+        rows = self._execute(f"ordered_window{self._end}", **binds, **self._binds, mask=self._mask).all()
         for message_id, key, expired, _due, head in rows:
             if expired:
                 if message_id not in self._taken:
@@ -251,7 +258,7 @@ class Heads:
         at = pair.queue, pair.priority
         due, last_id = cursors.rows[at]
         binds = {"queue": pair.queue, "priority": pair.priority, "due": due, "id": last_id, "size": FREE_PAGE}
-        rows = self._execute(f"ordered_free{self._end}", **binds, mask=self._mask).all()
+        rows = self._execute(f"ordered_free{self._end}", **binds, **self._binds, mask=self._mask).all()
         for message_id, _due, free in rows:
             if free:
                 self._take(pair.queue, message_id, None)
@@ -285,7 +292,7 @@ class Heads:
         return self._execute("ordered_keys_ready", **binds, mask=self._mask).all()
 
     def _heads_of(self, ids: Sequence[int]) -> Any:
-        return self._execute(f"ordered_heads{self._end}", ids=ids, mask=self._mask).all()
+        return self._execute(f"ordered_heads{self._end}", ids=ids, **self._binds, mask=self._mask).all()
 
     def _execute(self, name: str, **binds: Any) -> Any:
         return self._connection.execute(self._sql[name], binds)

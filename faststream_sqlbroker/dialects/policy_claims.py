@@ -13,11 +13,12 @@ from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Policy, Throttle, Window
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
-from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.ordered import Heads
 from faststream_sqlbroker.dialects.policy_bursts import BurstHeads
 from faststream_sqlbroker.dialects.policy_intake import Intake
-from faststream_sqlbroker.dialects.policy_rows import PolicyRows
+from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
 from faststream_sqlbroker.dialects.policy_slots import Slots
 from faststream_sqlbroker.dialects.policy_sql import Words
 from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
@@ -51,7 +52,7 @@ class PolicyClaims:
             waits.append(0.0)
         rows: list[ClaimedMessage] = []
         gated, more = bool(due), False
-        suspects: dict[int, int] = {}
+        suspects: dict[int, Suspect] = {}
         for queue in wanted.queues:
             ready = [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
             if queue in locked and ready and len(rows) < wanted.limit:
@@ -92,8 +93,9 @@ class _QueueClaim:
         """Whether there is more to look at, at once."""
         self.waits: list[float] = []
         """In how many seconds to look again."""
-        self.suspects: dict[int, int] = {}
-        """Lost leases of suspects that could start, and were left alone: looking at them must not spend slots."""
+        self._suspicion = None if wanted.only is not None else wanted.suspicion
+        self.suspects: dict[int, Suspect] = {}
+        """Suspects that could start, and were left alone: looking at them must not spend slots."""
 
     def run(self, limit: int) -> list[ClaimedMessage]:
         """Lease up to `limit`."""
@@ -104,9 +106,11 @@ class _QueueClaim:
         only = self._wanted.only
         dead = [i for i in self._intake.dead if only in (None, i)][:free]
         self.more |= len(dead) < len(self._intake.dead)
-        chosen = [*dead, *self._starting(min(self._slots.room(free), free - len(dead)))]
-        found = self._lease(chosen)
-        if len(found) < len(chosen):
+        chosen = self._starting(min(self._slots.room(free), free - len(dead)))
+        leased = self._lease(chosen, self._suspicion)
+        self.suspects |= leased.suspects
+        found = [*self._lease(dead, None), *leased]
+        if len(found) + len(leased.suspects) < len(dead) + len(chosen):
             self.waits.append(0.0)  # somebody else has them locked
         self._refuse(found, set(dead))
         if self._bursts is not None:
@@ -126,8 +130,12 @@ class _QueueClaim:
         size = max(LOOKED_AT, 2 * limit)
         chosen = self._choose(size)
         live = self._rows.live(self._connection, self._queue, chosen)
-        if self._wanted.suspects and self._wanted.only is None:
-            self.suspects = {i: live[i].lost for i in chosen if i in live and live[i].lost >= SUSPECT_AFTER}
+        if self._suspicion is not None and self._suspicion.told:
+            self.suspects = {
+                message: suspect
+                for message in chosen
+                if message in live and (suspect := _suspect(live[message], self._suspicion)) is not None
+            }
             chosen = [message for message in chosen if message not in self.suspects]
         starting = self._slots.on_time(chosen, live, limit, at_start=self._one_by_one)
         self.waits += [self._seconds_to(at) for at in self._slots.later]
@@ -150,15 +158,17 @@ class _QueueClaim:
                     self._free = min(self._free, policy.limit - running)
         return self._free
 
-    def _lease(self, chosen: list[int]) -> list[ClaimedMessage]:
+    def _lease(self, chosen: list[int], suspicion: Suspicion | None) -> Claimed:
         """In the order of `chosen`."""
         if not chosen:
-            return []
+            return Claimed()
+        w = self._wanted
         found = self._dialect.claim_ids(
-            self._connection, chosen, [self._queue], self._wanted.lease, self._wanted.token
+            self._connection, chosen, [self._queue], w.lease, w.token, suspicion=suspicion
         )
         rank = {message: n for n, message in enumerate(chosen)}
-        return sorted(found, key=lambda row: rank[row.id])
+        found.sort(key=lambda row: rank[row.id])
+        return found
 
     def _ask_policies(self, limit: int) -> bool:
         """Let each look at what is due, in their order; whether anything may start now."""
@@ -193,18 +203,18 @@ class _QueueClaim:
     def _choose(self, limit: int) -> list[int]:
         """The messages to lease, in order."""
         wanted, before = self._wanted, self._intake.before
-        which = "" if wanted.suspects else "_others"
+        others = None if self._suspicion is None or self._suspicion.told else self._suspicion
         if limit < 1:
             return []
         if wanted.ordered or self._per_key is not None:
-            return self._choose_by_key(limit, which)
+            return self._choose_by_key(limit, others)
         size = limit if self._bursts is None else max(100, 2 * limit)
         due: list[tuple[int, str | None, int]] = []
         for pair in self._pairs:
             if len(due) < size:
                 due += self._rows.due(
                     self._connection, self._queue, pair.priority, before=before, now=self._now, size=size - len(due),
-                    which=which, only=wanted.only,
+                    others=others, only=wanted.only,
                 )  # fmt: skip
         if self._bursts is None:
             return [message for message, _, _ in due]
@@ -213,12 +223,12 @@ class _QueueClaim:
         self.more |= len(due) == size and len(chosen) < limit
         return chosen
 
-    def _choose_by_key(self, limit: int, which: str) -> list[int]:
+    def _choose_by_key(self, limit: int, others: Suspicion | None) -> list[int]:
         heads = Heads(
             self._connection,
             self._dialect.sql,
             limit,
-            end=which,
+            others=others,
             mask=self._intake.before,
             per_key=self._per_key,
         )
@@ -227,7 +237,7 @@ class _QueueClaim:
                 due for pair in self._pairs
                 for due in self._rows.due(
                     self._connection, self._queue, pair.priority, before=self._intake.before, now=self._now, size=1,
-                    which="", only=only,
+                    others=None, only=only,
                 )
             ]  # fmt: skip
             return [
@@ -256,6 +266,10 @@ class _QueueClaim:
 
     def _seconds_to(self, at: int) -> float:
         return max(0.001, (at - self._now) / MICROSECONDS)
+
+
+def _suspect(live: Live, suspicion: Suspicion) -> Suspect | None:
+    return suspicion.of(live.deliveries, live.deliveries - live.lost)
 
 
 def _is_keyed(policy: Policy) -> bool:

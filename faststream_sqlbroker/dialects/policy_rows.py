@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, Text, bindparam
 
 from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import policy_sql
-from faststream_sqlbroker.dialects.base import OTHERS
+from faststream_sqlbroker.dialects.apart import OTHERS, SUSPECT_BINDS
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
@@ -43,6 +44,7 @@ class Live(NamedTuple):
     lost: int
     """Deliveries that ended without an attempt, while it is not leased."""
     expired: bool
+    deliveries: int
 
 
 class PolicyRows:
@@ -59,6 +61,8 @@ class PolicyRows:
         }  # fmt: skip
         for name, text in texts.items():
             used = [bindparam(b, type_=kind()) for b, kind in binds.items() if f":{b}" in text]
+            if "{others}" in text:
+                used += SUSPECT_BINDS
             dialect.add_statement(name, text, *used, others=OTHERS.format(of="m."))
 
     def _run(self, connection: Connection, name: str, **binds: Any) -> Any:
@@ -154,7 +158,14 @@ class PolicyRows:
         )
         return {
             r[0]: Live(
-                r[1], int(r[2]), None if r[3] is None else int(r[3]), as_key(r[4]), r[5], r[6], bool(r[7])
+                r[1],
+                int(r[2]),
+                None if r[3] is None else int(r[3]),
+                as_key(r[4]),
+                r[5],
+                r[6],
+                bool(r[7]),
+                r[8],
             )
             for r in rows
         }
@@ -168,18 +179,22 @@ class PolicyRows:
         before: int,
         now: int,
         size: int,
-        which: str,
+        others: Suspicion | None,
         only: int | None,
     ) -> list[tuple[int, str | None, int]]:
         """Up to `size` messages due by `now`, when the claim began, that have the marks `before`: id, key, due time.
 
-        A burst that has ended since may lack what arrived after the policies looked, and before its end.
+        Without the suspects that `others` tells. A burst that has ended since may lack what arrived after the policies looked, and before its end.
         """
         binds: dict[str, Any] = {
             "queue": queue, "priority": priority, "before": before, "now": now, "size": size,
         }  # fmt: skip
+        which = ""
         if only is not None:
             which, binds["only"] = "_one", only
+        elif others is not None:
+            which = "_others"
+            binds |= others.binds
         rows = self._run(connection, f"policy_due{which}", **binds)
         return [(r[0], as_key(r[1]), int(r[2])) for r in rows]
 

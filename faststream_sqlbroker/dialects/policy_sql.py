@@ -150,7 +150,7 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
         "  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL LIMIT :size) r",
         "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, {w.us('m.acquired_at')},\n"
         f"  {w.open}m.{{key}}{w.close}, m.policy_marks, m.deliveries_count - m.attempts_count,\n"
-        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END\n"
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.deliveries_count + 0\n"  # a number in SQLite, too
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
     }
     return texts | _choices(w, due, marked) | _discards(w, archive=archive)

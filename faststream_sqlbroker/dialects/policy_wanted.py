@@ -6,6 +6,7 @@ from uuid import UUID
 
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.dialects.policy_intake import Looks
 
@@ -24,7 +25,8 @@ class Wanted:
     ordered: bool = False
     keep: bool = True
     """Whether what is discarded is archived."""
-    suspects: bool = True
+    suspicion: Suspicion | None = None
+    """No suspect is leased, unless it is `only`."""
     only: int | None = None
     """Nothing but this message."""
 
@@ -40,8 +42,8 @@ class Claim:
     """Whether nothing more can start before, whatever comes."""
     more: bool = False
     """Whether there is more to look at, at once."""
-    suspects: Mapping[int, int] = field(default_factory=dict)
-    """Lost leases, by id, of messages that could start and were left for a claim of their own."""
+    suspects: Mapping[int, Suspect] = field(default_factory=dict)
+    """By id, messages that could start and were left for a claim of their own."""
 
 
 @dataclass

@@ -22,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from faststream_sqlbroker.core.rows import (
+    Claimed,
     ClaimedMessage,
     Leases,
     NewMessage,
@@ -30,11 +31,12 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import postgresql_sql as sql
+from faststream_sqlbroker.dialects.apart import OTHERS, SUSPECT, SUSPECT_BINDS, apart, statement_end
 from faststream_sqlbroker.dialects.base import (
     CLAIMED_COLUMNS,
     MESSAGE_COLUMNS,
-    OTHERS,
     Dialect,
 )
 from faststream_sqlbroker.dialects.handler_locks import NumberedLocks
@@ -135,9 +137,21 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             lease,
             token,
         )
-        for name, which in (("claim", ""), ("claim_others", OTHERS.format(of="m."))):
-            self.add_statement(name, sql.CLAIM, *binds, columns=columns, which=which)
-        self.add_statement("claim_ids", sql.CLAIM_IDS, ids, queues, lease, token, columns=columns)
+        these = ids, queues, lease, token
+        plain = {"columns": columns, "asked": "", "which": "", "unsuspected": ""}
+        told = {"id": "r.id", "attempts_count": "r.attempts_count", "deliveries_count": "r.deliveries_count"}
+        alone = {
+            **plain,
+            "asked": f", m.id, m.attempts_count, m.deliveries_count,\n      {SUSPECT.format(of='m.')} AS suspect",
+            "unsuspected": " WHERE NOT r.suspect",
+            "told": ", ".join(told.get(name, "NULL") for name in CLAIMED_COLUMNS),
+        }
+        others = {**plain, "which": OTHERS.format(of="m.")}
+        self.add_statement("claim", sql.CLAIM, *binds, **plain)
+        self.add_statement("claim_others", sql.CLAIM, *binds, *SUSPECT_BINDS, **others)
+        self.add_statement("claim_apart", sql.CLAIM_APART, *binds, *SUSPECT_BINDS, **alone)
+        self.add_statement("claim_ids", sql.CLAIM_IDS, *these, **plain)
+        self.add_statement("claim_ids_apart", sql.CLAIM_IDS_APART, *these, *SUSPECT_BINDS, **alone)
 
     def _prepare_settles(self) -> None:
         queues, ids, tokens = _BINDS
@@ -210,14 +224,20 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         lease: float,
         token: UUID,
         *,
-        suspects: bool = True,
-    ) -> list[ClaimedMessage]:
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
         """One statement; pairs are walked lazily until `limit` rows are found."""
-        return self.claiming(pairs, limit, lease, token, suspects=suspects)(connection)
+        return self.claiming(pairs, limit, lease, token, suspicion=suspicion)(connection)
 
     def claiming(
-        self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID, *, suspects: bool = True
-    ) -> Query[list[ClaimedMessage]]:
+        self,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+    ) -> Query[Claimed]:
         """One statement; RETURNING has no order, so the rows are sorted here."""
         binds = {
             "queues": [p.queue for p in pairs],
@@ -226,27 +246,40 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "limit": limit,
             "lease": lease,
             "token": token,
+            **(suspicion.binds if suspicion is not None else {}),
         }
 
-        def read(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
-            claimed = self.claimed(in_order(rows), token)
+        def read(rows: Iterable[Sequence[Any]]) -> Claimed:
+            leased, suspects = apart(rows, suspicion)
+            claimed = Claimed(self.claimed(in_order(leased), token), suspects)
             if len(pairs) > 1:
                 rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
                 claimed.sort(key=lambda m: rank[m.queue, m.priority])
             return claimed
 
-        return Query(self.sql["claim" if suspects else "claim_others"], binds, read)
+        return Query(self.sql["claim" + statement_end(suspicion)], binds, read)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """As everywhere; the statement gives what needs no decoding, or is decoded when somebody looks."""
         return read_claimed(rows, token)
 
     def claim_ids(
-        self, connection: Connection, ids: Sequence[int], queues: Sequence[str], lease: float, token: UUID
-    ) -> list[ClaimedMessage]:
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        queues: Sequence[str],
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
         """One statement."""
         binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
-        return self.claimed(connection.execute(self.sql["claim_ids"], binds), token)
+        if suspicion is None:
+            return Claimed(self.claimed(connection.execute(self.sql["claim_ids"], binds), token))
+        rows = connection.execute(self.sql["claim_ids_apart"], {**binds, **suspicion.binds})
+        leased, suspects = apart(rows, suspicion)
+        return Claimed(self.claimed(leased, token), suspects)
 
     def renew(
         self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False

@@ -95,35 +95,37 @@ UPDATE {message} m
 SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
   lease_expires_at = statement_timestamp() + :lease * interval '1 second',
   deliveries_count = m.deliveries_count + 1
-WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
+WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r{unsuspected}))
 RETURNING {columns}
 """
 
-CLAIM = (
-    """
+# Suspects are met, locked and left: of them the id and the counts are told, and all else is NULL.
+_LEASE_APART = f""", u AS ({_LEASE})
+SELECT * FROM u
+UNION ALL
+SELECT {{told}} FROM r WHERE r.suspect
+"""
+
+_DUE = """
 WITH r AS MATERIALIZED (
-  SELECT x.c
+  SELECT x.*
   FROM unnest(:queues, :priorities, :since) WITH ORDINALITY AS p(queue, priority, since, ord)
   CROSS JOIN LATERAL (
-    SELECT m.ctid AS c FROM {message} m
+    SELECT m.ctid AS c{asked} FROM {message} m
     WHERE m.queue = p.queue AND m.priority = p.priority AND m.state IN ('PENDING', 'RETRYABLE')
       AND m.next_attempt_at BETWEEN coalesce(p.since, '-infinity') AND statement_timestamp(){which}
     ORDER BY m.next_attempt_at, m.id LIMIT :limit FOR UPDATE SKIP LOCKED) x
   LIMIT :limit
 )"""
-    + _LEASE
-)
-
-CLAIM_IDS = (
-    """
+_THESE = """
 WITH r AS MATERIALIZED (
-  SELECT m.ctid AS c FROM {message} m
+  SELECT m.ctid AS c{asked} FROM {message} m
   WHERE m.id = ANY(:ids) AND m.queue = ANY(:queues)
     AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
   FOR UPDATE SKIP LOCKED
 )"""
-    + _LEASE
-)
+CLAIM, CLAIM_APART = _DUE + _LEASE, _DUE + _LEASE_APART
+CLAIM_IDS, CLAIM_IDS_APART = _THESE + _LEASE, _THESE + _LEASE_APART
 
 RENEW = """
 WITH r AS MATERIALIZED (

@@ -14,8 +14,10 @@ from sqlalchemy import Connection, null, text, update
 
 from faststream_sqlbroker.core.headers import load_text
 from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair, ReadyPairs
+from faststream_sqlbroker.core.rows import Claimed, NewMessage, ReadyPair, ReadyPairs
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.dialects.apart import SUSPECT, apart, statement_end
 from faststream_sqlbroker.dialects.base import NEEDED_TIMES
 from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
@@ -44,10 +46,16 @@ _INSERT_ROW = (
 )
 
 _CLAIMABLE = "m.state IN ('PENDING', 'RETRYABLE')"
-_CLAIM = """
+_LEASED = {
+    "state": "'PROCESSING'",
+    "acquired_at": "{now}",
+    "lease_token": ":token",
+    "lease_expires_at": "{now} + :lease",
+    "deliveries_count": "deliveries_count + 1",
+}
+_CLAIM_SETTING = """
 UPDATE {message}
-SET state = 'PROCESSING', acquired_at = {now}, lease_token = :token, lease_expires_at = {now} + :lease,
-  deliveries_count = deliveries_count + 1
+SET $SET
 WHERE id IN (
   SELECT m.id FROM {source}
   WHERE {of} AND m.state IN ('PENDING', 'RETRYABLE')
@@ -55,6 +63,16 @@ WHERE id IN (
   LIMIT :limit)
 RETURNING {columns}
 """
+
+_CLAIM = _CLAIM_SETTING.replace("$SET", ",\n  ".join(f"{name} = {value}" for name, value in _LEASED.items()))
+# Suspects stay as they are, and are told by an acquired_at of NULL.
+_CLAIM_APART = _CLAIM_SETTING.replace(
+    "$SET",
+    ",\n  ".join(
+        f"{name} = CASE WHEN {SUSPECT.format(of='')}\n    THEN {'NULL' if name == 'acquired_at' else name} ELSE {value} END"
+        for name, value in _LEASED.items()
+    ),
+)
 
 # CROSS JOIN keeps the order of the pairs, the index that of their rows: nothing behind the limit is read, which
 # ORDER BY, not knowing either, would read and sort.
@@ -214,7 +232,7 @@ class SqliteDialect(SqliteErrors, StepDialect):
         }
         columns = ", ".join(as_bytes.get(name, name) for name in self.claimed_columns.split(", "))
         due, these = ({k: v.format(**self.names) for k, v in words.items()} for words in (_DUE, _THESE))
-        self.prepare_claims(_CLAIM, columns, due, these, of="m.")
+        self.prepare_claims(_CLAIM, columns, due, these, of="m.", apart=_CLAIM_APART)
         self.handler_locks = MarkedLocks(self, "")
         self.prepare_ordered(_ORDERED, "INDEXED BY {}")
         self.scheduled = PolicyClaims(self, sqlite_words(NOW))
@@ -309,24 +327,35 @@ class SqliteDialect(SqliteErrors, StepDialect):
         lease: float,
         token: UUID,
         *,
-        suspects: bool = True,
-    ) -> list[ClaimedMessage]:
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
         """One statement; the pairs are walked until `limit` rows are found."""
         self.mend_due_times(connection, pairs)
-        binds = {"pairs": json.dumps([(p.queue, p.priority) for p in pairs]), "limit": limit}
-        statement = "claim" if suspects else "claim_others"
-        found = self.find(connection, statement, binds | lease_binds(lease, token), token)
+        ranked = json.dumps([(p.queue, p.priority) for p in pairs])
+        binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
+        binds |= lease_binds(lease, token)
+        found = self.find(connection, "claim", binds, token, suspicion)
         rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
-        return sorted(found, key=lambda m: rank[m.queue, m.priority])
+        found.sort(key=lambda m: rank[m.queue, m.priority])
+        return found
 
     def find(
-        self, connection: Connection, statement: str, binds: dict[str, Any], token: UUID
-    ) -> list[ClaimedMessage]:
+        self,
+        connection: Connection,
+        statement: str,
+        binds: dict[str, Any],
+        token: UUID,
+        suspicion: Suspicion | None,
+    ) -> Claimed:
         """One UPDATE … RETURNING, which leases too."""
-        rows = self.claimed(connection.execute(self.sql[statement], binds).all(), token)
+        if suspicion is not None:
+            statement += "_apart" if statement == "claim_ids" else statement_end(suspicion)
+            binds = binds | suspicion.binds
+        leased, suspects = apart(connection.execute(self.sql[statement], binds).all(), suspicion)
+        rows = self.claimed(leased, token)
         if self._unusable:
             self._mend_times(connection)
-        return sorted(rows, key=lambda m: (m.next_attempt_at, m.id))
+        return Claimed(sorted(rows, key=lambda m: (m.next_attempt_at, m.id)), suspects)
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
         """One UPDATE."""

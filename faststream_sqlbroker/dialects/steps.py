@@ -15,6 +15,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, bindparam, text
 
 from faststream_sqlbroker.core.rows import (
+    Claimed,
     ClaimedMessage,
     Leases,
     NewMessage,
@@ -23,8 +24,10 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import ordered_sql
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, OTHERS, Dialect
+from faststream_sqlbroker.dialects.apart import OTHERS
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect
 from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.sizes import parts_that_fit
@@ -59,17 +62,27 @@ class StepDialect(Dialect):
             self.add_statement("archive", archive, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
 
     def prepare_claims(
-        self, claim: str, columns: str, due: Mapping[str, str], these: Mapping[str, str], of: str = ""
+        self,
+        claim: str,
+        columns: str,
+        due: Mapping[str, str],
+        these: Mapping[str, str],
+        *,
+        of: str = "",
+        apart: str | None = None,
     ) -> None:
         """Keep the claims made of `claim`, a text with `{columns}` and `{which}`, and names of the subclass's own.
 
         `due` fills those in for a claim of what is due, `these` for one of `ids` in `queues`; `of` is the table's alias
-        with its dot, or nothing.
+        with its dot, or nothing. `apart` is the claim that leaves suspects, where it leases what it finds.
         """
         self.add_statement("claim", claim, columns=columns, which="", **due)
         self.add_statement("claim_others", claim, columns=columns, which=OTHERS.format(of=of), **due)
         lists: Any = [bindparam(name, expanding=True) for name in ("ids", "queues")]
         self.add_statement("claim_ids", claim, *lists, columns=columns, which="", **these)
+        if apart is not None:
+            self.add_statement("claim_apart", apart, columns=columns, which="", **due)
+            self.add_statement("claim_ids_apart", apart, *lists, columns=columns, which="", **these)
 
     def prepare_ordered(self, words: dict[str, str], hint: str, keys: str = ordered_sql.KEYS) -> None:
         """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for the rest."""
@@ -171,22 +184,37 @@ class StepDialect(Dialect):
 
     @abstractmethod
     def find(
-        self, connection: Connection, statement: str, binds: dict[str, Any], token: UUID
-    ) -> list[ClaimedMessage]:
-        """Lock (or lease at once) what `statement` finds; in the order of due time and id."""
+        self,
+        connection: Connection,
+        statement: str,
+        binds: dict[str, Any],
+        token: UUID,
+        suspicion: Suspicion | None,
+    ) -> Claimed:
+        """Lock (or lease at once) what `statement` finds, but no suspects; in the order of due time and id."""
 
     def take(self, connection: Connection, found: list[ClaimedMessage], lease: float, token: UUID) -> None:
         """Lease what was found, where finding did not."""
 
     def claim_ids(
-        self, connection: Connection, ids: Sequence[int], queues: Sequence[str], lease: float, token: UUID
-    ) -> list[ClaimedMessage]:
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        queues: Sequence[str],
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
         """As `claim`, of these rows."""
-        found: list[ClaimedMessage] = []
+        found = Claimed()
         for part in chunks(sorted(ids)):
             for names in chunks(queues):
-                binds = {"ids": list(part), "queues": list(names), "limit": len(part)}
-                found += self.find(connection, "claim_ids", binds | lease_binds(lease, token), token)
+                binds: dict[str, Any] = {"ids": list(part), "queues": list(names), "limit": len(part)}
+                binds |= lease_binds(lease, token)
+                rows = self.find(connection, "claim_ids", binds, token, suspicion)
+                found += rows
+                found.suspects |= rows.suspects
         self.take(connection, found, lease, token)
         return found
 

@@ -78,7 +78,7 @@ def take(
 
 def _claim_one(
     dialect: Dialect, connection: Connection, pairs: Sequence[ReadyPair], lease: float, token: UUID
-) -> list[ClaimedMessage]:
+) -> Sequence[ClaimedMessage]:
     due = [pair for pair in pairs if pair.due_in <= 0]
     return dialect.claim(connection, due, 1, lease, token) if due else []
 

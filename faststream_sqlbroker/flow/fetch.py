@@ -8,7 +8,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
@@ -56,6 +57,7 @@ class Fetcher:
         self._not_before = float("-inf")
         self._look_again = True
         self._isolation = Isolation()
+        self._suspicion = Suspicion.under(settings.max_deliveries)
         self._cursors, self._memory, self._gated = Cursors(), Memory(), False
         self._more = False
         self._shares = Shares(settings.queues, settings.weights) if settings.weights else None
@@ -114,29 +116,28 @@ class Fetcher:
         limit = self.room()
         if limit < self._worthwhile():
             return self._wait_for_room()
-        rows, again = await self._claim_ready(limit, suspects=turn is Turn.ANY)
-        kept = self._isolation.sort_out(rows, now)
-        if len(kept) < len(rows):
-            ours = {row.id for row in kept}
-            # Written before a suspect starts (`alone`): were the process to die of it, they would be charged too.
-            self._inflight.add_and_give_back([row for row in rows if row.id not in ours])
-        self._add(kept)
-        wait = self._next_wait(len(rows), limit, again, took=monotonic() - now)
+        suspicion = self._suspicion
+        if suspicion is not None and turn is Turn.OTHERS:
+            suspicion = suspicion.untold()
+        rows, again = await self._claim_ready(limit, suspicion)
+        self._isolation.met(rows.suspects, now)
+        if not _met(rows):
+            self._isolation.nothing_else(now)
+        self._add(rows)
+        wait = self._next_wait(_met(rows), limit, again, took=monotonic() - now)
         return 0.0 if self._isolation.waits(monotonic()) else wait
 
-    async def _claim_ready(
-        self, limit: int, *, suspects: bool
-    ) -> tuple[Sequence[ClaimedMessage], float | None]:
+    async def _claim_ready(self, limit: int, suspicion: Suspicion | None) -> tuple[Claimed, float | None]:
         ready, hinted = self.ready, self._hinted
         self._hinted = None
         if self._settings.policies:
-            return await self._claim_scheduled(limit, suspects=suspects)
+            return await self._claim_scheduled(limit, suspicion)
         if self._unlooked or self._settings.ordered:
             # Not twice without a look between: a pair that nobody knows yet may be of a higher priority.
             hinted = None
         if ready.slow or hinted is not None:
             self._unlooked = True
-            rows, again = await self._claim(self._known(hinted), limit, suspects=suspects)
+            rows, again = await self._claim(self._known(hinted), limit, suspicion)
             if ready.slow or rows:
                 return rows, again
         if self._look_again or ready.age >= LOOK_INTERVAL:
@@ -147,7 +148,7 @@ class Fetcher:
                 if ready.slow:
                     self.on_slow()
         due = ready.due()
-        return await self._claim(due, limit, suspects=suspects) if due else ((), None)
+        return await self._claim(due, limit, suspicion) if due else (Claimed(), None)
 
     def _known(self, hinted: frozenset[str] | None) -> list[ReadyPair]:
         # Without a look in between, queues with nothing new would be left out for long; shares take them to be empty.
@@ -156,33 +157,33 @@ class Fetcher:
         return self.ready.known(hinted)
 
     async def _claim(
-        self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
-    ) -> tuple[Sequence[ClaimedMessage], float | None]:
+        self, due: Sequence[ReadyPair], limit: int, suspicion: Suspicion | None
+    ) -> tuple[Claimed, float | None]:
         """The rows, and in how many seconds to look again, if the claim knows."""
         if self._shares is None:
-            return await self._claim_in_order(due, limit, suspects=suspects)
+            return await self._claim_in_order(due, limit, suspicion)
         due = self._shares.order_pairs(due)
-        rows, again = await self._claim_in_order(due, limit, suspects=suspects)
-        self._shares.claimed([pair.queue for pair in due], rows, more=len(rows) >= limit or again == 0)
+        rows, again = await self._claim_in_order(due, limit, suspicion)
+        self._shares.claimed([pair.queue for pair in due], rows, more=_met(rows) >= limit or again == 0)
         return rows, again
 
     async def _claim_in_order(
-        self, due: Sequence[ReadyPair], limit: int, *, suspects: bool
-    ) -> tuple[Sequence[ClaimedMessage], float | None]:
+        self, due: Sequence[ReadyPair], limit: int, suspicion: Suspicion | None
+    ) -> tuple[Claimed, float | None]:
         lease = self._settings.release_stuck_timeout
         with self._noting_the_unanswered() as token:
             if self._settings.ordered:
                 rows, again, self._cursors = await self._store.claim_ordered(
-                    due, limit, lease, token, self._cursors, suspects=suspects
+                    due, limit, lease, token, self._cursors, suspicion=suspicion
                 )
                 return rows, again
-            rows = await self._store.claim(due, limit, lease, token, suspects=suspects)
+            rows = await self._store.claim(due, limit, lease, token, suspicion=suspicion)
         self.ready.claimed(due, rows)
         return rows, None
 
     async def _claim_scheduled(
-        self, limit: int, *, suspects: bool = True, only: int | None = None
-    ) -> tuple[Sequence[ClaimedMessage], float | None]:
+        self, limit: int, suspicion: Suspicion | None, *, only: int | None = None
+    ) -> tuple[Claimed, float | None]:
         """As `_claim`, under the subscriber's policies."""
         s, queues = self._settings, self.ready.queues_in_turn()
         if self._shares is not None:
@@ -190,19 +191,18 @@ class Fetcher:
         with self._noting_the_unanswered() as token:
             wanted = Wanted(
                 queues, limit, s.release_stuck_timeout, token, s.policies, s.ordered,
-                s.retain_in_archive_on_reject, suspects, only,
+                s.retain_in_archive_on_reject, suspicion, only,
             )  # fmt: skip
             claim, self._memory = await self._store.policies.claim(wanted, self._memory)
         self._gated, self._more = claim.gated, claim.more
-        self._isolation.note(claim.suspects, monotonic())
         if self._shares is not None and only is None:
             self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
-        return claim.rows, claim.again
+        return Claimed(claim.rows, claim.suspects), claim.again
 
     async def _claim_suspect(self, *, alone: bool) -> None:
-        s, message_id = self._settings, self._isolation.next_suspect(monotonic())
+        s, message_id = self._settings, self._isolation.next_suspect(monotonic(), alone=alone)
         if s.policies:
-            rows, _ = await self._claim_scheduled(1, only=message_id)
+            rows, _ = await self._claim_scheduled(1, None, only=message_id)
         else:
             with self._noting_the_unanswered() as token:
                 lease, queues = s.release_stuck_timeout, self._member.open
@@ -278,3 +278,8 @@ class Fetcher:
         if self.ready.slow:
             limits.append(SLOW_IDLE_WAIT)
         return float(min([wait, *self.ready.next_due(), *limits]))
+
+
+def _met(rows: Claimed) -> int:
+    """How much of its room a claim has used."""
+    return len(rows) + len(rows.suspects)

@@ -1,18 +1,21 @@
 """Keep a message that may have killed its process away from the others.
 
 A process that dies costs every message it held a delivery. Without care, the neighbours of a poison message
-would reach the delivery limit together with it, unhandled. So a message with two or more lost leases, a
-suspect, runs alone: only in a process that holds nothing else, one at a time, those with the fewest losses
-first (most of them are neighbours). The price is bounded. The rest waits at most `ALONE` seconds for a
-suspect that runs, and then has at least as long, and `SLICE` seconds, for itself; it waits at most `HOLD`
-seconds of every `HOLD` + `PAUSE` for the process to become free. A suspect that has waited `PATIENCE`
-seconds runs in company.
+would reach the delivery limit together with it, unhandled. So a message with two or more lost leases (with
+`max_deliveries` 2 one), or with a single delivery left, a suspect, runs alone: only where its subscriber holds nothing else,
+one at a time, those with the fewest losses first (most of them are neighbours). No claim leases a suspect together
+with others, which would charge it with what they do; it is told of it (`core.suspects`). The price is bounded. The
+rest waits at most `ALONE` seconds for a suspect that runs, and then has at least as long, and `SLICE` seconds, for
+itself; it waits at most `HOLD` seconds of every `HOLD` + `PAUSE` for the process to become free. A suspect that has
+waited `PATIENCE` seconds runs in company, unless it has a single delivery left: for that, each wait is twice as long
+as the one before, and so is the pause after it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 
-from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.suspects import Suspect
 
 ALONE = 10.0
 """Seconds a suspect may keep everything else waiting; what kills its process does so soon."""
@@ -42,9 +45,11 @@ class Isolation:
 
     def __init__(self) -> None:
         """Nothing is suspected."""
-        self._known: dict[int, tuple[int, float]] = {}  # id → lost leases, when it was first seen
+        self._known: dict[int, tuple[Suspect, float]] = {}  # id → what it is, when it was first seen
         self._started_at: float | None = None
         self._hold_until: float | None = None
+        self._hold = HOLD
+        """The length of the last hold."""
         self._others_until = float("-inf")
 
     def turn(self, *, alone: bool, now: float) -> Turn:
@@ -62,19 +67,20 @@ class Isolation:
             self._hold_until = None
             return Turn.SUSPECT
         if self._hold_until is None:
-            self._hold_until = now + HOLD
+            self._hold = 2 * self._hold if self._old(now) else HOLD
+            self._hold_until = now + self._hold
         if now < self._hold_until:
             return Turn.DRAIN
-        self._hold_until, self._others_until = None, now + PAUSE
+        self._hold_until, self._others_until = None, now + max(PAUSE, self._hold)
         return Turn.OTHERS
 
     def waits(self, now: float) -> bool:
         """Whether a suspect waits for its turn, and the rest has had its time."""
         return bool(self._known) and now >= self._others_until
 
-    def next_suspect(self, now: float) -> int:
-        """The id of the suspect with the fewest losses (of those without patience, if any); it is no longer known."""
-        candidates = self._impatient(now) or self._known
+    def next_suspect(self, now: float, *, alone: bool) -> int:
+        """The id of the suspect with the fewest losses (of those that are old, if any); it is no longer known."""
+        candidates = (self._old(now) or self._known) if alone else self._impatient(now)
         chosen = min(candidates, key=lambda i: self._known[i])
         del self._known[chosen]
         return chosen
@@ -82,21 +88,21 @@ class Isolation:
     def started(self, *, alone: bool, now: float) -> None:
         """A suspect has been claimed."""
         if alone:
-            self._started_at = now
+            self._started_at, self._hold = now, HOLD
 
-    def sort_out(self, rows: Sequence[ClaimedMessage], now: float) -> Sequence[ClaimedMessage]:
-        """Take note of the suspects among `rows`, which are to be given back; the others."""
-        if not rows:
-            self._others_until = now  # there are no others
-        suspects = {row.id: lost_leases(row) for row in rows if lost_leases(row) >= SUSPECT_AFTER}
-        self.note(suspects, now)
-        return [row for row in rows if row.id not in suspects] if suspects else rows
+    def met(self, suspects: Mapping[int, Suspect], now: float) -> None:
+        """A claim has met `suspects`."""
+        for message_id, suspect in suspects.items():
+            _, first_seen = self._known.get(message_id, (suspect, now))
+            self._known[message_id] = (suspect, first_seen)
 
-    def note(self, suspects: Mapping[int, int], now: float) -> None:
-        """Know suspects by the leases they have lost."""
-        for message_id, lost in suspects.items():
-            _, first_seen = self._known.get(message_id, (lost, now))
-            self._known[message_id] = (lost, first_seen)
+    def nothing_else(self, now: float) -> None:
+        """There are no others than suspects."""
+        self._others_until = now
+
+    def _old(self, now: float) -> list[int]:
+        return [i for i, (_, first_seen) in self._known.items() if now - first_seen >= PATIENCE]
 
     def _impatient(self, now: float) -> list[int]:
-        return [i for i, (_, first_seen) in self._known.items() if now - first_seen >= PATIENCE]
+        """Those who run in company by now."""
+        return [i for i in self._old(now) if not self._known[i][0].last]

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.core.rows import (
-    ClaimedMessage,
+    Claimed,
     Leases,
     NewMessage,
     ReadyPair,
@@ -22,6 +22,7 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.core.settle import needed_to_write
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import Dialect, dialect_for
 from faststream_sqlbroker.dialects.access import find_lacks, missing_tables
 from faststream_sqlbroker.dialects.ordered import Cursors
@@ -159,16 +160,22 @@ class Store:
         return await self._consuming.run(self.dialect.looking(queues), self._places, write=False)
 
     async def claim(
-        self, pairs: Sequence[ReadyPair], limit: int, lease: float, token: UUID, *, suspects: bool = True
-    ) -> list[ClaimedMessage]:
+        self,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
         """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due time, id.
 
-        Without `suspects`, those that have lost `core.rows.SUSPECT_AFTER` leases or more are left alone.
+        With `suspicion` no suspect is leased, which is to run alone.
         """
         if not pairs or limit < 1:
-            return []
+            return Claimed()
         return await self._consuming.run(
-            self.dialect.claiming(pairs, limit, lease, token, suspects=suspects), self._places
+            self.dialect.claiming(pairs, limit, lease, token, suspicion=suspicion), self._places
         )
 
     async def claim_ordered(
@@ -179,8 +186,8 @@ class Store:
         token: UUID,
         cursors: Cursors,
         *,
-        suspects: bool = True,
-    ) -> tuple[list[ClaimedMessage], float | None, Cursors]:
+        suspicion: Suspicion | None = None,
+    ) -> tuple[Claimed, float | None, Cursors]:
         """As `claim`, of each key only its first live message, and only while none of them is leased.
 
         Returns:
@@ -188,17 +195,17 @@ class Store:
             cursors for that.
         """
         if not pairs or limit < 1:
-            return [], None, cursors
+            return Claimed(), None, cursors
 
-        def claim(connection: Connection) -> tuple[list[ClaimedMessage], float | None, Cursors]:
+        def claim(connection: Connection) -> tuple[Claimed, float | None, Cursors]:
             moved, ordered = cursors.copy(), self.dialect.ordered
-            return *ordered.claim(connection, pairs, limit, lease, token, moved, suspects=suspects), moved
+            return *ordered.claim(connection, pairs, limit, lease, token, moved, suspicion=suspicion), moved
 
         return await self._consuming.run(claim, self._places)
 
     async def claim_one(
         self, message_id: int, queues: Sequence[str], lease: float, token: UUID, *, ordered: bool = False
-    ) -> list[ClaimedMessage]:
+    ) -> Claimed:
         """Lease this row, if it is due in one of `queues`, nobody holds it, and with `ordered` it comes first."""
         if ordered:
             claim = self.dialect.ordered.claim_one

@@ -8,6 +8,8 @@ import pytest
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.rows import NewMessage, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import LEASE, Bench, done
@@ -251,3 +253,44 @@ async def test_what_was_due_before_2000_comes_first(bench: Bench) -> None:
     claimed = await bench.claim(10)
     assert [int(row.payload) for row in claimed] == sorted(years)
     assert [row.next_attempt_at.year for row in claimed] == sorted(years)
+
+
+async def test_f6_a_claim_leaves_and_tells_what_must_run_alone(bench: Bench) -> None:
+    """Nothing is charged together with others on its last delivery; a claim of its own leases it."""
+    ids = await bench.put(6)
+    for message_id, deliveries, attempts in ((ids[0], 1, 0), (ids[2], 1, 1), (ids[4], 2, 0)):
+        await bench.execute(
+            f"UPDATE message SET deliveries_count = {deliveries}, attempts_count = {attempts} WHERE id = {message_id}"
+        )
+    suspicion, before = Suspicion.under(2), await bench.rows()
+    assert suspicion is not None
+    pairs = await bench.store.ready_pairs(["q"])
+    claimed = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspicion=suspicion)
+    assert [row.id for row in claimed] == [ids[1], ids[3]], "suspects take room, so that they are found"
+    assert claimed.suspects == {ids[0]: Suspect(1, last=True), ids[2]: Suspect(0, last=True)}
+    after = await bench.rows()
+    assert [after[n] for n in (0, 2, 4, 5)] == [before[n] for n in (0, 2, 4, 5)]
+    others = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspicion=suspicion.untold())
+    assert [row.id for row in others] == [ids[4], ids[5]], "what is over the limit just ends"
+    assert others.suspects == {}
+    [alone] = await bench.store.claim_one(ids[0], ["q"], LEASE, uuid4())
+    assert (alone.id, alone.deliveries_count) == (ids[0], 2)
+    assert [row.id for row in await bench.store.claim(pairs, 4, LEASE, uuid4())] == [ids[2]]
+
+
+async def test_f6_so_does_a_claim_in_order(bench: Bench) -> None:
+    """And its key waits for it."""
+    first, second = await bench.put(2, key="a")
+    [other] = await bench.put(1, key="b")
+    await bench.execute(f"UPDATE message SET deliveries_count = 1 WHERE id = {first}")
+    pairs = await bench.store.ready_pairs(["q"])
+    rows, again, _ = await bench.store.claim_ordered(
+        pairs, 10, LEASE, uuid4(), Cursors(), suspicion=Suspicion.under(2)
+    )
+    assert [row.id for row in rows] == [other]
+    assert rows.suspects == {first: Suspect(1, last=True)}
+    assert again is None
+    assert [r["state"] for r in await bench.rows()] == ["PENDING", "PENDING", "PROCESSING"]
+    [alone] = await bench.store.claim_one(first, ["q"], LEASE, uuid4(), ordered=True)
+    assert alone.deliveries_count == 2
+    assert second

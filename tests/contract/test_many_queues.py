@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, bindparam, text
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.mysql_queues import FEW_PAIRS, FIRST_ROWS
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import LEASE, Bench
@@ -88,7 +89,7 @@ async def test_suspects_are_left_alone_in_many_pairs(bench: Bench) -> None:
         await connection.execute(marked.bindparams(bindparam("ids", expanding=True)), {"ids": suspects})
     others = {pair: ids[1:] for pair, ids in due.items()}
     pairs = await bench.store.ready_pairs(QUEUES)
-    claimed = await bench.store.claim(pairs, 100, LEASE, uuid4(), suspects=False)
+    claimed = await bench.store.claim(pairs, 100, LEASE, uuid4(), suspicion=Suspicion(told=False))
     assert [m.id for m in claimed] == first(pairs, others, 100)
 
 

@@ -10,17 +10,22 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.ordered import FREE_PAGE, WINDOW, Cursors
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import LEASE, Bench, done
 
 
 async def claim(
-    bench: Bench, limit: int = 10, *queues: str, cursors: Cursors | None = None, suspects: bool = True
+    bench: Bench,
+    limit: int = 10,
+    *queues: str,
+    cursors: Cursors | None = None,
+    suspicion: Suspicion | None = None,
 ) -> tuple[list[ClaimedMessage], float | None, Cursors]:
     pairs = [p for p in await bench.store.ready_pairs(queues or ("q",)) if p.due_in <= 0]
     given = cursors or Cursors()
-    return await bench.store.claim_ordered(pairs, limit, LEASE, uuid4(), given, suspects=suspects)
+    return await bench.store.claim_ordered(pairs, limit, LEASE, uuid4(), given, suspicion=suspicion)
 
 
 async def ids(bench: Bench, limit: int = 10, *queues: str) -> list[int]:
@@ -247,7 +252,7 @@ async def test_suspects_are_left_alone_and_hold_their_key(bench: Bench) -> None:
     await bench.put(2, key="a")
     [b] = await bench.put(1, key="b")
     await bench.execute(f"UPDATE message SET deliveries_count = 2 WHERE {bench.quoted('key')} = 'a'")
-    rows, _, _ = await claim(bench, suspects=False)
+    rows, _, _ = await claim(bench, suspicion=Suspicion(told=False))
     assert [row.id for row in rows] == [b]
 
 

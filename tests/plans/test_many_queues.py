@@ -137,6 +137,7 @@ STEPS = {
     ],
     "claim": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
     "claim_others": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
+    "claim_apart": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
     "release_stuck": ["SEARCH m USING INDEX message_leased (queue=? AND lease_expires_at<?)"],
     "release_claim": ["SEARCH m USING INDEX message_leased (queue=?)"],
 }

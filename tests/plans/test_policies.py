@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Policy, Throttle, Window
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.mysql import MysqlDialect
 from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.schema.migrate import create_all
@@ -53,7 +54,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "claim": {"queues": ["q"] * 3, "priorities": [2, 1, 0], "since": [None] * 3, "limit": 100, "lease": 60.0},
     "policy_arrivals": {**ONE, "before": 0, "own": 2, "since": 0, "size": 5000},
     "policy_due": {**ONE, "before": 0, "now": LATER, "size": 100},
-    "policy_due_others": {**ONE, "before": 0, "now": LATER, "size": 100},
+    "policy_due_others": {**ONE, "before": 0, "now": LATER, "size": 100, **Suspicion().binds},
     "policy_running": {"queue": "q", "size": 100},
     "ordered_window": {**ONE, "size": 100, "mask": 0},
 }

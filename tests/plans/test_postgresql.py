@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.dialects.postgresql import asyncpg
 
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.postgresql import PostgresqlDialect
 from tests.plans.conftest import TABLES
 
@@ -76,12 +77,16 @@ def test_the_loose_scan(crowded: Engine) -> None:
         check(plan, indexes={"message_ready"}, buffers=100)
 
 
+CLAIMS = ("claim", "claim_apart", "claim_others")
+
+
+@pytest.mark.parametrize("name", CLAIMS)
 @pytest.mark.parametrize("limit", [1, 100])
-def test_claim(crowded: Engine, limit: int) -> None:
+def test_claim(crowded: Engine, limit: int, name: str) -> None:
     """Updating 100 rows touches their pages and four indexes; reading them must add little."""
     with crowded.connect() as connection:
-        binds = {"limit": limit, "lease": 60.0, "token": uuid4()}
-        plan = explain(connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds)
+        binds = {"limit": limit, "lease": 60.0, "token": uuid4(), **Suspicion().binds}
+        plan = explain(connection, name, queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds)
         check(plan, indexes={"message_ready"}, buffers=60 + 40 * limit)
         reading = next(n for n in nodes(plan) if n.get("Index Name") == "message_ready")
         assert reading["Actual Rows"] * reading["Actual Loops"] <= limit + 2
@@ -196,7 +201,7 @@ def one_key(crowded: Engine) -> Engine:
 
 ORDERED: dict[str, dict[str, Any]] = {
     "ordered_window": {"queue": "o", "priority": 0, "size": SIZE, "mask": 0},
-    "ordered_window_others": {"queue": "o", "priority": 0, "size": SIZE, "mask": 0},
+    "ordered_window_others": {"queue": "o", "priority": 0, "size": SIZE, "mask": 0, **Suspicion().binds},
     "ordered_keys": {"queue": "o", "start": "", "size": SIZE},
     "ordered_free": {"queue": "o", "priority": 0, "size": 1000, "due": "2000-01-01", "id": 0, "mask": 0},
     "ordered_busy": {"queue": "o"},

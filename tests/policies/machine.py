@@ -15,7 +15,8 @@ from hypothesis.stateful import (
 )
 
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
 from faststream_sqlbroker.dialects.policy_wanted import Claim
 from tests.policies.world import PROCESSES, World, microseconds, outcome
 
@@ -48,7 +49,7 @@ class Message:
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be what has killed its process: where leases spend slots, it is claimed by itself only."""
+        """Whether it may be what has killed its process: it is claimed by itself only."""
         return self.lost >= SUSPECT_AFTER
 
     def expired(self, now: int) -> bool:

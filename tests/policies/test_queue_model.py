@@ -71,9 +71,9 @@ class QueueMachine(Machine):
             if not only_goes:
                 heads += 1
                 running[message.key] += 1
-            if not (self.throttles and message.suspect):
-                found.append(message.id)
-        return found[:room]
+            found.append(message.id)
+        others = [i for i in found if not (self.throttles and self.live[i].suspect)][:room]
+        return [i for i in others if not self.live[i].suspect]
 
     def check(self, claim: Claim, limit: int) -> None:
         room = limit

@@ -14,6 +14,7 @@ from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Postp
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import policy_intake
 from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -105,7 +106,7 @@ class World:
 
     def claim(self, process: int, limit: int) -> Claim:
         """What one of the processes leases."""
-        wanted = Wanted([QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered)
+        wanted = Wanted([QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered, suspicion=Suspicion())
         claim, self.memories[process] = self.run(self.store.policies.claim(wanted, self.memories[process]))
         return claim
 

@@ -102,6 +102,39 @@ async def test_a_message_that_kills_its_process_ends_in_the_dead_letters(fleet: 
     assert await fleet.count("state = 'COMPLETED'", archive=True) == 2
 
 
+async def test_f6_with_two_deliveries_no_neighbour_of_a_poison_message_is_lost(fleet: Fleet) -> None:
+    """Neither those that were leased with it and never started, nor those that meet another one later."""
+    neighbours = 5
+    await fleet.publish(1 + neighbours)
+    options = {
+        "max_deliveries": 2, "max_workers": 1, "release_stuck_timeout": 10, "release_stuck_interval": 0.1,
+        "retry_strategy": None,
+    }  # fmt: skip
+    deaths = 0
+    for _ in range(8):
+        worker = fleet.start("poison", **options)
+        await eventually(
+            lambda worker=worker: worker.poll() is not None or _is_settled(fleet), timeout=30, step=0.05
+        )
+        if worker.poll() is None:
+            break
+        deaths += 1
+        if deaths == 1:
+            assert await fleet.count("deliveries_count = 1") >= 1
+            await fleet.publish(1)  # another poison message, fresh
+        await fleet.expire()
+    await fleet.settled(2 + neighbours)
+    await fleet.stop()
+    rows = await fleet.rows(archive=True)
+    dead = [r for r in rows if r["payload"] == b"0"]
+    assert [(r["state"], r["reason"], r["deliveries_count"]) for r in dead] == [
+        ("FAILED", "max_deliveries", 3)
+    ] * 2
+    assert {r["state"] for r in rows if r["payload"] != b"0"} == {"COMPLETED"}
+    assert fleet.total() == {0: 4, **dict.fromkeys(range(1, 1 + neighbours), 1)}
+    assert deaths == 4
+
+
 async def _is_settled(fleet: Fleet) -> bool:
     return await fleet.count() == 0
 

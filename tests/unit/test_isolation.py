@@ -3,16 +3,19 @@
 from datetime import datetime, timezone
 from uuid import uuid4
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.core.rows import SUSPECT_AFTER, ClaimedMessage
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage
+from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.flow.isolation import ALONE, HOLD, PATIENCE, PAUSE, Isolation, Turn, lost_leases
 
 NOW = datetime.now(timezone.utc)
 
 
 def row(number: int, lost: int, attempts: int = 0) -> ClaimedMessage:
+    """As it is found, before it is charged."""
     return ClaimedMessage(
         number,
         "q",
@@ -21,7 +24,7 @@ def row(number: int, lost: int, attempts: int = 0) -> ClaimedMessage:
         0,
         None,
         attempts,
-        attempts + lost + 1,
+        attempts + lost,
         1,
         NOW,
         NOW,
@@ -33,52 +36,90 @@ def row(number: int, lost: int, attempts: int = 0) -> ClaimedMessage:
     )
 
 
-def numbers(rows: object) -> list[int]:
-    return [r.id for r in rows]  # type: ignore[attr-defined]
+def met(isolation: Isolation, now: float, *suspects: tuple[int, int]) -> None:
+    """Suspects by number, with their losses; all have deliveries left."""
+    isolation.met({number: Suspect(lost) for number, lost in suspects}, now)
 
 
 def test_retries_are_no_losses() -> None:
-    assert lost_leases(row(1, 0, attempts=7)) == 0
-    isolation = Isolation()
-    assert numbers(isolation.sort_out([row(1, 1), row(2, 0, 9)], 0.0)) == [1, 2]
-    assert isolation.turn(alone=True, now=0.0) is Turn.ANY
-    assert not isolation.waits(0.0)
+    charged = row(1, 0, attempts=7)
+    charged.deliveries_count += 1
+    assert lost_leases(charged) == 0
+    found = Claimed.without_suspects([row(1, 1), row(2, 0, 9), row(3, 2), row(4, 3, 1)], Suspicion())
+    assert [r.id for r in found] == [1, 2]
+    assert found.suspects == {3: Suspect(2), 4: Suspect(3)}
+    untold = Claimed.without_suspects([row(1, 1), row(3, 2)], Suspicion().untold())
+    assert ([r.id for r in untold], untold.suspects) == ([1], {})
+    assert [r.id for r in Claimed.without_suspects([row(3, 2)], None)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("limit", "deliveries", "attempts", "suspect"),
+    [
+        (None, 1, 0, None),
+        (None, 2, 0, Suspect(2)),
+        (None, 9, 8, None),
+        (13, 1, 0, None),
+        (13, 2, 0, Suspect(2)),
+        (13, 12, 12, Suspect(0, last=True)),
+        (13, 13, 0, None),
+        (3, 1, 0, None),
+        (3, 2, 0, Suspect(2, last=True)),
+        (3, 2, 1, Suspect(1, last=True)),
+        (2, 0, 0, None),
+        (2, 1, 0, Suspect(1, last=True)),
+        (2, 1, 1, Suspect(0, last=True)),
+        (2, 2, 0, None),
+    ],
+)
+def test_f6_who_runs_alone(
+    limit: int | None, deliveries: int, attempts: int, suspect: Suspect | None
+) -> None:
+    """From min(2, max_deliveries - 1) lost leases on, and each last delivery; what is over the limit just ends."""
+    suspicion = Suspicion.under(limit)
+    assert suspicion is not None
+    assert suspicion.of(deliveries, attempts) == suspect
+
+
+def test_f6_with_one_delivery_nothing_runs_alone() -> None:
+    assert Suspicion.under(1) is None
 
 
 def test_a_suspect_waits_until_nothing_else_is_held() -> None:
     isolation = Isolation()
-    assert numbers(isolation.sort_out([row(1, 2), row(2, 0), row(3, 5), row(4, 2)], 0.0)) == [2]
+    assert isolation.turn(alone=True, now=0.0) is Turn.ANY
+    assert not isolation.waits(0.0)
+    met(isolation, 0.0, (1, 2), (3, 5), (4, 2))
     assert isolation.waits(0.0)
     assert isolation.turn(alone=False, now=0.0) is Turn.DRAIN
     assert isolation.turn(alone=True, now=0.1) is Turn.SUSPECT
-    assert isolation.next_suspect(0.1) == 1, "the fewest losses first"
+    assert isolation.next_suspect(0.1, alone=True) == 1, "the fewest losses first"
     isolation.started(alone=True, now=0.1)
     assert isolation.turn(alone=False, now=1.0) is Turn.NONE, "it runs"
     assert isolation.turn(alone=True, now=3.0) is Turn.OTHERS, "then the rest has as long"
-    isolation.sort_out([row(2, 0)], 3.0)
     assert isolation.turn(alone=False, now=5.8) is Turn.OTHERS
     assert isolation.turn(alone=False, now=6.0) is Turn.DRAIN
     assert isolation.turn(alone=True, now=6.1) is Turn.SUSPECT
-    assert isolation.next_suspect(6.1) == 4
-    assert isolation.next_suspect(6.1) == 3
+    assert isolation.next_suspect(6.1, alone=True) == 4
+    assert isolation.next_suspect(6.1, alone=True) == 3
     assert isolation.turn(alone=True, now=6.2) is Turn.ANY, "somebody else took it; none is known any more"
 
 
 def test_when_there_is_no_rest_the_next_suspect_runs_at_once() -> None:
     isolation = Isolation()
-    isolation.sort_out([row(1, 2), row(2, 2)], 0.0)
-    isolation.next_suspect(0.0)
+    met(isolation, 0.0, (1, 2), (2, 2))
+    isolation.next_suspect(0.0, alone=True)
     isolation.started(alone=True, now=0.0)
     assert isolation.turn(alone=True, now=5.0) is Turn.OTHERS
-    isolation.sort_out([], 5.0)
+    isolation.nothing_else(5.0)
     assert isolation.waits(5.0)
     assert isolation.turn(alone=True, now=5.0) is Turn.SUSPECT
 
 
 def test_the_rest_waits_a_bounded_time_for_a_suspect() -> None:
     isolation = Isolation()
-    isolation.sort_out([row(1, 2), row(2, 2)], 0.0)
-    isolation.next_suspect(0.0)
+    met(isolation, 0.0, (1, 2), (2, 2))
+    isolation.next_suspect(0.0, alone=True)
     isolation.started(alone=True, now=0.0)
     assert isolation.turn(alone=False, now=ALONE - 0.1) is Turn.NONE
     assert isolation.turn(alone=False, now=ALONE) is Turn.OTHERS
@@ -95,40 +136,67 @@ def test_the_rest_waits_a_bounded_time_for_a_suspect() -> None:
 def test_suspects_that_never_get_the_process_to_themselves_run_in_company() -> None:
     """Each has its own patience: it is not asked of one after the other."""
     isolation = Isolation()
-    isolation.sort_out([row(1, 2), row(2, 3), row(3, 2)], 0.0)
-    isolation.sort_out([row(1, 2), row(4, 2)], 200.0)
+    met(isolation, 0.0, (1, 2), (2, 3), (3, 2))
+    met(isolation, 200.0, (1, 2), (4, 2))
     ran = []
     for now in (PATIENCE, PATIENCE + 1, PATIENCE + 2):
         assert isolation.turn(alone=False, now=now) is Turn.SUSPECT
-        ran.append(isolation.next_suspect(now))
+        ran.append(isolation.next_suspect(now, alone=False))
         isolation.started(alone=False, now=now)
     assert sorted(ran) == [1, 2, 3], "seen again, the first was no newer"
     assert isolation.turn(alone=False, now=PATIENCE + 3) is not Turn.SUSPECT
     assert isolation.turn(alone=False, now=200.0 + PATIENCE) is Turn.SUSPECT
 
 
-@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 30.0), st.integers(0, 4)), max_size=80))
+def test_f6_a_last_delivery_never_has_company_and_is_waited_for_longer_and_longer() -> None:
+    """For half of the time at most: a handler that takes for ever must not stop the others."""
+    isolation = Isolation()
+    isolation.met({1: Suspect(2, last=True), 2: Suspect(2)}, 0.0)
+    assert isolation.turn(alone=False, now=PATIENCE) is Turn.SUSPECT
+    assert isolation.next_suspect(PATIENCE, alone=False) == 2
+    now, holds = PATIENCE + 1, []
+    for _ in range(5):
+        began = now
+        while (turn := isolation.turn(alone=False, now=now)) is Turn.DRAIN:
+            now += 0.5
+        assert turn is Turn.OTHERS
+        holds.append(now - began)
+        began = now
+        while isolation.turn(alone=False, now=now) is Turn.OTHERS:
+            now += 0.5
+        assert now - began >= max(PAUSE, holds[-1])
+        now += 0.0
+    assert holds == [2 * HOLD * 2**n for n in range(5)]
+    assert isolation.turn(alone=True, now=now) is Turn.SUSPECT
+    assert isolation.next_suspect(now, alone=True) == 1
+    isolation.started(alone=True, now=now)
+    assert isolation.turn(alone=True, now=now + 1) is Turn.ANY
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(0.0, 30.0), st.integers(0, 4), st.booleans()), max_size=80)
+)
 def test_no_suspect_has_company_and_claims_never_stop_for_long(
-    steps: list[tuple[bool, float, int]],
+    steps: list[tuple[bool, float, int, bool]],
 ) -> None:
     """A model: each step says whether the process has become empty, how long it took, what is claimed."""
     isolation, now, blocked_since, number = Isolation(), 0.0, None, 0
-    seen: dict[int, float] = {}
-    for alone, passed, lost in steps:
+    seen: dict[int, tuple[float, bool]] = {}
+    for alone, passed, lost, last in steps:
         now += passed
         turn = isolation.turn(alone=alone, now=now)
         if turn in (Turn.NONE, Turn.DRAIN):
             blocked_since = now if blocked_since is None else blocked_since
-            assert now - blocked_since < ALONE + HOLD
+            waiting = [at for at, final in seen.values() if final and now - at >= PATIENCE]
+            assert waiting or now - blocked_since < ALONE + HOLD
             continue
         blocked_since = None
         if turn is Turn.SUSPECT:
-            chosen = isolation.next_suspect(now)
-            assert alone or now - seen[chosen] >= PATIENCE
+            chosen = isolation.next_suspect(now, alone=alone)
+            first, final = seen.pop(chosen)
+            assert alone or (now - first >= PATIENCE and not final)
             isolation.started(alone=alone, now=now)
-        else:
+        elif turn is Turn.ANY and lost:
             number += 1
-            claimed = [row(number, lost)] if turn is Turn.ANY else [row(number, 0)]
-            seen[number] = now
-            kept = isolation.sort_out(claimed, now)
-            assert all(lost_leases(r) < SUSPECT_AFTER for r in kept)
+            seen[number] = now, last
+            isolation.met({number: Suspect(lost, last)}, now)

@@ -2,5 +2,6 @@ SELECT id, queue, payload, headers, priority, `key`, attempts_count, deliveries_
 FROM message FORCE INDEX (message_ready)
 WHERE claimable = 1 AND queue = :queue AND priority = :priority
   AND next_attempt_at <= UTC_TIMESTAMP(6)
-    AND deliveries_count - attempts_count < 2
+    AND NOT (deliveries_count = :final
+      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
 ORDER BY next_attempt_at, id LIMIT :limit FOR UPDATE SKIP LOCKED

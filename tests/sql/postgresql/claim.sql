@@ -1,5 +1,5 @@
 WITH r AS MATERIALIZED (
-  SELECT x.c
+  SELECT x.*
   FROM unnest(:queues, :priorities, :since) WITH ORDINALITY AS p(queue, priority, since, ord)
   CROSS JOIN LATERAL (
     SELECT m.ctid AS c FROM message m

@@ -1,11 +1,12 @@
 WITH r AS MATERIALIZED (
-  SELECT x.c
+  SELECT x.*
   FROM unnest(:queues, :priorities, :since) WITH ORDINALITY AS p(queue, priority, since, ord)
   CROSS JOIN LATERAL (
     SELECT m.ctid AS c FROM message m
     WHERE m.queue = p.queue AND m.priority = p.priority AND m.state IN ('PENDING', 'RETRYABLE')
       AND m.next_attempt_at BETWEEN coalesce(p.since, '-infinity') AND statement_timestamp()
-    AND m.deliveries_count - m.attempts_count < 2
+    AND NOT (m.deliveries_count = :final
+      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
     ORDER BY m.next_attempt_at, m.id LIMIT :limit FOR UPDATE SKIP LOCKED) x
   LIMIT :limit
 )

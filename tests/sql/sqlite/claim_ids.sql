@@ -1,5 +1,8 @@
 UPDATE message
-SET state = 'PROCESSING', acquired_at = (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000), lease_token = :token, lease_expires_at = (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) + :lease,
+SET state = 'PROCESSING',
+  acquired_at = (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000),
+  lease_token = :token,
+  lease_expires_at = (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) + :lease,
   deliveries_count = deliveries_count + 1
 WHERE id IN (
   SELECT m.id FROM message m
