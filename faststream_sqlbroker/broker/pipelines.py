@@ -8,7 +8,7 @@ from faststream.specification.schema.extra import Tag
 from typing_extensions import Unpack
 
 from faststream_sqlbroker.core.names import name_problem
-from faststream_sqlbroker.core.routing import Destination, find_loop
+from faststream_sqlbroker.core.routing import MOST_HOPS, Destination, find_loop
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
@@ -101,11 +101,7 @@ def check_pipeline(
         raise SetupError(f"the name of a pipeline must be text, got {short(name)}")
     if name in taken:
         raise SetupError(f"there is a pipeline {short(name)} already: give each its own name")
-    if not steps:
-        raise SetupError(f"the pipeline {short(name)} has no step: give at least one Step(queue)")
-    for step in steps:
-        if not isinstance(step, Step):
-            raise SetupError(f"the steps of a pipeline are Step(queue, ...), got {short(step)}")
+    _check_steps_are(name, steps)
     queues = [step.queue for step in steps]
     for n, queue in enumerate(queues):
         if queue in queues[:n]:
@@ -117,6 +113,19 @@ def check_pipeline(
         )
     if not isinstance(forward_to, Destination) and (problem := name_problem(forward_to)) is not None:
         raise SetupError(f"forward_to cannot be {short(forward_to)}: {problem}")
+
+
+def _check_steps_are(name: str, steps: Sequence[Any]) -> None:
+    if not steps:
+        raise SetupError(f"the pipeline {short(name)} has no step: give at least one Step(queue)")
+    if len(steps) > MOST_HOPS:
+        raise SetupError(
+            f"the pipeline {short(name)} has {len(steps)} steps, and a message is moved on at most {MOST_HOPS} times before "
+            "a handler takes it: use fewer steps"
+        )
+    for step in steps:
+        if not isinstance(step, Step):
+            raise SetupError(f"the steps of a pipeline are Step(queue, ...), got {short(step)}")
 
 
 def check_steps(steps: Sequence[Step], targets: Sequence[str | Destination]) -> None:
@@ -143,4 +152,4 @@ def endless_way(subscribers: "Iterable[QueueSubscriber]") -> str | None:
     if loop is None:
         return None
     way = " → ".join(loop)
-    return f"forward_to moves messages round for ever: {way}; they leave only where a handler takes them"
+    return f"forward_to moves messages round: {way}; where no handler takes them they are dead letters after {MOST_HOPS} moves"

@@ -80,6 +80,8 @@ class Move:
     delay: float = 0.0
     published_again: bool = False
     """Whether publish_count goes up by one."""
+    is_hop: bool = False
+    """Whether the broker itself moves it on: that is counted, and begins anew where a handler moves it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ UNKNOWN_OUTCOME = "unknown_outcome"
 FAILED_ONCE = "failed_once"
 NO_KEY = "no_key"
 NO_DESTINATION = "no_destination"
+DESTINATION_NOT_ALLOWED = "destination_not_allowed"
+TOO_MANY_HOPS = "too_many_hops"
 UNDECODABLE = "undecodable"
 
 
@@ -77,6 +79,12 @@ MEANINGS: dict[str, Meaning] = {
     NO_KEY: Meaning("FAILED", 'A policy needs a key, and says `without_key="dead_letter"`.'),
     NO_DESTINATION: Meaning(
         "FAILED", "`forward_to=DESTINATION`: its header names no queue that it can be moved to."
+    ),
+    DESTINATION_NOT_ALLOWED: Meaning(
+        "FAILED", "`forward_to=DESTINATION`: its header names a queue that is not among `destinations`."
+    ),
+    TOO_MANY_HOPS: Meaning(
+        "FAILED", "`forward_to` has moved it on 32 times since a handler last did: it goes round."
     ),
     UNDECODABLE: Meaning("FAILED", "Its row holds what no message can have."),
 }

@@ -22,6 +22,9 @@ DESTINATION_HEADER = "destination"
 PUBLISH_AFTER_HEADER = "publish_after"
 """Header with the time before which it is not delivered there."""
 
+MOST_HOPS = 32
+"""Times that `forward_to` moves a message on, one after the other, before it is taken to go round."""
+
 LATEST = datetime(9998, 12, 31, tzinfo=timezone.utc)
 """No due time may be later: what is written is a little later still, and must be a date in every database."""
 

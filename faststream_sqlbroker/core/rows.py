@@ -68,6 +68,8 @@ class ClaimedMessage:
     last_attempt_at: datetime | None
     acquired: Moment
     lease_token: UUID
+    hops: int = 0
+    """How often the broker itself has moved it on since a handler last did."""
     claimed_monotonic: float = 0.0
     renewed_monotonic: float = 0.0
     outcome: Outcome | None = None
@@ -199,6 +201,8 @@ class Settlement:
     """The headers to move with, as JSON text; None keeps them."""
     published_again: bool = False
     """Whether publish_count goes up by one."""
+    hop: int | None = None
+    """1: one more hop by the broker itself; 0: they begin anew; None: as before."""
     unit: Unit | None = None
     """What it is written together with; None: it is written by itself."""
 
@@ -237,7 +241,7 @@ class Acked(Settlement):
 
     state = MessageState.COMPLETED
     attempted, ran, uncharge, published_again = True, False, False, False
-    delay = reason = related_id = error = queue = payload = headers = unit = None
+    delay = reason = related_id = hop = error = queue = payload = headers = unit = None
     plain_ack = leaves = True
 
     def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002

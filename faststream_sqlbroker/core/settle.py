@@ -87,7 +87,7 @@ def settle(
         case Move():
             base.state, base.queue, base.delay = MessageState.PENDING, outcome.queue, max(0.0, outcome.delay)
             base.payload, base.headers = outcome.payload, outcome.headers
-            base.published_again = outcome.published_again
+            base.published_again, base.hop = outcome.published_again, int(outcome.is_hop)
         case Discard():
             base.reason, base.related_id = outcome.reason, outcome.related_id
             return _final(base, MessageState.DISCARDED, rules.retain_on_reject)

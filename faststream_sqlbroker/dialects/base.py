@@ -51,7 +51,7 @@ MESSAGE_COLUMNS = (
 CLAIMED_COLUMNS = (
     "id", "queue", "payload", "headers", "priority", "key", "attempts_count", "deliveries_count",
     "publish_count", "created_at", "next_attempt_at", "expires_at", "first_attempt_at", "last_attempt_at",
-    "acquired_at",
+    "acquired_at", "hops",
 )  # fmt: skip
 
 
@@ -360,6 +360,7 @@ class Dialect(ABC):
             r[0], r[1], load_payload(r[2]), r[3], r[4], load_text(r[5]), int(r[6]), int(r[7]),
             int(r[8]), at(r[9]), at(r[10]), None if r[11] is None else at(r[11]),
             None if r[12] is None else at(r[12]), None if r[13] is None else at(r[13]), at(r[14]), token,
+            int(r[15]),
         )  # fmt: skip
 
     def time(self, value: Any) -> Any:

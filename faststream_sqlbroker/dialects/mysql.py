@@ -297,7 +297,7 @@ class MysqlDialect(MysqlErrors, StepDialect):
         return [
             ClaimedMessage(
                 r[0], r[1], load_payload(r[2]), r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], None, None, None,
-                r[14], token,
+                r[14], token, r[15],
             )
             if r[9].__class__ is datetime and r[10].__class__ is datetime and r[11] is r[12] is r[13] is None
             else self._claimed_row(r, token)

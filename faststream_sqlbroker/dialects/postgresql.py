@@ -175,8 +175,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             add("archive_acked", sql.ARCHIVE_ACKED, *held, ends, columns=kept, of_message=of_message)
         add("delete", sql.DELETE, *held)
         moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary), _array("headers", Text)
-        again = _array("published", Integer)
-        add("update", sql.UPDATE, *ended, *moved, again)
+        counted = _array("published", Integer), _array("hops", Integer)
+        add("update", sql.UPDATE, *ended, *moved, *counted)
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
         """The limit is the transaction's own, so that nothing is left of it."""

@@ -107,6 +107,7 @@ def settle_queries(
             "payloads": [s.payload for s in part],
             "headers": [s.headers for s in part],
             "published": [int(s.published_again) for s in part],
+            "hops": [s.hop for s in part],
         }
         queries.append(("update", binds))
     if inside is None:

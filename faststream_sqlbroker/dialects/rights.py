@@ -17,7 +17,7 @@ PUBLISHED = (
 SETTLED = (
     "queue", "dedup_id", "headers", "payload", "state", "attempts_count", "deliveries_count", "next_attempt_at",
     "first_attempt_at", "last_attempt_at", "acquired_at", "last_error", "lease_token", "lease_expires_at",
-    "policy_marks", "publish_count",
+    "policy_marks", "publish_count", "hops",
 )  # fmt: skip
 """The columns of a live message that claims and outcomes change."""
 EXPLAINED = ("id", "state", "queue", "archived_at", "reason", "related_id", "last_error")

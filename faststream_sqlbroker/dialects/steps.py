@@ -293,6 +293,7 @@ def rows_json(settlements: Sequence[Settlement]) -> str:
                 s.queue,
                 s.related_id,
                 int(s.published_again),
+                s.hop,
             ]
             for s in settlements
         ]

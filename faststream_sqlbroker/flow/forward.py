@@ -5,48 +5,73 @@ next, never in both and never in none. Bodies are not looked at.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from time import monotonic
+from typing import Any
 
 from faststream_sqlbroker.core.outcome import Move, Outcome, Reject
-from faststream_sqlbroker.core.reasons import NO_DESTINATION
+from faststream_sqlbroker.core.reasons import DESTINATION_NOT_ALLOWED, NO_DESTINATION, TOO_MANY_HOPS
 from faststream_sqlbroker.core.routing import (
+    DESTINATION_HEADER,
+    MOST_HOPS,
     PUBLISH_AFTER_HEADER,
     Destination,
     destination_of,
     due_of,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.flow.loop import Log
 
 CLOCK_STEP = 0.001
 """Seconds that a database's clock may be behind itself: SQLite's has milliseconds."""
 
+Named = Callable[[str, ClaimedMessage, Log], None]
+
 
 class Forward:
     """A consumer's `handle`, for batches, that decides where each message goes."""
 
-    def __init__(self, forward_to: str | Destination, queues: Sequence[str], log: Log) -> None:
-        """`queues` are the consumer's; `log` is told of messages that say nothing usable about their way."""
-        self._queues, self._log = frozenset(queues), log
-        self._move = None if isinstance(forward_to, Destination) else Move(forward_to)
+    def __init__(self, settings: Any, log: Log, named: Named) -> None:
+        """`settings` are the subscriber's; `log` is told of messages that cannot go on, or say nothing usable.
+
+        `named` is told of destinations that only messages name: see `Destinations.named`.
+        """
+        self._queues, self._log, self._named = frozenset(settings.queues), log, named
+        self._dead_letter_queue = settings.dead_letter_queue
+        self._allowed = None if settings.destinations is None else frozenset(settings.destinations)
+        to = settings.forward_to
+        self._move = None if isinstance(to, Destination) else Move(to, is_hop=True)
 
     async def __call__(self, rows: Sequence[ClaimedMessage]) -> None:
         """Give each of `rows` its outcome."""
         undated: list[ClaimedMessage] = []
         for row in rows:
-            row.settle_as(self._move or self._by_headers(row, undated))
+            row.settle_as(self._next(row, undated))
         if undated:
             self._say_undated(undated)
+
+    def _next(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
+        if row.hops < MOST_HOPS:
+            return self._move or self._by_headers(row, undated)
+        text = (
+            f"forward_to has moved it on {row.hops} times since a handler last did, so its queues lead round: look where "
+            "they go"
+        )
+        return self._dead_letter(row, TOO_MANY_HOPS, ValueError(text))
 
     def _by_headers(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
         headers = row.headers
         try:
             queue = destination_of(headers, self._queues)
         except ValueError as error:
-            self._say(row, logging.ERROR, f"it is archived as FAILED ({NO_DESTINATION}): {error}")
-            return Reject(NO_DESTINATION, error)
+            return self._dead_letter(row, NO_DESTINATION, error)
+        if self._allowed is None:
+            self._named(queue, row, self._log)
+        elif queue not in self._allowed:
+            text = f"its header {DESTINATION_HEADER!r} names {short(queue)}, which is not among the subscriber's destinations"
+            return self._dead_letter(row, DESTINATION_NOT_ALLOWED, ValueError(text))
         try:
             # Of a producer whose clock is ahead the time of its row is to come.
             due = due_of(headers, min(row.created_at, row.acquired_at))
@@ -55,7 +80,14 @@ class Forward:
         except ValueError as error:
             self._say(row, logging.WARNING, f"it is moved at once: {error}")
             due = None
-        return Move(queue, delay=0.0 if due is None else _until(due, row))
+        return Move(queue, delay=0.0 if due is None else _until(due, row), is_hop=True)
+
+    def _dead_letter(self, row: ClaimedMessage, reason: str, error: Exception) -> Reject:
+        end = "is archived as FAILED"
+        if self._dead_letter_queue is not None:
+            end = f"goes to the dead letter queue {self._dead_letter_queue!r}"
+        self._say(row, logging.ERROR, f"it {end} ({reason}): {error}")
+        return Reject(reason, error)
 
     def _say_undated(self, rows: Sequence[ClaimedMessage]) -> None:
         """`rows` of a foreign producer do not say when; those of `publish` do."""

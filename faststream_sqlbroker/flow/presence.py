@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.duration import Duration, parse_duration
 from faststream_sqlbroker.core.presence import MIXED, LiveSubscriber, by_way, names_text
 from faststream_sqlbroker.exceptions import SetupError, StoreError
+from faststream_sqlbroker.flow.destinations import Destinations
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outage import Outages
@@ -58,6 +59,8 @@ class Presence:
         self._clean_at = float("-inf")
         self._compared: set[str] = set()
         """Members that were compared with the others of their queues."""
+        self.destinations = Destinations(self._interval)
+        """What messages name, which is compared with what lives."""
         self._differing: set[tuple[str, str, str]] = set()
         """Queues and two ways to subscribe to each, of which the log has said that they do not go together."""
 
@@ -115,10 +118,13 @@ class Presence:
         if self._heard_count != heard_count:
             return 0.0  # what was read may be older than what was heard
         self._tell([m for name, m in members.items() if name in self._members], paused)
-        if fresh := known.keys() - self._compared:
+        fresh = known.keys() - self._compared
+        if fresh or self.destinations.are_due:
             # Read after the commit: of two that start together one at least finds the other.
-            self._compare(fresh, await self._store.fleet.living())
+            living = await self._store.fleet.living()
+            self._compare(fresh, living)
             self._compared |= fresh & self._members.keys()
+            self.destinations.compare(living)
         return self._interval
 
     def _compare(self, fresh: AbstractSet[str], living: list[LiveSubscriber]) -> None:

@@ -194,6 +194,37 @@ def forward_fits(settings: "SubscriberSettings") -> None:
     no_handler([name for name, given in unfit.items() if given])
 
 
+def destinations(value: object, settings: "SubscriberSettings") -> tuple[str, ...] | None:
+    """Return the names of the only destinations; None if there are no such.
+
+    Raises:
+        SetupError: no list of names, or it is given without DESTINATION.
+    """
+    if value is None:
+        return None
+    if not isinstance(settings.forward_to, Destination):
+        raise SetupError(
+            f"destinations says where forward_to=DESTINATION may lead, got destinations={short(value)} and "
+            f"forward_to={short(settings.forward_to)}: leave it out"
+        )
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise SetupError(f'destinations must be a list of names such as ["invoices"], got {short(value)}')
+    names = tuple(value)
+    if not names:
+        raise SetupError(
+            "destinations is empty, so that nothing could be moved: name a queue, or leave it out"
+        )
+    for name in names:
+        if (problem := name_problem(name)) is not None:
+            raise SetupError(f"destinations cannot hold {short(name)}: {problem}")
+        if name in settings.queues:
+            raise SetupError(
+                f"destinations holds {short(name)}, a queue of the subscriber itself, where messages would stay for "
+                "ever: leave it out"
+            )
+    return tuple(dict.fromkeys(names))
+
+
 def no_handler(options: Sequence[str]) -> None:
     """Refuse `options`, which are given beside forward_to."""
     if options:

@@ -78,6 +78,9 @@ class SubscriberOptions(TypedDict, total=False):
     forward_to: str | Destination | None
     """Queue to which every message is moved, in place of a handler; `DESTINATION`: the one that its header of that
     name says; default None."""
+    destinations: Sequence[str] | None
+    """With `forward_to=DESTINATION` the only queues to which messages are moved, by their full names; one that names another
+    is FAILED, with reason destination_not_allowed; default None, any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,7 @@ class SubscriberSettings:
     policies: Sequence[Policy] = ()
     ordered: bool = False
     forward_to: str | Destination | None = None
+    destinations: Sequence[str] | None = None
     weights: tuple[int, ...] | None = None
     """Shares of `queues`, if they were given with weights."""
 
@@ -138,6 +142,7 @@ class SubscriberSettings:
         self._take_max_deliveries()
         checks.times_fit(self)
         checks.policy_fits(self, self.ack_policy)
+        self._set("destinations", checks.destinations(self.destinations, self))
         checks.forward_fits(self)
         checks.warn_of_surprises(self)
 

@@ -157,7 +157,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _deletes_failed(self) -> bool:
         """Whether messages that fail here are gone, though nobody has asked for it."""
         settings, store = self.config.settings, self._outer_config.store  # type: ignore[attr-defined]
-        can_fail = settings.forward_to is None and self.ack_policy is not AckPolicy.ACK_FIRST
+        can_fail = settings.forward_to is not None or self.ack_policy is not AckPolicy.ACK_FIRST
         is_kept = store.dialect.has_archive or settings.dead_letter_queue is not None
         return can_fail and not is_kept and settings.retain_in_archive_on_reject
 
@@ -176,7 +176,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         handle: Handle = self.consume if self._batches is None else self._batches.handing_out(self.consume)
         if settings.forward_to is not None:
             # Batches are moved together; a default policy of the broker's is for handlers.
-            handle = Forward(settings.forward_to, settings.queues, self._log_of_loops)
+            handle = Forward(settings, self._log_of_loops, outer.presence.destinations.named)
             settings, ack_first = changed(settings, batch=True), False
         return Consumer(
             store=outer.store,

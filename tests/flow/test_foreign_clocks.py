@@ -8,6 +8,7 @@ import pytest
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Once, Policy, Throttle, Window
 from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.flow.forward import Forward
+from faststream_sqlbroker.subscriber.options import make_settings
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -99,7 +100,7 @@ async def test_order_is_that_of_ids(rig: Rig) -> None:
 async def test_a_length_of_time_in_a_header_counts_from_now_at_the_latest(rig: Rig) -> None:
     """`publish_after` as a duration counts from created_at, which is not to come."""
     await foreign(rig, YEAR, "a", headers='{"destination": "out", "publish_after": "1h"}')
-    forward = Forward(DESTINATION, ("q",), rig.log)
+    forward = Forward(make_settings("q", {"forward_to": DESTINATION}), rig.log, lambda *_: None)
     await rig.consumer(forward, batch=True, **QUICK).start()
 
     async def moved() -> dict[str, Any] | None:

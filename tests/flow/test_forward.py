@@ -12,13 +12,18 @@ from faststream_sqlbroker.core.outcome import Move
 from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.forward import Forward
+from faststream_sqlbroker.subscriber.options import make_settings
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
 
 async def test_a_late_move_changes_nothing(rig: Rig) -> None:
     """The lease is lost while the batch is on its way: another has the messages, and they stay its own."""
-    forward, reached, go_on = Forward("out", ("q",), rig.log), asyncio.Event(), asyncio.Event()
+    forward, reached, go_on = (
+        Forward(make_settings("q", {"forward_to": "out"}), rig.log, lambda *_: None),
+        asyncio.Event(),
+        asyncio.Event(),
+    )
 
     async def handle(rows: Any) -> None:
         await forward(rows)
@@ -40,7 +45,7 @@ async def test_a_late_move_changes_nothing(rig: Rig) -> None:
 @pytest.mark.parametrize("ahead", [0.0, 0.0004, 0.03, 0.5, 3600.0])
 async def test_it_is_never_due_too_early(rig: Rig, ahead: float) -> None:
     """P1: whatever the clock's step, and however soon it is written."""
-    forward = Forward(DESTINATION, ("q",), rig.log)
+    forward = Forward(make_settings("q", {"forward_to": DESTINATION}), rig.log, lambda *_: None)
     for _ in range(10):
         due = await rig.store.now() + timedelta(seconds=ahead)
         headers = f'{{"destination": "out", "publish_after": "{due.isoformat()}"}}'

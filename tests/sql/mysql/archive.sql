@@ -11,5 +11,5 @@ FROM JSON_TABLE(:rows, '$[*]' COLUMNS (
     ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
-    related_id BIGINT PATH '$[9]', published INT PATH '$[10]')) u
+    related_id BIGINT PATH '$[9]', published INT PATH '$[10]', hop INT PATH '$[11]')) u
 STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id

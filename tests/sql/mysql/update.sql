@@ -3,7 +3,7 @@ UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
     ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
-    related_id BIGINT PATH '$[9]', published INT PATH '$[10]')) u
+    related_id BIGINT PATH '$[9]', published INT PATH '$[10]', hop INT PATH '$[11]')) u
 STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id
 SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
   m.first_attempt_at = CASE WHEN u.queue IS NULL
@@ -16,6 +16,7 @@ SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' 
   m.next_attempt_at = CASE WHEN u.delay IS NULL THEN m.next_attempt_at
     ELSE UTC_TIMESTAMP(6) + INTERVAL u.delay MICROSECOND END,
   m.last_error = COALESCE(u.error, m.last_error), m.publish_count = m.publish_count + u.published,
+  m.hops = COALESCE((m.hops + 1) * u.hop, m.hops),
   m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
   m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32755 ELSE 0 END,
   m.queue = COALESCE(u.queue, m.queue)

@@ -10,13 +10,14 @@ SET state = coalesce(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' EL
   last_attempt_at = CASE WHEN u.queue IS NULL
     THEN coalesce(m.acquired_at + u.ended * interval '1 second', m.last_attempt_at) END,
   last_error = coalesce(u.error, m.last_error), publish_count = m.publish_count + u.published,
+  hops = coalesce((m.hops + 1) * u.hop, m.hops),
   policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32755 ELSE 0 END,
   queue = coalesce(u.queue, m.queue),
   dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
   payload = coalesce(u.payload, m.payload),
   headers = coalesce(u.headers::jsonb, m.headers)
 FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors, :queues, :payloads, :headers,
-    :published)
-  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload, headers, published)
+    :published, :hops)
+  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload, headers, published, hop)
 WHERE m.id = u.id AND m.lease_token = u.token
 RETURNING m.id

@@ -9,4 +9,4 @@ WHERE id IN (
   WHERE m.id IN (__[POSTCOMPILE_ids]) AND m.queue IN (__[POSTCOMPILE_queues]) AND m.state IN ('PENDING', 'RETRYABLE')
     AND m.next_attempt_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)
   LIMIT :limit)
-RETURNING id, queue, CAST(payload AS BLOB) AS payload, CAST(headers AS BLOB) AS headers, priority, CAST("key" AS BLOB) AS "key", attempts_count, deliveries_count, publish_count, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at
+RETURNING id, queue, CAST(payload AS BLOB) AS payload, CAST(headers AS BLOB) AS headers, priority, CAST("key" AS BLOB) AS "key", attempts_count, deliveries_count, publish_count, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, hops

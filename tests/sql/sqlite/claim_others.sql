@@ -11,4 +11,4 @@ WHERE id IN (
     AND NOT (m.deliveries_count = :final
       OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
   LIMIT :limit)
-RETURNING id, queue, CAST(payload AS BLOB) AS payload, CAST(headers AS BLOB) AS headers, priority, CAST("key" AS BLOB) AS "key", attempts_count, deliveries_count, publish_count, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at
+RETURNING id, queue, CAST(payload AS BLOB) AS payload, CAST(headers AS BLOB) AS headers, priority, CAST("key" AS BLOB) AS "key", attempts_count, deliveries_count, publish_count, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, hops

@@ -8,6 +8,7 @@ SET state = COALESCE(u.state,
   first_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(first_attempt_at, acquired_at + u.ended) END,
   last_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(acquired_at + u.ended, last_attempt_at) END,
   last_error = COALESCE(u.error, last_error), publish_count = publish_count + u.published,
+  hops = COALESCE((hops + 1) * u.hop, hops),
   policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & 32755 ELSE 0 END,
   queue = COALESCE(u.queue, message.queue),
   dedup_id = CASE WHEN u.queue IS NULL THEN dedup_id END
@@ -16,5 +17,5 @@ FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS s
   json_extract(value, '$[4]') AS ended, json_extract(value, '$[5]') AS reason,
   json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS delay,
   json_extract(value, '$[8]') AS queue, json_extract(value, '$[9]') AS related_id,
-  json_extract(value, '$[10]') AS published FROM json_each(:rows)) u
+  json_extract(value, '$[10]') AS published, json_extract(value, '$[11]') AS hop FROM json_each(:rows)) u
 WHERE message.id = u.id
