@@ -142,6 +142,10 @@ class Dialect(ABC):
         puts back.
         """
 
+    def begin_anew(self, connection: Connection, idle_limit: float) -> None:
+        """`begin` for statements whose plans are to be made for the tables as they are, where a session keeps plans."""
+        self.begin(connection, idle_limit)
+
     def allow_idling(self, connection: Connection, seconds: float) -> None:  # noqa: B027
         """Set the limit anew in a transaction that was begun with one."""
 
@@ -286,6 +290,10 @@ class Dialect(ABC):
     def settling(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> Work[SettleResult]:
         """`settle_and_chain` as work for a transaction of its own."""
         return lambda connection: self.settle_and_chain(connection, settlements, skip_locked=skip_locked)
+
+    def settling_one(self, settlement: Settlement) -> Work[SettleResult]:
+        """`settling` what is no unit, with a plan for the tables as they are, where a session keeps plans."""
+        return self.settling([settlement])
 
     def settle_and_chain(
         self, connection: Connection, settlements: Sequence[Settlement], *, skip_locked: bool = False

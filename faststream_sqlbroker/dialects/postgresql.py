@@ -95,6 +95,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         self.silent_sessions = SilentSessions(tables, sqlalchemy_dialect.identifier_preparer)
         limit = bindparam("limit", type_=Text)
         add("idle_limit", sql.IDLE_LIMIT, limit)
+        add("idle_limit_anew", sql.IDLE_LIMIT_ANEW, limit)
         add("allow_idling", sql.ALLOW_IDLING, limit)
         add("lock_numbered", sql.LOCK_NUMBERED, ids, tokens, limit)
         add("lock_wait", "SELECT set_config('lock_timeout', :limit, true)")
@@ -164,6 +165,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         def add(name: str, settle: str, *binds: Any, **words: str) -> None:
             self.add_statement(name, settle, *binds, **words)
             self.add_statement(name + sql.INSIDE, sql.inside(settle), *binds, **words)
+            one = bindparam("one", type_=Integer)
+            self.add_statement(name + sql.ANEW, sql.anew(settle), *binds, one, **words)
 
         if self.has_archive:
             why = _array("reasons", String), _array("related", BigInteger)
@@ -182,6 +185,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         """The limit is the transaction's own, so that nothing is left of it."""
         if idle_limit is not None:
             connection.execute(self.sql["idle_limit"], {"limit": milliseconds(idle_limit)})
+
+    def begin_anew(self, connection: Connection, idle_limit: float) -> None:
+        """As `begin`, in the same statement."""
+        connection.execute(self.sql["idle_limit_anew"], {"limit": milliseconds(idle_limit)})
 
     def allow_idling(self, connection: Connection, seconds: float) -> None:
         """One statement; what the administrator had set is no longer known."""
@@ -323,6 +330,11 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             return super().settling(settlements, skip_locked=skip_locked)
         [query] = queries
         return Query(query.clause, query.binds, lambda rows: settled_of(settlements, query.read(rows)))
+
+    def settling_one(self, settlement: Settlement) -> Query[SettleResult]:
+        """One statement."""
+        [query] = settle_queries(self.sql, [settlement], archive=self.has_archive, anew=True)
+        return Query(query.clause, query.binds, lambda rows: settled_of([settlement], query.read(rows)))
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
         """One statement; rows locked elsewhere are skipped."""

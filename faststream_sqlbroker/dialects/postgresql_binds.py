@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import TextClause
 
 from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement
-from faststream_sqlbroker.dialects.postgresql_sql import INSIDE
+from faststream_sqlbroker.dialects.postgresql_sql import ANEW, INSIDE
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.dialects.sizes import by_bytes
 from faststream_sqlbroker.exceptions import StoreError
@@ -68,11 +68,17 @@ def _insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
 
 
 def settle_queries(
-    sql: Statements, settlements: Sequence[Settlement], *, archive: bool, inside: str | None = None
+    sql: Statements,
+    settlements: Sequence[Settlement],
+    *,
+    archive: bool,
+    inside: str | None = None,
+    anew: bool = False,
 ) -> list[Query[set[int]]]:
     """At most four statements: acked, otherwise archived, deleted and updated rows; each gives what it wrote.
 
-    They write nothing if the transaction `inside` is given and is not the one that they are sent in.
+    They write nothing if the transaction `inside` is given and is not the one that they are sent in. With `anew` no plan of
+    an earlier time is used.
     """
     acked, archived = list[Settlement](), list[Settlement]()
     deleted, updated = list[Settlement](), list[Settlement]()
@@ -110,10 +116,15 @@ def settle_queries(
             "hops": [s.hop for s in part],
         }
         queries.append(("update", binds))
-    if inside is None:
-        return [Query(sql[name], binds, _ids) for name, binds in queries]
-    own = {"transaction": inside}
-    return [Query(sql[name + INSIDE], binds | own, _ids) for name, binds in queries]
+    end, own = _variant(inside, anew=anew)
+    return [Query(sql[name + end], binds | own, _ids) for name, binds in queries]
+
+
+def _variant(inside: str | None, *, anew: bool) -> tuple[str, dict[str, Any]]:
+    """How the names of the statements end, and what they ask for besides."""
+    if anew:
+        return ANEW, {"one": 1}
+    return ("", {}) if inside is None else (INSIDE, {"transaction": inside})
 
 
 def _new_bytes(settlement: Settlement) -> int:

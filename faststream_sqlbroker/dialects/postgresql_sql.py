@@ -156,6 +156,9 @@ _IDLE_LIMIT = f"""set_config('idle_in_transaction_session_timeout',
     THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true),
   {_MARK}"""
 IDLE_LIMIT = "SELECT " + _IDLE_LIMIT
+# A plan that a connection keeps may be of a time when the table was empty, and reads all of it. Until then a plan made anew
+# costs less than what it saves: single messages are taken seldom, and by connections that live for long.
+IDLE_LIMIT_ANEW = IDLE_LIMIT + ",\n  set_config('plan_cache_mode', 'force_custom_plan', true)"
 ALLOW_IDLING = "SELECT set_config('idle_in_transaction_session_timeout', :limit, true), " + _MARK
 LOCK_NUMBERED = LOCK.replace(
     "m.id FROM", f"m.id, pg_current_xact_id()::text, statement_timestamp(), {_IDLE_LIMIT}\nFROM", 1
@@ -252,6 +255,20 @@ def inside(settle: str) -> str:
     """`settle`, which writes nothing in another transaction than the one numbered `transaction`."""
     fence, own = "m.lease_token = ", "pg_current_xact_id_if_assigned() = (:transaction)::text::xid8"
     return settle.replace(f"AND {fence}", f"AND {own} AND {fence}", 1)
+
+
+ANEW = "_anew"
+"""Ends the names of the statements that settle with a plan of their own each time."""
+
+
+def anew(settle: str) -> str:
+    """`settle`, for which PostgreSQL keeps no plan.
+
+    Not knowing `one`, it takes the two series for a million rows, so that a plan for all values seems to cost more
+    than any for these; they have one row each.
+    """
+    fence, guard = "m.lease_token = ", "generate_series(1, :one) AS a, generate_series(1, :one) AS b"
+    return settle.replace(f"AND {fence}", f"AND (SELECT count(*) FROM {guard}) > 0\n    AND {fence}", 1)
 
 
 RELEASE_CLAIM = """

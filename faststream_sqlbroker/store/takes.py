@@ -22,7 +22,7 @@ class Takes:
 
     def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
         """Share the store's `places`."""
-        self._transactions = transactions
+        self._transactions = transactions.planning_anew()
         self._dialect, self._places = dialect, places
 
     async def take(
@@ -52,7 +52,7 @@ class Takes:
         """Write `settlement`, with a new body if there is one, in one transaction, if its lease is still held."""
         run, doing = self._transactions.run, partial(needed_to_write, [settlement])
         if replaced is None:
-            return await run(self._dialect.settling([settlement]), self._places, doing=doing)
+            return await run(self._dialect.settling_one(settlement), self._places, doing=doing)
         return await run(
             lambda c: settle_replaced(self._dialect, c, settlement, replaced), self._places, doing=doing
         )

@@ -36,12 +36,15 @@ class Transactions:
         timeout: float,
         shortcut: DriverShortcut,
         activities: Activities = frozenset(),
+        *,
+        planning_anew: bool = False,
     ) -> None:
         """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats.
 
-        `activities` are what they are for, unless `run` is told otherwise.
+        `activities` are what they are for, unless `run` is told otherwise. With `planning_anew` those of several
+        statements use no plan that a session has kept of an earlier time.
         """
-        self._activities = activities
+        self._activities, self._planning_anew = activities, planning_anew
         self.checkouts, self.dialect, self.timeout = checkouts, dialect, timeout
         self.idle_limit = min(timeout, IDLE_LIMIT)
         self.engine, self.errors, self.shortcut = checkouts.engine, checkouts.errors, shortcut
@@ -49,6 +52,12 @@ class Transactions:
     def doing(self, *activities: Activity) -> "Transactions":
         """The same, for `activities`."""
         return Transactions(self.checkouts, self.dialect, self.timeout, self.shortcut, frozenset(activities))
+
+    def planning_anew(self) -> "Transactions":
+        """The same, for statements that must not use a plan of an earlier time."""
+        return Transactions(
+            self.checkouts, self.dialect, self.timeout, self.shortcut, self._activities, planning_anew=True
+        )
 
     async def run(
         self,
@@ -131,7 +140,7 @@ class Transactions:
             nonlocal committing
             with connection.begin() as transaction:
                 if write:
-                    self.dialect.begin(connection, self.idle_limit if locks else None)
+                    self._begin(connection, locks=locks)
                 result = work(connection)
                 committing = write
                 try:
@@ -165,6 +174,12 @@ class Transactions:
             msg = f"the answer to the COMMIT was lost: {error}"
             raise UnknownOutcomeError(msg) from error
         return results[0]
+
+    def _begin(self, connection: Connection, *, locks: bool) -> None:
+        if self._planning_anew and locks:
+            self.dialect.begin_anew(connection, self.idle_limit)
+        else:
+            self.dialect.begin(connection, self.idle_limit if locks else None)
 
     async def _sent(self, connection: AsyncConnection, driver: Any, query: Any, *, write: bool) -> Any:
         try:

@@ -1,0 +1,6 @@
+SELECT set_config('idle_in_transaction_session_timeout',
+    CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval
+      BETWEEN interval '1 millisecond' AND CAST(:limit AS interval)
+    THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true),
+  pg_try_advisory_xact_lock_shared(1936813154, rtrim(:limit, 'ms')::int),
+  set_config('plan_cache_mode', 'force_custom_plan', true)

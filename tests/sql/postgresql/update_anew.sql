@@ -1,0 +1,24 @@
+UPDATE message m
+SET state = coalesce(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
+  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,
+  attempts_count = CASE WHEN u.queue IS NULL THEN m.attempts_count + u.attempts ELSE 0 END,
+  deliveries_count = CASE WHEN u.queue IS NULL THEN m.deliveries_count + u.charge ELSE 0 END,
+  next_attempt_at = CASE WHEN u.delay IS NULL THEN m.next_attempt_at
+    ELSE statement_timestamp() + u.delay * interval '1 second' END,
+  first_attempt_at = CASE WHEN u.queue IS NULL
+    THEN coalesce(m.first_attempt_at, m.acquired_at + u.ended * interval '1 second') END,
+  last_attempt_at = CASE WHEN u.queue IS NULL
+    THEN coalesce(m.acquired_at + u.ended * interval '1 second', m.last_attempt_at) END,
+  last_error = coalesce(u.error, m.last_error), publish_count = m.publish_count + u.published,
+  hops = coalesce((m.hops + 1) * u.hop, m.hops),
+  policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32755 ELSE 0 END,
+  queue = coalesce(u.queue, m.queue),
+  dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
+  payload = coalesce(u.payload, m.payload),
+  headers = coalesce(u.headers::jsonb, m.headers)
+FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors, :queues, :payloads, :headers,
+    :published, :hops)
+  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload, headers, published, hop)
+WHERE m.id = u.id AND (SELECT count(*) FROM generate_series(1, :one) AS a, generate_series(1, :one) AS b) > 0
+    AND m.lease_token = u.token
+RETURNING m.id
