@@ -144,10 +144,17 @@ def leased(crowded: Engine) -> Iterator[tuple[Connection, dict[str, list[Any]]]]
 
 
 SETTLED: dict[str, dict[str, Any]] = {
-    "archive": {"reasons": None},
+    "archive": {"reasons": None, "related": None},
     "archive_acked": {"ends": 500_000},
     "delete": {},
-    "update": {"delays": 1.5, "queues": None, "payloads": None, "headers": None},
+    "update": {
+        "delays": 1.5,
+        "queues": None,
+        "payloads": None,
+        "headers": None,
+        "published": 0,
+        "hops": None,
+    },
     "renew": {"lease": 60.0},
     "held": {},
 }
