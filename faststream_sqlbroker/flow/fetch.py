@@ -36,6 +36,7 @@ SLOW_IDLE_WAIT = 1.0
 class Fetcher:
     """Fills the buffer of one subscriber.
 
+    The first claim looks first: until then no priority is known but 0.
     While rows come, the remembered (queue, priority) pairs are claimed from; when fewer came than asked
     for and at least every second, the pairs are looked for again, which also tells when the next row is due.
     A wake-up is answered by a claim from the known pairs of its queues, one round trip earlier than by a look.
@@ -48,7 +49,7 @@ class Fetcher:
         self._log, self._member = log, member
         self.ready = Ready(store, settings.queues)
         self.ready.restrict(member.open)
-        self._unlooked = False
+        self._unlooked = True
         self.on_slow: Callable[[], None] = lambda: None
         """Called when looks are slow, and left to somebody else."""
         self._hinted: frozenset[str] | None = None
@@ -79,7 +80,8 @@ class Fetcher:
         return bool(self._settings.ordered or self._settings.policies)
 
     def reopened(self) -> None:
-        """Other queues are open than before: what waits of those that are not goes back."""
+        """Other queues are open than before: what waits of those that are not goes back, and the next claim looks."""
+        self._unlooked = True
         self.ready.restrict(self._member.open)
         self._inflight.keep_waiting(self._member.open)
 
@@ -135,15 +137,16 @@ class Fetcher:
         if self._unlooked or self._settings.ordered:
             # Not twice without a look between: a pair that nobody knows yet may be of a higher priority.
             hinted = None
-        if ready.slow or hinted is not None:
+        if ready.looked and (ready.slow or hinted is not None):
             self._unlooked = True
             rows, again = await self._claim(self._known(hinted), limit, suspicion)
             if ready.slow or rows:
                 return rows, again
-        if self._look_again or ready.age >= LOOK_INTERVAL:
-            self._look_again = self._unlooked = False
+        if self._look_again or not ready.looked or ready.age >= LOOK_INTERVAL:
+            self._look_again = False
             try:
                 await ready.look()
+                self._unlooked = False
             finally:
                 if ready.slow:
                     self.on_slow()

@@ -48,6 +48,8 @@ class Ready:
         self._restricted = 0
         self.slow = False
         """Whether looks are slow, so that claims do without."""
+        self.looked = False
+        """Whether the pairs are known, or a look takes so long that claims cannot wait for it."""
 
     @property
     def age(self) -> float:
@@ -67,7 +69,9 @@ class Ready:
         except TransientStoreError:
             # Perhaps because it is slow. Claims go on without; the next look decides.
             self._looked_at, self._took, self.slow = monotonic(), monotonic() - asked, True
+            self.looked = self.looked or self._took >= LONGEST_PAUSE
             raise
+        self.looked = True
         self._looked_at, self._found, self._took = monotonic(), found, found.took
         same = restricted == self._restricted
         if not same:

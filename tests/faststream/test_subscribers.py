@@ -187,3 +187,23 @@ async def test_listening_is_refused_where_it_cannot_be(broker: SqlBroker, databa
         return
     with pytest.raises(NotSupportedError, match="needs PostgreSQL through asyncpg and a pool"):
         await broker.start()
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+async def test_z2_m2_a_starting_subscriber_takes_the_highest_priority_first(
+    broker: SqlBroker, look: Look, workers: int
+) -> None:
+    """Its first claim knows which priorities are there; a wake-up on the way changes nothing about that."""
+    started: list[int] = []
+
+    @broker.subscriber("q", **QUICK, max_workers=workers, fetch_batch_size=10)
+    async def handle(body: int) -> None:
+        started.append(body)
+        await asyncio.sleep(0)
+
+    await broker.create_tables()
+    for priority in (0, 100, -3, 50):
+        await broker.publish_batch(*[priority] * 10, queue="q", priority=priority)
+    await broker.start()
+    await look.archived(40)
+    assert started == sorted(started, reverse=True)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from faststream_sqlbroker.core.rows import NewMessage, ReadyPair, ReadyPairs
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import ready as module
 from faststream_sqlbroker.flow.ready import Ready
@@ -236,3 +236,47 @@ async def test_known_pairs_are_bounded() -> None:
         await ready.look()
         assert len(ready.known()) == 10
         assert few.priority in {pair.priority for pair in ready.known()}
+
+
+async def test_z2_m2_the_first_claim_of_a_subscriber_looks_first(rig: Rig) -> None:
+    """Else it takes priority 0 before 100, as it knows of nothing else; a wake-up changes nothing about that."""
+    order: list[int] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        order.append(row.priority)
+        await rig.ack(row)
+
+    for priority in (0, 100, -5, 7):
+        await rig.put(3, priority=priority)
+    consumer = rig.consumer(handle, max_workers=1, fetch_batch_size=2)
+    await consumer.start()
+    consumer._hint()  # as by whoever publishes, opens the queue or gives leases back meanwhile
+    await eventually(lambda: len(order) == 12)
+    assert order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_z2_m2_a_claim_follows_a_look_that_has_succeeded(rig: Rig, at_once: bool) -> None:
+    """One that fails when the subscriber starts does not let it claim what it happens to know."""
+    order: list[int] = []
+    looks, failures = rig.store.ready_pairs, []
+
+    async def look(queues: Any) -> Any:
+        if len(failures) < 3:
+            failures.append(queues)
+            if not at_once:
+                await asyncio.sleep(0.1)
+            raise TransientStoreError("no connection")
+        return await looks(queues)
+
+    async def handle(row: ClaimedMessage) -> None:
+        order.append(row.priority)
+        await rig.ack(row)
+
+    await rig.put(3)
+    await rig.put(3, priority=100)
+    with patch.object(rig.store, "ready_pairs", look):
+        consumer = rig.consumer(handle, max_workers=1, fetch_batch_size=2)
+        await consumer.start()
+        await eventually(lambda: len(order) == 6, timeout=30)
+    assert order == [100] * 3 + [0] * 3
