@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
+from faststream_sqlbroker.core.rows import Claimed
 from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS
 from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
@@ -118,10 +119,11 @@ def claims_without_locks(store: Any) -> None:
         connection.execute(text("SELECT pg_sleep(0.03)"))
         connection.execute(take, {"token": token, "ids": [row[0] for row in found]})
         now = dialect.now(connection)
-        claimed = dialect.claimed([(*row[:-1], now) for row in found], token)
+        at = CLAIMED_COLUMNS.index("acquired_at")
+        claimed = dialect.claimed([(*row[:at], now, *row[at + 1 :]) for row in found], token)
         for message in claimed:
             message.deliveries_count += 1
-        return claimed
+        return Claimed(claimed)
 
     dialect.claim = claim
     dialect.claiming = lambda *arguments, **options: (

@@ -13,6 +13,7 @@ from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker.core.policies import Debounce
+from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.policy_rows import SCAN
 from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.store import Store
@@ -44,7 +45,7 @@ async def test_a_subscriber_without_policies_sends_what_it_always_sent(rig: Rig)
     await rig.put(100)
     known = counted(rig.store.engine)
     pairs = await rig.store.ready_pairs(["q"])
-    rows = await rig.store.claim(pairs, 100, 60.0, uuid4())
+    rows = await rig.store.claim(pairs, 100, 60.0, uuid4(), suspicion=Suspicion())
     await rig.store.settle([done(row) for row in rows])
     await rig.store.release_stuck(["q"], 1000)
     expected = dict(known)
