@@ -33,6 +33,8 @@ __all__ = (
 
 LONGEST_PAUSE = 100 * 365 * 86_400.0
 """Seconds: every database has the moment it ends."""
+RELEASED_AT_ONCE = 1_000
+"""Messages that are given back in one transaction."""
 LARGEST_ID = 2**63 - 1
 _ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 LONGEST_TEXT = 1_000
@@ -126,6 +128,45 @@ class Admin:
         """
         found = await self._store.fleet.subscribers()
         return [s for s in found if queue is None or queue in s.queues]
+
+    async def release(self, worker: str, *, force: bool = False) -> int:
+        """Give back at once what a worker has leased, instead of when its leases run out.
+
+        For one that is gone without a word: it is remembered for an hour. Its messages are due again and count as
+        delivered once more, as after a lease that has run out. What a handler's transaction has locked
+        (`transactional=True`) stays until that transaction ends.
+
+        Args:
+            worker: The name of one subscriber of one process, as `subscribers` has it.
+            force: Also if it lives. Its handlers go on, and what they do outside of this database happens twice: nothing that it
+                writes of these messages counts any more.
+
+        Returns:
+            How many messages were given back.
+
+        Raises:
+            SetupError: `worker` is not known, or it lives and `force` is not set.
+        """
+        if not isinstance(worker, str):
+            raise SetupError(f"worker must be the name of a subscriber, got {short(worker)}")
+        known = await self._store.fleet.subscriber(worker)
+        if known is None:
+            msg = (
+                f"no subscriber is known as {short(worker)}: broker.admin.subscribers() lists those that live, with "
+                "their names; one that ended without a word is remembered for an hour"
+            )
+            raise SetupError(msg)
+        subscriber, lives = known
+        if lives and not force:
+            msg = (
+                f"{worker} lives, as far as is known until {subscriber.lease_expires_at}: wait, or stop its process, or "
+                "give force=True, after which others handle its messages while its own handlers may still run"
+            )
+            raise SetupError(msg)
+        total = 0
+        while count := await self._store.fleet.release(subscriber, RELEASED_AT_ONCE):
+            total += count
+        return total
 
     async def explain(self, message_id: int | str) -> Explanation:
         """Say why a message is not running, or what became of it.

@@ -16,6 +16,7 @@ class Activity(Enum):
     SCHEDULE = "for schedules"
     LOCK = "for locks"
     OPERATE = "for operators' commands"
+    RELEASE = "to give back a worker's messages"
 
 
 Activities = frozenset[Activity]

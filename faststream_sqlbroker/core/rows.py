@@ -84,6 +84,8 @@ class ClaimedMessage:
     """Until when its handler has asked to hold it (this process's monotonic seconds)."""
     slot: tuple[float, float] | None = None
     """From when and until when its handler may start, in seconds from the claim; None: at any time."""
+    prefetched: bool = False
+    """Whether its lease is the shorter one, of a row that waits for a worker."""
 
     @property
     def headers(self) -> dict[str, Any]:
@@ -135,6 +137,16 @@ class Claimed(list[ClaimedMessage]):
             elif suspicion.told:
                 rows.suspects[row.id] = suspect
         return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Which rows of a claim wait for a worker, and for how long they are leased."""
+
+    after: int
+    """The first rows, as many as this, start at once."""
+    lease: float
+    """Seconds for which the others are leased."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     Leases,
     NewMessage,
+    Prefetch,
     ReadyPair,
     ReadyPairs,
     Settlement,
@@ -213,10 +214,12 @@ class Dialect(ABC):
         token: UUID,
         *,
         suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
     ) -> Claimed:
         """Lease up to `limit` due rows; ordered by pair, due time, id. Locked rows are skipped.
 
-        With `suspicion` no suspect is leased: it would be charged with what happens to the others.
+        With `prefetch` its first rows are leased for `lease` seconds and the others for `prefetch.lease`, which
+        `ClaimedMessage.prefetched` tells. With `suspicion` no suspect is leased: it would be charged with what happens to the others.
         """
 
     @abstractmethod
@@ -264,6 +267,10 @@ class Dialect(ABC):
         """Give back up to `limit` rows whose lease has expired; how many."""
 
     @abstractmethod
+    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
+        """Seconds until the first lease in `queues` ends, whoever holds it, negative if it has ended; None without one."""
+
+    @abstractmethod
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """Give back, uncharged, what a claim with `token` has leased in `queues`; how many rows."""
 
@@ -283,9 +290,12 @@ class Dialect(ABC):
         token: UUID,
         *,
         suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
     ) -> Work[Claimed]:
         """`claim` as work for a transaction of its own."""
-        return lambda connection: self.claim(connection, pairs, limit, lease, token, suspicion=suspicion)
+        return lambda connection: self.claim(
+            connection, pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
+        )
 
     def settling(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> Work[SettleResult]:
         """`settle_and_chain` as work for a transaction of its own."""

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, bindparam
 from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, NewMessage, ReadyPair
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, NewMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import mysql_session
 from faststream_sqlbroker.dialects.apart import OTHERS
@@ -32,7 +32,7 @@ from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import MYSQL
 from faststream_sqlbroker.dialects.sizes import SizeLimit
-from faststream_sqlbroker.dialects.steps import StepDialect, utc
+from faststream_sqlbroker.dialects.steps import StepDialect, note_prefetched, utc
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
 
@@ -80,6 +80,9 @@ _PLAIN = {
 }
 _LEASED_IN = "SELECT id FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND "
 _BY_QUEUES = {
+    # Ranges of given names: by a join MySQL would read all rows of a queue that nobody has leased.
+    "lease_ends_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(lease_expires_at)) / 1000000\n"
+    "FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND lease_expires_at IS NOT NULL",
     "stuck": _LEASED_IN + "lease_expires_at < UTC_TIMESTAMP(6)\nLIMIT :limit FOR UPDATE SKIP LOCKED",
     # FOR UPDATE would wait for every lease of the queues, which a handler's transaction may have locked for long.
     "claimed_by": _LEASED_IN + "lease_expires_at IS NOT NULL AND lease_token = :token",
@@ -265,10 +268,14 @@ class MysqlDialect(MysqlErrors, StepDialect):
         token: UUID,
         *,
         suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
     ) -> Claimed:
         """A statement for each of a few pairs; of many, for the first and for those that have many rows."""
         found = PairsClaim(self, connection, limit, token, suspicion).run(pairs)
-        self.take(connection, found, lease, token)
+        starting = found if prefetch is None else note_prefetched(found, prefetch)
+        self.take(connection, starting, lease, token)
+        if prefetch is not None:
+            self.take(connection, found[prefetch.after :], prefetch.lease, token)
         return found
 
     def lock_pair(
@@ -328,6 +335,14 @@ class MysqlDialect(MysqlErrors, StepDialect):
         for part in chunks(sorted(ids)):
             connection.execute(self.sql["release_stuck"], {"ids": list(part)})
         return len(ids)
+
+    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
+        """Reads what is leased in the index, and nothing else."""
+        found: list[float] = []
+        for names in chunks(queues):
+            ends_in = connection.execute(self.sql["lease_ends_in"], {"queues": list(names)}).scalar_one()
+            found += [] if ends_in is None else [float(ends_in)]
+        return min(found, default=None)
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """Find what the token holds; then lock it and give it back, by id."""

@@ -26,6 +26,7 @@ from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     Leases,
     NewMessage,
+    Prefetch,
     ReadyPair,
     ReadyPairs,
     Settlement,
@@ -65,6 +66,10 @@ def _array(name: str, item: Any) -> Any:
 _BINDS = _array("queues", String), _array("ids", BigInteger), _array("tokens", Uuid)
 
 
+TWO_LENGTHS = "_two_lengths"
+"""Ends the names of claims whose rows are not all leased for the same time."""
+
+
 class PostgresqlDialect(PostgresqlErrors, Dialect):
     """All SQL for PostgreSQL ≥ 13."""
 
@@ -87,6 +92,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         add("lock", sql.LOCK, ids, tokens)
         add("lock_free", sql.LOCK_FREE, ids, tokens)
         add("release_stuck", sql.RELEASE, queues, bindparam("limit", type_=Integer))
+        add("lease_ends_in", sql.LEASE_ENDS_IN, queues)
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
         self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
@@ -148,9 +154,20 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "told": ", ".join(told.get(name, "NULL") for name in CLAIMED_COLUMNS),
         }
         others = {**plain, "which": OTHERS.format(of="m.")}
-        self.add_statement("claim", sql.CLAIM, *binds, **plain)
-        self.add_statement("claim_others", sql.CLAIM, *binds, *SUSPECT_BINDS, **others)
-        self.add_statement("claim_apart", sql.CLAIM_APART, *binds, *SUSPECT_BINDS, **alone)
+        two = bindparam("free", type_=Integer), bindparam("waiting", type_=Float(53))
+        for name, claim, suspect, words in (
+            ("claim", sql.CLAIM, (), plain),
+            ("claim_others", sql.CLAIM, SUSPECT_BINDS, others),
+            ("claim_apart", sql.CLAIM_APART, SUSPECT_BINDS, alone),
+        ):
+            self.add_statement(name, claim, *binds, *suspect, **words)
+            told_more = {
+                **words,
+                "columns": columns + sql.IS_WAITING,
+                "told": words.get("told", "") + ", NULL",
+            }
+            claim_two = sql.two_lengths(claim)
+            self.add_statement(name + TWO_LENGTHS, claim_two, *binds, *suspect, *two, **told_more)
         self.add_statement("claim_ids", sql.CLAIM_IDS, *these, **plain)
         self.add_statement("claim_ids_apart", sql.CLAIM_IDS_APART, *these, *SUSPECT_BINDS, **alone)
 
@@ -232,9 +249,11 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         token: UUID,
         *,
         suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
     ) -> Claimed:
         """One statement; pairs are walked lazily until `limit` rows are found."""
-        return self.claiming(pairs, limit, lease, token, suspicion=suspicion)(connection)
+        claiming = self.claiming(pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch)
+        return claiming(connection)
 
     def claiming(
         self,
@@ -244,9 +263,11 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         token: UUID,
         *,
         suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
     ) -> Query[Claimed]:
         """One statement; RETURNING has no order, so the rows are sorted here."""
-        binds = {
+        statement = "claim" + statement_end(suspicion)
+        binds: dict[str, Any] = {
             "queues": [p.queue for p in pairs],
             "priorities": [p.priority for p in pairs],
             "since": [p.since for p in pairs],
@@ -255,16 +276,25 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             "token": token,
             **(suspicion.binds if suspicion is not None else {}),
         }
+        if prefetch is not None and prefetch.after > 0:
+            statement += TWO_LENGTHS
+            binds |= {"free": prefetch.after, "waiting": prefetch.lease}
+        elif prefetch is not None:
+            binds["lease"] = prefetch.lease
 
         def read(rows: Iterable[Sequence[Any]]) -> Claimed:
             leased, suspects = apart(rows, suspicion)
-            claimed = Claimed(self.claimed(in_order(leased), token), suspects)
+            leased = in_order(leased)
+            claimed = Claimed(self.claimed(leased, token), suspects)
+            if prefetch is not None:
+                for row, message in zip(leased, claimed, strict=True):
+                    message.prefetched = row[-1] if prefetch.after > 0 else True
             if len(pairs) > 1:
                 rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
                 claimed.sort(key=lambda m: rank[m.queue, m.priority])
             return claimed
 
-        return Query(self.sql["claim" + statement_end(suspicion)], binds, read)
+        return Query(self.sql[statement], binds, read)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
         """As everywhere; the statement gives what needs no decoding, or is decoded when somebody looks."""
@@ -340,6 +370,13 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         """One statement; rows locked elsewhere are skipped."""
         binds = {"queues": list(queues), "limit": limit}
         return len(connection.execute(self.sql["release_stuck"], binds).all())
+
+    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
+        """One descent of the index for each queue."""
+        found: float | None = connection.execute(
+            self.sql["lease_ends_in"], {"queues": list(queues)}
+        ).scalar_one()
+        return found
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """One statement over what is PROCESSING in these queues."""

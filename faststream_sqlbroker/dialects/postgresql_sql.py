@@ -125,6 +125,17 @@ WITH r AS MATERIALIZED (
   FOR UPDATE SKIP LOCKED
 )"""
 CLAIM, CLAIM_APART = _DUE + _LEASE, _DUE + _LEASE_APART
+IS_WAITING = ",\n  m.lease_expires_at < m.acquired_at + :lease * interval '1 second'"
+"""What a claim by two lengths also returns: whether the row got the shorter lease."""
+
+
+def two_lengths(claim: str) -> str:
+    """`claim`, which leases only the first `free` rows for `lease` seconds, and the others for `waiting`."""
+    first = "m.ctid = ANY(ARRAY(SELECT r.c FROM r{unsuspected} LIMIT :free))"
+    seconds = f"CASE\n    WHEN {first}\n    THEN :lease ELSE :waiting END"
+    return claim.replace(":lease", seconds, 1)
+
+
 CLAIM_IDS, CLAIM_IDS_APART = _THESE + _LEASE, _THESE + _LEASE_APART
 
 RENEW = """
@@ -271,6 +282,14 @@ def anew(settle: str) -> str:
     return settle.replace(f"AND {fence}", f"AND (SELECT count(*) FROM {guard}) > 0\n    AND {fence}", 1)
 
 
+LEASE_ENDS_IN = """
+SELECT extract(epoch FROM min(x.ends) - statement_timestamp())::float8
+FROM unnest(:queues) AS q(queue)
+CROSS JOIN LATERAL (
+  SELECT m.lease_expires_at AS ends FROM {message} m
+  WHERE m.queue = q.queue AND m.state = 'PROCESSING'
+  ORDER BY m.lease_expires_at LIMIT 1) x
+"""
 RELEASE_CLAIM = """
 UPDATE {message} m
 SET state = CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,

@@ -72,6 +72,16 @@ def read_subscribers(connection: Connection, table: Table, *, ended: bool = Fals
     return [subscriber_of(r.key, r.info or {}, r.created_at, r.lease_expires_at) for r in rows]
 
 
+def read_subscriber(connection: Connection, table: Table, name: str) -> tuple[LiveSubscriber, bool] | None:
+    """The subscriber of this name, and whether it lives; None if it is not known, or not any more."""
+    lives = (table.c.lease_expires_at > clock()).label("lives")
+    statement = select(table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at, lives)
+    row = connection.execute(statement.where(table.c.scope == SUBSCRIBER, table.c.key == name)).first()
+    if row is None:
+        return None
+    return subscriber_of(row.key, row.info or {}, row.created_at, row.lease_expires_at), bool(row.lives)
+
+
 def pause(
     connection: Connection,
     table: Table,

@@ -20,6 +20,8 @@ SETTLED = (
     "policy_marks", "publish_count", "hops",
 )  # fmt: skip
 """The columns of a live message that claims and outcomes change."""
+RELEASED = ("state", "acquired_at", "lease_token", "lease_expires_at", "policy_marks")
+"""The columns that change when a lease is taken from its worker."""
 EXPLAINED = ("id", "state", "queue", "archived_at", "reason", "related_id", "last_error")
 """The columns of a finished message that operators see."""
 
@@ -110,6 +112,11 @@ def _operate(tables: Tables, dialect: Any) -> Iterator[Need]:
     yield from _state(tables, dialect)
 
 
+def _release(tables: Tables, _dialect: Any) -> Iterator[Need]:
+    yield tables.message, "SELECT", ("id", "queue", *RELEASED, "attempts_count"), False
+    yield tables.message, "UPDATE", RELEASED, False
+
+
 _NEEDS = {
     Activity.PUBLISH: _publish,
     Activity.CONSUME: _consume,
@@ -119,4 +126,5 @@ _NEEDS = {
     Activity.SCHEDULE: _schedule,
     Activity.LOCK: _schedule,
     Activity.OPERATE: _operate,
+    Activity.RELEASE: _release,
 }

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, null, text, update
 
 from faststream_sqlbroker.core.headers import load_text
 from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
-from faststream_sqlbroker.core.rows import Claimed, NewMessage, ReadyPair, ReadyPairs
+from faststream_sqlbroker.core.rows import Claimed, NewMessage, Prefetch, ReadyPair, ReadyPairs
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.dialects.apart import SUSPECT, apart, statement_end
@@ -24,7 +24,7 @@ from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import sqlite_words
 from faststream_sqlbroker.dialects.sizes import SQLITE
 from faststream_sqlbroker.dialects.sqlite_errors import SqliteErrors
-from faststream_sqlbroker.dialects.steps import StepDialect, lease_binds
+from faststream_sqlbroker.dialects.steps import StepDialect, lease_binds, note_prefetched
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import clock
@@ -181,6 +181,12 @@ WHERE id IN (SELECT m.id FROM json_each(:queues) q CROSS JOIN {message} m INDEXE
   WHERE m.queue = q.value AND m.state = 'PROCESSING' AND m.lease_expires_at < {now} LIMIT :limit)
 RETURNING id
 """,
+    "lease_ends_in": """
+SELECT (MIN((SELECT m.lease_expires_at FROM {message} m INDEXED BY {leased_index}
+  WHERE m.queue = q.value AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL
+  ORDER BY m.queue, m.lease_expires_at LIMIT 1)) - {now}) / 1000000.0
+FROM json_each(:queues) q
+""",
     "release_claim": _GIVEN_BACK
     + """, deliveries_count = deliveries_count - 1
 WHERE id IN (SELECT m.id FROM json_each(:queues) q CROSS JOIN {message} m INDEXED BY {leased_index}
@@ -329,15 +335,18 @@ class SqliteDialect(SqliteErrors, StepDialect):
         token: UUID,
         *,
         suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
     ) -> Claimed:
-        """One statement; the pairs are walked until `limit` rows are found."""
+        """One statement, and one more for leases of two lengths; the pairs are walked until `limit` rows are found."""
         self.mend_due_times(connection, pairs)
         ranked = json.dumps([(p.queue, p.priority) for p in pairs])
         binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
-        binds |= lease_binds(lease, token)
+        binds |= lease_binds(lease if prefetch is None else prefetch.lease, token)
         found = self.find(connection, "claim", binds, token, suspicion)
         rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
         found.sort(key=lambda m: rank[m.queue, m.priority])
+        if prefetch is not None and (starting := note_prefetched(found, prefetch)):
+            self.lengthen(connection, [row.id for row in starting], lease)
         return found
 
     def find(
@@ -362,6 +371,12 @@ class SqliteDialect(SqliteErrors, StepDialect):
         """One UPDATE."""
         binds = {"queues": json.dumps(list(queues)), "limit": limit}
         return len(connection.execute(self.sql["release_stuck"], binds).all())
+
+    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
+        """One descent of the index for each queue."""
+        binds = {"queues": json.dumps(list(queues))}
+        found: float | None = connection.execute(self.sql["lease_ends_in"], binds).scalar_one()
+        return found
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """One UPDATE over what is PROCESSING in these queues."""

@@ -7,7 +7,7 @@ followed by DELETE duplicated a row that was released in between.
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.rows import (
     ClaimedMessage,
     Leases,
     NewMessage,
+    Prefetch,
     ReadyPair,
     ReadyPairs,
     Settlement,
@@ -227,11 +228,15 @@ class StepDialect(Dialect):
             held = self.look(connection, leases)
             leases = [each for each in leases if each[0] in held]
         free = self.lock(connection, leases, skip_locked=skip_locked)
-        for part in chunks(sorted(free)):
-            connection.execute(self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)})
+        self.lengthen(connection, free, lease)
         if len(free) < len(leases):
             free |= self.look(connection, leases)
         return free
+
+    def lengthen(self, connection: Connection, ids: Collection[int], lease: float) -> None:
+        """Lengthen the leases of `ids`, which the transaction has locked."""
+        for part in chunks(sorted(ids)):
+            connection.execute(self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)})
 
     def lock(self, connection: Connection, leases: Leases, *, skip_locked: bool = False) -> set[int]:
         """Lock in the order of ids."""
@@ -275,6 +280,13 @@ class StepDialect(Dialect):
 def lease_binds(lease: float, token: UUID) -> dict[str, Any]:
     """The binds of what leases: the token, and microseconds."""
     return {"token": token.hex, "lease": round(lease * 1_000_000)}
+
+
+def note_prefetched(found: Sequence[ClaimedMessage], prefetch: Prefetch) -> Sequence[ClaimedMessage]:
+    """Mark the rows that wait for a worker; the others."""
+    for row in found[prefetch.after :]:
+        row.prefetched = True
+    return found[: prefetch.after]
 
 
 def rows_json(settlements: Sequence[Settlement]) -> str:

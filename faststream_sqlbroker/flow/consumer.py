@@ -86,7 +86,9 @@ class Consumer:
         self._flusher = Flusher(
             self._store, held, log, batch_size=s.flush_batch_size, interval=s.flush_interval
         )
-        keeper = LeaseKeeper(self._store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease)
+        keeper = self._keeper = LeaseKeeper(
+            self._store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
+        )
         releaser = StuckReleaser(
             self._store, s.queues, log, interval=s.release_stuck_interval, released=self._released
         )
@@ -152,7 +154,7 @@ class Consumer:
         for n in range(s.max_workers):
             worker = Worker(
                 self._store, self.inflight, s, self._handle, self._log,
-                rules=self._rules, first=self._first,
+                rules=self._rules, hold=self._keeper.hold_for_start, first=self._first,
                 stopping=lambda: self._stopping, on_idle=self._flusher.hurry,
             )  # fmt: skip
             self._workers.append(asyncio.create_task(worker.run(), name=f"sqlbroker-worker-{n}"))

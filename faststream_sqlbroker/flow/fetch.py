@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
@@ -18,6 +18,7 @@ from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outcomes import MOST_APART
+from faststream_sqlbroker.flow.prefetch import HORIZON, prefetch_lease
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
 from faststream_sqlbroker.flow.shares import Shares
 from faststream_sqlbroker.flow.wakeup import ALL
@@ -29,6 +30,8 @@ FIRST_IDLE_WAIT = 0.01
 """Seconds to the first look after the queue ran dry; each following wait is half as long again."""
 RELEASE_PAUSE = 5.0
 """Seconds between two tries to give back a claim whose answer was lost."""
+SHORTEST_STALE_WAIT = 0.05
+"""Seconds between two looks for rows that wait for too long."""
 SLOW_IDLE_WAIT = 1.0
 """Most seconds without a claim while looks, which would tell what is due next, are rare."""
 
@@ -64,6 +67,7 @@ class Fetcher:
         self._shares = Shares(settings.queues, settings.weights) if settings.weights else None
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
+        self._look_interval = LOOK_INTERVAL
 
     def hint(self, queues: frozenset[str] = ALL) -> None:
         """Something may have arrived in `queues`: claim, look before the next claim, and poll quickly again."""
@@ -85,24 +89,36 @@ class Fetcher:
         self.ready.restrict(self._member.open)
         self._inflight.keep_waiting(self._member.open)
 
-    def room(self) -> int:
-        """Rows that may be claimed now; 0 while the flush is behind."""
+    @property
+    def _free(self) -> int:
+        """Workers that wait for a row."""
+        return int(self._settings.max_workers) - max(self._inflight.busy, self._inflight.running)
+
+    def window(self) -> int:
+        """Rows that may wait here: those that the workers will start soon, or at once."""
+        s = self._settings
+        a_run = s.fetch_batch_size if s.batch else 1
+        if self._one_by_one:
+            # What waits for a worker here keeps its key, or its slot, from everybody.
+            return int(max(0, self._free) * a_run)
+        capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
+        return min(capacity, self._inflight.times.starts_ahead(s.max_workers, self._free) * a_run)
+
+    def room(self, window: int) -> int:
+        """Rows that may be claimed now if `window` may wait; 0 while the flush is behind."""
         s, held = self._settings, self._inflight
         unwritten = len(held.queued) + held.writing_count
         if unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size) or held.apart_count >= MOST_APART:
             return 0
-        if self._one_by_one:
-            # What waits for a worker here keeps its key, or its slot, from everybody.
-            free = (s.max_workers - held.running) * (s.fetch_batch_size if s.batch else 1)
-            return int(min(s.fetch_batch_size, free - held.waiting.qsize()))
-        capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
-        return int(min(s.fetch_batch_size, capacity - held.waiting.qsize()))
+        return int(min(s.fetch_batch_size, window - held.waiting.qsize()))
 
     async def tick(self) -> float:
         """Claim once; seconds until the next look."""
         if (early := self._not_before - monotonic()) > 0:
             return early
         await self._try_release_unanswered()
+        if self._free <= 0:
+            self._inflight.give_back_stale()
         if self._member.stopping or not self._member.open:
             return self._wait_for_room()
         alone, now = self._inflight.empty, monotonic()
@@ -115,8 +131,8 @@ class Fetcher:
         if turn is Turn.SUSPECT:
             await self._claim_suspect(alone=alone)
             return 0.0
-        limit = self.room()
-        if limit < self._worthwhile():
+        limit = self._look_for_room()
+        if limit < 1:
             return self._wait_for_room()
         suspicion = self._suspicion
         if suspicion is not None and turn is Turn.OTHERS:
@@ -142,7 +158,7 @@ class Fetcher:
             rows, again = await self._claim(self._known(hinted), limit, suspicion)
             if ready.slow or rows:
                 return rows, again
-        if self._look_again or not ready.looked or ready.age >= LOOK_INTERVAL:
+        if self._look_again or not ready.looked or ready.age >= self._look_interval:
             self._look_again = False
             try:
                 await ready.look()
@@ -174,13 +190,15 @@ class Fetcher:
         self, due: Sequence[ReadyPair], limit: int, suspicion: Suspicion | None
     ) -> tuple[Claimed, float | None]:
         lease = self._settings.release_stuck_timeout
+        shorter, starting = prefetch_lease(lease), self._starting()
+        prefetch = Prefetch(starting, shorter) if shorter < lease and starting < limit else None
         with self._noting_the_unanswered() as token:
             if self._settings.ordered:
                 rows, again, self._cursors = await self._store.claim_ordered(
                     due, limit, lease, token, self._cursors, suspicion=suspicion
                 )
                 return rows, again
-            rows = await self._store.claim(due, limit, lease, token, suspicion=suspicion)
+            rows = await self._store.claim(due, limit, lease, token, suspicion=suspicion, prefetch=prefetch)
         self.ready.claimed(due, rows)
         return rows, None
 
@@ -251,15 +269,31 @@ class Fetcher:
             # A passing failure is told by the claim that meets it, too.
             self._log(logging.DEBUG if isinstance(error, TransientStoreError) else logging.WARNING, text)
 
+    def _look_for_room(self) -> int:
+        """How many rows to claim now; 0 if it is not worth a claim."""
+        s, held, window = self._settings, self._inflight, self.window()
+        # A claim of one row for each finished one would cost a statement a message.
+        worthwhile = max(1, min(s.fetch_batch_size // 2, window - window // 2))
+        held.low_water = window if self._one_by_one else window - worthwhile
+        # Where few wait, what is more urgent than they are must be seen before they are all.
+        self._look_interval = LOOK_INTERVAL if window >= s.fetch_batch_size else HORIZON / 2
+        limit = self.room(window)
+        busy = held.waiting.qsize() > 0 and not self._one_by_one
+        return limit if limit >= (worthwhile if busy else 1) else 0
+
+    def _starting(self) -> int:
+        """Of the next rows, how many start at once."""
+        a_run = self._settings.fetch_batch_size if self._settings.batch else 1
+        return max(0, self._free * a_run - self._inflight.waiting.qsize())
+
     def _wait_for_room(self) -> float:
         # Workers and flush wake the loop; a lost lease makes room without either.
         self._inflight.wants_room = True
-        return float(min(1.0, self._settings.max_fetch_interval))
+        return self._not_beyond_stale(min(1.0, self._settings.max_fetch_interval))
 
-    def _worthwhile(self) -> int:
-        # A claim of one row for each finished one would cost a statement a message.
-        busy = self._inflight.waiting.qsize() > 0 and not self._one_by_one
-        return max(1, self._settings.fetch_batch_size // 2) if busy else 1
+    def _not_beyond_stale(self, wait: float) -> float:
+        stale_in = self._inflight.stale_in()
+        return float(wait if stale_in is None else min(wait, max(stale_in, SHORTEST_STALE_WAIT)))
 
     def _next_wait(self, claimed: int, limit: int, again: float | None, *, took: float) -> float:
         s = self._settings
@@ -280,7 +314,7 @@ class Fetcher:
         limits = [] if again is None else [again]
         if self.ready.slow:
             limits.append(SLOW_IDLE_WAIT)
-        return float(min([wait, *self.ready.next_due(), *limits]))
+        return self._not_beyond_stale(min([wait, *self.ready.next_due(), *limits]))
 
 
 def _met(rows: Claimed) -> int:

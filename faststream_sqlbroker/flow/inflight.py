@@ -9,6 +9,7 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
 from faststream_sqlbroker.flow.outcomes import Outcomes
+from faststream_sqlbroker.flow.prefetch import LONGEST_WAIT, HandlerTimes, prefetch_lease
 
 
 def release(row: ClaimedMessage) -> Settlement:
@@ -23,7 +24,12 @@ class Inflight(Outcomes):
         """Hold nothing; `log` is told of lost leases."""
         super().__init__(log)
         self.running = 0
-        """Workers that are not free."""
+        """Handlers that run."""
+        self.busy = 0
+        """Workers that have taken rows: their handlers run, or are about to."""
+        self.times = HandlerTimes()
+        self.low_water = 0
+        """The fetch loop is asked for more when no more than so many rows wait."""
         self.wants_room = False
         """Whether the fetch loop waits for `on_room`."""
         self.on_room: Callable[[], None] = lambda: None
@@ -67,6 +73,22 @@ class Inflight(Outcomes):
                 rows.append(row)
         self.give_back(rows)
 
+    def give_back_stale(self) -> None:
+        """Give back what has waited for a worker for longer than `LONGEST_WAIT`: others may begin it sooner."""
+        items, before = self.waiting.items, monotonic() - LONGEST_WAIT
+        stale = [row for row in items if row is not None and row.claimed_monotonic < before]
+        if stale:
+            kept = [row for row in items if row is None or row.claimed_monotonic >= before]
+            items.clear()
+            items.extend(kept)
+            self.give_back(stale)
+
+    def stale_in(self) -> float | None:
+        """Seconds until a row that waits is stale; None without one."""
+        items = self.waiting.items
+        first = items[0] if items else None
+        return None if first is None else max(0.0, first.claimed_monotonic + LONGEST_WAIT - monotonic())
+
     def keep_waiting(self, queues: Container[str]) -> None:
         """Give back what waits for a worker and is of none of `queues`."""
         items = self.waiting.items
@@ -93,14 +115,16 @@ class Inflight(Outcomes):
         Not those whose handlers have asked for more than `lease`, which would be shortened.
         """
         now, being_written = monotonic(), self.being_written()
-        old = now - lease / 3
+        third, shorter = lease / 3, prefetch_lease(lease) / 3
+
+        def is_old(row: ClaimedMessage) -> bool:
+            held, limit = now - row.renewed_monotonic, shorter if row.prefetched else third
+            return held >= limit and (held >= 2 * limit or (row.id, row.lease_token) not in being_written)
+
         return [
             row
             for row in self.held.values()
-            if row.renewed_monotonic <= old
+            if is_old(row)
             and row.held_until <= now + lease
-            and (
-                row.renewed_monotonic <= now - lease * 2 / 3 or (row.id, row.lease_token) not in being_written
-            )
             and (max_lease is None or now - row.claimed_monotonic < max_lease or now < row.held_until)
         ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.prefetch import prefetch_lease
 from faststream_sqlbroker.flow.transactional import current
 
 if TYPE_CHECKING:
@@ -27,18 +28,35 @@ class LeaseKeeper:
         self._lease, self._max_lease = lease, max_lease
 
     async def tick(self) -> float:
-        """Renew what is due; look again after a twelfth of the lease."""
-        due = self._inflight.due_for_renewal(self._lease, self._max_lease)
-        for start in range(0, len(due), MAX_PER_STATEMENT):
-            part = due[start : start + MAX_PER_STATEMENT]
+        """Renew what is due, what waits for a worker by the shorter lease; look again after a twelfth of that."""
+        shorter = prefetch_lease(self._lease)
+        if due := self._inflight.due_for_renewal(self._lease, self._max_lease):
+            waiting = {id(row) for row in self._inflight.waiting.items}
+            waits = [row for row in due if row.prefetched and id(row) in waiting]
+            await self._renew(waits, shorter, skip_locked=True)
+            kept = {id(row) for row in waits}
+            await self._renew([row for row in due if id(row) not in kept], self._lease, skip_locked=True)
+        return max(0.02, shorter / 12)
+
+    async def hold_for_start(self, rows: Sequence[ClaimedMessage]) -> None:
+        """Renew `rows`, which have waited and are to start now; those that are not held any more are lost.
+
+        Raises:
+            StoreError: the database could not be asked, or somebody else had a row locked for too long.
+        """
+        await self._renew(rows, self._lease, skip_locked=False)
+
+    async def _renew(self, rows: Sequence[ClaimedMessage], lease: float, *, skip_locked: bool) -> None:
+        for start in range(0, len(rows), MAX_PER_STATEMENT):
+            part = rows[start : start + MAX_PER_STATEMENT]
             asked = monotonic()
-            leases = [(r.id, r.lease_token) for r in part]
-            held = await self._store.renew(leases, self._lease, skip_locked=True)
+            leases = [(row.id, row.lease_token) for row in part]
+            held = await self._store.renew(leases, lease, skip_locked=skip_locked)
             for row in part:
                 if row.id in held:
                     row.renewed_monotonic = asked
+                    row.prefetched = row.prefetched and lease < self._lease
             self._inflight.lose([row for row in part if row.id not in held], "renew", _LOST)
-        return max(0.02, self._lease / 12)
 
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
         """Hold `rows` for at least `seconds` from now, which `max_lease` does not end; whether all are still held.
@@ -58,7 +76,7 @@ class LeaseKeeper:
             held = await self._store.renew(leases, max(seconds, self._lease, longest))
         for row in rows:
             if row.id in held and transaction is None:
-                row.renewed_monotonic = asked
+                row.renewed_monotonic, row.prefetched = asked, False
                 row.held_until = max(row.held_until, asked + seconds)
         lost = [row for row in rows if row.id not in held]
         self._inflight.lose(lost, "renew", _LOST)

@@ -2,20 +2,27 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.prefetch import PREFETCH_LEASE
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 BATCH = 1_000
+SEARCH_INTERVAL = 5.0
+"""Most seconds between two searches while somebody holds a lease in the queues."""
+IDLE_INTERVAL = PREFETCH_LEASE
+"""Most seconds between two searches while nobody does: a lease that begins right after one ends about then."""
+SHORTEST_WAIT = 0.02
 
 
 class StuckReleaser:
     """Returns rows whose lease has expired, by the database's clock and nothing else.
 
-    Processes with different settings can run side by side: each row carries its own expiry.
+    Processes with different settings can run side by side: each row carries its own expiry. A search only reads.
     """
 
     def __init__(
@@ -27,16 +34,34 @@ class StuckReleaser:
         interval: float,
         released: Callable[[], None],
     ) -> None:
-        """`interval` in seconds; `released` is called when rows came back."""
+        """`interval`: most seconds between two searches, and between two removals of what has expired otherwise.
+
+        `released` is called when rows came back.
+        """
         self._store, self._queues, self._log = store, queues, log
         self._interval, self._released = interval, released
+        self._clean_at = float("-inf")
 
     async def tick(self) -> float:
-        """Release one batch; at once again after a full one."""
-        count = await self._store.release_stuck(self._queues, BATCH)
+        """Search, and release one batch; at once again after a full one."""
+        count = 0
+        ends_in = await self._store.lease_ends_in(self._queues)
+        if ends_in is not None and ends_in <= 0:
+            count = await self._store.release_stuck(self._queues, BATCH)
         if count:
             self._log(logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}")
             self._released()
+            return 0.0  # there may be more, and when the next one ends is not known yet
+        if (clean_in := self._clean_at - monotonic()) <= 0:
+            clean_in = await self._clean()
+        if ends_in is None:
+            return min(IDLE_INTERVAL, clean_in)
+        # One that has ended and is locked by a handler's transaction is looked at again later.
+        search_in = ends_in if ends_in > 0 else SEARCH_INTERVAL
+        return max(SHORTEST_WAIT, min(search_in, SEARCH_INTERVAL, clean_in))
+
+    async def _clean(self) -> float:
+        """End sessions of vanished clients, and forget what has expired; seconds until the next time."""
         if ended := await self._store.silent.end():
             self._log(
                 logging.WARNING,
@@ -44,4 +69,6 @@ class StuckReleaser:
                 "statement, and they kept rows of the broker locked",
             )
         forgotten = await self._store.policies.forget_expired(BATCH)
-        return 0.0 if BATCH in (count, forgotten) else self._interval
+        wait = 0.0 if forgotten == BATCH else self._interval
+        self._clean_at = monotonic() + wait
+        return wait

@@ -28,6 +28,7 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.isolation import lost_leases
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled, is_told
 from faststream_sqlbroker.flow.losses import broken_text
+from faststream_sqlbroker.flow.prefetch import prefetch_lease
 from faststream_sqlbroker.flow.unheeded import PATIENCE, patiently
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class TransactionalDeliveries:
             settlements: What the outcomes mean, with what is chained to them.
         """
         started, renewed = False, min(row.renewed_monotonic for row in rows)
+        lease = prefetch_lease(self._lease) if any(row.prefetched for row in rows) else self._lease
         unstarted: Rows = []
         left: Rows | None = None
         opened: HandlerTransaction | None = None
@@ -108,7 +110,7 @@ class TransactionalDeliveries:
         if left and not transaction.proven:
             left = await self._ended(transaction.locked, left)
         self._tell_abandoned(left)
-        if left and monotonic() - renewed > self._lease / 3:
+        if left and monotonic() - renewed > lease / 3:
             await self._renew(left)
         await self._name_what_is_missing(transaction, left)
         return [*left, *unstarted]
@@ -145,7 +147,7 @@ class TransactionalDeliveries:
             return  # the flush finds out what is lost
         for row in rows:
             if row.id in held:
-                row.renewed_monotonic = asked
+                row.renewed_monotonic, row.prefetched = asked, False
 
     async def _not_started(self, rows: Rows, error: Exception) -> Rows:
         self._failures += 1

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Outcome, Reject, Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.chain import ENDED, Post, post
 from faststream_sqlbroker.flow.delivery import Deliveries, Handle
@@ -16,6 +17,7 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.limits import refusal, refusal_text
 from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot, seconds_to_slot
+from faststream_sqlbroker.flow.prefetch import least_left, prefetch_lease
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
@@ -40,16 +42,19 @@ class Worker:
         log: Log,
         *,
         rules: SettleRules,
+        hold: Callable[[Sequence[ClaimedMessage]], Awaitable[None]],
         first: FirstAcks | None,
         stopping: Callable[[], bool],
         on_idle: Callable[[], None],
     ) -> None:
         """`handle` runs FastStream's pipeline; afterwards each row's `outcome` is set, or None.
 
-        With `first` messages are removed before they start.
+        `hold` renews leases of rows that have waited. With `first` messages are removed before they start.
         """
         self._store, self._inflight, self._settings = store, inflight, settings
-        self._handle, self._log, self._rules = handle, log, rules
+        self._handle, self._log, self._rules, self._hold = handle, log, rules, hold
+        lease = settings.release_stuck_timeout
+        self._longest_wait = prefetch_lease(lease) - least_left(lease)
         self._settlements = Settlements(rules, log)
         self._stopping, self._on_idle = stopping, on_idle
         transactional: TransactionalDeliveries | None = None
@@ -83,8 +88,6 @@ class Worker:
         )
         limit = settings.max_deliveries
         self._most_deliveries = float("inf") if limit is None else limit
-        self._low_water = settings.fetch_batch_size * settings.max_not_processed_factor
-        self._low_water -= settings.fetch_batch_size // 2
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
@@ -92,18 +95,30 @@ class Worker:
         post.set(here)
         turn_ends = monotonic() + TURN
         while (first := await self._next()) is not None:
-            if self._policies is not None:
-                await self._policies.wait_for_slot(first)
-            rows = await self._batch_from(first) if self._settings.batch else [first]
-            ready = [row for row in rows if self._may_start(row)]
+            self._inflight.busy += 1
             try:
-                if ready:
-                    await self._deliveries.deliver(ready, here)
-            except BaseException as error:  # noqa: BLE001 - raised again, or logged
-                self._raise_or_log(ready, error)
+                await self._deliver_from(first, here)
+            finally:
+                self._inflight.busy -= 1
             if monotonic() >= turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = monotonic() + TURN
+
+    async def _deliver_from(self, first: ClaimedMessage, here: Post) -> None:
+        if self._policies is not None:
+            await self._policies.wait_for_slot(first)
+        rows = await self._batch_from(first) if self._settings.batch else [first]
+        if any(row.prefetched for row in rows):
+            rows = await self._held(rows)
+        began = monotonic()
+        ready = [row for row in rows if self._may_start(row)]
+        if not ready:
+            return
+        try:
+            await self._deliveries.deliver(ready, here)
+        except BaseException as error:  # noqa: BLE001 - raised again, or logged
+            self._raise_or_log(ready, error)
+        self._inflight.times.ended(began, monotonic())
 
     async def run_plain(self) -> None:
         """`run` where the handler takes one message, after which its outcome is known, and nothing else.
@@ -113,16 +128,18 @@ class Worker:
         here = Post(self._store)
         post.set(here)
         inflight, handle = self._inflight, self._handle
-        waiting, low_water, keep = inflight.waiting.items, self._low_water, self._rules.retain_on_ack
+        waiting, times, keep = inflight.waiting.items, inflight.times, self._rules.retain_on_ack
         turn_ends = monotonic() + TURN
         while True:
-            row = (
-                waiting.popleft()
-                if waiting and (len(waiting) > low_water or not inflight.wants_room)
-                else await self._next()
-            )
+            few = inflight.wants_room and len(waiting) <= inflight.low_water
+            row = waiting.popleft() if waiting and not few else await self._next()
             if row is None:
                 return
+            began = monotonic()
+            if row.prefetched and began - row.renewed_monotonic > self._longest_wait:
+                if not await self._held([row]):
+                    continue
+                began = monotonic()
             if not self._may_start(row):
                 continue
             here.delivery = row
@@ -137,6 +154,7 @@ class Worker:
                     row.no_chain = ENDED
                     inflight.running -= 1
                     now = monotonic()
+                    times.ended(began, now)
                     if row.outcome.__class__ is Ack and not row.chained and not row.lease_lost:
                         inflight.finish(Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep))
                     else:
@@ -155,9 +173,25 @@ class Worker:
             self._make_room()
             return await waiting.get()
         row = waiting.get_nowait()
-        if waiting.qsize() <= self._low_water:
+        if waiting.qsize() <= self._inflight.low_water:
             self._make_room()
         return row
+
+    async def _held(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
+        """Renew those of `rows` that have waited so long that little is left of their leases; what may start."""
+        latest = monotonic() - self._longest_wait
+        old = [row for row in rows if row.prefetched and row.renewed_monotonic < latest]
+        if not old:
+            return rows
+        try:
+            await self._hold(old)
+        except BaseException as error:  # noqa: BLE001 - raised again, or logged
+            # Whether they are still ours is not known, so they must not start.
+            self._inflight.give_back(old)
+            if not isinstance(error, StoreError):
+                self._raise_or_log(old, error)
+            return [row for row in rows if row not in old]
+        return [row for row in rows if not row.lease_lost]
 
     def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
         """A worker must not die, unless it is told to."""
@@ -209,7 +243,7 @@ class Worker:
                 break
             rows.append(row)
             waiting.get_nowait()
-        if waiting.qsize() <= self._low_water:
+        if waiting.qsize() <= self._inflight.low_water:
             self._make_room()
         try:
             # A batch may keep the event loop for long: the next claim and the last flush are sent before.

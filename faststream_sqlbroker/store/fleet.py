@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.explanation import Explanation
 from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
-from faststream_sqlbroker.dialects import Dialect, presence
+from faststream_sqlbroker.dialects import Dialect, presence, worker_leases
 from faststream_sqlbroker.dialects.explain import explain
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -33,6 +33,7 @@ class Fleet:
         """Share the store's `places`."""
         self._transactions, self._dialect, self._places = transactions.doing(Activity.STATE), dialect, places
         self._operating = transactions.doing(Activity.OPERATE)
+        self._releasing = transactions.doing(Activity.RELEASE)
         self._table = dialect.tables.policy_state
 
     async def announce(
@@ -94,6 +95,19 @@ class Fleet:
         """The subscribers that live, those heard of last first."""
         return await self._operating.run(
             lambda c: presence.read_subscribers(c, self._table), self._places, write=False
+        )
+
+    async def subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
+        """The subscriber of this name, and whether it lives; None if it is not remembered."""
+        return await self._operating.run(
+            lambda c: presence.read_subscriber(c, self._table, name), self._places, write=False
+        )
+
+    async def release(self, subscriber: LiveSubscriber, limit: int) -> int:
+        """Give back up to `limit` messages that `subscriber` has leased, unless a transaction has locked them; how many."""
+        holder, queues = bytes.fromhex(subscriber.worker.rsplit(":", 1)[-1]), subscriber.queues
+        return await self._releasing.run(
+            lambda c: worker_leases.release(c, self._dialect, holder, queues, limit), self._places
         )
 
     async def explain(self, message_id: int) -> Explanation:

@@ -16,6 +16,7 @@ from faststream_sqlbroker.core.rows import (
     Claimed,
     Leases,
     NewMessage,
+    Prefetch,
     ReadyPair,
     ReadyPairs,
     Settlement,
@@ -167,16 +168,16 @@ class Store:
         token: UUID,
         *,
         suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
     ) -> Claimed:
         """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due time, id.
 
-        With `suspicion` no suspect is leased, which is to run alone.
+        With `prefetch` only its first rows; the others for `prefetch.lease`. With `suspicion` no suspect is leased, which is to run alone.
         """
         if not pairs or limit < 1:
             return Claimed()
-        return await self._consuming.run(
-            self.dialect.claiming(pairs, limit, lease, token, suspicion=suspicion), self._places
-        )
+        claiming = self.dialect.claiming(pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch)
+        return await self._consuming.run(claiming, self._places)
 
     async def claim_ordered(
         self,
@@ -251,6 +252,12 @@ class Store:
     async def release_stuck(self, queues: Sequence[str], limit: int) -> int:
         """Give back up to `limit` rows of `queues` whose lease has expired; how many."""
         return await self._consuming.run(lambda c: self.dialect.release_stuck(c, queues, limit), self._places)
+
+    async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
+        """Seconds until the first lease in `queues` ends, anybody's, by the database's clock; None without one."""
+        return await self._consuming.run(
+            lambda c: self.dialect.lease_ends_in(c, queues), self._places, write=False
+        )
 
     async def release_claim(self, queues: Sequence[str], token: UUID) -> int:
         """Give back, uncharged, the rows of a claim whose answer was lost; how many."""

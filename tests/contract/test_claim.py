@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text
 
-from faststream_sqlbroker.core.rows import NewMessage, ReadyPair
+from faststream_sqlbroker.core.rows import NewMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.exceptions import TransientStoreError
@@ -294,3 +294,52 @@ async def test_f6_so_does_a_claim_in_order(bench: Bench) -> None:
     [alone] = await bench.store.claim_one(first, ["q"], LEASE, uuid4(), ordered=True)
     assert alone.deliveries_count == 2
     assert second
+
+
+# -- leases of two lengths ----------------------------------------------------------------------------
+
+
+async def _lease_seconds(bench: Bench) -> list[int]:
+    rows = await bench.rows()
+    leased = [row for row in rows if row["state"] == "PROCESSING"]
+    return [round((r["lease_expires_at"] - r["acquired_at"]).total_seconds()) for r in leased]
+
+
+@pytest.mark.parametrize("after", [0, 2, 9])
+async def test_rows_that_wait_for_a_worker_are_leased_for_less(bench: Bench, after: int) -> None:
+    """The first ones in the order of the claim, over its pairs."""
+    last, first = await bench.put(3), await bench.put(3, priority=1)
+    pairs = await bench.store.ready_pairs(["q"])
+    rows = await bench.store.claim(pairs, 5, LEASE, uuid4(), prefetch=Prefetch(after, 20.0))
+    order = [*first, *last[:2]]
+    assert [row.id for row in rows] == order
+    assert [row.prefetched for row in rows] == [n >= after for n in range(5)]
+    expected = {i: LEASE if n < after else 20.0 for n, i in enumerate(order)}
+    assert await _lease_seconds(bench) == [round(expected[i]) for i in sorted(expected)]
+
+
+async def test_rows_of_many_pairs_are_leased_by_two_lengths(bench: Bench) -> None:
+    for n in range(12):
+        await bench.put(2, queue=f"q{n}")
+    pairs = await bench.store.ready_pairs([f"q{n}" for n in range(12)])
+    rows = await bench.store.claim(pairs, 24, LEASE, uuid4(), prefetch=Prefetch(7, 20.0))
+    assert [row.prefetched for row in rows] == [False] * 7 + [True] * 17
+    lengths = await _lease_seconds(bench)
+    assert (lengths.count(round(LEASE)), lengths.count(20)) == (7, 17)
+
+
+async def test_the_end_of_the_first_lease_is_known_whoever_holds_it(bench: Bench) -> None:
+    assert await bench.store.lease_ends_in(["q", "other"]) is None
+    await bench.put(3)
+    await bench.put(1, queue="other")
+    assert await bench.store.lease_ends_in(["q", "other"]) is None, "nobody holds one"
+    await bench.claim(1, lease=500.0)
+    await bench.claim(1, lease=50.0)
+    await bench.claim(1, "other", lease=5.0)
+    ends = [await bench.store.lease_ends_in(queues) for queues in (["q"], ["other"], ["q", "other"], ["x"])]
+    assert ends.pop() is None
+    assert all(limit - 5 < (end or 0) <= limit for end, limit in zip(ends, (50, 5, 5), strict=True)), ends
+    await bench.expire()
+    ended = await bench.store.lease_ends_in(["q"])
+    assert ended is not None
+    assert ended < 0

@@ -253,6 +253,31 @@ async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -
     assert len(refused) == 7
 
 
+@servers_only
+async def test_an_operator_who_may_release(user: Account, owner: SqlBroker, broker: SqlBroker) -> None:
+    given(user, *grants("operator", _kind(user))[""])
+    end = asyncio.Event()
+
+    @owner.subscriber("q", **QUICK)
+    async def handle(body: str) -> None:
+        await end.wait()
+
+    await owner.publish("x", "q")
+    await owner.start()
+    await eventually(lambda: _count(user, "message WHERE state = 'PROCESSING'") == 1)
+    [live] = await broker.admin.subscribers("q")
+    await owner.admin.pause("q")
+    with pytest.raises(AccessError, match="to give back a worker's messages"):
+        await broker.admin.release(live.worker, force=True)
+    given(user, *grants("operator", _kind(user))["release"])
+    assert await broker.admin.release(live.worker, force=True) == 1
+    end.set()
+    refused = user.try_as(
+        "UPDATE message SET payload = 'x'", "UPDATE message SET queue = 'x'", "DELETE FROM message"
+    )
+    assert len(refused) == 3
+
+
 # -- logs ---------------------------------------------------------------------------------------------
 
 

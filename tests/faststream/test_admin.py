@@ -1,13 +1,16 @@
 """broker.admin."""
 
 import asyncio
+import os
 import re
+from uuid import UUID
 
 import pytest
 from faststream import AckPolicy
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import SqlBroker, UnknownOutcome
+from faststream_sqlbroker import SetupError, SqlBroker, UnknownOutcome
+from faststream_sqlbroker.core.presence import worker_name
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -49,3 +52,56 @@ async def test_unknown_outcomes_are_listed_and_forgotten(
 async def test_a_limit_below_one_is_refused(broker: SqlBroker) -> None:
     with pytest.raises(ValueError, match="limit must be 1 or more, got 0"):
         await broker.admin.unknown(limit=0)
+
+
+async def test_a_workers_messages_are_given_back_at_an_operators_word(
+    engine: AsyncEngine, broker: SqlBroker, look: Look
+) -> None:
+    stop = asyncio.Event()
+
+    @broker.subscriber("q", "other", **QUICK, max_workers=3)
+    async def handle(_body: str) -> None:
+        await stop.wait()
+
+    await broker.publish_batch("a", "b", queue="q")
+    await broker.publish("c", "other")
+    await broker.start()
+
+    async def all_run() -> bool:
+        return [row["state"] for row in await look.rows()] == ["PROCESSING"] * 3
+
+    await eventually(all_run)
+    admin = SqlBroker(engine, logger=None).admin  # of another process
+    [live] = await admin.subscribers()
+    with pytest.raises(SetupError, match=r"lives, as far as is known until .* give force=True"):
+        await admin.release(live.worker)
+    with pytest.raises(SetupError, match="no subscriber is known as 'nobody'"):
+        await admin.release("nobody")
+    with pytest.raises(SetupError, match="worker must be the name of a subscriber, got 7"):
+        await admin.release(7)  # type: ignore[arg-type]
+    assert await all_run()
+    await broker.admin.pause("q")
+    await broker.admin.pause("other")
+    assert await admin.release(live.worker, force=True) == 3
+    rows = await look.rows()
+    assert {(r["state"], r["deliveries_count"], r["lease_token"]) for r in rows} == {("PENDING", 1, None)}
+    assert await admin.release(live.worker, force=True) == 0
+    stop.set()
+    await asyncio.wait_for(broker.stop(), 10)
+    assert [r["state"] for r in await look.rows()] == ["PENDING"] * 3, "late outcomes change nothing"
+
+
+async def test_of_a_worker_that_is_gone_all_is_given_back_and_nothing_of_others(
+    engine: AsyncEngine, broker: SqlBroker, look: Look
+) -> None:
+    fleet, store = broker._store.fleet, broker._store
+    holders = {name: worker_name(name, bytes([n]) * 8) for n, name in enumerate(("gone", "other"), 1)}
+    info = {"queues": ["q"], "max_workers": 1}
+    await fleet.announce({holders["gone"]: info}, {holders["gone"]}, -1.0, clean=False)
+    await fleet.announce({holders["other"]: info}, {holders["other"]}, 60.0, clean=False)
+    await broker.publish_batch(*range(4), queue="q")
+    pairs = await store.ready_pairs(["q"])
+    for n in (1, 2):
+        await store.claim(pairs, 2, 600.0, UUID(bytes=bytes([n]) * 8 + os.urandom(8)))
+    assert await broker.admin.release(holders["gone"]) == 2
+    assert [r["state"] for r in await look.rows()] == ["PENDING"] * 2 + ["PROCESSING"] * 2

@@ -16,6 +16,7 @@ from faststream import FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.flow import inflight
 
 
 class Handlers:
@@ -36,6 +37,17 @@ class Handlers:
         """Take half a second."""
         self.note(body)
         await asyncio.sleep(0.5)
+
+    async def steady(self, body: int) -> None:
+        """Take a fifth of a second."""
+        self.note(body)
+        await asyncio.sleep(0.2)
+
+    async def stalls(self, body: int) -> None:
+        """Take three seconds for each two hundredth body, and no time for the others."""
+        self.note(body)
+        if body and body % 200 == 0:
+            await asyncio.sleep(3)
 
     async def hang(self, body: int) -> None:
         """Never end."""
@@ -61,6 +73,7 @@ def main() -> None:
     graceful_timeout = options.pop("graceful_timeout", 15.0)
     forwards = options.pop("forwards", {})
     interval = options.pop("presence_interval", 5.0)
+    inflight.LONGEST_WAIT = options.pop("longest_wait", inflight.LONGEST_WAIT)
     broker = SqlBroker(
         create_async_engine(url), graceful_timeout=graceful_timeout, presence_interval=interval, logger=None
     )

@@ -26,7 +26,7 @@ from faststream_sqlbroker.flow.loop import Loop
 from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.outcome_states import State
 from faststream_sqlbroker.flow.policies import PolicyStarts
-from faststream_sqlbroker.flow.release import BATCH, StuckReleaser
+from faststream_sqlbroker.flow.release import BATCH, IDLE_INTERVAL, SEARCH_INTERVAL, StuckReleaser
 from faststream_sqlbroker.flow.repeat import Repeater
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.worker import Worker
@@ -305,7 +305,7 @@ def worker(inflight: Inflight, **options: Any) -> Worker:
     nothing: Any = None
     return Worker(
         nothing, inflight, make_settings("q", options), nothing, quiet,  # type: ignore[arg-type]
-        rules=SettleRules(), first=None, stopping=lambda: False, on_idle=lambda: None,
+        rules=SettleRules(), hold=nothing, first=None, stopping=lambda: False, on_idle=lambda: None,
     )  # fmt: skip
 
 
@@ -324,20 +324,23 @@ async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:
     inflight.on_room = lambda: asked.append(inflight.waiting.qsize())
     ours = worker(inflight, fetch_batch_size=4, max_not_processed_factor=1)
     inflight.add([row(n) for n in range(4)])
-    inflight.wants_room = True
+    inflight.wants_room, inflight.low_water = True, 2
     for _ in range(3):
         await ours._next()
     assert asked == [2]
     assert not inflight.wants_room
 
 
-async def test_a_full_batch_of_expired_leases_is_followed_by_another_at_once() -> None:
-    counts = [BATCH, 3, 0]
+async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one_ends() -> None:
+    counts, ends = [BATCH, 3, 0], [-2.0, -1.0, 2.5, -0.5, 600.0, None]
 
     class Store:
         @property
         def policies(self) -> "Store":
             return self
+
+        async def lease_ends_in(self, _queues: Any) -> float | None:
+            return ends.pop(0)
 
         async def release_stuck(self, _queues: Any, _limit: int) -> int:
             return counts.pop(0)
@@ -354,9 +357,10 @@ async def test_a_full_batch_of_expired_leases_is_followed_by_another_at_once() -
 
     released: list[int] = []
     store: Any = Store()
-    releaser = StuckReleaser(store, ["q"], quiet, interval=9.0, released=lambda: released.append(1))
-    assert [await releaser.tick() for _ in range(3)] == [0.0, 9.0, 9.0]
-    assert len(released) == 2
+    releaser = StuckReleaser(store, ["q"], quiet, interval=60.0, released=lambda: released.append(1))
+    waits = [await releaser.tick() for _ in range(6)]
+    assert waits == [0.0, 0.0, 2.5, SEARCH_INTERVAL, SEARCH_INTERVAL, IDLE_INTERVAL]
+    assert (len(released), counts) == (2, []), "of the third a handler's transaction has locked the row"
 
 
 async def test_a_failing_loop_backs_off_and_no_hint_cuts_that_short() -> None:

@@ -1,0 +1,58 @@
+"""Leases of one subscriber, given back at an operator's word; the same on every database."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from sqlalchemy import Connection, bindparam, case, null, select, update
+
+from faststream_sqlbroker.core.policies.marks import KEPT
+from faststream_sqlbroker.core.presence import HOLDER_BYTES
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.chunks import chunks
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.base import Dialect
+
+
+def release(
+    connection: Connection, dialect: "Dialect", holder: bytes, queues: Iterable[str], limit: int
+) -> int:
+    """Give back up to `limit` rows of `queues` whose lease tokens begin with `holder`; how many.
+
+    Charged, as an expired lease is. Rows that a handler's transaction has locked are left alone.
+    """
+    table = dialect.tables.message
+    rest = 16 - HOLDER_BYTES
+    first, last = UUID(bytes=holder + b"\0" * rest), UUID(bytes=holder + b"\xff" * rest)
+    # Read without locks: others' leases are not to be waited for.
+    find = (
+        select(table.c.id, table.c.lease_token)
+        .where(
+            table.c.state == MessageState.PROCESSING.name,
+            table.c.lease_expires_at.is_not(None),
+            table.c.lease_token.between(first, last),
+        )
+        .limit(limit)
+        .with_hint(table, f"FORCE INDEX ({dialect.names['leased_index']})", "mysql")
+        .with_hint(table, f"FORCE INDEX ({dialect.names['leased_index']})", "mariadb")
+    )
+    found: list[tuple[int, UUID]] = []
+    for names in chunks(list(queues)):
+        rows = connection.execute(find.where(table.c.queue.in_(names)))
+        found += [(row.id, row.lease_token) for row in rows]
+    free = dialect.lock(connection, found[:limit], skip_locked=True)
+    if free:
+        given_back = {
+            "state": case(
+                (table.c.attempts_count > 0, MessageState.RETRYABLE.name), else_=MessageState.PENDING.name
+            ),
+            "acquired_at": null(),
+            "lease_token": null(),
+            "lease_expires_at": null(),
+            "policy_marks": table.c.policy_marks.bitwise_and(KEPT),
+        }
+        # One by one, by the primary key: by a list MariaDB would wait for rows that are locked elsewhere.
+        one = update(table).where(table.c.id == bindparam("message_id")).values(given_back)
+        connection.execute(one, [{"message_id": each} for each in sorted(free)])
+    return len(free)

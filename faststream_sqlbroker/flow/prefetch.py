@@ -1,0 +1,59 @@
+"""How many rows wait in this process for a worker, and how short their leases are.
+
+A process claims what its workers will start within `HORIZON`, by how long the handler has taken lately. So the rest stays
+for other processes, and what comes later with a higher priority is not behind it.
+"""
+
+from collections import deque
+from math import ceil
+from time import monotonic
+
+HORIZON = 0.2
+"""Seconds within which the workers will start what waits for them."""
+REMEMBERED = 128
+"""The last runs of the handler from which its time is known."""
+PREFETCH_LEASE = 20.0
+"""Seconds for which a row is leased that waits for a worker: what a dead process had not started is back soon."""
+LEAST_LEFT = 10.0
+"""Seconds of such a lease that must be left when its row starts; else it is renewed before."""
+LONGEST_WAIT = 1.0
+"""Seconds after which a row that waits behind running handlers is given back."""
+
+
+class HandlerTimes:
+    """How long the last runs of one subscriber's handler took: of a message, or of a batch."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.recent: deque[float] = deque(maxlen=REMEMBERED)
+        """Seconds, the oldest run first."""
+        self.ended_at = float("-inf")
+        """When the last run ended (monotonic seconds)."""
+
+    def ended(self, began: float, now: float) -> None:
+        """A run that `began` has ended `now`."""
+        self.recent.append(now - began)
+        self.ended_at = now
+
+    def starts_ahead(self, workers: int, free: int) -> int:
+        """How many runs the `workers`, of which so many are `free`, will begin within `HORIZON`.
+
+        By the 90th percentile of the remembered times. With none, or while no run has ended for `HORIZON` though all
+        workers are busy, it is what free workers begin at once.
+        """
+        stuck = free <= 0 and monotonic() - self.ended_at > HORIZON
+        if not self.recent or stuck:
+            return max(0, free)
+        times = sorted(self.recent)
+        usual = times[ceil(0.9 * len(times)) - 1]
+        return max(0, free, int(HORIZON * workers / max(usual, 1e-6)))
+
+
+def prefetch_lease(lease: float) -> float:
+    """Seconds for which a row that waits is leased, by a subscriber whose leases last `lease` seconds."""
+    return min(lease, PREFETCH_LEASE)
+
+
+def least_left(lease: float) -> float:
+    """Seconds of `prefetch_lease(lease)` that must be left when a row starts."""
+    return min(LEAST_LEFT, prefetch_lease(lease) / 2)

@@ -1,0 +1,206 @@
+"""Rows that wait for a worker: how long they may, and that nobody starts what is not held any more."""
+
+import asyncio
+import time
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from faststream_sqlbroker.core.outcome import Ack
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.prefetch import LONGEST_WAIT, PREFETCH_LEASE
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+FAST: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
+
+
+class Gate:
+    """A handler that waits for `open` from the second body on."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.started: list[bytes] = []
+
+    async def __call__(self, rows: Any) -> None:
+        for row in rows if isinstance(rows, tuple) else (rows,):
+            self.started.append(row.payload)
+            row.settle_as(Ack())
+        if len(self.started) > 1:
+            await self.open.wait()
+
+
+def warm(consumer: Consumer) -> None:
+    """Let its handler count as a quick one."""
+    consumer.inflight.times.ended(time.monotonic() - 0.001, time.monotonic())
+
+
+def age(rows: list[ClaimedMessage], seconds: float) -> None:
+    for row in rows:
+        row.renewed_monotonic -= seconds
+
+
+def waiting(consumer: Consumer) -> list[ClaimedMessage]:
+    return [row for row in consumer.inflight.waiting.items if row is not None]
+
+
+async def _held_up(rig: Rig, gate: Gate, count: int = 6, **options: Any) -> Consumer:
+    """A consumer that runs the second of `count` messages, while the others wait in it."""
+    await rig.put(count)
+    consumer = rig.consumer(gate, **FAST, **options)
+    await consumer.start()
+    warm(consumer)
+    await eventually(lambda: len(gate.started) == 2 and len(waiting(consumer)) == count - 2)
+
+    async def first_is_written() -> bool:
+        return len(await rig.rows(archive=True)) == 1
+
+    await eventually(first_is_written)
+    return consumer
+
+
+async def test_what_waits_behind_a_running_handler_goes_back_uncharged(rig: Rig) -> None:
+    gate = Gate()
+    began = time.monotonic()
+    consumer = await _held_up(rig, gate)
+
+    async def given_back() -> bool:
+        rows = await rig.rows()
+        return [r["state"] for r in rows] == ["PROCESSING"] + ["PENDING"] * 4
+
+    await eventually(given_back, timeout=10)
+    assert time.monotonic() - began >= LONGEST_WAIT
+    assert [r["deliveries_count"] for r in await rig.rows()] == [1, 0, 0, 0, 0]
+    assert await rig.claim(), "somebody else may take them"
+    assert waiting(consumer) == []
+    gate.open.set()
+
+
+async def test_nothing_is_fetched_ahead_of_a_handler_that_nobody_knows(rig: Rig) -> None:
+    end, started = asyncio.Event(), 0
+
+    async def handle(row: ClaimedMessage) -> None:
+        nonlocal started
+        started += 1
+        await end.wait()
+        row.settle_as(Ack())
+
+    await rig.put(9)
+    consumer = rig.consumer(handle, **FAST, max_workers=2)
+    await consumer.start()
+    await eventually(lambda: started == 2)
+    ticks = consumer._fetcher.window
+    seen: list[int] = []
+    consumer._fetcher.window = lambda: (seen.append(1), ticks())[1]  # type: ignore[method-assign]
+    await eventually(lambda: len(seen) >= 3)
+    assert len(consumer.inflight.held) == 2
+    end.set()
+    await eventually(lambda: started == 9)
+
+
+async def test_what_waits_is_leased_and_renewed_for_less(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("faststream_sqlbroker.flow.inflight.LONGEST_WAIT", 60.0)
+    gate = Gate()
+    consumer = await _held_up(rig, gate)
+    rows = waiting(consumer)
+    assert all(row.prefetched for row in rows)
+    ends_in = await rig.store.lease_ends_in(["q"])
+    assert ends_in is not None
+    assert PREFETCH_LEASE - 10 < ends_in <= PREFETCH_LEASE
+    age(rows, PREFETCH_LEASE / 2)
+    before = [row.renewed_monotonic for row in rows]
+    await eventually(lambda: all(r.renewed_monotonic > b for r, b in zip(rows, before, strict=True)))
+    assert all(row.prefetched for row in rows), "still by the shorter lease"
+    again = await rig.store.lease_ends_in(["q"])
+    assert again is not None
+    assert again <= PREFETCH_LEASE
+    gate.open.set()
+    await eventually(lambda: len(gate.started) == 6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"handler_timeout": 60.0}, {"batch": True, "fetch_batch_size": 2, "max_not_processed_factor": 3}],
+)
+async def test_a_row_with_little_left_is_renewed_before_it_starts(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("faststream_sqlbroker.flow.inflight.LONGEST_WAIT", 60.0)
+    gate = Gate()
+    consumer = await _held_up_any(rig, gate, **options)
+    consumer._lease_loop.wake = lambda: None  # type: ignore[method-assign]
+    renewed: list[int] = []
+    renew = rig.store.renew
+
+    async def counted(leases: Any, lease: float, **given: Any) -> set[int]:
+        renewed.extend(i for i, _ in leases)
+        return await renew(leases, lease, **given)
+
+    monkeypatch.setattr(rig.store, "renew", counted)
+    rows = waiting(consumer)
+    age(rows, PREFETCH_LEASE * 0.6)
+    gate.open.set()
+    await eventually(lambda: len(gate.started) == 6)
+    assert {row.id for row in rows} <= set(renewed)
+    await eventually(lambda: not consumer.inflight.held)
+    assert consumer.inflight.lease_lost_count == 0
+
+
+async def _held_up_any(rig: Rig, gate: Gate, **options: Any) -> Consumer:
+    await rig.put(6)
+    consumer = rig.consumer(gate, **FAST, **options)
+    await consumer.start()
+    warm(consumer)
+    await eventually(lambda: gate.started and len(waiting(consumer)) + len(gate.started) == 6)
+    return consumer
+
+
+async def test_a_row_that_somebody_else_has_by_then_does_not_start(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("faststream_sqlbroker.flow.inflight.LONGEST_WAIT", 60.0)
+    gate = Gate()
+    consumer = await _held_up(rig, gate)
+    rows = waiting(consumer)
+    await rig.execute(
+        "UPDATE message SET lease_token = :other, deliveries_count = 2 WHERE payload <> :running",
+        other=uuid4().hex,
+        running=b"1",
+    )
+    age(rows, PREFETCH_LEASE * 0.6)
+    gate.open.set()
+    await eventually(lambda: not consumer.inflight.held)
+    assert gate.started == [b"0", b"1"]
+    assert all(row.lease_lost for row in rows)
+    assert [r["deliveries_count"] for r in await rig.rows()] == [2] * 4
+
+
+async def test_while_the_database_does_not_say_a_row_is_held_it_does_not_start(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("faststream_sqlbroker.flow.inflight.LONGEST_WAIT", 60.0)
+    gate = Gate()
+    consumer = await _held_up(rig, gate)
+    rows, renew, asked = waiting(consumer), rig.store.renew, 0
+
+    async def gone(leases: Any, lease: float, **given: Any) -> set[int]:
+        nonlocal asked
+        if given.get("skip_locked"):
+            return await renew(leases, lease, **given)
+        asked += 1
+        assert len(gate.started) == 2
+        if asked == len(rows):
+            monkeypatch.undo()
+        raise TransientStoreError("out of reach")
+
+    monkeypatch.setattr(rig.store, "renew", gone)
+    age(rows, PREFETCH_LEASE * 0.6)
+    gate.open.set()
+    await eventually(lambda: len(gate.started) == 6)
+    assert asked == 4
+    await eventually(lambda: not consumer.inflight.held)
+    assert await rig.rows() == []
+    assert [r["deliveries_count"] for r in await rig.rows(archive=True)] == [1] * 6

@@ -1,0 +1,128 @@
+"""How many rows wait for a worker, and how long their leases are."""
+
+from time import monotonic
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from faststream_sqlbroker.flow.fetch import Fetcher
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.member import Member
+from faststream_sqlbroker.flow.prefetch import (
+    HORIZON,
+    LONGEST_WAIT,
+    REMEMBERED,
+    HandlerTimes,
+    least_left,
+    prefetch_lease,
+)
+from faststream_sqlbroker.subscriber.options import make_settings
+from tests.unit.test_inflight import quiet, row
+
+
+def taking(*seconds: float) -> HandlerTimes:
+    times = HandlerTimes()
+    for each in seconds:
+        times.ended(monotonic() - each, monotonic())
+    return times
+
+
+def fetcher(inflight: Inflight, **options: Any) -> Fetcher:
+    settings = make_settings("q", options)
+    member = Member(settings, paused=False, on_change=lambda: None)
+    return Fetcher(Mock(), inflight, settings, quiet, member)
+
+
+def test_nothing_is_known_before_the_first_run_ends() -> None:
+    assert HandlerTimes().starts_ahead(4, 4) == 4
+    assert HandlerTimes().starts_ahead(4, 1) == 1
+    assert HandlerTimes().starts_ahead(4, 0) == 0
+
+
+def test_slow_handlers_get_what_workers_start_within_the_horizon() -> None:
+    assert taking(0.99).starts_ahead(10, 0) == 2
+    assert taking(0.99).starts_ahead(10, 7) == 7, "free workers start more at once"
+    assert taking(0.05).starts_ahead(2, 0) == pytest.approx(8, abs=1)
+    assert taking(30.0).starts_ahead(4, 0) == 0
+
+
+def test_one_slow_run_in_ten_counts_and_one_in_a_hundred_does_not() -> None:
+    assert taking(*[0.001] * 9, 1.0, *[0.001] * 9, 1.0, 1.0).starts_ahead(1, 0) == 0
+    assert taking(*[0.001] * 99, 1.0).starts_ahead(1, 0) >= 100
+
+
+def test_only_the_last_runs_are_remembered() -> None:
+    assert taking(*[1.0] * REMEMBERED, *[0.001] * REMEMBERED).starts_ahead(1, 0) >= 100
+
+
+def test_while_no_run_ends_nothing_is_fetched_ahead() -> None:
+    times = taking(0.001)
+    times.ended_at = monotonic() - HORIZON - 0.01
+    assert times.starts_ahead(4, 0) == 0
+    assert times.starts_ahead(4, 1) >= 100, "a worker is free"
+
+
+@pytest.mark.parametrize(
+    ("lease", "waiting", "least"), [(600.0, 20.0, 10.0), (20.0, 20.0, 10.0), (2.0, 2.0, 1.0)]
+)
+def test_a_lease_of_what_waits_is_never_the_longer_one(lease: float, waiting: float, least: float) -> None:
+    assert (prefetch_lease(lease), least_left(lease)) == (waiting, least)
+
+
+def test_f4_stays_the_upper_bound() -> None:
+    inflight = Inflight(quiet)
+    inflight.times = taking(0.0001)
+    assert fetcher(inflight).window() == 150
+    assert fetcher(inflight, fetch_batch_size=10, max_not_processed_factor=3).window() == 30
+    assert fetcher(inflight, fetch_batch_size=4, max_not_processed_factor=1, max_workers=50).window() == 4
+
+
+def test_a_batch_handler_is_given_whole_batches() -> None:
+    inflight = Inflight(quiet)
+    ours = fetcher(inflight, batch=True, max_workers=2, fetch_batch_size=10, max_not_processed_factor=9)
+    assert ours.window() == 20
+    inflight.running = 2
+    assert ours.window() == 0
+    inflight.times = taking(0.1)
+    assert ours.window() in {30, 40}, "four runs begin within the horizon"
+    inflight.times = taking(10.0)
+    assert ours.window() == 0
+
+
+def test_more_is_asked_for_when_half_of_the_window_is_left() -> None:
+    inflight = Inflight(quiet)
+    ours = fetcher(inflight, max_workers=100, fetch_batch_size=100)
+    inflight.times, inflight.running = taking(0.99), 100
+    inflight.add([row(n) for n in range(11)])
+    assert ours._look_for_room() == 0
+    assert inflight.low_water == 10
+    inflight.waiting.get_nowait()
+    assert ours._look_for_room() == 10
+    inflight.times = taking(0.0001)
+    assert ours._look_for_room() == 100
+    assert inflight.low_water == 100, "half of fetch_batch_size is worth a claim"
+
+
+def test_what_waits_for_too_long_is_given_back() -> None:
+    inflight, old, young = Inflight(quiet), row(1), row(2)
+    inflight.add([old, young])
+    old.claimed_monotonic -= LONGEST_WAIT
+    assert inflight.stale_in() == 0.0
+    inflight.give_back_stale()
+    assert list(inflight.waiting.items) == [young]
+    [given_back] = inflight.queued
+    assert (given_back.id, given_back.uncharge) == (1, True)
+    assert 0.9 < (inflight.stale_in() or 0) <= LONGEST_WAIT
+
+
+def test_the_shorter_lease_is_renewed_by_its_own_length() -> None:
+    inflight, waits, runs = Inflight(quiet), row(1), row(2)
+    waits.prefetched = True
+    inflight.add([waits, runs])
+    assert inflight.due_for_renewal(600.0, None) == []
+    for each in (waits, runs):
+        each.renewed_monotonic -= 7.0
+    assert inflight.due_for_renewal(600.0, None) == [waits]
+    runs.renewed_monotonic -= 194.0
+    assert inflight.due_for_renewal(600.0, None) == [waits, runs]
