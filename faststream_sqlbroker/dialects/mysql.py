@@ -311,7 +311,9 @@ class MysqlDialect(MysqlErrors, StepDialect):
             for r in rows
         ]  # fmt: skip
 
-    def take(self, connection: Connection, found: list[ClaimedMessage], lease: float, token: UUID) -> None:
+    def take(
+        self, connection: Connection, found: Sequence[ClaimedMessage], lease: float, token: UUID
+    ) -> None:
         """Lease by id."""
         if not found:
             return

@@ -194,7 +194,9 @@ class StepDialect(Dialect):
     ) -> Claimed:
         """Lock (or lease at once) what `statement` finds, but no suspects; in the order of due time and id."""
 
-    def take(self, connection: Connection, found: list[ClaimedMessage], lease: float, token: UUID) -> None:
+    def take(
+        self, connection: Connection, found: Sequence[ClaimedMessage], lease: float, token: UUID
+    ) -> None:
         """Lease what was found, where finding did not."""
 
     def claim_ids(
