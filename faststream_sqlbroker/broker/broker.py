@@ -288,6 +288,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
     def _log_of_loops(
         self, level: int, text: str, *, exc_info: BaseException | None = None, **_: Any
     ) -> None:
+        self._setup_logger()  # `admin` works without `connect`, which does it otherwise
         self.config.logger.log(text, level, extra={"queue": "", "message_id": ""}, exc_info=exc_info)
 
 

@@ -30,7 +30,8 @@ class SubscriberOptions(TypedDict, total=False):
     fetch_batch_size: int
     """Most messages per claim, and per call of a batch handler; default 100."""
     max_not_processed_factor: float
-    """Claimed messages that may wait or run, as a multiple of fetch_batch_size; 1 or more, default 1.5."""
+    """Most claimed messages that may wait for a worker, as a multiple of fetch_batch_size; 1 or more, default 1.5.
+    Of a slow handler fewer wait."""
     min_fetch_interval: Duration | None
     """Least time between a full fetch and the next; 0 (the default) fetches as soon as there is room."""
     max_fetch_interval: Duration
@@ -40,9 +41,10 @@ class SubscriberOptions(TypedDict, total=False):
     flush_batch_size: int
     """Most outcomes per write; default 500."""
     release_stuck_interval: Duration
-    """Time between two searches for expired leases; default 60 s."""
+    """Most time between two searches for expired leases, which mostly come sooner; default 60 s."""
     release_stuck_timeout: Duration
-    """Length of a lease, 100 ms or more; held messages are renewed after a third of it; default 600 s."""
+    """Length of a lease, 100 ms or more; held messages are renewed after a third of it; default 600 s. What waits for a
+    worker is leased for at most 20 s."""
     max_deliveries: int | None
     """Deliveries after which a message is FAILED unhandled; None is no limit; default: the retry strategy's
     max_attempts + 3, or 20 if it has none."""
