@@ -55,18 +55,25 @@ async def test_a_killed_worker_loses_nothing(fleet: Fleet) -> None:
 async def test_sigterm_hands_back_a_thousand_messages(fleet: Fleet) -> None:
     """F10: no PROCESSING row stays; what was not started is not charged."""
     running = 40
-    await fleet.publish(1_000)
+    await fleet.publish(1_000 + running)
     worker = fleet.start(
-        "hang", max_workers=running, fetch_batch_size=1_000, graceful_timeout=0.5,
-    )  # fmt: skip
-    await eventually(lambda: len(fleet.total()) == running, timeout=30)
-    assert await fleet.count("state = 'PROCESSING'") == 1_000
+        "hang_later", max_workers=running, fetch_batch_size=1_000, graceful_timeout=0.5, longest_wait=60.0
+    )
+
+    async def all_is_held() -> bool:
+        return (
+            len(fleet.total()) == 2 * running
+            and await fleet.count("state = 'PROCESSING'") == 1_000
+            and await fleet.count(archive=True) == running
+        )
+
+    await eventually(all_is_held, timeout=30)
     worker.send_signal(signal.SIGTERM)
     assert await fleet.ended(worker) == 0
     assert await fleet.count("state = 'PENDING' AND attempts_count = 0 AND lease_token IS NULL") == 1_000
     assert await fleet.count("deliveries_count = 0") == 1_000 - running
     assert await fleet.count("deliveries_count = 1") == running
-    assert await fleet.count(archive=True) == 0
+    assert await fleet.count(archive=True) == running
 
 
 async def test_sigterm_lets_running_handlers_end(fleet: Fleet) -> None:

@@ -49,6 +49,12 @@ class Handlers:
         if body and body % 200 == 0:
             await asyncio.sleep(3)
 
+    async def hang_later(self, body: int) -> None:
+        """Never end, but for the first forty bodies."""
+        self.note(body)
+        if body >= 40:
+            await asyncio.Event().wait()
+
     async def hang(self, body: int) -> None:
         """Never end."""
         self.note(body)
