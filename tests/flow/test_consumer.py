@@ -11,7 +11,7 @@ from faststream_sqlbroker.core.outcome import Ack, Nack, Postpone, Reject
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
-from tests.flow.conftest import Rig
+from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import eventually
 
 FAST = {"max_fetch_interval": 0.05}
@@ -283,9 +283,10 @@ async def test_the_buffer_is_bounded(rig: Rig) -> None:
     await rig.put(100)
     consumer = rig.consumer(handle, fetch_batch_size=10, max_not_processed_factor=1.5, **FAST)
     await consumer.start()
-    await eventually(lambda: consumer.inflight.claimed_count >= 10)
+    count_as_quick(consumer)
+    await eventually(lambda: consumer.inflight.claimed_count >= 15)
     await asyncio.sleep(0.2)
-    assert sum(r["state"] == "PROCESSING" for r in await rig.rows()) <= 16
+    assert 15 <= sum(r["state"] == "PROCESSING" for r in await rig.rows()) <= 16
     go_on.set()
     await eventually(lambda: len(rig.handled) == 100)
 

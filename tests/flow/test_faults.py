@@ -23,7 +23,7 @@ from faststream_sqlbroker.exceptions import SetupError, StoreError, TransientSto
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.store import Store
-from tests.flow.conftest import Rig
+from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import MYSQL, eventually
 from tests.proxy import COMMIT, ROLLBACK, Proxy, proxied
 
@@ -121,7 +121,9 @@ async def test_ack_first_is_committed_before_the_handler_starts(rig: Rig) -> Non
         await go_on.wait()
 
     await rig.put(3)
-    await rig.consumer(handle, ack_first=True, max_workers=1).start()
+    consumer = rig.consumer(handle, ack_first=True, max_workers=1)
+    await consumer.start()
+    count_as_quick(consumer)
     await eventually(lambda: seen)
     assert seen[0] == []
     assert [r["state"] for r in await rig.rows(archive=True)] == ["COMPLETED"]

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.prefetch import LONGEST_WAIT, PREFETCH_LEASE
-from tests.flow.conftest import Rig
+from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import eventually
 
 FAST: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
@@ -33,11 +33,6 @@ class Gate:
             await self.open.wait()
 
 
-def warm(consumer: Consumer) -> None:
-    """Let its handler count as a quick one."""
-    consumer.inflight.times.ended(time.monotonic() - 0.001, time.monotonic())
-
-
 def age(rows: list[ClaimedMessage], seconds: float) -> None:
     for row in rows:
         row.renewed_monotonic -= seconds
@@ -52,7 +47,7 @@ async def _held_up(rig: Rig, gate: Gate, count: int = 6, **options: Any) -> Cons
     await rig.put(count)
     consumer = rig.consumer(gate, **FAST, **options)
     await consumer.start()
-    warm(consumer)
+    count_as_quick(consumer)
     await eventually(lambda: len(gate.started) == 2 and len(waiting(consumer)) == count - 2)
 
     async def first_is_written() -> bool:
@@ -153,7 +148,7 @@ async def _held_up_any(rig: Rig, gate: Gate, **options: Any) -> Consumer:
     await rig.put(6)
     consumer = rig.consumer(gate, **FAST, **options)
     await consumer.start()
-    warm(consumer)
+    count_as_quick(consumer)
     await eventually(lambda: gate.started and len(waiting(consumer)) + len(gate.started) == 6)
     return consumer
 
