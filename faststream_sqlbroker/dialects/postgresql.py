@@ -136,14 +136,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         queues, ids, _ = _BINDS
         lease, token = bindparam("lease", type_=Float(53)), bindparam("token", type_=Uuid())
         times = _array("since", DateTime(timezone=True))
-        binds = (
-            queues,
-            _array("priorities", SmallInteger),
-            times,
-            bindparam("limit", type_=Integer),
-            lease,
-            token,
-        )
+        limit = bindparam("limit", type_=Integer)
+        binds = queues, _array("priorities", SmallInteger), times, limit, lease, token
         these = ids, queues, lease, token
         plain = {"columns": columns, "asked": "", "which": "", "unsuspected": ""}
         told = {"id": "r.id", "attempts_count": "r.attempts_count", "deliveries_count": "r.deliveries_count"}

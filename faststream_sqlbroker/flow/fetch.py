@@ -18,7 +18,7 @@ from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outcomes import MOST_APART
-from faststream_sqlbroker.flow.prefetch import HORIZON, prefetch_lease
+from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, prefetch_lease
 from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
 from faststream_sqlbroker.flow.shares import Shares
 from faststream_sqlbroker.flow.wakeup import ALL
@@ -90,6 +90,11 @@ class Fetcher:
         self._inflight.keep_waiting(self._member.open)
 
     @property
+    def _longest_wait(self) -> float:
+        """Seconds that a row waits behind running handlers."""
+        return float(LONGEST_WAIT + self._settings.min_fetch_interval)
+
+    @property
     def _free(self) -> int:
         """Workers that wait for a row."""
         return int(self._settings.max_workers) - max(self._inflight.busy, self._inflight.running)
@@ -102,7 +107,8 @@ class Fetcher:
             # What waits for a worker here keeps its key, or its slot, from everybody.
             return int(max(0, self._free) * a_run)
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
-        return min(capacity, self._inflight.times.starts_ahead(s.max_workers, self._free) * a_run)
+        horizon = max(HORIZON, s.min_fetch_interval)  # a full fetch is enough until the next
+        return min(capacity, self._inflight.times.starts_ahead(s.max_workers, self._free, horizon) * a_run)
 
     def room(self, window: int) -> int:
         """Rows that may be claimed now if `window` may wait; 0 while the flush is behind."""
@@ -118,7 +124,7 @@ class Fetcher:
             return early
         await self._try_release_unanswered()
         if self._free <= 0:
-            self._inflight.give_back_stale()
+            self._inflight.give_back_stale(self._longest_wait)
         if self._member.stopping or not self._member.open:
             return self._wait_for_room()
         alone, now = self._inflight.empty, monotonic()
@@ -292,15 +298,17 @@ class Fetcher:
         return self._not_beyond_stale(min(1.0, self._settings.max_fetch_interval))
 
     def _not_beyond_stale(self, wait: float) -> float:
-        stale_in = self._inflight.stale_in()
+        stale_in = self._inflight.stale_in(self._longest_wait)
         return float(wait if stale_in is None else min(wait, max(stale_in, SHORTEST_STALE_WAIT)))
 
     def _next_wait(self, claimed: int, limit: int, again: float | None, *, took: float) -> float:
         s = self._settings
         if claimed >= limit or self._more or (claimed and again == 0):
             self._idle_wait = self._first_wait
-            self._not_before = monotonic() + s.min_fetch_interval
-            return float(s.min_fetch_interval)
+            # While nobody knows how long the handler takes, a fetch is small, however much there is.
+            interval = float(s.min_fetch_interval if self._inflight.times.recent else 0)
+            self._not_before = monotonic() + interval
+            return interval
         if again == 0:
             # More to look at, or somebody else's turn: soon, but for a quarter of the time at most.
             return float(max(s.min_fetch_interval, 3 * took))

@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
 from faststream_sqlbroker.flow.outcomes import Outcomes
-from faststream_sqlbroker.flow.prefetch import LONGEST_WAIT, HandlerTimes, prefetch_lease
+from faststream_sqlbroker.flow.prefetch import HandlerTimes, prefetch_lease
 
 
 def release(row: ClaimedMessage) -> Settlement:
@@ -73,9 +73,9 @@ class Inflight(Outcomes):
                 rows.append(row)
         self.give_back(rows)
 
-    def give_back_stale(self) -> None:
-        """Give back what has waited for a worker for longer than `LONGEST_WAIT`: others may begin it sooner."""
-        items, before = self.waiting.items, monotonic() - LONGEST_WAIT
+    def give_back_stale(self, longest: float) -> None:
+        """Give back what has waited for a worker for more than `longest` seconds: others may begin it sooner."""
+        items, before = self.waiting.items, monotonic() - longest
         stale = [row for row in items if row is not None and row.claimed_monotonic < before]
         if stale:
             kept = [row for row in items if row is None or row.claimed_monotonic >= before]
@@ -83,11 +83,11 @@ class Inflight(Outcomes):
             items.extend(kept)
             self.give_back(stale)
 
-    def stale_in(self) -> float | None:
-        """Seconds until a row that waits is stale; None without one."""
+    def stale_in(self, longest: float) -> float | None:
+        """Seconds until a row has waited for `longest`; None if none waits."""
         items = self.waiting.items
         first = items[0] if items else None
-        return None if first is None else max(0.0, first.claimed_monotonic + LONGEST_WAIT - monotonic())
+        return None if first is None else max(0.0, first.claimed_monotonic + longest - monotonic())
 
     def keep_waiting(self, queues: Container[str]) -> None:
         """Give back what waits for a worker and is of none of `queues`."""

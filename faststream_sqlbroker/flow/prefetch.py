@@ -35,18 +35,18 @@ class HandlerTimes:
         self.recent.append(now - began)
         self.ended_at = now
 
-    def starts_ahead(self, workers: int, free: int) -> int:
-        """How many runs the `workers`, of which so many are `free`, will begin within `HORIZON`.
+    def starts_ahead(self, workers: int, free: int, horizon: float = HORIZON) -> int:
+        """How many runs the `workers`, of which so many are `free`, will begin within `horizon` seconds.
 
-        By the 90th percentile of the remembered times. With none, or while no run has ended for `HORIZON` though all
+        By the 90th percentile of the remembered times. With none, or while no run has ended for `horizon` though all
         workers are busy, it is what free workers begin at once.
         """
-        stuck = free <= 0 and monotonic() - self.ended_at > HORIZON
+        stuck = free <= 0 and monotonic() - self.ended_at > horizon
         if not self.recent or stuck:
             return max(0, free)
         times = sorted(self.recent)
         usual = times[ceil(0.9 * len(times)) - 1]
-        return max(0, free, int(HORIZON * workers / max(usual, 1e-6)))
+        return max(0, free, int(horizon * workers / max(usual, 1e-6)))
 
 
 def prefetch_lease(lease: float) -> float:

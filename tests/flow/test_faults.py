@@ -493,6 +493,7 @@ async def test_a_claim_whose_commit_was_not_answered_is_given_back(
 
     with patch.object(store, "claim", claim):
         await consumer.start()
+        count_as_quick(consumer)
         await eventually(lambda: _count(rig, 5), timeout=20)
     assert unanswered == 1
     assert {r["deliveries_count"] for r in await rig.rows(archive=True)} == {1}

@@ -14,7 +14,7 @@ from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.release import StuckReleaser
-from tests.flow.conftest import Rig
+from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("leases: fenced, renewed, given back after a crash")
@@ -42,7 +42,7 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
     await eventually(lambda: len(started) == 3)
     await rig.consumer(handle, **options).start()
     await eventually(over, timeout=20, step=0.1)
-    with patch.object(rig.store, "release_stuck", wraps=rig.store.release_stuck) as searched:
+    with patch.object(rig.store, "lease_ends_in", wraps=rig.store.lease_ends_in) as searched:
         await eventually(lambda: searched.call_count > 2)
     go_on.set()
     rows = await eventually(lambda: _archived(rig, 3), timeout=40)
@@ -85,6 +85,7 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
     await rig.put(3)
     consumer = rig.consumer(handle, release_stuck_timeout=0.6, release_stuck_interval=30)
     await consumer.start()
+    count_as_quick(consumer)
     await eventually(lambda: consumer.inflight.claimed_count == 3)
     await rig.execute(
         "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL, acquired_at = NULL, "
@@ -188,7 +189,7 @@ async def test_expired_leases_come_back_when_a_process_has_gone(rig: Rig) -> Non
 async def test_what_came_back_is_told_whatever_becomes_of_old_states(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, forgotten: int | None
 ) -> None:
-    """States of policies that are forgotten in the same tick are another matter."""
+    """States of policies that are forgotten afterwards are another matter."""
 
     async def forget_expired(_limit: int) -> int:
         if forgotten is None:
@@ -201,12 +202,17 @@ async def test_what_came_back_is_told_whatever_becomes_of_old_states(
     await rig.expire()
     told: list[None] = []
     releaser = StuckReleaser(rig.store, ["q"], rig.log, interval=60.0, released=lambda: told.append(None))
+    assert await releaser.tick() == 0.0
+    assert told == [None]
     if forgotten is None:
         with pytest.raises(TransientStoreError):
             await releaser.tick()
     else:
         assert await releaser.tick() == 0.0
-    assert told == [None]
+    await rig.claim(1)
+    await rig.expire()
+    assert await releaser.tick() == 0.0
+    assert told == [None] * 2
     assert rig.logged("1 expired leases given back in q")
 
 

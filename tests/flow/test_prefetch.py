@@ -97,7 +97,7 @@ async def test_nothing_is_fetched_ahead_of_a_handler_that_nobody_knows(rig: Rig)
 
 
 async def test_what_waits_is_leased_and_renewed_for_less(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.inflight.LONGEST_WAIT", 60.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
     consumer = await _held_up(rig, gate)
     rows = waiting(consumer)
@@ -123,7 +123,7 @@ async def test_what_waits_is_leased_and_renewed_for_less(rig: Rig, monkeypatch: 
 async def test_a_row_with_little_left_is_renewed_before_it_starts(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.inflight.LONGEST_WAIT", 60.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
     consumer = await _held_up_any(rig, gate, **options)
     consumer._lease_loop.wake = lambda: None  # type: ignore[method-assign]
@@ -156,7 +156,7 @@ async def _held_up_any(rig: Rig, gate: Gate, **options: Any) -> Consumer:
 async def test_a_row_that_somebody_else_has_by_then_does_not_start(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.inflight.LONGEST_WAIT", 60.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
     consumer = await _held_up(rig, gate)
     rows = waiting(consumer)
@@ -176,7 +176,7 @@ async def test_a_row_that_somebody_else_has_by_then_does_not_start(
 async def test_while_the_database_does_not_say_a_row_is_held_it_does_not_start(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.inflight.LONGEST_WAIT", 60.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
     consumer = await _held_up(rig, gate)
     rows, renew, asked = waiting(consumer), rig.store.renew, 0

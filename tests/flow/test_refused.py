@@ -24,7 +24,7 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from tests.conftest import Servers
-from tests.flow.conftest import Rig
+from tests.flow.conftest import Rig, count_as_quick
 from tests.flow.test_faults import NoLimit
 from tests.helpers import eventually
 
@@ -231,7 +231,7 @@ async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
             patch("faststream_sqlbroker.flow.fetch.MOST_APART", 20),
             patch("faststream_sqlbroker.flow.consumer.MOST_APART", 20),
         ):
-            assert consumer._fetcher.room() == 0
+            assert consumer._fetcher.room(150) == 0
             assert not consumer.healthy
     await eventually(lambda: _count(rig, 70), timeout=20)
     assert len(rig.handled) == 70
@@ -297,7 +297,9 @@ async def test_a_login_that_is_refused_for_a_moment_is_no_bad_outcome(rig: Rig, 
         await rig.put(5)
         consumer = rig.consumer(handle, store=store, max_fetch_interval=0.05)
         await consumer.start()
+        count_as_quick(consumer)
         await running.wait()
+        await eventually(lambda: consumer.inflight.claimed_count == 5)
         lock()
         await engine.dispose()
         go_on.set()

@@ -61,12 +61,12 @@ async def test_a_stop_after_the_commit_loses_no_lease(rig: Rig, monkeypatch: pyt
 async def test_a_nack_that_outlived_its_lease_is_not_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rollback frees the row, with a lease that has run out under its lock."""
     transaction, settle, release = rig.store.transaction, rig.store.settle, rig.store.release_stuck
-    looked, released = asyncio.Event(), []
+    search, looked, released = rig.store.lease_ends_in, asyncio.Event(), []
 
-    async def look(*args: Any) -> int:
-        count = await release(*args)
+    async def look(*args: Any) -> float | None:
+        found = await search(*args)
         looked.set()
-        return count
+        return found
 
     @asynccontextmanager
     async def late() -> AsyncIterator[Any]:
@@ -84,7 +84,7 @@ async def test_a_nack_that_outlived_its_lease_is_not_lost(rig: Rig, monkeypatch:
     monkeypatch.setattr(transactional, "monotonic", lambda: monotonic() + 1_000.0)
     monkeypatch.setattr(rig.store, "transaction", late)
     monkeypatch.setattr(rig.store, "settle", after_a_release)
-    monkeypatch.setattr(rig.store, "release_stuck", look)
+    monkeypatch.setattr(rig.store, "lease_ends_in", look)
     twice = ConstantRetryStrategy(delay_seconds=3600.0, max_attempts=2)
     consumer = rig.consumer(handle, **QUICK, retry_strategy=twice, release_stuck_interval=3600.0)
     await consumer.start()

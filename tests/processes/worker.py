@@ -16,7 +16,7 @@ from faststream import FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.flow import inflight
+from faststream_sqlbroker.flow import fetch
 
 
 class Handlers:
@@ -79,7 +79,7 @@ def main() -> None:
     graceful_timeout = options.pop("graceful_timeout", 15.0)
     forwards = options.pop("forwards", {})
     interval = options.pop("presence_interval", 5.0)
-    inflight.LONGEST_WAIT = options.pop("longest_wait", inflight.LONGEST_WAIT)
+    fetch.LONGEST_WAIT = options.pop("longest_wait", fetch.LONGEST_WAIT)
     broker = SqlBroker(
         create_async_engine(url), graceful_timeout=graceful_timeout, presence_interval=interval, logger=None
     )

@@ -78,6 +78,13 @@ def test_f4_stays_the_upper_bound() -> None:
     assert fetcher(inflight, fetch_batch_size=4, max_not_processed_factor=1, max_workers=50).window() == 4
 
 
+def test_a_fetch_is_enough_until_the_next() -> None:
+    inflight = Inflight(quiet)
+    inflight.times, inflight.running = taking(1.0), 2
+    assert fetcher(inflight, max_workers=2).window() == 0
+    assert fetcher(inflight, max_workers=2, min_fetch_interval=10, max_fetch_interval=10).window() in {19, 20}
+
+
 def test_a_batch_handler_is_given_whole_batches() -> None:
     inflight = Inflight(quiet)
     ours = fetcher(inflight, batch=True, max_workers=2, fetch_batch_size=10, max_not_processed_factor=9)
@@ -108,12 +115,12 @@ def test_what_waits_for_too_long_is_given_back() -> None:
     inflight, old, young = Inflight(quiet), row(1), row(2)
     inflight.add([old, young])
     old.claimed_monotonic -= LONGEST_WAIT
-    assert inflight.stale_in() == 0.0
-    inflight.give_back_stale()
+    assert inflight.stale_in(LONGEST_WAIT) == 0.0
+    inflight.give_back_stale(LONGEST_WAIT)
     assert list(inflight.waiting.items) == [young]
     [given_back] = inflight.queued
     assert (given_back.id, given_back.uncharge) == (1, True)
-    assert 0.9 < (inflight.stale_in() or 0) <= LONGEST_WAIT
+    assert 0.9 < (inflight.stale_in(LONGEST_WAIT) or 0) <= LONGEST_WAIT
 
 
 def test_the_shorter_lease_is_renewed_by_its_own_length() -> None:

@@ -17,5 +17,5 @@ SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :to
     THEN :lease ELSE :waiting END * interval '1 second',
   deliveries_count = m.deliveries_count + 1
 WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
-RETURNING m.id, m.queue, m.payload, m.headers::text, m.priority, m.key, m.attempts_count, m.deliveries_count, m.publish_count, timestamptz_send(m.created_at), timestamptz_send(m.next_attempt_at), m.expires_at, m.first_attempt_at, m.last_attempt_at, timestamptz_send(m.acquired_at),
+RETURNING m.id, m.queue, m.payload, m.headers::text, m.priority, m.key, m.attempts_count, m.deliveries_count, m.publish_count, timestamptz_send(m.created_at), timestamptz_send(m.next_attempt_at), m.expires_at, m.first_attempt_at, m.last_attempt_at, timestamptz_send(m.acquired_at), m.hops,
   m.lease_expires_at < m.acquired_at + :lease * interval '1 second'
