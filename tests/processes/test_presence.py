@@ -50,7 +50,7 @@ async def test_a_killed_process_no_longer_lives_and_what_it_held_is_explained(fl
     [found] = await workers(fleet, victim.pid)
     [reason] = (await admin(fleet).explain(row["id"])).reasons
     assert (reason.code, reason.worker) == ("processing", found.worker)
-    survivor = fleet.start("hang", release_stuck_interval=600.0, **QUICK)
+    survivor = fleet.start("hang", searches=False, **QUICK)
     await workers(fleet, victim.pid, survivor.pid)
     victim.kill()
     [alive] = await workers(fleet, survivor.pid)

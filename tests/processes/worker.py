@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from faststream import FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.flow import fetch
+from faststream_sqlbroker.flow.prefetch import HandlerTimes
+from faststream_sqlbroker.flow.release import StuckReleaser
 
 
 class Handlers:
@@ -72,6 +75,19 @@ class Handlers:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+async def _never(_releaser: StuckReleaser) -> float:
+    return 600.0
+
+
+def _change(options: dict[str, Any]) -> None:
+    """Take out of `options` what is none of the subscriber's: how this process differs from all others."""
+    fetch.LONGEST_WAIT = options.pop("longest_wait", fetch.LONGEST_WAIT)
+    if options.pop("counts_as_quick", False):
+        HandlerTimes.starts_ahead = lambda *_: 10_000  # type: ignore[method-assign]
+    if not options.pop("searches", True):
+        StuckReleaser.tick = _never  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Run until SIGTERM."""
     url, folder, handler, *rest = sys.argv[1:]
@@ -79,7 +95,7 @@ def main() -> None:
     graceful_timeout = options.pop("graceful_timeout", 15.0)
     forwards = options.pop("forwards", {})
     interval = options.pop("presence_interval", 5.0)
-    fetch.LONGEST_WAIT = options.pop("longest_wait", fetch.LONGEST_WAIT)
+    _change(options)
     broker = SqlBroker(
         create_async_engine(url), graceful_timeout=graceful_timeout, presence_interval=interval, logger=None
     )
