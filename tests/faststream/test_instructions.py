@@ -575,7 +575,7 @@ async def test_an_extension_goes_past_max_lease(broker: SqlBroker, look: Look, h
         calls += 1
         assert await message.extend_lease("1m")
         await eventually(over, step=0.05)
-        with patch.object(store, "release_stuck", wraps=store.release_stuck) as searched:
+        with patch.object(store, "lease_ends_in", wraps=store.lease_ends_in) as searched:
             await eventually(lambda: searched.call_count > 2)
 
     limits = {"release_stuck_timeout": lease, "release_stuck_interval": 0.05, "max_lease": lease}
