@@ -106,6 +106,11 @@ def test_expired_leases_of_many_queues_are_found_among_them(queues: Connection) 
     token = uuid4()
     claimed = dialect.claim(queues, [ReadyPair(CROWDED, 0, 0.0)], LIMIT, 60.0, token)
     assert len(claimed) == LIMIT
+    for _ in range(2):  # what is read once, of the data dictionary too
+        with reads(queues, at_most=4 * COUNT + 2 * LIMIT):
+            ends_in = dialect.lease_ends_in(queues, NAMES)
+    assert ends_in is not None
+    assert 0 < ends_in <= 60.0
     with reads(queues, at_most=4 * COUNT + 10 * LIMIT):
         assert dialect.release_stuck(queues, NAMES, 1_000) == 0
     queues.execute(
@@ -138,6 +143,7 @@ STEPS = {
     "claim": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
     "claim_others": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
     "claim_apart": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
+    "lease_ends_in": ["SEARCH m USING INDEX message_leased (queue=? AND lease_expires_at>?)"],
     "release_stuck": ["SEARCH m USING INDEX message_leased (queue=? AND lease_expires_at<?)"],
     "release_claim": ["SEARCH m USING INDEX message_leased (queue=?)"],
 }

@@ -101,6 +101,8 @@ def test_what_settles_goes_by_the_primary_key(
 
 def test_release_reads_expired_leases_only(dialect: MysqlDialect, connection: Connection) -> None:
     rows = claim(dialect, connection)
+    with reads(connection, at_most=60 + 2 * LIMIT):
+        assert (dialect.lease_ends_in(connection, ["q", "other7"]) or 0) > 0
     connection.execute(
         text(
             "UPDATE message SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE lease_token = :t"

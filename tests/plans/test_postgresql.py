@@ -179,6 +179,8 @@ def test_what_settles_goes_by_the_primary_key(
 
 def test_release_reads_expired_leases_only(leased: tuple[Connection, dict[str, list[Any]]]) -> None:
     connection, _ = leased
+    plan = explain(connection, "lease_ends_in", queues=["q", "other7"])
+    check(plan, indexes={"message_leased"}, buffers=60)
     plan = explain(connection, "release_stuck", queues=["q", "other7"], limit=1000)
     check(plan, indexes={"message_leased"}, buffers=60 * LEASED)
 
