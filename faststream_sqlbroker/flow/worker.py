@@ -54,7 +54,9 @@ class Worker:
         self._store, self._inflight, self._settings = store, inflight, settings
         self._handle, self._log, self._rules, self._hold = handle, log, rules, hold
         lease = settings.release_stuck_timeout
-        self._longest_wait = prefetch_lease(lease) - least_left(lease)
+        self._longest_wait, self._longest_full = (
+            n - least_left(lease) for n in (prefetch_lease(lease), lease)
+        )
         self._settlements = Settlements(rules, log)
         self._stopping, self._on_idle = stopping, on_idle
         transactional: TransactionalDeliveries | None = None
@@ -108,8 +110,7 @@ class Worker:
         if self._policies is not None:
             await self._policies.wait_for_slot(first)
         rows = await self._batch_from(first) if self._settings.batch else [first]
-        if any(row.prefetched for row in rows):
-            rows = await self._held(rows)
+        rows = await self._held(rows)
         began = monotonic()
         ready = [row for row in rows if self._may_start(row)]
         if not ready:
@@ -136,7 +137,7 @@ class Worker:
             if row is None:
                 return
             began = monotonic()
-            if row.prefetched and began - row.renewed_monotonic > self._longest_wait:
+            if began - row.renewed_monotonic > self._longest_wait:
                 if not await self._held([row]):
                     continue
                 began = monotonic()
@@ -179,8 +180,9 @@ class Worker:
 
     async def _held(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
         """Renew those of `rows` that have waited so long that little is left of their leases; what may start."""
-        latest = monotonic() - self._longest_wait
-        old = [row for row in rows if row.prefetched and row.renewed_monotonic < latest]
+        # Short leases are of one length, and a blocked event loop outlasts any: every row is looked at.
+        now, longest, full = monotonic(), self._longest_wait, self._longest_full
+        old = [r for r in rows if now - r.renewed_monotonic > (longest if r.prefetched else full)]
         if not old:
             return rows
         try:

@@ -173,6 +173,29 @@ async def test_a_row_that_somebody_else_has_by_then_does_not_start(
     assert [r["deliveries_count"] for r in await rig.rows()] == [2] * 4
 
 
+@pytest.mark.parametrize("lease", [0.5, 15.0, 60.0])
+@pytest.mark.parametrize("options", [{}, {"handler_timeout": 60.0}])
+async def test_nor_with_leases_of_one_length(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, lease: float, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
+    gate = Gate()
+    consumer = await _held_up(rig, gate, release_stuck_timeout=lease, **options)
+    await consumer._lease_loop.stop()  # what a handler that blocks the event loop does
+    rows = waiting(consumer)
+    await rig.execute(
+        "UPDATE message SET lease_token = :other, deliveries_count = 2 WHERE payload <> :running",
+        other=uuid4().hex,
+        running=b"1",
+    )
+    age(rows, lease)
+    gate.open.set()
+    await eventually(lambda: not consumer.inflight.held)
+    assert gate.started == [b"0", b"1"]
+    assert all(row.lease_lost for row in rows)
+    assert [r["deliveries_count"] for r in await rig.rows()] == [2] * 4
+
+
 async def test_while_the_database_does_not_say_a_row_is_held_it_does_not_start(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
