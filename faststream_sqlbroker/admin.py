@@ -1,6 +1,5 @@
 """What an operator asks of the broker, and tells it."""
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -16,6 +15,7 @@ from faststream_sqlbroker.core.schedules import Schedule
 from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.store.fleet import process_name
+from faststream_sqlbroker.store.loops import Places
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -55,7 +55,7 @@ class Admin:
         *,
         channel: str = "",
         heard: Callable[[frozenset[str]], None] = lambda _paused: None,
-        turn: asyncio.Lock | None = None,
+        turn: Places | None = None,
         pipelines: Iterable[Any] = (),
     ) -> None:
         """Work on the tables of `store`.
@@ -64,7 +64,7 @@ class Admin:
         `turn` lets them be written; `pipelines` are named in explanations.
         """
         self._store, self._channel, self._heard, self._pipelines = store, channel, heard, pipelines
-        self._turn = asyncio.Lock() if turn is None else turn
+        self._turn = Places() if turn is None else turn
 
     # -- pauses -------------------------------------------------------------------------------------
 

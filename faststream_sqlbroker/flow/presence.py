@@ -17,6 +17,7 @@ from faststream_sqlbroker.flow.destinations import Destinations
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.store.loops import Places
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -52,8 +53,8 @@ class Presence:
         self._members: dict[str, Member] = {}
         self._written: dict[str, dict[str, Any]] = {}
         self._loop: Loop | None = None
-        self._lock = asyncio.Lock()
-        self.turn = asyncio.Lock()
+        self._lock = Places()
+        self.turn = Places()
         """Held by who pauses or resumes, until `heard` was told: of two answers the older must not be told last."""
         self._heard_count = 0
         self._clean_at = float("-inf")

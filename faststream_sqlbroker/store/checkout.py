@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.base import UNRESTORED
 from faststream_sqlbroker.store.errors import ErrorClasses
+from faststream_sqlbroker.store.loops import Pools
 
 T = TypeVar("T")
 
@@ -37,13 +38,14 @@ class Checkouts:
     def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses) -> None:
         """Nothing is checked out yet."""
         self.engine, self.errors, self._dialect = engine, errors, dialect
-        self._evicted_before = float("-inf")
+        self._evicted_before, self.pools = float("-inf"), Pools()
         self.watch(engine)
         event.listen(engine.sync_engine, "checkin", _checked_in)
 
     def watch(self, engine: AsyncEngine) -> None:
         """Note when the connections of another `engine` are opened, which may be checked out here, too."""
         event.listen(engine.sync_engine, "connect", _opened)
+        self.pools.watch(engine.sync_engine)
         if self._dialect.name == "sqlite":
             event.listen(engine.sync_engine, "invalidate", _roll_back)
 
@@ -89,6 +91,7 @@ class Checkouts:
 
     async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
         before = self._evicted_before  # as it is now: other tasks may move it on for as long as we look
+        self.pools.refresh()
         connection = await engine.connect()
         while _opened_at(connection) < before:
             try:

@@ -26,6 +26,7 @@ from faststream_sqlbroker.exceptions import (
 )
 from faststream_sqlbroker.store.checkout import Checkouts
 from faststream_sqlbroker.store.inside import INSIDE, Activity, refusing_outside
+from faststream_sqlbroker.store.loops import Places
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -189,7 +190,7 @@ class HandlerTransactions:
         """Share the limits of `transactions`, and `shared`, the store's places, for questions of its own."""
         self._transactions, self._shared = transactions, shared
         self._engine = refusing_outside(transactions.engine)
-        self._places = asyncio.Semaphore(places)
+        self._places = Places(places)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[HandlerTransaction]:

@@ -1,6 +1,5 @@
 """One method for each thing the broker does to the database, each one transaction (`transaction`)."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -39,6 +38,7 @@ from faststream_sqlbroker.store.handler import HandlerTransaction, HandlerTransa
 from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.locks import Locks
+from faststream_sqlbroker.store.loops import Places
 from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.schedules import Schedules
 from faststream_sqlbroker.store.silent import Silent
@@ -89,7 +89,7 @@ class Store:
         self._shortcut = DriverShortcut(engine, self.dialect, allowed=not pgbouncer)
         self._transactions = Transactions(self._checkouts, self.dialect, statement_timeout, self._shortcut)
         self._consuming = self._transactions.doing(Activity.CONSUME)
-        self._places = asyncio.Semaphore(self.max_connections)
+        self._places = Places(self.max_connections)
         self.starts = Starts(self._transactions, self.dialect, self._places)
         self.policies = PolicyStore(self._transactions, self.dialect, self._places)
         self.locks = Locks(self._transactions, tables, self._places)
@@ -313,6 +313,7 @@ class Store:
     async def close(self) -> None:
         """Give back what is kept between publishes; everything works again afterwards."""
         await self._inserts.close()
+        self._checkouts.pools.refresh()
 
     @property
     def can_listen(self) -> bool:

@@ -422,3 +422,23 @@ async def test_explain_takes_the_id_that_handlers_have(broker: SqlBroker, look: 
     [row] = await look.archived()
     explanation = await broker.admin.explain(ids[0])
     assert (explanation.message_id, explanation.state) == (row["id"], SqlBrokerMessageState.COMPLETED)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("own", [True, False], ids=["a URL", "an engine"])
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "not stopped"])
+def test_one_asyncio_run_after_another(database_url: str, own: bool, stopped: bool) -> None:
+    """The connections of the first are gone with its event loop, and so is what waited for each other there."""
+    broker = SqlBroker(database_url if own else create_async_engine(database_url), logger=None)
+
+    async def use() -> int:
+        await asyncio.gather(*(broker.publish(n, "q") for n in range(20)))
+        found = await asyncio.gather(*(broker.pop("q") for _ in range(20)))
+        await asyncio.gather(broker.admin.pause("other"), broker.admin.pause("other"))
+        if stopped:
+            await broker.stop()
+        return sum(each is not None for each in found)
+
+    asyncio.run(broker.create_tables())
+    assert [asyncio.run(use()) for _ in range(3)] == [20, 20, 20]
+    asyncio.run(broker.stop())
