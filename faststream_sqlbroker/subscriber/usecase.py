@@ -223,7 +223,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             )
             raise NotSupportedError(msg)
         check_transaction(self._handlers, store, transactional=settings.transactional)
-        if isinstance(settings.forward_to, Destination) and not store.dialect.has_archive:
+        kept = store.dialect.has_archive or settings.dead_letter_queue is not None
+        if isinstance(settings.forward_to, Destination) and not kept:
             raise SetupError(_NO_ARCHIVE)
         if not self._outer_config.prefix:
             return settings
@@ -320,7 +321,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
 _NO_ARCHIVE = (
     "forward_to=DESTINATION keeps messages without a destination in the archive, and the schema has none: give "
-    "SqlBrokerSchemaConfig an archive table, or name a queue"
+    "the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive table, or name a queue"
 )
 _DELETES = (
     "messages that fail for good are deleted: the schema has no archive table to keep them; give the subscriber a "

@@ -243,3 +243,36 @@ async def test_without_an_archive_it_does_not_start(engine: AsyncEngine) -> None
     with pytest.raises(SetupError, match="keeps messages without a destination in the archive"):
         await broker.start()
     await broker.stop()
+
+
+async def test_without_an_archive_a_dead_letter_queue_gets_what_cannot_be_moved(engine: AsyncEngine) -> None:
+    schema = SqlBrokerSchemaConfig(message_archive_table_name=None)
+    broker = SqlBroker(engine, schema=schema, logger=None, graceful_timeout=1.0)
+    await broker.create_tables()
+    got: list[Any] = []
+    allowed: Any = {"forward_to": DESTINATION, "destinations": ["x"], "dead_letter_queue": "dead"}
+    broker.subscriber("front", **QUICK, **allowed)
+
+    @broker.subscriber("x", **QUICK)
+    async def at_x(body: str) -> None:
+        got.append(("x", body))
+
+    @broker.subscriber("dead", **QUICK)
+    async def dead(body: str, message: SqlBrokerMessage) -> None:
+        got.append((message.headers["dead-letter"]["reason"], body))
+
+    await broker.start()
+    await broker.publish("moved", "front", destination="x")
+    await broker.publish("not allowed", "front", destination="y")
+    await broker.publish("not said", "front")
+
+    async def all_there() -> bool:
+        return len(got) == 3
+
+    await eventually(all_there)
+    assert sorted(got) == [
+        ("destination_not_allowed", "not allowed"),
+        ("no_destination", "not said"),
+        ("x", "moved"),
+    ]
+    await broker.stop()
