@@ -56,6 +56,7 @@ class Fetcher:
         self.on_slow: Callable[[], None] = lambda: None
         """Called when looks are slow, and left to somebody else."""
         self._hinted: frozenset[str] | None = None
+        self._hinted_at = float("-inf")
         self._first_wait = min(max(settings.min_fetch_interval, FIRST_IDLE_WAIT), settings.max_fetch_interval)
         self._idle_wait = self._first_wait
         self._not_before = float("-inf")
@@ -72,7 +73,7 @@ class Fetcher:
     def hint(self, queues: frozenset[str] = ALL) -> None:
         """Something may have arrived in `queues`: claim, look before the next claim, and poll quickly again."""
         if self._hinted is None:
-            self._hinted = queues
+            self._hinted, self._hinted_at = queues, monotonic()
         elif self._hinted != ALL:
             self._hinted = ALL if queues == ALL else self._hinted | queues
         self._look_again = True
@@ -156,8 +157,9 @@ class Fetcher:
         self._hinted = None
         if self._settings.policies:
             return await self._claim_scheduled(limit, suspicion)
-        if self._unlooked or self._settings.ordered:
-            # Not twice without a look between: a pair that nobody knows yet may be of a higher priority.
+        if self._unlooked or self._settings.ordered or monotonic() - self._hinted_at > HORIZON / 2:
+            # Not twice without a look between: a pair that nobody knows yet may be of a higher priority. Nor when it
+            # has waited for room: a look costs less than that, and few messages are claimed at a time.
             hinted = None
         if ready.looked and (ready.slow or hinted is not None):
             self._unlooked = True

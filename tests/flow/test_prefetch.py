@@ -8,10 +8,10 @@ from uuid import uuid4
 import pytest
 
 from faststream_sqlbroker.core.outcome import Ack
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.prefetch import LONGEST_WAIT, PREFETCH_LEASE
+from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, PREFETCH_LEASE
 from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import eventually
 
@@ -222,3 +222,24 @@ async def test_while_the_database_does_not_say_a_row_is_held_it_does_not_start(
     await eventually(lambda: not consumer.inflight.held)
     assert await rig.rows() == []
     assert [r["deliveries_count"] for r in await rig.rows(archive=True)] == [1] * 6
+
+
+async def test_an_urgent_message_of_an_unknown_priority_is_the_next_to_start(rig: Rig) -> None:
+    """A wake-up that waits until a worker is free is answered by a look."""
+    gate, started = asyncio.Event(), list[bytes]()
+
+    async def handle(row: ClaimedMessage) -> None:
+        started.append(row.payload)
+        await gate.wait()
+        row.settle_as(Ack())
+
+    await rig.put(5)
+    consumer = rig.consumer(handle, flush_interval=0.01, max_fetch_interval=30.0, wakeup="poll")
+    await consumer.start()
+    await eventually(lambda: started)
+    await rig.store.insert([NewMessage("q", b"urgent", priority=7)])
+    consumer._hint()
+    consumer._fetcher._hinted_at -= HORIZON
+    gate.set()
+    await eventually(lambda: len(started) == 6)
+    assert started[:2] == [b"0", b"urgent"]

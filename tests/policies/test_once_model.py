@@ -39,6 +39,7 @@ class OnceMachine(Machine):
     outcomes: ClassVar = ("crash", "crash", "release", "retry", "ack", "reject")
 
     def start(self) -> None:
+        self.world.suspicion = None  # which messages run alone is another model's matter
         self.ttl: int = self.given[0].ttl  # type: ignore[union-attr]
         self.owners: dict[str, Owner] = {}
         self.zombies: list[ClaimedMessage] = []

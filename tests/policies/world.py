@@ -32,6 +32,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class World:
     """Empty at each `begin`; times are microseconds since 1970."""
 
+    suspicion: Suspicion | None = Suspicion()
+    """How claims know suspects; None: they lease them with others."""
+
     def __init__(self, url: str) -> None:
         self.url = url
         self._runner = asyncio.Runner()
@@ -106,7 +109,7 @@ class World:
 
     def claim(self, process: int, limit: int) -> Claim:
         """What one of the processes leases."""
-        wanted = Wanted([QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered, suspicion=Suspicion())
+        wanted = Wanted([QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered, suspicion=self.suspicion)
         claim, self.memories[process] = self.run(self.store.policies.claim(wanted, self.memories[process]))
         return claim
 

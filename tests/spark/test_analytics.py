@@ -385,7 +385,7 @@ def test_duplicate_deliveries(frame_of: Any) -> None:
 
 def test_policy_effects(frame_of: Any) -> None:
     gone = [
-        ("superseded", "superseded"), ("superseded", "superseded"), ("duplicate", "duplicate"),
+        ("superseded", "superseded"), ("superseded by 4", "superseded"), ("duplicate of 9", "duplicate"),
         ("expired", "expired"), ("throttled", "throttled"), ("superseded by somebody", "other"), (None, "other"),
     ]  # fmt: skip
     failed = ["throttled", "no_key", "failed_once", "unknown_outcome", "max_deliveries"]

@@ -51,6 +51,9 @@ def policy_effects(df: DataFrame) -> DataFrame:
     reason, gone = F.col("reason"), F.col("state") == "DISCARDED"
     effect = (
         F.when(gone & reason.isin(*DISCARDED_BY), reason)
+        # As they were written while the other message's id was in the text.
+        .when(gone & reason.rlike(r"^superseded by \d+$"), SUPERSEDED)
+        .when(gone & reason.rlike(r"^duplicate of \d+$"), DUPLICATE)
         .when(gone, OTHER)
         .when((F.col("state") == "FAILED") & reason.isin(*FAILED_BY), reason)
     )
