@@ -116,11 +116,15 @@ def _cpu_model() -> str:
     return platform.processor()
 
 
+_INNODB = (
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', "
+    "'sync_binlog', 'innodb_buffer_pool_size', 'log_bin')"
+)
 _SETTINGS = {
     "postgresql": "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', "
     "'synchronous_commit', 'shared_buffers', 'autovacuum', 'wal_level', 'full_page_writes')",
-    "mariadb": "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', "
-    "'sync_binlog', 'innodb_buffer_pool_size', 'log_bin')",
+    "mariadb": _INNODB,
+    "mysql": _INNODB,
 }
 
 
