@@ -187,17 +187,21 @@ class Worker:
             return rows
         try:
             await self._hold(old)
-        except BaseException as error:  # noqa: BLE001 - raised again, or logged
+        except BaseException as error:
             # Whether they are still ours is not known, so they must not start.
             self._inflight.give_back(old)
+            others = [row for row in rows if row not in old]
+            if _must_raise(error):
+                self._inflight.give_back(others)
+                raise
             if not isinstance(error, StoreError):
-                self._raise_or_log(old, error)
-            return [row for row in rows if row not in old]
+                self._failed(old, error)
+            return others
         return [row for row in rows if not row.lease_lost]
 
     def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
         """A worker must not die, unless it is told to."""
-        if isinstance(error, KeyboardInterrupt | SystemExit) or cancelled():
+        if _must_raise(error):
             raise error
         self._failed(rows, error)
 
@@ -283,3 +287,8 @@ class Worker:
     def _must_not_start(self, row: ClaimedMessage) -> bool:
         """`_may_start`, which settles nothing, the other way round."""
         return row.lease_lost or self._refusal(row) is not None
+
+
+def _must_raise(error: BaseException) -> bool:
+    """Whether `error`, or the cancellation of the worker's task, ends the worker."""
+    return isinstance(error, KeyboardInterrupt | SystemExit) or cancelled()

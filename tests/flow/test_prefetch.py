@@ -224,6 +224,30 @@ async def test_while_the_database_does_not_say_a_row_is_held_it_does_not_start(
     assert [r["deliveries_count"] for r in await rig.rows(archive=True)] == [1] * 6
 
 
+async def test_a_batch_that_is_cut_off_while_a_lease_is_renewed_goes_back_whole(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
+    gate = Gate()
+    consumer = await _held_up_any(rig, gate, batch=True, fetch_batch_size=3, max_not_processed_factor=3)
+    rows, renew, asked = waiting(consumer), rig.store.renew, asyncio.Event()
+
+    async def hang(leases: Any, lease: float, **given: Any) -> set[int]:
+        if given.get("skip_locked"):
+            return await renew(leases, lease, **given)
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(rig.store, "renew", hang)
+    age(rows[:1], PREFETCH_LEASE * 0.6)
+    gate.open.set()
+    await asyncio.wait_for(asked.wait(), 20)
+    assert len(rows) == 3
+    await consumer.stop(0.2)
+    assert [(r["state"], r["deliveries_count"]) for r in await rig.rows()] == [("PENDING", 0)] * 3
+
+
 async def test_an_urgent_message_of_an_unknown_priority_is_the_next_to_start(rig: Rig) -> None:
     """A wake-up that waits until a worker is free is answered by a look."""
     gate, started = asyncio.Event(), list[bytes]()
