@@ -20,7 +20,7 @@ from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
-from faststream_sqlbroker.broker.pipelines import ServiceTags
+from faststream_sqlbroker.broker.pipelines import ServiceTags, refuse_endless_dead_letters
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.surprises import surprises
@@ -205,9 +205,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         Raises:
             RightsError: the database user lacks rights that this process needs; each is named with its GRANT.
             SchemaError: the tables differ from those needed; every difference is named with its cure.
-            SetupError: the server is set up in a way the broker cannot work with, or two schedules have one name.
+            SetupError: the server is set up in a way the broker cannot work with, two schedules have one name, or
+                dead letters would be moved round without end.
             StoreError: the database cannot be reached.
         """
+        refuse_endless_dead_letters(self.subscribers)
         await self.connect()
         await self._rights.check(self._activities)
         await self._store.setup()

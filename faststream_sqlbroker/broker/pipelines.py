@@ -142,14 +142,35 @@ def check_steps(steps: Sequence[Step], targets: Sequence[str | Destination]) -> 
 
 def endless_way(subscribers: "Iterable[QueueSubscriber]") -> str | None:
     """What to say if there is a way on which messages are moved round for ever."""
-    hops = [
+    loop = find_loop(
         (queue, target)
         for subscriber in subscribers
         if isinstance(target := subscriber.forward_to, str)
         for queue in subscriber.queues
-    ]
-    loop = find_loop(hops)
+    )
     if loop is None:
         return None
     way = " → ".join(loop)
     return f"forward_to moves messages round: {way}; where no handler takes them they are dead letters after {MOST_HOPS} moves"
+
+
+def refuse_endless_dead_letters(subscribers: "Iterable[Any]") -> None:
+    """Refuse forwarding subscribers that are dead letter queues of each other.
+
+    A dead letter's move counts no hop, so what none of them can move would go round for ever.
+
+    Raises:
+        SetupError: as said.
+    """
+    loop = find_loop(
+        (queue, target)
+        for subscriber in subscribers
+        if getattr(subscriber, "forward_to", None) is not None
+        and (target := subscriber.dead_letter_queue) is not None
+        for queue in subscriber.queues
+    )
+    if loop is not None:
+        raise SetupError(
+            f"subscribers with forward_to are each other's dead letter queues: {' → '.join(loop)}; what they cannot "
+            "move would go round for ever: give one of them another dead_letter_queue, or none"
+        )

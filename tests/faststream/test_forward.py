@@ -255,6 +255,26 @@ def test_a_route_without_anything_is_refused() -> None:
         SqlBrokerRouter(handlers=[SqlBrokerRoute(lambda body: None, "a", forward_to="b")])
 
 
+async def test_forwarders_that_are_each_others_dead_letter_queue_are_refused_at_the_start(
+    broker: SqlBroker,
+) -> None:
+    broker.subscriber("a", **QUICK, forward_to="c", dead_letter_queue="b")
+    broker.subscriber("b", **QUICK, forward_to=DESTINATION, dead_letter_queue="a")
+    with pytest.raises(SetupError, match=r"each other's dead letter queues: (a → b → a|b → a → b);"):
+        await broker.start()
+
+
+async def test_a_handler_may_be_the_dead_letter_queue_of_a_forwarder_that_is_its_own(
+    broker: SqlBroker,
+) -> None:
+    broker.subscriber("a", **QUICK, forward_to="c", dead_letter_queue="b")
+
+    @broker.subscriber("b", **QUICK, dead_letter_queue="a")
+    async def handle(body: str) -> None: ...
+
+    await broker.start()
+
+
 async def test_a_way_round_is_told_at_the_start(broker: SqlBroker, heard: Heard) -> None:
     broker.subscriber("a", **QUICK, forward_to="b")
     router = SqlBrokerRouter()
