@@ -63,8 +63,8 @@ def _engine_of_url(given: Any) -> AsyncEngine:
     except Exception as error:  # noqa: BLE001 - whatever a dialect raises
         # It may quote a part of the password, so it is not chained either.
         msg = (
-            "no asyncio engine can be made of the database URL: quote user and password by urllib.parse.quote_plus "
-            f"({type(error).__name__})"
+            "no asyncio engine can be made of the database URL: quote user and password by urllib.parse.quote_plus, "
+            f"and write the port as a number ({type(error).__name__})"
         )
         raise SetupError(msg) from None
 
@@ -80,6 +80,9 @@ def make_listen_engine(url: Any) -> AsyncEngine | None:
         return None
     if isinstance(url, AsyncEngine):
         raise SetupError("listen_url must be a database URL, got an engine")
+    if not isinstance(url, str | URL):
+        # As above, it may hold a password.
+        raise SetupError(f"listen_url must be a database URL as text or URL, got {type(url).__name__}")
     engine, _ = make_engine(url)
     if engine.dialect.driver != "asyncpg":
         msg = f"listen_url must lead to PostgreSQL by asyncpg, got {engine.dialect.name}+{engine.dialect.driver}"

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any
@@ -38,15 +38,17 @@ def new_correlation_id(config: Any) -> str | None:
 
 
 def refuse_one_list(messages: Sequence[Any]) -> None:
-    """Refuse a batch whose only message is a list or tuple: its items were meant.
+    """Refuse a batch whose only message is a list, tuple or iterator: its items were meant.
 
     Raises:
         PublishError: it is one.
     """
-    if len(messages) == 1 and isinstance(messages[0], list | tuple):
+    if len(messages) == 1 and isinstance(messages[0], list | tuple | Iterator):
+        [only] = messages
+        size = f" of {len(only)}" if isinstance(only, Sized) else ""
         msg = (
-            f"publish_batch takes its messages one by one, got one {type(messages[0]).__name__} of "
-            f"{len(messages[0])}: write publish_batch(*messages); for one message that is a list use publish"
+            f"publish_batch takes its messages one by one, got one {type(only).__name__}{size}: "
+            "write publish_batch(*messages); for one message that is a list use publish"
         )
         raise PublishError(msg)
 
@@ -123,10 +125,17 @@ def _headers(given: Any, own: dict[str, Any]) -> str | None:
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"headers must be JSON values (str, int, float, bool, None, list, dict): {error}"
         raise PublishError(msg) from error
-    if _NUL.search(text) or _SURROGATE.search(text):
-        msg = f"headers must not hold a NUL character or a lone surrogate, got {short(given)}"
+    if _unstorable(text):
+        name = next(n for n, v in merged.items() if _unstorable(json.dumps({n: v}, ensure_ascii=False)))
+        what = f"{name} " if name in own and name not in (given or {}) else f"the header {short(name)} "
+        msg = f"{what}must not hold a NUL character or a lone surrogate, got {short(merged[name])}"
         raise PublishError(msg)
     return text
+
+
+def _unstorable(text: str) -> bool:
+    """Whether the JSON `text` holds what no database stores as text."""
+    return bool(_NUL.search(text) or _SURROGATE.search(text))
 
 
 def _with_destination(given: Any, options: Mapping[str, Any]) -> Any:

@@ -367,6 +367,8 @@ async def test_lists_given_to_publishers_by_hand(broker: SqlBroker, look: Look) 
     for refused in (publisher.publish(["a", "b"]), publisher.publish_batch(["a", "b"])):
         with pytest.raises(PublishError, match=r"write publish_batch\(\*messages\)"):
             await refused
+    with pytest.raises(PublishError, match=r"got one generator: write publish_batch\(\*messages\)"):
+        await broker.publish_batch((n for n in "ab"), queue="q")
     with pytest.raises(PublishError, match=r"got one list of 2: write publish_batch\(\*messages\)"):
         await broker.publish_batch(["a", "b"], queue="out")
     with pytest.raises(PublishError, match=r"got one tuple of 0"):
