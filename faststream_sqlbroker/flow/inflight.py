@@ -1,6 +1,6 @@
 """What one subscriber holds: its deliveries (`outcomes`), and what its loops ask of each other about them."""
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable
 from time import monotonic
 
 from faststream_sqlbroker.core.outcome import Release
@@ -47,15 +47,6 @@ class Inflight(Outcomes):
         if any(b.state is State.WRITING and b.origin in (State.QUEUED, State.RUNNING) for b in self.batches):
             return False
         return len(self.held) <= self.apart_count - len(self._overtaken)
-
-    def add_and_give_back(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Take in freshly claimed rows that are not to be started here, and give them back.
-
-        Taken in first, as an older outcome of such a message may wait for the flush. The database tells what it has written by
-        message, so the older one, sent together with the release, would be taken for written, and its answer sent.
-        """
-        self._take_in(rows)
-        self.give_back(rows)
 
     def give_back(self, rows: Iterable[ClaimedMessage]) -> None:
         """Queue the release of rows that were not started, and flush soon; lost ones are no longer ours."""

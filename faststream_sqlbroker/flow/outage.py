@@ -67,13 +67,12 @@ class Outages:
             self._end(kind, part)
 
     def left(self, part: Hashable) -> None:
-        """`part` has ended, whether it worked or not; what only it knew of is not told any more."""
+        """`part` has stopped; if nothing else failed, the second line says that the outage had not ended."""
         for kind, lasting in list(self._lasting.items()):
-            lasting.failing.pop(part, None)
-            if not lasting.failing:
-                del self._lasting[kind]
+            if part in lasting.failing:
+                self._end(kind, part, stopped=True)
 
-    def _end(self, kind: str, part: Hashable) -> None:
+    def _end(self, kind: str, part: Hashable, *, stopped: bool = False) -> None:
         lasting = self._lasting[kind]
         del lasting.failing[part]
         if lasting.failing:
@@ -81,9 +80,12 @@ class Outages:
         del self._lasting[kind]
         took, total = monotonic() - lasting.begin, lasting.counts.total()
         counts = ", ".join(f"{name} {count}" for name, count in sorted(lasting.counts.items()))
-        what = f"the {kind} works again" if kind else "the database works again"
         failures = "1 failure" if total == 1 else f"{total} failures"
-        self._log(logging.WARNING, f"{what} after {took:.1f} s: {failures} ({counts})")
+        if stopped:
+            what = f"the {kind or lasting.counts.most_common(1)[0][0]} stopped before it worked again"
+        else:
+            what = f"the {kind or 'database'} works again"
+        self._log(logging.WARNING, f"{what}, after {took:.1f} s: {failures} ({counts})")
 
 
 _UNTIL_THE_END = "until the end of this outage no other failure is told"

@@ -23,7 +23,7 @@ from tools.private import CannotDownloadError, CannotStartError, Process, mariad
 SERVERS = {"postgresql": postgresql, "mariadb": mariadb, "mysql": mysql}
 LEAST = 6
 """Failures of the loops of one kind: three of them, each more than once."""
-ENDED = re.compile(r"the database works again after \d+\.\d s: (\d+) failures \((.*)\)")
+ENDED = re.compile(r"the database works again, after \d+\.\d s: (\d+) failures \((.*)\)")
 
 
 @pytest.fixture(scope="module")

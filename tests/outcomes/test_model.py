@@ -35,7 +35,7 @@ NOW = datetime.now(timezone.utc)
 EDGES = {(source, target) for source, _, target in TRANSITIONS}
 ENDS = {State.WRITTEN, State.LOST}
 MOVERS = (
-    "add", "add_and_give_back", "finish", "finish_all", "take", "take_due", "answered", "put_back", "set_apart", "refuse", "keep",
+    "add", "finish", "finish_all", "take", "take_due", "answered", "put_back", "set_apart", "refuse", "keep",
     "nack", "lose", "drop", "give_back_waiting", "_leave",
 )  # fmt: skip
 """What may change states."""
@@ -247,13 +247,9 @@ class Machine(RuleBasedStateMachine):
             self.tasks["worker"] = self.loop.create_task(commit())
             self.spin()
 
-    def give_back(self, data: st.DataObject) -> None:
-        """As at a stop, or a pause; or what was claimed is not to be started here."""
-        if data.draw(st.booleans(), "unstarted"):
-            rows = [self.row(*mark) for mark in self.database.claim(1)]
-            self.take_in(rows, self.inflight.add_and_give_back)
-        else:
-            self.inflight.give_back_waiting()
+    def give_back(self, _data: st.DataObject | None = None) -> None:
+        """As at a stop, or a pause."""
+        self.inflight.give_back_waiting()
 
     # -- the loops ----------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def test_an_outage_of_all_loops_is_two_lines_with_the_counts() -> None:
     outages.worked(3)
     [_, (level, text)] = said.lines
     assert level == logging.WARNING
-    numbers = r"the database works again after \d+\.\d s: 4 failures \(fetch loop 3, presence loop 1\)"
+    numbers = r"the database works again, after \d+\.\d s: 4 failures \(fetch loop 3, presence loop 1\)"
     assert re.fullmatch(numbers, text), text
 
 
@@ -69,7 +69,7 @@ def test_what_is_refused_is_told_for_each_kind_of_loop_and_hides_no_outage() -> 
     assert said.lines[2][1].startswith("the database works again")
     outages.worked(1)
     outages.worked(2)
-    assert said.lines[3][1].startswith("the presence loop works again after")
+    assert said.lines[3][1].startswith("the presence loop works again, after")
     assert len(said.lines) == 4
 
 
@@ -86,7 +86,9 @@ def test_who_leaves_in_an_outage_does_not_end_it() -> None:
     outages.failed(2, "fetch loop", TransientStoreError("down"))
     outages.left(2)
     outages.worked(2)
-    assert len(said.lines) == 3
+    numbers = r"the fetch loop stopped before it worked again, after \d+\.\d s: 1 failure \(fetch loop 1\)"
+    assert re.fullmatch(numbers, said.lines[3][1]), said.lines[3]
+    assert len(said.lines) == 4
 
 
 def test_a_write_that_fails_alone_may_do_so_for_what_is_written() -> None:
