@@ -39,7 +39,12 @@ def measure_spark(rounds: int, rows: int) -> tuple[report.Content, bool]:
     suites = spark_loads.suites()
     verdicts = [c.verdict(results[suite.name]) for suite in suites for c in suite.comparisons]
     told = {suite.name: {"shows": suite.shows, "axis": suite.axis} for suite in suites}
-    content = {"machine": machine(), "rows": [row for row, _ in verdicts], "results": results, "suites": told}
+    content = {
+        "machine": machine(),
+        "rows": [row for row, _ in verdicts],
+        "results": results,
+        "suites": told,
+    }
     return content, all(reached for _, reached in verdicts)
 
 
@@ -74,12 +79,20 @@ def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="?", choices=[*report.TITLES, "report"], default="own")
-    parser.add_argument("--rounds", type=int, help=f"runs of each variant, taken in turn; default {ROUNDS}")
+    parser.add_argument(
+        "--rounds", type=int, help=f"runs of each variant, taken in turn; default {ROUNDS}"
+    )
     parser.add_argument("--messages", type=int, default=60_000, help="messages of a consuming run")
     parser.add_argument("--seconds", type=int, default=300, help="length of each run of `rate`")
-    parser.add_argument("--large", action="store_true", help="`scale` with tens of millions of rows, too")
-    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the archive for `spark`")
-    parser.add_argument("--check", action="store_true", help="`spark` writes nothing and tells the targets")
+    parser.add_argument(
+        "--large", action="store_true", help="`scale` with tens of millions of rows, too"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=2_000_000, help="rows of the archive for `spark`"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="`spark` writes nothing and tells the targets"
+    )
     arguments = parser.parse_args()
     which = arguments.which
     if which == "report":

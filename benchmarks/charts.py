@@ -12,7 +12,9 @@ from benchmarks.report import AXES, FIGURES, TITLES, Content, taken
 COLUMNS = 2
 WIDTH, HEIGHT = 6.5, 2.8
 """Inches of one chart."""
-MISSING = "The charts need matplotlib, the extra `bench`: pip install -c constraints.txt -e '.[bench]'"
+MISSING = (
+    "The charts need matplotlib, the extra `bench`: pip install -c constraints.txt -e '.[bench]'"
+)
 
 Runs = dict[str, list[Result]]
 
@@ -39,7 +41,9 @@ def render(contents: dict[str, Content]) -> dict[str, str]:
         columns = min(COLUMNS, len(suites))
         rows = math.ceil(len(suites) / columns)
         size = (columns * WIDTH, rows * HEIGHT)
-        figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        figure, axes = plt.subplots(
+            rows, columns, figsize=size, squeeze=False, layout="constrained"
+        )
         for axis in axes.flat[len(suites) :]:
             axis.remove()
         for axis, (suite, told) in zip(axes.flat, suites.items(), strict=False):
@@ -68,7 +72,9 @@ def _errors(spreads: list[Spread]) -> list[list[float]]:
 
 
 def _measured(runs: Runs, name: str) -> dict[str, Spread]:
-    return {variant: found for variant, of in runs.items() if (found := taken(of, name)) is not None}
+    return {
+        variant: found for variant, of in runs.items() if (found := taken(of, name)) is not None
+    }
 
 
 def _bars(axis: Any, runs: Runs, told: dict[str, Any]) -> None:
@@ -79,7 +85,12 @@ def _bars(axis: Any, runs: Runs, told: dict[str, Any]) -> None:
         found = _measured(runs, name)
         spreads = list(found.values())
         at = [places[variant] + thick * (n - (len(names) - 1) / 2) for variant in found]
-        style: dict[str, Any] = {"height": thick, "label": FIGURES[name].title, "zorder": 2, "capsize": 2}
+        style: dict[str, Any] = {
+            "height": thick,
+            "label": FIGURES[name].title,
+            "zorder": 2,
+            "capsize": 2,
+        }
         if len(names) == 1:
             style["color"] = _colours(list(found))
         axis.barh(at, [s.median for s in spreads], xerr=_errors(spreads), **style)

@@ -51,7 +51,9 @@ class Comparison:
         """The row of the report, and whether the target is reached; what cannot be measured is not."""
         wanted = "" if self.most is None else f"≤ {self.most}"
         wanted = wanted if self.least is None else f"≥ {self.least}"
-        rounds = [dict(zip(results, runs, strict=True)) for runs in zip(*results.values(), strict=True)]
+        rounds = [
+            dict(zip(results, runs, strict=True)) for runs in zip(*results.values(), strict=True)
+        ]
         values = [value for runs in rounds if (value := self.read(runs)) is not None]
         if not values:
             return f"| {self.name} | {wanted} | not measurable here | | 0 |", not wanted
@@ -61,7 +63,10 @@ class Comparison:
         )
         median, low, high = (f"{n:.{self.digits}f}" for n in (found.median, found.low, found.high))
         mark = "" if reached else " **short**"
-        return f"| {self.name} | {wanted} | {median}{mark} | {low} to {high} | {found.rounds} |", reached
+        return (
+            f"| {self.name} | {wanted} | {median}{mark} | {low} to {high} | {found.rounds} |",
+            reached,
+        )
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,15 @@ async def fill(
         return
     if queues != 1 or size is not None:
         raise NotImplementedError("queues and size are for PostgreSQL only")
-    statement = text("INSERT INTO message (queue, payload, headers) VALUES (:queue, :payload, :headers)")
+    statement = text(
+        "INSERT INTO message (queue, payload, headers) VALUES (:queue, :payload, :headers)"
+    )
     async with engine.begin() as connection:
         for start in range(first, first + count, CHUNK):
             numbers = range(start, min(first + count, start + CHUNK))
-            rows = [{"queue": queue, "payload": compact(body(n)), "headers": HEADERS} for n in numbers]
+            rows = [
+                {"queue": queue, "payload": compact(body(n)), "headers": HEADERS} for n in numbers
+            ]
             await connection.execute(statement, rows)
 
 

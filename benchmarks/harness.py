@@ -54,7 +54,9 @@ def database(kind: str) -> Iterator[str]:
         yield admin.url.set(drivername=kind, database=name).render_as_string(hide_password=False)
     finally:
         with admin.connect() as connection:
-            connection.execute(text(f"DROP DATABASE {name}{' WITH (FORCE)' if kind == 'postgresql' else ''}"))
+            connection.execute(
+                text(f"DROP DATABASE {name}{' WITH (FORCE)' if kind == 'postgresql' else ''}")
+            )
             if kind == "postgresql":
                 connection.execute(text("CHECKPOINT"))  # none of the next run's business
         admin.dispose()

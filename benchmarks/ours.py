@@ -69,7 +69,9 @@ def subscriber_of(broker: SqlBroker, seen: Seen, *, archive: bool, shape: str) -
     async def batch(messages: list[dict]) -> None:
         seen.extend([message["order"] for message in messages])
 
-    return subscriber({"typed": typed, "untyped": untyped, "annotated": annotated, "batch": batch}[shape])
+    return subscriber(
+        {"typed": typed, "untyped": untyped, "annotated": annotated, "batch": batch}[shape]
+    )
 
 
 async def _dispatch(count: int, shape: str) -> dict[str, Any]:
@@ -102,7 +104,9 @@ async def _dispatch(count: int, shape: str) -> dict[str, Any]:
         )
         for n in range(count)
     ]
-    raws = rows if shape != "batch" else [tuple(rows[n : n + BATCH]) for n in range(0, count, BATCH)]
+    raws = (
+        rows if shape != "batch" else [tuple(rows[n : n + BATCH]) for n in range(0, count, BATCH)]
+    )
     with clock() as c:
         for raw in raws:
             await subscriber.consume(raw)
@@ -136,7 +140,9 @@ def consume(url: str, count: int, shape: str = "typed", archive: bool = True) ->
     return asyncio.run(_consume(url, count, shape, archive=archive))
 
 
-async def _publish(url: str, count: int, way: Callable[[SqlBroker], Awaitable[None]]) -> dict[str, Any]:
+async def _publish(
+    url: str, count: int, way: Callable[[SqlBroker], Awaitable[None]]
+) -> dict[str, Any]:
     engine = engine_of(url)
     broker = SqlBroker(engine, logger=None)
     await broker.create_tables()
@@ -219,7 +225,9 @@ def _listener(url: str, count: int, arrived: Any) -> None:
     asyncio.run(_listen(url, count, arrived))
 
 
-async def _send(url: str, count: int, pause: float, start: Callable[[], Any], arrived: Any) -> list[float]:
+async def _send(
+    url: str, count: int, pause: float, start: Callable[[], Any], arrived: Any
+) -> list[float]:
     engine = engine_of(url)
     broker, sent = SqlBroker(engine, logger=None), list[float]()
     await broker.create_tables()
@@ -254,7 +262,10 @@ def latency(url: str, count: int = 50, pause: float = 0.1) -> dict[str, Any]:
     if process.exitcode != 0 or not all(arrived):
         raise RuntimeError(f"the consumer ended with {process.exitcode}")
     took = [at - of for at, of in zip(arrived[WARM:], sent[WARM:], strict=True)]
-    shares = {name: percentile(took, share) for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
+    shares = {
+        name: percentile(took, share)
+        for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+    }
     return {"count": count, "seconds": time.monotonic() - started, "cpu": 0.0, **shares}
 
 
@@ -282,12 +293,14 @@ def _check(count: int, seen: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    answer({
-        "dispatch": dispatch,
-        "consume": consume,
-        "publish_single": publish_single,
-        "publish_concurrent": publish_concurrent,
-        "publish_in_transaction": publish_in_transaction,
-        "publish_bulk": publish_bulk,
-        "latency": latency,
-    })  # fmt: skip
+    answer(
+        {
+            "dispatch": dispatch,
+            "consume": consume,
+            "publish_single": publish_single,
+            "publish_concurrent": publish_concurrent,
+            "publish_in_transaction": publish_in_transaction,
+            "publish_bulk": publish_bulk,
+            "latency": latency,
+        }
+    )

@@ -91,10 +91,16 @@ def consume(url: str, count: int, processes: int) -> dict[str, Any]:
     """
     asyncio.run(_prepare(url, count))
     context = multiprocessing.get_context("spawn")
-    counts, cpu = context.Array("q", processes, lock=False), context.Array("d", processes, lock=False)
+    counts, cpu = (
+        context.Array("q", processes, lock=False),
+        context.Array("d", processes, lock=False),
+    )
     barrier, stop = context.Barrier(processes + 1), context.Event()
     shared = counts, cpu, barrier, stop
-    children = [context.Process(target=_child, args=(url, n, *shared), daemon=True) for n in range(processes)]
+    children = [
+        context.Process(target=_child, args=(url, n, *shared), daemon=True)
+        for n in range(processes)
+    ]
     for child in children:
         child.start()
     give_up_at = time.monotonic() + PATIENCE
@@ -110,7 +116,12 @@ def consume(url: str, count: int, processes: int) -> dict[str, Any]:
     time.sleep(REAPED)
     after = server_cpu()
     asyncio.run(_check(url, count, sum(counts)))
-    result: dict[str, Any] = {"count": count, "seconds": seconds, "cpu": sum(cpu), "processes": processes}
+    result: dict[str, Any] = {
+        "count": count,
+        "seconds": seconds,
+        "cpu": sum(cpu),
+        "processes": processes,
+    }
     result["cpu_each"] = result["cpu"] / count
     result["db_cpu"] = None if before is None or after is None else after - before
     result["db_cpu_each"] = None if result["db_cpu"] is None else result["db_cpu"] / count

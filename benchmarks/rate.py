@@ -111,7 +111,9 @@ async def _snapshot(url: str, *, held: bool) -> AsyncIterator[None]:
     await connection.close()
 
 
-async def _consume(broker: SqlBroker, record: Record, pipe: Any, process: BaseProcess, seconds: int) -> Any:
+async def _consume(
+    broker: SqlBroker, record: Record, pipe: Any, process: BaseProcess, seconds: int
+) -> Any:
     """From the start to stopped; what the publisher said."""
     count = len(record.marks)
     await broker.start()
@@ -165,7 +167,9 @@ async def _rate(url: str, rate: int, seconds: int, *, held: bool) -> dict[str, A
 def _check(record: Record) -> None:
     if record.handled != len(record.marks) or set(record.marks) != {1}:
         different = sum(map(bool, record.marks))
-        raise RuntimeError(f"{record.handled} handled, {different} different ones, of {len(record.marks)}")
+        raise RuntimeError(
+            f"{record.handled} handled, {different} different ones, of {len(record.marks)}"
+        )
 
 
 def _figures(record: Record, started: float, seconds: int) -> dict[str, float]:

@@ -104,7 +104,9 @@ def publish_concurrent(url: str, count: int, tasks: int = 20) -> dict[str, Any]:
                 waiting.clear()
                 more.clear()
                 size = len(group)
-                await connection.execute(MANY, [QUEUE] * size, [p for p, _ in group], [HEADERS] * size)
+                await connection.execute(
+                    MANY, [QUEUE] * size, [p for p, _ in group], [HEADERS] * size
+                )
                 for _, done in group:
                     done.set_result(None)
 
@@ -138,7 +140,9 @@ async def _consume(url: str, count: int) -> dict[str, Any]:
             if not rows:
                 break
             handled += len(rows)
-            settling = asyncio.create_task(second.execute(SETTLE, [row["id"] for row in rows], token))
+            settling = asyncio.create_task(
+                second.execute(SETTLE, [row["id"] for row in rows], token)
+            )
     await first.close()
     await second.close()
     if handled != count:
@@ -154,10 +158,12 @@ def consume(url: str, count: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer({
-        "consume": consume,
-        "publish_single": publish_single,
-        "publish_concurrent": publish_concurrent,
-        "publish_in_transaction": publish_in_transaction,
-        "publish_bulk": publish_bulk,
-    })  # fmt: skip
+    answer(
+        {
+            "consume": consume,
+            "publish_single": publish_single,
+            "publish_concurrent": publish_concurrent,
+            "publish_in_transaction": publish_in_transaction,
+            "publish_bulk": publish_bulk,
+        }
+    )

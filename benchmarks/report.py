@@ -130,7 +130,9 @@ def write(contents: dict[str, Content], images: dict[str, str]) -> str:
         "# Measurements\n\nEvery ratio is of runs that were taken in turn on one machine, round by round; the rates "
         "themselves say little elsewhere. Written by `python -m benchmarks report`.\n"
     )
-    parts = [document(which, content, "##", images.get(which)) for which, content in contents.items()]
+    parts = [
+        document(which, content, "##", images.get(which)) for which, content in contents.items()
+    ]
     text = "\n".join([intro, *parts])
     (RESULTS / "README.md").write_text(text)
     return text

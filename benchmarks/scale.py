@@ -94,13 +94,20 @@ async def _claim(
     await engine.dispose()
     wanted = min(LIMIT, sum(len(range(n, ready, queues)) for n in range(subscribed)))
     if {rows for _, _, rows in taken} != {wanted}:
-        raise RuntimeError(f"claims gave {sorted({rows for _, _, rows in taken})} rows, not {wanted}")
+        raise RuntimeError(
+            f"claims gave {sorted({rows for _, _, rows in taken})} rows, not {wanted}"
+        )
     return {
-        "ready": ready, "future": future, "queues": queues, "subscribed": subscribed, "archive": archive,
+        "ready": ready,
+        "future": future,
+        "queues": queues,
+        "subscribed": subscribed,
+        "archive": archive,
         "look": statistics.median(look for look, _, _ in taken),
         "claim": statistics.median(claim for _, claim, _ in taken),
-        "look_buffers": look_buffers, "claim_buffers": claim_buffers,
-    }  # fmt: skip
+        "look_buffers": look_buffers,
+        "claim_buffers": claim_buffers,
+    }
 
 
 def claim(
@@ -114,7 +121,9 @@ def claim(
     return asyncio.run(_claim(url, ready, future, queues, subscribed, archive))
 
 
-async def _throughput(url: str, ready: int, count: int, payload: int | None, archive: int) -> dict[str, Any]:
+async def _throughput(
+    url: str, ready: int, count: int, payload: int | None, archive: int
+) -> dict[str, Any]:
     engine = engine_of(url)
     broker, seen = SqlBroker(engine, logger=None), list[int]()
 

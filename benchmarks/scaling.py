@@ -45,9 +45,13 @@ def _queues() -> list[Suite]:
     one, many = "1 queue", "1,000 queues"
     crowd = {"ready": CROWD, "future": CROWD}
     spread = [_scenario(one, "claim", **crowd), _scenario(many, "claim", **crowd, queues=1_000)]
-    cost = Comparison("claim of 100 from one of 1,000 queues ÷ from the only one", over(many, one, "claim"))
+    cost = Comparison(
+        "claim of 100 from one of 1,000 queues ÷ from the only one", over(many, one, "claim")
+    )
     names = {n: f"{n} of 1,000 queues" for n in (1, 10, 100)}
-    subscribed = [_scenario(name, "claim", **crowd, queues=1_000, subscribed=n) for n, name in names.items()]
+    subscribed = [
+        _scenario(name, "claim", **crowd, queues=1_000, subscribed=n) for n, name in names.items()
+    ]
     costs = [
         Comparison(f"{what} at {names[n]} ÷ at one of them", over(names[n], names[1], figure))
         for n in (10, 100)
@@ -134,7 +138,9 @@ def scale(count: int, *, large: bool) -> list[Suite]:
 
 def _at_rate(name: str, seconds: int, **options: Any) -> Variant:
     timeout = 3.0 * seconds + 120
-    return Variant(name, "rate", program=RATE, options={"seconds": seconds, **options}, timeout=timeout)
+    return Variant(
+        name, "rate", program=RATE, options={"seconds": seconds, **options}, timeout=timeout
+    )
 
 
 def _growth(name: str, most: float | None = None) -> list[Comparison]:
@@ -168,6 +174,8 @@ def rate(seconds: int) -> list[Suite]:
         *_growth(free),
         *_growth(off),
         Comparison("claims at the end: held snapshot ÷ none", over(HELD, free, "claim_end")),
-        Comparison("claims at the end: held snapshot ÷ from the beginning", over(HELD, off, "claim_end")),
+        Comparison(
+            "claims at the end: held snapshot ÷ from the beginning", over(HELD, off, "claim_end")
+        ),
     ]
     return [Suite("1,000 messages a second", variants, comparisons, shows=_SHOWS)]

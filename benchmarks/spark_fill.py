@@ -55,7 +55,9 @@ def fill_archive(url: str, kind: str, count: int) -> None:
     into = INTO.format(key="`key`" if kind == "mariadb" else "key")
     with engine.begin() as connection:
         if kind == "mariadb":
-            connection.exec_driver_sql((into + _MARIADB.replace("{count}", str(count))).replace("%", "%%"))
+            connection.exec_driver_sql(
+                (into + _MARIADB.replace("{count}", str(count))).replace("%", "%%")
+            )
         else:
             body = _POSTGRESQL if kind == "postgresql" else _SQLITE
             connection.execute(text((into + body).replace('": ', '"\\: ')), {"count": count})
@@ -64,6 +66,9 @@ def fill_archive(url: str, kind: str, count: int) -> None:
 
 
 def _look(engine: Engine, kind: str) -> None:
-    statement = {"postgresql": "VACUUM ANALYZE message_archive", "mariadb": "ANALYZE TABLE message_archive"}
+    statement = {
+        "postgresql": "VACUUM ANALYZE message_archive",
+        "mariadb": "ANALYZE TABLE message_archive",
+    }
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(statement.get(kind, "ANALYZE"))

@@ -94,15 +94,22 @@ def suites() -> list[Suite]:
     two = names[PARTITIONS.index(2)]
     comparisons = [
         Comparison(
-            "PostgreSQL: 2 partitions ÷ COPY binary by one connection", over(two, postgresql[0]), least=1.0
+            "PostgreSQL: 2 partitions ÷ COPY binary by one connection",
+            over(two, postgresql[0]),
+            least=1.0,
         ),
-        Comparison("PostgreSQL: 2 partitions ÷ Spark's JDBC defaults", over(two, postgresql[1]), least=2.5),
         Comparison(
-            "PostgreSQL: format('sqlbroker') ÷ Spark's JDBC defaults", over(postgresql[-1], postgresql[1])
+            "PostgreSQL: 2 partitions ÷ Spark's JDBC defaults", over(two, postgresql[1]), least=2.5
+        ),
+        Comparison(
+            "PostgreSQL: format('sqlbroker') ÷ Spark's JDBC defaults",
+            over(postgresql[-1], postgresql[1]),
         ),
     ]
     shown = [Suite("PostgreSQL", _variants(postgresql), comparisons, shows=("rate",))]
-    shown.append(Suite("PostgreSQL by partitions", _variants(names), shows=("rate",), axis="partitions"))
+    shown.append(
+        Suite("PostgreSQL by partitions", _variants(names), shows=("rate",), axis="partitions")
+    )
     for kind, title in (("mariadb", "MariaDB"), ("sqlite", "SQLite")):
         ours, plain = f"ours, {title}", f"Spark's defaults, {title}"
         comparison = Comparison(
@@ -121,7 +128,10 @@ def measure(rounds: int, rows: int) -> dict[str, dict[str, list[Result]]]:
     """Fill three databases, start two sessions, and take everything in turn; results by suite and variant."""
     results: dict[str, dict[str, list[Result]]] = {}
     with ExitStack() as stack:
-        urls, counts = {}, {"postgresql": rows} | {kind: rows // less for kind, less in OTHERS.items()}
+        urls, counts = (
+            {},
+            {"postgresql": rows} | {kind: rows // less for kind, less in OTHERS.items()},
+        )
         for kind, count in counts.items():
             urls[kind] = stack.enter_context(database(kind))
             fill_archive(urls[kind], kind, count)
@@ -131,7 +141,10 @@ def measure(rounds: int, rows: int) -> dict[str, dict[str, list[Result]]]:
             for name, suite, result in _round(urls, counts, small, large, check=n < 0):
                 if n >= 0:
                     results.setdefault(suite, {}).setdefault(name, []).append(result)
-                    print(f"  round {n + 1}: {suite}: {name}: {result['rate']:,.0f} rows/s", flush=True)
+                    print(
+                        f"  round {n + 1}: {suite}: {name}: {result['rate']:,.0f} rows/s",
+                        flush=True,
+                    )
     results["PostgreSQL by partitions"] = {
         name: runs for name, runs in results["PostgreSQL"].items() if name.startswith("ours")
     }
@@ -147,7 +160,11 @@ def _round(
     for n in PARTITIONS:
         yield f"ours, {n} partitions", "PostgreSQL", small.load(way="ours", partitions=n, **load)
     yield "Spark's defaults", "PostgreSQL", large.load(way="plain", partitions=1, **load)
-    yield "format('sqlbroker'), 2 partitions", "PostgreSQL", small.load(way="format", partitions=2, **load)
+    yield (
+        "format('sqlbroker'), 2 partitions",
+        "PostgreSQL",
+        small.load(way="format", partitions=2, **load),
+    )
     for kind, title in (("mariadb", "MariaDB"), ("sqlite", "SQLite")):
         load = {"url": urls[kind], "count": counts[kind], "check": check}
         yield f"Spark's defaults, {title}", title, large.load(way="plain", partitions=1, **load)

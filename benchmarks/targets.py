@@ -25,8 +25,12 @@ TO_RAW = Comparison("batch handler + archive ÷ raw claim + archive", over(BATCH
 TO_SQLBROKER = Comparison(
     "consume + archive ÷ faststream-sqlbroker 0.1.0a11", over(OURS, "sqlbroker"), least=4.5
 )
-TO_OUTBOX = Comparison("consume without archive ÷ faststream-outbox", over(UNARCHIVED, "outbox"), least=2.0)
-TO_PGQUEUER = Comparison("consume without archive ÷ pgqueuer", over(UNARCHIVED, "pgqueuer"), least=1.3)
+TO_OUTBOX = Comparison(
+    "consume without archive ÷ faststream-outbox", over(UNARCHIVED, "outbox"), least=2.0
+)
+TO_PGQUEUER = Comparison(
+    "consume without archive ÷ pgqueuer", over(UNARCHIVED, "pgqueuer"), least=1.3
+)
 
 PUBLISHING = {
     "publish_single": ("publish single ÷ raw asyncpg INSERT autocommit", 0.75, 12),
@@ -52,7 +56,9 @@ def _ours(count: int) -> dict[str, Variant]:
     return {variant.name: variant for variant in variants}
 
 
-def _peer(python: Python, name: str, scenario: str, kind: str = "postgresql", **options: object) -> Variant:
+def _peer(
+    python: Python, name: str, scenario: str, kind: str = "postgresql", **options: object
+) -> Variant:
     # -E: an environment of its own knows nothing of ours, nor of PYTHONPATH.
     program = (str(python(name)), "-E", str(PEERS / f"peer_{name}.py"))
     return Variant(name, scenario, kind, program, dict(options))
@@ -66,7 +72,9 @@ def _publishing(count: int) -> list[Suite]:
             Variant("ours", scenario, options={"count": size}),
             Variant("raw asyncpg", scenario, program=RAW, options={"count": size}),
         ]
-        suites.append(Suite(scenario, variants, [Comparison(name, over("ours", "raw asyncpg"), least)]))
+        suites.append(
+            Suite(scenario, variants, [Comparison(name, over("ours", "raw asyncpg"), least)])
+        )
     return suites
 
 
@@ -87,7 +95,9 @@ def effects(count: int) -> list[Suite]:
 def own(count: int) -> list[Suite]:
     """Ours beside FastStream's own dispatch and the raw driver; `count` messages in the runs that are compared."""
     variants = _ours(count)
-    variants[UNARCHIVED] = Variant(UNARCHIVED, "consume", options={"count": count // 3, "archive": False})
+    variants[UNARCHIVED] = Variant(
+        UNARCHIVED, "consume", options={"count": count // 3, "archive": False}
+    )
     consuming = Suite("consume", list(variants.values()), [TO_DISPATCH, TO_RAW])
     return [consuming, *_publishing(count)]
 
@@ -131,7 +141,11 @@ def peers(count: int, python: Python) -> list[Suite]:
     for name in ("sqlbroker", "outbox", "pgqueuer"):
         variants[name] = _peer(python, name, "consume", count=count)
     return [
-        Suite("consume + archive beside sqlbroker", _named(variants, (OURS, "sqlbroker")), [TO_SQLBROKER]),
+        Suite(
+            "consume + archive beside sqlbroker",
+            _named(variants, (OURS, "sqlbroker")),
+            [TO_SQLBROKER],
+        ),
         Suite(
             "consume without archive",
             _named(variants, (UNARCHIVED, "outbox", "pgqueuer")),
@@ -149,7 +163,9 @@ def check(count: int, python: Python) -> list[Suite]:
         variants[name] = _peer(python, name, "consume", count=count)
     order = (DISPATCH, OURS, "sqlbroker", "outbox", UNARCHIVED, "pgqueuer", BATCH, BARE)
     consuming = Suite(
-        "consume", _named(variants, order), [TO_DISPATCH, TO_SQLBROKER, TO_OUTBOX, TO_PGQUEUER, TO_RAW]
+        "consume",
+        _named(variants, order),
+        [TO_DISPATCH, TO_SQLBROKER, TO_OUTBOX, TO_PGQUEUER, TO_RAW],
     )
     return [
         consuming,

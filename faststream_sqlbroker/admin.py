@@ -95,7 +95,9 @@ class Admin:
         """
         info = {"by": _text("by", by) or process_name(), "reason": _text("reason", reason)}
         async with self._turn:
-            self._heard(await self._store.fleet.pause(_queue(queue), _until(until), info, self._channel))
+            self._heard(
+                await self._store.fleet.pause(_queue(queue), _until(until), info, self._channel)
+            )
 
     async def resume(self, queue: str) -> bool:
         """Let `queue` be claimed from again, as soon as `pause` is heard of. A subscriber paused by itself stays so.
@@ -182,7 +184,11 @@ class Admin:
         """
         text = isinstance(message_id, str) and _ID.fullmatch(message_id)
         number = int(message_id) if text else message_id
-        if not isinstance(number, int) or isinstance(number, bool) or not -LARGEST_ID <= number <= LARGEST_ID:
+        if (
+            not isinstance(number, int)
+            or isinstance(number, bool)
+            or not -LARGEST_ID <= number <= LARGEST_ID
+        ):
             msg = (
                 "message_id must be a whole number of 64 bits, as publish returns it or as message.message_id has "
                 f"it, got {short(message_id)}"
@@ -303,9 +309,7 @@ def _until(value: Duration | datetime | None) -> datetime | float | None:
         return None
     seconds = parse_duration(value, name="until")
     if not 0 < seconds <= LONGEST_PAUSE:
-        msg = (
-            f"until must be a length of more than 0 and at most 100 years, or a datetime, got {short(value)}"
-        )
+        msg = f"until must be a length of more than 0 and at most 100 years, or a datetime, got {short(value)}"
         raise SetupError(msg)
     return seconds
 

@@ -83,7 +83,9 @@ class NotReadyYet(NackMessage, Instruction):
         super().__init__(instead=outcomes.NotReady(self.retry_in, self.give_up_after))
 
     def __str__(self) -> str:
-        return f"Message was not ready: again in {self.retry_in} s, for at most {self.give_up_after} s"
+        return (
+            f"Message was not ready: again in {self.retry_in} s, for at most {self.give_up_after} s"
+        )
 
 
 class Move(AckMessage, Instruction):
@@ -264,7 +266,9 @@ def current_error() -> BaseException | None:
     return error
 
 
-def nack_or_refuse(delay: Duration | None, settle: Callable[[outcomes.Outcome], Any]) -> outcomes.Nack:
+def nack_or_refuse(
+    delay: Duration | None, settle: Callable[[outcomes.Outcome], Any]
+) -> outcomes.Nack:
     """The nack; one that is refused still records that the delivery failed, so that it is tried again.
 
     Raises:

@@ -108,11 +108,15 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             _publish_type=_publish_type,
             destination=queue,
             # Publishers and middlewares add to the headers; the caller's dict must stay as it is.
-            headers=dict(headers) if headers is not None and isinstance(headers, Mapping) else headers,
+            headers=dict(headers)
+            if headers is not None and isinstance(headers, Mapping)
+            else headers,
             correlation_id=correlation_id,
             reply_to=reply_to,
         )
-        self.options = _given(priority, key, dedup_id, delay, next_attempt_at, expires_in, destination)
+        self.options = _given(
+            priority, key, dedup_id, delay, next_attempt_at, expires_in, destination
+        )
         self.connection = _one_transaction(connection, session, with_ack=with_ack)
         self.with_ack = with_ack
         self.stacked = False
@@ -187,7 +191,9 @@ class SqlBrokerResponse(Response):
             )
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.queue = queue
-        self.options = _given(priority, key, dedup_id, delay, next_attempt_at, expires_in, destination)
+        self.options = _given(
+            priority, key, dedup_id, delay, next_attempt_at, expires_in, destination
+        )
 
     def as_publish_command(self) -> SqlBrokerPublishCommand:
         """A command of its own for each publisher that is to send it."""
@@ -229,7 +235,9 @@ def _one_transaction(connection: Any, session: Any, *, with_ack: bool) -> Any:
             "give only one of connection=, session= and with_ack=True: each names a transaction"
         )
     given = connection if connection is not None else session
-    if given is not None and not (hasattr(given, "sync_connection") or hasattr(given, "sync_session")):
+    if given is not None and not (
+        hasattr(given, "sync_connection") or hasattr(given, "sync_session")
+    ):
         raise PublishError(
             f"a publish takes part in the transaction of an AsyncConnection or AsyncSession, got {given!r}: "
             "for synchronous ones there is publish_sync"

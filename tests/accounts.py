@@ -11,7 +11,11 @@ from sqlalchemy.pool import NullPool
 
 NUMBERS = itertools.count()
 PASSWORD = "Plain-1"
-SYNCHRONOUS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql", "mysql": "mysql+pymysql"}
+SYNCHRONOUS = {
+    "postgresql": "postgresql+psycopg",
+    "mariadb": "mariadb+pymysql",
+    "mysql": "mysql+pymysql",
+}
 
 
 class Account:
@@ -54,7 +58,9 @@ class Account:
 
     def try_as(self, *statements: str) -> list[str]:
         """Run each of `statements` as the user, and undo it; those that were refused for a missing right."""
-        url = self.url.set(drivername=self.owner.url.drivername, username=self.name, password=PASSWORD)
+        url = self.url.set(
+            drivername=self.owner.url.drivername, username=self.name, password=PASSWORD
+        )
         engine, refused = create_engine(url, poolclass=NullPool), []
         for statement in statements:
             with engine.connect() as connection:
@@ -73,7 +79,9 @@ class Account:
 def account(database_url: str) -> Iterator[Account]:
     """A user of the database at `database_url`, until the context ends."""
     url = make_url(database_url)
-    owner = create_engine(url.set(drivername=SYNCHRONOUS[url.get_backend_name()]), poolclass=NullPool)
+    owner = create_engine(
+        url.set(drivername=SYNCHRONOUS[url.get_backend_name()]), poolclass=NullPool
+    )
     user = Account(owner, url)
     user.create()
     try:

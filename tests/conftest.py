@@ -24,7 +24,12 @@ from tools.servers import VARIABLES, NoServerError, own_server, server
 settings.register_profile("ours", deadline=None)
 settings.load_profile("ours")
 
-DRIVERS = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mariadb": "aiomysql", "mysql": "aiomysql"}
+DRIVERS = {
+    "sqlite": "aiosqlite",
+    "postgresql": "asyncpg",
+    "mariadb": "aiomysql",
+    "mysql": "aiomysql",
+}
 PUBLIC_IS_CLOSED = (15,)
 """PostgreSQL's version from which not every user may create tables in the schema public."""
 OTHER_DRIVERS = {"psycopg": ("postgresql",), "asyncmy": ("mariadb", "mysql")}
@@ -185,7 +190,9 @@ def _empty(admin: Engine, name: str) -> None:
     inside = create_engine(admin.url.set(database=name), poolclass=NullPool)
     with inside.begin() as connection:
         schemas = connection.scalars(
-            text("SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema)'")
+            text(
+                "SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema)'"
+            )
         ).all()
         for schema in schemas:
             connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))

@@ -27,10 +27,14 @@ _CONTEXT.set_forkserver_preload(
 class Forked:
     """A process that calls `run` with `arguments`; used like `subprocess.Popen`."""
 
-    def __init__(self, run: Callable[..., object], *arguments: Any, said: Path | None = None) -> None:
+    def __init__(
+        self, run: Callable[..., object], *arguments: Any, said: Path | None = None
+    ) -> None:
         """Start it; `run` is a function of a module. What it prints is appended to the file `said`."""
         printed = os.devnull if said is None else str(said)
-        self._process = _CONTEXT.Process(target=_redirected, args=(printed, run, *arguments), daemon=True)
+        self._process = _CONTEXT.Process(
+            target=_redirected, args=(printed, run, *arguments), daemon=True
+        )
         self._process.start()
         self.pid = self._process.pid or 0
 
@@ -72,7 +76,9 @@ class Forked:
 Process = subprocess.Popen[bytes] | Forked
 
 
-def start(module: str, *arguments: str, said: Path, env: Mapping[str, str] | None = None) -> Process:
+def start(
+    module: str, *arguments: str, said: Path, env: Mapping[str, str] | None = None
+) -> Process:
     """Start what `python -m MODULE ARGUMENTS` starts; what it prints is appended to the file `said`.
 
     `env` is added to the environment. A library that is to be preloaded needs an interpreter of its own.
@@ -82,7 +88,9 @@ def start(module: str, *arguments: str, said: Path, env: Mapping[str, str] | Non
         return Forked(_main, module, arguments, given, said=said)
     command = [sys.executable, "-m", module, *arguments]
     with said.open("ab") as out:
-        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **given}, stdout=out, stderr=out)
+        return subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **given}, stdout=out, stderr=out
+        )
 
 
 def _main(module: str, arguments: tuple[str, ...], env: dict[str, str]) -> None:

@@ -17,7 +17,9 @@ def mysql_numbers(count: int) -> str:
     return f"(SELECT n FROM JSON_TABLE({array}, '$[*]' COLUMNS (n FOR ORDINALITY)) numbered)"
 
 
-async def eventually(check: Callable[[], Awaitable[T] | T], timeout: float = 30.0, step: float = 0.01) -> T:
+async def eventually(
+    check: Callable[[], Awaitable[T] | T], timeout: float = 30.0, step: float = 0.01
+) -> T:
     """Call `check` until it returns something true; fail with its last answer after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:

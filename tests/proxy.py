@@ -133,7 +133,11 @@ class Proxy:
             self._writers -= pair
 
     async def _pass_out(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: asyncio.Event, session: Session
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        cut: asyncio.Event,
+        session: Session,
     ) -> None:
         while data := await reader.read(65536):
             await self._flowing.wait()
@@ -151,7 +155,11 @@ class Proxy:
         raise ConnectionResetError
 
     async def _pass_back(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: asyncio.Event, session: Session
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        cut: asyncio.Event,
+        session: Session,
     ) -> None:
         while data := await reader.read(65536):
             await self._flowing.wait()

@@ -34,9 +34,16 @@ class QuickTables:
         self._statements: dict[Hashable, list[tuple[str, Any]]] = {}
 
     def __call__(self, connection: Connection, tables: Tables) -> None:
-        names = tuple(t.fullname for t in (*tables.for_dialect(connection.dialect.name).ours, tables.version))
+        names = tuple(
+            t.fullname for t in (*tables.for_dialect(connection.dialect.name).ours, tables.version)
+        )
         # A driver has its own way to write binds.
-        key = (connection.dialect.name, connection.dialect.driver, is_mariadb(connection.dialect), names)
+        key = (
+            connection.dialect.name,
+            connection.dialect.driver,
+            is_mariadb(connection.dialect),
+            names,
+        )
         if _any_there(connection, tables, names):
             create_all(connection, tables)
             return
@@ -51,7 +58,9 @@ class QuickTables:
     ) -> list[tuple[str, Any]]:
         sent: list[tuple[str, Any]] = []
 
-        def watch(_c: Any, _cursor: Any, statement: str, binds: Any, _context: Any, _many: bool) -> None:
+        def watch(
+            _c: Any, _cursor: Any, statement: str, binds: Any, _context: Any, _many: bool
+        ) -> None:
             if not statement.lstrip().upper().startswith(LOOKS):
                 sent.append((statement, binds))
 
@@ -70,4 +79,6 @@ class QuickTables:
 
 def _any_there(connection: Connection, tables: Tables, names: tuple[str, ...]) -> bool:
     there = inspect(connection).get_table_names(schema=tables.message.schema)
-    return bool({name.rpartition(".")[2].lower() for name in names} & {name.lower() for name in there})
+    return bool(
+        {name.rpartition(".")[2].lower() for name in names} & {name.lower() for name in there}
+    )

@@ -44,7 +44,9 @@ def read(items: Sequence[pytest.Item]) -> dict[str, set[str]]:
             callspec: Any = getattr(item, "callspec", None)
             database: str | None = callspec.params.get("database") if callspec is not None else None
             database = IN_FRONT.get(database or "", database)
-            everywhere = set(DATABASES) - ({"mysql"} if item.nodeid.startswith(WITHOUT_MYSQL) else set())
+            everywhere = set(DATABASES) - (
+                {"mysql"} if item.nodeid.startswith(WITHOUT_MYSQL) else set()
+            )
             found[mark.args[0]] |= {database} if database else everywhere
     return found
 

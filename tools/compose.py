@@ -27,7 +27,10 @@ def start(kind: str, answers: Callable[[str], bool]) -> Iterator[str]:
     """
     docker = shutil.which("docker")
     command = [docker or "", "compose", "-f", str(FILE)]
-    if docker is None or subprocess.run([docker, "info"], check=False, capture_output=True).returncode:
+    if (
+        docker is None
+        or subprocess.run([docker, "info"], check=False, capture_output=True).returncode
+    ):
         msg = "no container engine answers"
         raise CannotStartError(msg)
     if subprocess.run([*command, "up", "-d", kind], check=False, capture_output=True).returncode:

@@ -22,7 +22,9 @@ def report(changed: list[Path], cure: str, *, check: bool) -> int:
     for path in changed:
         name = f"{path.parent.name}/{path.name}"
         print(
-            f"{name} differs from the code: run `{cure}` and look at the diff" if check else f"wrote {name}"
+            f"{name} differs from the code: run `{cure}` and look at the diff"
+            if check
+            else f"wrote {name}"
         )
     return 1 if changed and check else 0
 

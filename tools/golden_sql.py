@@ -46,4 +46,6 @@ def files() -> dict[Path, str]:
 
 if __name__ == "__main__":
     only_check = "--check" in sys.argv
-    sys.exit(report(write_or_compare(files(), FOLDER, check=only_check), "just sql", check=only_check))
+    sys.exit(
+        report(write_or_compare(files(), FOLDER, check=only_check), "just sql", check=only_check)
+    )

@@ -17,7 +17,9 @@ PAGE = ROOT / "docs" / "subscribers.md"
 def table() -> str:
     """Markdown: one row for each attribute of `SubscriberOptions` and the docstring below it."""
     tree = ast.parse(SOURCE.read_text())
-    options = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "SubscriberOptions")
+    options = next(
+        n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "SubscriberOptions"
+    )
     rows, name = [], ""
     for node in options.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

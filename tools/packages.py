@@ -41,7 +41,10 @@ def _sudo() -> list[str] | None:
     if os.geteuid() == 0:
         return []
     sudo = shutil.which("sudo")
-    if sudo and subprocess.run([sudo, "-n", "true"], check=False, capture_output=True).returncode == 0:
+    if (
+        sudo
+        and subprocess.run([sudo, "-n", "true"], check=False, capture_output=True).returncode == 0
+    ):
         return [sudo, "-n"]
     return None
 

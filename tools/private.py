@@ -125,7 +125,9 @@ def run(command: list[str], become: Callable[[], None], cwd: Path) -> None:
     Raises:
         CannotStartError: with the last line of what it said.
     """
-    done = subprocess.run(command, preexec_fn=become, cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, preexec_fn=become, cwd=cwd, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
         msg = f"{Path(command[0]).name} failed: {said[-1]}"
@@ -135,7 +137,9 @@ def run(command: list[str], become: Callable[[], None], cwd: Path) -> None:
 class Process:
     """A server's process on a port; `crash` and `start` may follow each other."""
 
-    def __init__(self, command: list[str], become: Callable[[], None], folder: Path, port: int) -> None:
+    def __init__(
+        self, command: list[str], become: Callable[[], None], folder: Path, port: int
+    ) -> None:
         """Nothing runs before `start`."""
         self._command, self._become, self._folder, self.port = command, become, folder, port
         self._server: subprocess.Popen[bytes] | None = None
@@ -183,7 +187,9 @@ class Process:
 
 
 @contextmanager
-def running(command: list[str], become: Callable[[], None], folder: Path, port: int) -> Iterator[Process]:
+def running(
+    command: list[str], become: Callable[[], None], folder: Path, port: int
+) -> Iterator[Process]:
     """A server process that accepts connections on `port`.
 
     Raises:
@@ -224,12 +230,21 @@ def serving(
     """The server of the folder `data`, and the URL of its administrator."""
     folder, port = data.parent, free_port()
     options = {
-        "listen_addresses": "127.0.0.1", "unix_socket_directories": str(folder), "max_connections": 300,
-        "fsync": "off", "full_page_writes": "off", "shared_buffers": "128MB", **settings,
-    }  # fmt: skip
+        "listen_addresses": "127.0.0.1",
+        "unix_socket_directories": str(folder),
+        "max_connections": 300,
+        "fsync": "off",
+        "full_page_writes": "off",
+        "shared_buffers": "128MB",
+        **settings,
+    }
     chosen = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-    server = str(Path(needed("initdb", "postgresql", *POSTGRESQL_PLACES)).resolve().parent / "postgres")
-    with running([server, "-D", str(data), "-p", str(port), *chosen], become, folder, port) as process:
+    server = str(
+        Path(needed("initdb", "postgresql", *POSTGRESQL_PLACES)).resolve().parent / "postgres"
+    )
+    with running(
+        [server, "-D", str(data), "-p", str(port), *chosen], become, folder, port
+    ) as process:
         url = f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
         wait_until_ready(url)
         yield url, process
@@ -262,13 +277,21 @@ def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
         # servers too, which end. The installer runs a server as well.
         common = ["--no-defaults", f"--datadir={data}", f"--tmpdir={temporary}"]
         run(
-            [installer, *common, "--auth-root-authentication-method=normal", "--skip-test-db"], become, folder
+            [installer, *common, "--auth-root-authentication-method=normal", "--skip-test-db"],
+            become,
+            folder,
         )
         options = [
-            f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", f"--pid-file={folder}/pid",
-            "--innodb-flush-log-at-trx-commit=2", "--max-connections=300", "--skip-log-bin",
-            "--max-allowed-packet=64M", "--innodb-buffer-pool-size=256M",
-        ]  # fmt: skip
+            f"--port={port}",
+            "--bind-address=127.0.0.1",
+            f"--socket={folder}/socket",
+            f"--pid-file={folder}/pid",
+            "--innodb-flush-log-at-trx-commit=2",
+            "--max-connections=300",
+            "--skip-log-bin",
+            "--max-allowed-packet=64M",
+            "--innodb-buffer-pool-size=256M",
+        ]
         with running([server, *common, *options, *more], become, folder, port) as process:
             yield f"mariadb+pymysql://root@127.0.0.1:{port}/mysql", process
 
@@ -291,13 +314,20 @@ def mysql(*more: str) -> Iterator[tuple[str, Process]]:
         common = ["--no-defaults", f"--datadir={folder / 'data'}", "--secure-file-priv="]
         run([server, *common, "--initialize-insecure"], become, folder)
         options = [
-            f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", f"--pid-file={folder}/pid",
-            "--mysqlx=OFF", "--innodb-flush-log-at-trx-commit=2", "--max-connections=300", "--skip-log-bin",
-            "--innodb-buffer-pool-size=256M", f"--tmpdir={temporary}",
+            f"--port={port}",
+            "--bind-address=127.0.0.1",
+            f"--socket={folder}/socket",
+            f"--pid-file={folder}/pid",
+            "--mysqlx=OFF",
+            "--innodb-flush-log-at-trx-commit=2",
+            "--max-connections=300",
+            "--skip-log-bin",
+            "--innodb-buffer-pool-size=256M",
+            f"--tmpdir={temporary}",
             # What serves many cores and a monitor costs two cores a fifth of their time.
             "--loose-innodb-log-writer-threads=OFF",
             "--loose-performance-schema-consumer-global-instrumentation=OFF",
-        ]  # fmt: skip
+        ]
         with running([server, *common, *options, *more], become, folder, port) as process:
             yield f"mysql+pymysql://root@127.0.0.1:{port}/mysql", process
 
@@ -307,9 +337,13 @@ def _mysqld() -> str:
 
     MariaDB's packages bring a `mysqld`, too; its version says what it is.
     """
-    installed = find("mysqld", "/usr/sbin", "/usr/local/bin", "/usr/local/mysql/bin", "/opt/mysql*/bin")
+    installed = find(
+        "mysqld", "/usr/sbin", "/usr/local/bin", "/usr/local/mysql/bin", "/opt/mysql*/bin"
+    )
     if installed:
-        said = subprocess.run([installed, "--version"], capture_output=True, text=True, check=False).stdout
+        said = subprocess.run(
+            [installed, "--version"], capture_output=True, text=True, check=False
+        ).stdout
         version = re.search(r"Ver (\d+)\.(\d+)\.(\d+)", said)
         if version and "MariaDB" not in said and tuple(map(int, version.groups())) >= OLDEST_MYSQL:
             return installed
@@ -352,7 +386,17 @@ def redis() -> Iterator[str]:
     server = needed("redis-server", "redis-server", "/usr/bin", "/usr/local/bin")
     with folder_of("redis") as (folder, become):
         port = free_port()
-        command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = [
+            server,
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         with running(command, become, folder, port):
             yield f"redis://127.0.0.1:{port}"
 

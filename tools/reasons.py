@@ -15,7 +15,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "operating.md"
 def table() -> str:
     """Markdown: one row for each code."""
     rows = [f"| `{code}` | {m.states} | {m.text} | {m.related} |" for code, m in MEANINGS.items()]
-    return "\n".join(["| code | state | meaning | `related_id` |", "|---|---|---|---|", *rows]) + "\n"
+    return (
+        "\n".join(["| code | state | meaning | `related_id` |", "|---|---|---|---|", *rows]) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -25,4 +25,8 @@ def files() -> dict[Path, str]:
 
 if __name__ == "__main__":
     only_check = "--check" in sys.argv
-    sys.exit(report(write_or_compare(files(), FOLDER, check=only_check), "just migrations", check=only_check))
+    sys.exit(
+        report(
+            write_or_compare(files(), FOLDER, check=only_check), "just migrations", check=only_check
+        )
+    )

@@ -86,7 +86,9 @@ def server(kind: str) -> Iterator[str]:
                 continue
             yield url
             return
-    missing = NoServerError(f"no {kind} server: set {VARIABLES[kind]}; {'; '.join(map(str, reasons))}")
+    missing = NoServerError(
+        f"no {kind} server: set {VARIABLES[kind]}; {'; '.join(map(str, reasons))}"
+    )
     missing.excused = isinstance(reasons[0], private.CannotDownloadError)
     raise missing
 
@@ -114,7 +116,9 @@ def problem_of(kind: str, url: str, timeout: int = QUICK) -> str | None:
     try:
         with engine.connect() as connection:
             connection.execute(text("SELECT 1"))
-            if kind in FAMILY and getattr(engine.dialect, "is_mariadb", False) != (kind == "mariadb"):
+            if kind in FAMILY and getattr(engine.dialect, "is_mariadb", False) != (
+                kind == "mariadb"
+            ):
                 return f"what answers there is no {kind}"
     except Exception as error:  # noqa: BLE001 - whatever is wrong, it is not usable
         return str(error).splitlines()[0]

@@ -80,7 +80,9 @@ def _mirror() -> str:
         DownloadError: this is no Debian, or its sources name none.
     """
     release = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
+        line.split("=", 1)
+        for line in Path("/etc/os-release").read_text().splitlines()
+        if "=" in line
     )
     if release.get("ID") != "debian" or not shutil.which("apt-get") or not KEYS.exists():
         msg = "only Debian has packages that can be unpacked here"
@@ -104,10 +106,16 @@ def _sources() -> Iterator[tuple[str, list[str], list[str]]]:
     for file in sorted((SOURCES / "sources.list.d").glob("*.sources")):
         for paragraph in file.read_text().split("\n\n"):
             fields = dict(
-                line.split(":", 1) for line in paragraph.splitlines() if ":" in line and line[0] != "#"
+                line.split(":", 1)
+                for line in paragraph.splitlines()
+                if ":" in line and line[0] != "#"
             )
             for address in fields.get("URIs", "").split():
-                yield address, fields.get("Suites", "").split(), fields.get("Components", "").split()
+                yield (
+                    address,
+                    fields.get("Suites", "").split(),
+                    fields.get("Components", "").split(),
+                )
 
 
 def _download(folder: Path, mirror: str) -> list[Path]:
@@ -122,10 +130,15 @@ def _download(folder: Path, mirror: str) -> list[Path]:
     (apt / "etc/sources.list").write_text(f"deb [signed-by={KEYS}] {mirror} sid main\n")
     (apt / "state/status").touch()
     options = {
-        "Dir::Etc": apt / "etc", "Dir::Etc::sourcelist": apt / "etc/sources.list", "Dir::Etc::sourceparts": "-",
-        "Dir::State": apt / "state", "Dir::State::status": apt / "state/status", "Dir::Cache": apt / "cache",
-        "Acquire::Languages": "none", "APT::Sandbox::User": "root",
-    }  # fmt: skip
+        "Dir::Etc": apt / "etc",
+        "Dir::Etc::sourcelist": apt / "etc/sources.list",
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State": apt / "state",
+        "Dir::State::status": apt / "state/status",
+        "Dir::Cache": apt / "cache",
+        "Acquire::Languages": "none",
+        "APT::Sandbox::User": "root",
+    }
     command = [
         "apt-get",
         "-qq",
@@ -134,9 +147,16 @@ def _download(folder: Path, mirror: str) -> list[Path]:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             _run([*command, "update", "--error-on=any"])
-            plan = _run([*command, "-s", "install", "--no-install-recommends", PACKAGE]).splitlines()
+            plan = _run(
+                [*command, "-s", "install", "--no-install-recommends", PACKAGE]
+            ).splitlines()
             _run(
-                [*command, "download", *(line.split()[1] for line in plan if line.startswith("Inst "))], debs
+                [
+                    *command,
+                    "download",
+                    *(line.split()[1] for line in plan if line.startswith("Inst ")),
+                ],
+                debs,
             )
         except DownloadError:
             if attempt == ATTEMPTS:
@@ -151,7 +171,9 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
         DownloadError: it failed, with the last line of what it said.
     """
     try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, check=False, timeout=TIMEOUT
+        )
     except subprocess.TimeoutExpired:
         msg = f"{command[0]} did not end in {TIMEOUT:.0f} s"
         raise DownloadError(msg) from None
@@ -170,11 +192,15 @@ def _write_starter(root: Path) -> None:
     if not loaders or not libraries or not (usr / "sbin/mysqld").exists():
         msg = f"{PACKAGE} no longer brings a server, a loader and libraries"
         raise DownloadError(msg)
-    loader, library = (f'"$here"/{found[0].relative_to(root.parent)}' for found in (loaders, libraries))
+    loader, library = (
+        f'"$here"/{found[0].relative_to(root.parent)}' for found in (loaders, libraries)
+    )
     options = {
-        "basedir": "", "lc-messages-dir": "/share/mysql", "character-sets-dir": "/share/mysql/charsets",
+        "basedir": "",
+        "lc-messages-dir": "/share/mysql",
+        "character-sets-dir": "/share/mysql/charsets",
         "plugin-dir": "/lib/mysql/plugin",
-    }  # fmt: skip
+    }
     placed = " ".join(f'--{name}="$here"/root/usr{value}' for name, value in options.items())
     starter = root.parent / "mysqld"
     starter.write_text(

@@ -67,7 +67,14 @@ class Peer:
 
 def scenarios(peer: Peer) -> dict[str, Callable[..., dict[str, Any]]]:
     """Everything that can be measured of a peer, by name, as `measure.answer` wants it."""
-    offered = (consume, publish_single, publish_concurrent, publish_in_transaction, publish_bulk, latency)
+    offered = (
+        consume,
+        publish_single,
+        publish_concurrent,
+        publish_in_transaction,
+        publish_bulk,
+        latency,
+    )
     return {scenario.__name__: partial(scenario, peer) for scenario in offered}
 
 
@@ -162,7 +169,9 @@ async def _publish(
             await work(publisher, range(count))
         published = await peer.waiting(url) - before
     if published != count or before != warm_up:
-        raise RuntimeError(f"{published} rows of {count} messages, {before} of {warm_up} to warm up")
+        raise RuntimeError(
+            f"{published} rows of {count} messages, {before} of {warm_up} to warm up"
+        )
     return _result(count, measured)
 
 
@@ -194,7 +203,9 @@ async def _wait(event: asyncio.Event, seconds: float, handled: Sequence[Any]) ->
         raise RuntimeError(f"gave up after {len(handled)} messages") from None
 
 
-async def _trickle(peer: Peer, url: str, count: int, pause: float, pipe: Any) -> tuple[dict[int, float], Any]:
+async def _trickle(
+    peer: Peer, url: str, count: int, pause: float, pipe: Any
+) -> tuple[dict[int, float], Any]:
     """Publish one by one; when each call returned, and what the consumer reports."""
     returned = {}
 
@@ -243,7 +254,11 @@ def _other_process(work: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 
 
 def _listen(
-    consumer: Callable[..., AbstractAsyncContextManager[None]], url: str, count: int, pause: float, pipe: Any
+    consumer: Callable[..., AbstractAsyncContextManager[None]],
+    url: str,
+    count: int,
+    pause: float,
+    pipe: Any,
 ) -> None:
     """The consumer's process: says when it has started and when it is warm, then what arrived when."""
     asyncio.run(_listening(consumer, url, count, pause, pipe))

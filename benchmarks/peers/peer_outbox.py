@@ -9,7 +9,12 @@ from contextlib import asynccontextmanager
 from common import QUEUE, Peer, answer, body, scenarios
 from faststream_outbox import OutboxBroker, make_outbox_table, outbox_autovacuum_ddl
 from sqlalchemy import MetaData, func, select, text
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
 
 THROUGHPUT = {
     "max_workers": 1,
@@ -23,7 +28,9 @@ TABLE = make_outbox_table(MetaData())
 
 @asynccontextmanager
 async def engine_of(url: str, connections: int = 5, **options) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(url.replace("://", "+asyncpg://", 1), pool_size=connections, **options)
+    engine = create_async_engine(
+        url.replace("://", "+asyncpg://", 1), pool_size=connections, **options
+    )
     try:
         yield engine
     finally:
@@ -38,7 +45,10 @@ async def create(url: str) -> None:
 
 
 async def settle(url: str) -> None:
-    async with engine_of(url, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
+    async with (
+        engine_of(url, isolation_level="AUTOCOMMIT") as engine,
+        engine.connect() as connection,
+    ):
         await connection.execute(text(f"VACUUM ANALYZE {TABLE.name}"))
 
 
@@ -63,7 +73,9 @@ class Publisher:
 
     async def bulk(self, numbers: Sequence[int]) -> None:
         async with self._sessions.begin() as session:
-            await self._broker.publish_batch(*(body(n) for n in numbers), queue=QUEUE, session=session)
+            await self._broker.publish_batch(
+                *(body(n) for n in numbers), queue=QUEUE, session=session
+            )
 
 
 @asynccontextmanager
@@ -94,5 +106,7 @@ async def consumer(
 
 
 if __name__ == "__main__":
-    peer = Peer(create=create, settle=settle, waiting=waiting, publisher=publisher, consumer=consumer)
+    peer = Peer(
+        create=create, settle=settle, waiting=waiting, publisher=publisher, consumer=consumer
+    )
     answer(scenarios(peer))

@@ -59,7 +59,9 @@ class Publisher:
 
     async def bulk(self, numbers: Sequence[int]) -> None:
         count = len(numbers)
-        await self._queries.enqueue([QUEUE] * count, [compact(body(n)) for n in numbers], [0] * count)
+        await self._queries.enqueue(
+            [QUEUE] * count, [compact(body(n)) for n in numbers], [0] * count
+        )
 
 
 @asynccontextmanager
@@ -94,5 +96,7 @@ async def consumer(
 
 
 if __name__ == "__main__":
-    peer = Peer(create=create, settle=settle, waiting=waiting, publisher=publisher, consumer=consumer)
+    peer = Peer(
+        create=create, settle=settle, waiting=waiting, publisher=publisher, consumer=consumer
+    )
     answer(scenarios(peer))

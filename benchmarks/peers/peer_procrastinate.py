@@ -18,7 +18,9 @@ IDLE = {"concurrency": 10}
 CONNECTIONS = 10
 """Of a worker's pool, beside the one that listens."""
 
-logging.getLogger("procrastinate").setLevel(logging.ERROR)  # it warns of applications made in the main module
+logging.getLogger("procrastinate").setLevel(
+    logging.ERROR
+)  # it warns of applications made in the main module
 
 
 @asynccontextmanager
@@ -75,7 +77,10 @@ class Publisher:
 
 @asynccontextmanager
 async def publisher(url: str, connections: int) -> AsyncIterator[Publisher]:
-    async with opened(url, connections) as task, await psycopg.AsyncConnection.connect(url) as connection:
+    async with (
+        opened(url, connections) as task,
+        await psycopg.AsyncConnection.connect(url) as connection,
+    ):
         yield Publisher(task, connection)
 
 
@@ -98,5 +103,7 @@ async def consumer(
 
 
 if __name__ == "__main__":
-    peer = Peer(create=create, settle=settle, waiting=waiting, publisher=publisher, consumer=consumer)
+    peer = Peer(
+        create=create, settle=settle, waiting=waiting, publisher=publisher, consumer=consumer
+    )
     answer(scenarios(peer))

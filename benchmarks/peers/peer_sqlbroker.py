@@ -13,7 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig, SqlBrokerSchemaType
 
-DRIVERS = {"postgresql": "postgresql+asyncpg", "mariadb": "mysql+asyncmy", "sqlite": "sqlite+aiosqlite"}
+DRIVERS = {
+    "postgresql": "postgresql+asyncpg",
+    "mariadb": "mysql+asyncmy",
+    "sqlite": "sqlite+aiosqlite",
+}
 """Its client knows the dialect "mysql", not "mariadb"."""
 THROUGHPUT = {
     "fetch_batch_size": 1_000,
@@ -66,7 +70,10 @@ async def create(url: str) -> None:
 
 async def settle(url: str) -> None:
     if url.startswith("postgresql"):
-        async with engine_of(url, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
+        async with (
+            engine_of(url, isolation_level="AUTOCOMMIT") as engine,
+            engine.connect() as connection,
+        ):
             await connection.execute(text("VACUUM ANALYZE message, message_archive"))
 
 
@@ -123,5 +130,7 @@ async def consumer(
 
 
 if __name__ == "__main__":
-    peer = Peer(create=create, settle=settle, waiting=waiting, publisher=publisher, consumer=consumer)
+    peer = Peer(
+        create=create, settle=settle, waiting=waiting, publisher=publisher, consumer=consumer
+    )
     answer(scenarios(peer))

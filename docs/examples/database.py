@@ -17,7 +17,11 @@ def empty_database(kind: str, folder: str, name: str) -> str:
     if kind != "postgresql":
         sys.exit(f"there is no {name} on {kind!r}: choose sqlite or postgresql")
     if variable not in os.environ:
-        sys.exit(os.environ.get(f"{variable}_MISSING", f"set {variable}, or run `just {name} postgresql`"))
+        sys.exit(
+            os.environ.get(
+                f"{variable}_MISSING", f"set {variable}, or run `just {name} postgresql`"
+            )
+        )
     admin = create_engine(os.environ[variable], isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text(f"DROP DATABASE IF EXISTS sqlbroker_{name}"))

@@ -102,7 +102,8 @@ class EmailDemo:
         view.add_row("written", f"{len(self.writers.published)} of {self.writers.total}")
         for queue in ("email", THROTTLED, SENDING):
             view.add_row(
-                f"in queue {queue}", str(await count(self.engine, message, message.c.queue == queue))
+                f"in queue {queue}",
+                str(await count(self.engine, message, message.c.queue == queue)),
             )
         superseded = await count(self.engine, archive, archive.c.state == "DISCARDED")
         view.add_row("superseded", str(superseded))
@@ -123,7 +124,9 @@ class EmailDemo:
             result.violations.append("no process was killed")
         if self.writers.slowest >= plan.undo:
             # It might have arrived, by the definition, before anybody could see it.
-            result.violations.append(f"nothing is proved: a publish took {self.writers.slowest:.1f} s")
+            result.violations.append(
+                f"nothing is proved: a publish took {self.writers.slowest:.1f} s"
+            )
         console.print(*chart(sent, rules.minute), sep="\n")
         slots, moved = proof.all_slots(grants, plan.rate)[0], proof.moves(mails, rules)
         console.print(
@@ -152,7 +155,8 @@ def chart(sent: Sequence[Send], minute: int) -> list[str]:
     minutes = Counter((send.sent_at - first) // minute for send in sent)
     most = max(minutes.values())
     return [
-        f"minute {n:3} {'█' * round(WIDTH * minutes[n] / most)} {minutes[n]}" for n in range(max(minutes) + 1)
+        f"minute {n:3} {'█' * round(WIDTH * minutes[n] / most)} {minutes[n]}"
+        for n in range(max(minutes) + 1)
     ]
 
 
@@ -171,7 +175,9 @@ async def main(url: str, plan: Plan) -> int:
 
 def arguments() -> tuple[str, str | None, Plan]:
     """What the command line says: a kind of database, or the URL of an empty one, and the plan."""
-    parser = argparse.ArgumentParser(prog="python -m docs.examples.email_service", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.examples.email_service", description=__doc__
+    )
     parser.add_argument("kind", nargs="?", default="sqlite", help="sqlite or postgresql")
     parser.add_argument("--url", help="an empty database of any of the four kinds")
     for option in fields(Plan):

@@ -150,7 +150,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
                 wakeups=self._wakeups,
                 presence=self._presence,
                 rights=self._rights,
-                producer=SqlBrokerProducer(Publisher(store, self._wakeups), parser=parser, decoder=decoder),
+                producer=SqlBrokerProducer(
+                    Publisher(store, self._wakeups), parser=parser, decoder=decoder
+                ),
                 broker_middlewares=middlewares,
                 broker_parser=parser,
                 broker_decoder=decoder,
@@ -164,12 +166,15 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
                 extra_context={"broker": self},
             ),
             specification=BrokerSpec(
-                url=_urls(specification_url, self.engine), protocol=protocol or self._store.dialect_name,
-                protocol_version=protocol_version, description=description, security=security,
+                url=_urls(specification_url, self.engine),
+                protocol=protocol or self._store.dialect_name,
+                protocol_version=protocol_version,
+                description=description,
+                security=security,
                 tags=ServiceTags(tags, lambda: self.pipelines),
             ),
             routers=routers,
-        )  # fmt: skip
+        )
 
     def _watch_database(self, presence_interval: Duration) -> None:
         self._presence = Presence(
@@ -291,7 +296,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         self, level: int, text: str, *, exc_info: BaseException | None = None, **_: Any
     ) -> None:
         self._setup_logger()  # `admin` works without `connect`, which does it otherwise
-        self.config.logger.log(text, level, extra={"queue": "", "message_id": ""}, exc_info=exc_info)
+        self.config.logger.log(
+            text, level, extra={"queue": "", "message_id": ""}, exc_info=exc_info
+        )
 
 
 def _urls(given: str | Iterable[str] | None, engine: AsyncEngine) -> list[str]:
@@ -301,7 +308,9 @@ def _urls(given: str | Iterable[str] | None, engine: AsyncEngine) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def _injection(apply_types: bool, serializer: Any, provider: Any, context: Any) -> FastDependsConfig:
+def _injection(
+    apply_types: bool, serializer: Any, provider: Any, context: Any
+) -> FastDependsConfig:
     return FastDependsConfig(
         use_fastdepends=apply_types,
         serializer=serializer,

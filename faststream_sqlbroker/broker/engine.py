@@ -82,7 +82,9 @@ def make_listen_engine(url: Any) -> AsyncEngine | None:
         raise SetupError("listen_url must be a database URL, got an engine")
     if not isinstance(url, str | URL):
         # As above, it may hold a password.
-        raise SetupError(f"listen_url must be a database URL as text or URL, got {type(url).__name__}")
+        raise SetupError(
+            f"listen_url must be a database URL as text or URL, got {type(url).__name__}"
+        )
     engine, _ = make_engine(url)
     if engine.dialect.driver != "asyncpg":
         msg = f"listen_url must lead to PostgreSQL by asyncpg, got {engine.dialect.name}+{engine.dialect.driver}"

@@ -78,7 +78,9 @@ class Pipeline:
 class ServiceTags(Iterable["Tag | TagDict"]):
     """The tags of a broker in AsyncAPI documents: its own, and one for each pipeline it has by then."""
 
-    def __init__(self, own: "Iterable[Tag | TagDict]", pipelines: "Callable[[], Iterable[Pipeline]]") -> None:
+    def __init__(
+        self, own: "Iterable[Tag | TagDict]", pipelines: "Callable[[], Iterable[Pipeline]]"
+    ) -> None:
         """Keep `own`; `pipelines` is asked each time."""
         self._own, self._pipelines = tuple(own), pipelines
 
@@ -105,13 +107,18 @@ def check_pipeline(
     queues = [step.queue for step in steps]
     for n, queue in enumerate(queues):
         if queue in queues[:n]:
-            raise SetupError(f"the pipeline {short(name)} has the queue {short(queue)} twice: name each once")
+            raise SetupError(
+                f"the pipeline {short(name)} has the queue {short(queue)} twice: name each once"
+            )
     if forward_to in queues:
         raise SetupError(
             f"forward_to={short(forward_to)} is a step of the pipeline {short(name)} itself, where messages would go "
             "round for ever: give another queue"
         )
-    if not isinstance(forward_to, Destination) and (problem := name_problem(forward_to)) is not None:
+    if (
+        not isinstance(forward_to, Destination)
+        and (problem := name_problem(forward_to)) is not None
+    ):
         raise SetupError(f"forward_to cannot be {short(forward_to)}: {problem}")
 
 

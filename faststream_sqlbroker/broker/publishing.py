@@ -90,7 +90,9 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         cmd = SqlBrokerPublishCommand(*bodies, queue=queue, **options)
         cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
         await self.connect()
-        result: list[int | None] = await self._basic_publish_batch(cmd, producer=self.config.producer)
+        result: list[int | None] = await self._basic_publish_batch(
+            cmd, producer=self.config.producer
+        )
         return result
 
     @overload

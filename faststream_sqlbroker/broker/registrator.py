@@ -14,7 +14,10 @@ from faststream_sqlbroker.core.names import name_problem
 from faststream_sqlbroker.core.routing import Destination, Place
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.publisher.config import QueuePublisherConfig, QueuePublisherSpecificationConfig
+from faststream_sqlbroker.publisher.config import (
+    QueuePublisherConfig,
+    QueuePublisherSpecificationConfig,
+)
 from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
 from faststream_sqlbroker.subscriber.checks import no_handler
@@ -109,7 +112,9 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         endpoint = {"description": description, "include_in_schema": include_in_schema}
         subscribers = [
             self._subscribe(
-                step.queue, {**step.options, **endpoint, "forward_to": hops[n]}, Place(name, n, hops)
+                step.queue,
+                {**step.options, **endpoint, "forward_to": hops[n]},
+                Place(name, n, hops),
             )
             for n, step in enumerate(steps, 1)
         ]
@@ -121,7 +126,10 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
     def pipelines(self) -> list[Pipeline]:
         """The services declared by `pipeline`, those of included routers too."""
         routers: list[Any] = self.routers
-        return [*self._pipelines, *(p for router in routers for p in getattr(router, "pipelines", ()))]
+        return [
+            *self._pipelines,
+            *(p for router in routers for p in getattr(router, "pipelines", ())),
+        ]
 
     @cached_property
     def _pipelines(self) -> list[Pipeline]:
@@ -131,7 +139,9 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         self, names: Any, options: Mapping[str, Any], place: Place | None = None
     ) -> QueueSubscriber:
         endpoint: dict[str, Any] = {
-            name: value for name, value in options.items() if name in EndpointOptions.__annotations__
+            name: value
+            for name, value in options.items()
+            if name in EndpointOptions.__annotations__
         }
         own: Any = {name: value for name, value in options.items() if name not in endpoint}
         if own.get("forward_to") is not None:

@@ -158,7 +158,9 @@ class Reservation(ReceivedMessage):
         text = None if exception is not None or error is None else clean_text(str(error))
         await self._settle(Nack(seconds, exception), "rolled back", text=text)
 
-    async def reject(self, reason: str | None = None, *, error: BaseException | None = None) -> None:
+    async def reject(
+        self, reason: str | None = None, *, error: BaseException | None = None
+    ) -> None:
         """It is never to be tried again: FAILED.
 
         Args:
@@ -167,7 +169,9 @@ class Reservation(ReceivedMessage):
         """
         await self._settle(Reject(reason, error), "rejected")
 
-    async def move_to(self, queue: str, body: Any = SAME_BODY, *, delay: Duration | None = None) -> None:
+    async def move_to(
+        self, queue: str, body: Any = SAME_BODY, *, delay: Duration | None = None
+    ) -> None:
         """It goes to `queue` under the same id, its counters reset.
 
         Args:
@@ -216,7 +220,9 @@ class Reservation(ReceivedMessage):
             else:
                 await self._taker.unheeded.run(self._settle(Abandon(), "rolled back"))
         except SqlBrokerError as error:
-            exc_val.add_note(f"message {self.id} of queue {self.queue!r} was not rolled back: {error}")
+            exc_val.add_note(
+                f"message {self.id} of queue {self.queue!r} was not rolled back: {error}"
+            )
 
     async def _settle(
         self,

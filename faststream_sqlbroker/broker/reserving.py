@@ -163,7 +163,9 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
 
 def _names(queues: str | Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
-    return checks.queue_names([*([queues] if isinstance(queues, str) else queues), *more] if more else queues)
+    return checks.queue_names(
+        [*([queues] if isinstance(queues, str) else queues), *more] if more else queues
+    )
 
 
 def _most_deliveries(given: int | Auto | None, attempts: int | None) -> float:

@@ -113,7 +113,9 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
             include_in_schema=include_in_schema,
         )
         routes = tuple(handlers)
-        super().__init__(config=config, handlers=[r for r in routes if _has_handler(r)], routers=routers)
+        super().__init__(
+            config=config, handlers=[r for r in routes if _has_handler(r)], routers=routers
+        )
         for route in routes:
             if not _has_handler(route):
                 self.subscriber(*route.args, **route.kwargs)

@@ -127,18 +127,30 @@ class SqlBrokerScheduling:
     def schedules(self) -> list[Planned]:
         """The schedules declared here, those of included routers too."""
         routers: list[Any] = cast("Any", self).routers
-        return [*self._schedules, *(s for router in routers for s in getattr(router, "schedules", ()))]
+        return [
+            *self._schedules,
+            *(s for router in routers for s in getattr(router, "schedules", ())),
+        ]
 
     @cached_property
     def _schedules(self) -> list[Planned]:
         return []
 
     def _plan(
-        self, name: str, expression: str, queue: str, body: MakeBody, tz: str, missed: Missed, given: Any
+        self,
+        name: str,
+        expression: str,
+        queue: str,
+        body: MakeBody,
+        tz: str,
+        missed: Missed,
+        given: Any,
     ) -> None:
         cron = Cron(expression, tz)
         _check(name, queue, missed, given, [planned.name for planned in self._schedules])
-        self._schedules.append(Planned(name, cron, missed, partial(self._make, name, queue, body, given)))
+        self._schedules.append(
+            Planned(name, cron, missed, partial(self._make, name, queue, body, given))
+        )
 
     async def _make(
         self, name: str, queue: str, body: MakeBody, given: ScheduleOptions, fire_at: datetime
@@ -152,7 +164,9 @@ class SqlBrokerScheduling:
 
         own = {NAME_HEADER: name, TIME_HEADER: fire_at.astimezone(timezone.utc).isoformat()}
         options: Any = {**given, "headers": {**(given.get("headers") or {}), **own}}
-        cmd = SqlBrokerPublishCommand(await body(fire_at), queue=f"{config.prefix}{queue}", **options)
+        cmd = SqlBrokerPublishCommand(
+            await body(fire_at), queue=f"{config.prefix}{queue}", **options
+        )
         cmd.codec = config.broker_codec
         cmd.correlation_id = cmd.correlation_id or new_correlation_id(config)
         publish: Any = keep
@@ -162,23 +176,30 @@ class SqlBrokerScheduling:
         return rows
 
 
-def _check(name: object, queue: object, missed: object, given: dict[str, Any], known: Sequence[str]) -> None:
+def _check(
+    name: object, queue: object, missed: object, given: dict[str, Any], known: Sequence[str]
+) -> None:
     if (problem := name_problem(name)) is not None:
         raise SetupError(f"{short(name)} cannot be the name of a schedule: {problem}")
     if name in known:
         raise SetupError(f"the schedule {short(name)} is declared twice: give each its own name")
     if missed not in MISSED:
-        raise SetupError(f"missed must be one of {', '.join(map(repr, MISSED))}, got {short(missed)}")
+        raise SetupError(
+            f"missed must be one of {', '.join(map(repr, MISSED))}, got {short(missed)}"
+        )
     for option in given:
         if option not in ScheduleOptions.__annotations__:
             allowed = ", ".join(ScheduleOptions.__annotations__)
             raise SetupError(f"a schedule has no option {option!r}; there are {allowed}")
     try:
         make_row(
-            queue, b"", None,
+            queue,
+            b"",
+            None,
             {k: v for k, v in given.items() if v is not None and k not in {"headers", "reply_to"}},
-            headers=given.get("headers"), reply_to=given.get("reply_to") or "",
-        )  # fmt: skip
+            headers=given.get("headers"),
+            reply_to=given.get("reply_to") or "",
+        )
     except PublishError as error:
         raise SetupError(str(error)) from error
 
@@ -186,7 +207,9 @@ def _check(name: object, queue: object, missed: object, given: dict[str, Any], k
 def _name_of(function: Any) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name:
-        raise SetupError(f"{short(function)} has no name of its own: give the schedule one by name=")
+        raise SetupError(
+            f"{short(function)} has no name of its own: give the schedule one by name="
+        )
     return f"{module}.{name}"
 
 

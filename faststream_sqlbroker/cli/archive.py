@@ -53,21 +53,29 @@ def commands() -> None:
 @app.command()
 def export(
     url: Url,
-    path: Annotated[str, typer.Option(help="Where the export is, in any file system that Spark knows.")],
+    path: Annotated[
+        str, typer.Option(help="Where the export is, in any file system that Spark knows.")
+    ],
     since: Since = None,
     to: To = None,
     window: Annotated[WindowSize, typer.Option(help="What a folder holds.")] = WindowSize.day,
     table: ArchiveTable = "message_archive",
     schema: Schema = None,
     queue: Queues = None,
-    safety_lag: Annotated[str, typer.Option(help="How long a transaction may stay open unseen.")] = "5m",
+    safety_lag: Annotated[
+        str, typer.Option(help="How long a transaction may stay open unseen.")
+    ] = "5m",
     recheck: Annotated[str, typer.Option(help="How far back windows are compared again.")] = "24h",
     primary: Annotated[
         str | None,
-        typer.Option(envvar="SQLBROKER_PRIMARY_URL", show_default=False, help="The primary, of a standby."),
+        typer.Option(
+            envvar="SQLBROKER_PRIMARY_URL", show_default=False, help="The primary, of a standby."
+        ),
     ] = None,
     source: Source = None,
-    verify: Annotated[Verification, typer.Option(help="What is compared.")] = Verification.checksums,
+    verify: Annotated[
+        Verification, typer.Option(help="What is compared.")
+    ] = Verification.checksums,
     master: Master = None,
     jar: Jars = None,
 ) -> None:
@@ -127,9 +135,15 @@ def compact(
 def prune(
     url: Url,
     exported: Annotated[str | None, typer.Option(help="Only what this export holds.")] = None,
-    older_than: Annotated[str | None, typer.Option(help='Only what is older, like "30d" or "12h".')] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, tell what would be.")] = False,
-    table: Annotated[str | None, typer.Option(help="The archive table, if the export does not say.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help='Only what is older, like "30d" or "12h".')
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Remove nothing, tell what would be.")
+    ] = False,
+    table: Annotated[
+        str | None, typer.Option(help="The archive table, if the export does not say.")
+    ] = None,
     schema: Schema = None,
     queue: Queues = None,
     source: Source = None,
@@ -158,7 +172,9 @@ def prune(
     if result.windows:
         table_ = Table("window", "rows", "", title=exported)
         for one in result.windows:
-            table_.add_row(one.name, f"{one.rows:,}", f"refused: {one.refused}" if one.refused else would)
+            table_.add_row(
+                one.name, f"{one.rows:,}", f"refused: {one.refused}" if one.refused else would
+            )
         _print(table_)
     for name in result.partitions:
         _print(f"partition {name} {would}")
@@ -167,7 +183,9 @@ def prune(
 
 
 @app.command()
-def status(path: Annotated[str, typer.Argument(help="Of the export.")], master: Master = None) -> None:
+def status(
+    path: Annotated[str, typer.Argument(help="Of the export.")], master: Master = None
+) -> None:
     """Tell what an export holds, and how far it has come."""
     with database_errors():
         found = spark.describe_export(quiet_session(master), path)
@@ -175,7 +193,9 @@ def status(path: Annotated[str, typer.Argument(help="Of the export.")], master: 
     for one in found.windows:
         if one.rows:
             table.add_row(one.name, f"{one.rows:,}", str(one.files), f"{one.bytes:,}")
-    source = ", ".join(f"{name} {value}" for name, value in found.source.items() if value is not None)
+    source = ", ".join(
+        f"{name} {value}" for name, value in found.source.items() if value is not None
+    )
     _print(table, f"of {source}", f"{_reach(found.watermark)}; {found.rows:,} rows")
     if found.pending is not None:
         _print(
@@ -190,9 +210,16 @@ def _reach(watermark: datetime | None) -> str:
 @contextmanager
 def _progress(title: str) -> Iterator[Any]:
     """A bar on stderr; a function that moves it."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     console = PlainConsole(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task, moved = bar.add_task(title, total=None), 0
 
         def move(name: str, number: int | None, total: int | None) -> None:
@@ -206,7 +233,9 @@ def _progress(title: str) -> Iterator[Any]:
 def _duration(name: str, text: str) -> float:
     """Seconds of a length as the library writes it, or one that begins with days: "30d", "1d12h"."""
     days, rest = match.groups() if (match := re.fullmatch(r"(\d{1,7})d(.*)", text)) else ("0", text)
-    return float(Fraction(days) * 86_400) + (parse_duration(rest, name=name) if rest or not match else 0.0)
+    return float(Fraction(days) * 86_400) + (
+        parse_duration(rest, name=name) if rest or not match else 0.0
+    )
 
 
 def _print(*parts: Any) -> None:

@@ -23,26 +23,33 @@ if TYPE_CHECKING:
 
 def replay(
     url: Url,
-    job: Annotated[str, typer.Option(help="Name of this replay; under it each row is published once.")],
+    job: Annotated[
+        str, typer.Option(help="Name of this replay; under it each row is published once.")
+    ],
     path: Annotated[
         str | None, typer.Option(help="Read Parquet (an export) from here, not the archive table.")
     ] = None,
     queue: Queues = None,
     states: Annotated[
-        list[str] | None, typer.Option(help="Only rows in this state: failed, completed, discarded.")
+        list[str] | None,
+        typer.Option(help="Only rows in this state: failed, completed, discarded."),
     ] = None,
     since: Since = None,
     to: To = None,
     id_: Annotated[
-        list[int] | None, typer.Option("--id", help="Only the row with this id; may be given again.")
+        list[int] | None,
+        typer.Option("--id", help="Only the row with this id; may be given again."),
     ] = None,
     into: Annotated[
         str | None, typer.Option(help="The queue of the messages; each row's own if not given.")
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Messages a second that become due.")] = None,
-    delay: Annotated[str | None, typer.Option(help='How much later they become due, like "10m".')] = None,
+    delay: Annotated[
+        str | None, typer.Option(help='How much later they become due, like "10m".')
+    ] = None,
     header: Annotated[
-        list[str] | None, typer.Option(help="name=value put over each row's headers; may be given again.")
+        list[str] | None,
+        typer.Option(help="name=value put over each row's headers; may be given again."),
     ] = None,
     table: Annotated[str, typer.Option(help="The live table.")] = "message",
     archive_table: ArchiveTable = "message_archive",
@@ -56,7 +63,9 @@ def replay(
     First it shows what would be published, then it asks. The same command may be repeated after a crash: what
     the job has published is left out. Rows stay in the archive. The exit code is 1 if it was not wanted.
     """
-    chosen = select_rows(ARCHIVE, archive_table, schema, since=since, until=to, queues=queue, states=states)
+    chosen = select_rows(
+        ARCHIVE, archive_table, schema, since=since, until=to, queues=queue, states=states
+    )
     options: dict[str, Any] = {
         "job": job,
         "queue": into,
@@ -68,7 +77,9 @@ def replay(
     }
     console = PlainConsole()
     with database_errors():
-        frame = _rows(quiet_session(master, jar, None if path else url), path, url, chosen, id_ or [])
+        frame = _rows(
+            quiet_session(master, jar, None if path else url), path, url, chosen, id_ or []
+        )
         found = our.replay(frame, url, **options)
         show(console, found)
         if not found.messages:

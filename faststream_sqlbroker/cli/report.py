@@ -22,14 +22,20 @@ def report(
     url: Annotated[
         str | None,
         typer.Option(
-            envvar="SQLBROKER_URL", show_default=False, help="SQLAlchemy URL of the database, if not --path."
+            envvar="SQLBROKER_URL",
+            show_default=False,
+            help="SQLAlchemy URL of the database, if not --path.",
         ),
     ] = None,
-    path: Annotated[str | None, typer.Option(help="An export's path, in place of the database.")] = None,
+    path: Annotated[
+        str | None, typer.Option(help="An export's path, in place of the database.")
+    ] = None,
     since: Since = None,
     to: To = None,
     queue: Queues = None,
-    every: Annotated[str | None, typer.Option(help='Width of the buckets of time, like "1h".')] = None,
+    every: Annotated[
+        str | None, typer.Option(help='Width of the buckets of time, like "1h".')
+    ] = None,
     table: ArchiveTable = "message_archive",
     schema: Schema = None,
     title: Annotated[str, typer.Option(help="Of the page.")] = "Message archive",
@@ -41,7 +47,9 @@ def report(
     --path goes before the URL, which may come from SQLBROKER_URL.
     """
     if path is None and url is None:
-        raise SetupError("give --url (or SQLBROKER_URL) for the database, or --path for an export of it")
+        raise SetupError(
+            "give --url (or SQLBROKER_URL) for the database, or --path for an export of it"
+        )
     with database_errors():
         if path is None and url is not None:
             spark = quiet_session(master, jar, url)

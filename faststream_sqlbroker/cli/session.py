@@ -16,7 +16,11 @@ from faststream_sqlbroker.spark.address import parse_address
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
 
 
 def quiet_session(
@@ -37,7 +41,9 @@ def database_errors() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise StoreError(f"the database answered: {_line(getattr(error, 'orig', None) or error)}") from None
+        raise StoreError(
+            f"the database answered: {_line(getattr(error, 'orig', None) or error)}"
+        ) from None
     except _spark_errors() as error:
         raise StoreError(f"Spark answered: {_line(error)}") from None
 

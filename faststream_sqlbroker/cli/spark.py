@@ -50,7 +50,9 @@ def check(
     raise typer.Exit(1 if missing else 0)
 
 
-def _looks(kinds: list[str], jars: list[Path]) -> Iterator[tuple[str, Callable[[], tuple[str, str]]]]:
+def _looks(
+    kinds: list[str], jars: list[Path]
+) -> Iterator[tuple[str, Callable[[], tuple[str, str]]]]:
     yield "Java", _java
     for package in PACKAGES:
         yield package, partial(_package, package)

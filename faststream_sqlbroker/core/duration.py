@@ -92,7 +92,9 @@ def _parse_text(text: str, name: str) -> float:
     match = _WHOLE.fullmatch(text)
     if match is None:
         raise SetupError(f"{name} cannot be {_short(text)}: {_ALLOWED}, without spaces")
-    total = sum((Fraction(number) * _UNITS[unit] for number, unit in _PARTS.findall(match[2])), Fraction())
+    total = sum(
+        (Fraction(number) * _UNITS[unit] for number, unit in _PARTS.findall(match[2])), Fraction()
+    )
     return float(-total if match[1] == "-" else total)
 
 

@@ -45,7 +45,9 @@ class Explanation:
         else:
             place = "" if self.pipeline is None else f" ({self.pipeline})"
             head = f"message {self.message_id} of queue {self.queue!r}{place} is {self.state.name}"
-        return "\n".join([f"{head}:", *(f"- {reason.code}: {reason.text}" for reason in self.reasons)])
+        return "\n".join(
+            [f"{head}:", *(f"- {reason.code}: {reason.text}" for reason in self.reasons)]
+        )
 
     def at_place(self, pipelines: Iterable[Any]) -> "Explanation":
         """The same, naming the first of `pipelines` that its queue belongs to.
@@ -58,7 +60,9 @@ class Explanation:
             steps = [_queues(step) for step in pipeline.steps]
             for number, queues in enumerate(steps, 1):
                 if self.queue in queues:
-                    return replace(self, pipeline=f"step {number} of {len(steps)} of {pipeline.name}")
+                    return replace(
+                        self, pipeline=f"step {number} of {len(steps)} of {pipeline.name}"
+                    )
         return self
 
 

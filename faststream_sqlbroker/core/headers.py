@@ -43,7 +43,9 @@ def load_headers(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if value.__class__ is str and len(value) <= LONGEST_KEPT:
-        return dict(known) if (known := _plain_headers(value)) is not None else _parse_headers(value)
+        return (
+            dict(known) if (known := _plain_headers(value)) is not None else _parse_headers(value)
+        )
     return _parse_headers(value)
 
 

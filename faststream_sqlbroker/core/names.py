@@ -23,7 +23,10 @@ def name_problem(value: object) -> str | None:
 def _text_problem(value: str) -> str | None:
     problems = (
         (not value, "it must not be empty"),
-        (len(value) > LONGEST_NAME, f"it has {len(value)} characters, at most {LONGEST_NAME} are allowed"),
+        (
+            len(value) > LONGEST_NAME,
+            f"it has {len(value)} characters, at most {LONGEST_NAME} are allowed",
+        ),
         ("\x00" in value, "it must not hold a NUL character"),
         (_SURROGATE.search(value), "it must not hold a lone surrogate"),
         (value.endswith(" "), "it must not end in a space"),

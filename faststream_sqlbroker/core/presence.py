@@ -55,7 +55,9 @@ class LiveSubscriber:
 
     def holds(self, lease_token: UUID | None) -> bool:
         """Whether a lease with this token was given to it."""
-        return lease_token is not None and self.worker.endswith(f":{lease_token.bytes[:HOLDER_BYTES].hex()}")
+        return lease_token is not None and self.worker.endswith(
+            f":{lease_token.bytes[:HOLDER_BYTES].hex()}"
+        )
 
 
 def by_way(queue: str, subscribers: Iterable[LiveSubscriber]) -> dict[str, list[LiveSubscriber]]:

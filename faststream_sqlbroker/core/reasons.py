@@ -46,13 +46,18 @@ MEANINGS: dict[str, Meaning] = {
         "that one, or one that was itself superseded by it",
     ),
     DUPLICATE: Meaning(
-        "DISCARDED", "`Once`: another message of its key was handled.", "the one that has claimed the key"
+        "DISCARDED",
+        "`Once`: another message of its key was handled.",
+        "the one that has claimed the key",
     ),
     EXPIRED: Meaning("DISCARDED", "`expires_in` was over before a handler could start."),
     THROTTLED: Meaning(
-        "DISCARDED, FAILED", '`Throttle` had no slot, with `when_exceeded="drop"` or `"dead_letter"`.'
+        "DISCARDED, FAILED",
+        '`Throttle` had no slot, with `when_exceeded="drop"` or `"dead_letter"`.',
     ),
-    REJECTED: Meaning("FAILED", "Its handler rejected it, or the ack policy did, and gave no reason."),
+    REJECTED: Meaning(
+        "FAILED", "Its handler rejected it, or the ack policy did, and gave no reason."
+    ),
     MAX_ATTEMPTS: Meaning(
         "FAILED",
         "It failed, and the retry strategy gives up: its attempts or its time are used up, or there is none.",
@@ -63,15 +68,21 @@ MEANINGS: dict[str, Meaning] = {
     INVALID_BODY: Meaning(
         "FAILED", "Its body fails the validation of its handler's parameters, or decoding."
     ),
-    NOT_READY: Meaning("FAILED", "Its handler raised `NotReadyYet` until `give_up_after` was over."),
+    NOT_READY: Meaning(
+        "FAILED", "Its handler raised `NotReadyYet` until `give_up_after` was over."
+    ),
     NO_OUTCOME: Meaning("FAILED", "`AckPolicy.MANUAL`: its handler ended and had not settled it."),
-    RETRY_STRATEGY_ERROR: Meaning("FAILED", "The retry strategy raised an error, which is in `last_error`."),
+    RETRY_STRATEGY_ERROR: Meaning(
+        "FAILED", "The retry strategy raised an error, which is in `last_error`."
+    ),
     TRANSACTION_ENDED: Meaning(
         "FAILED",
         "`transactional=True`: its handler committed or rolled back by itself, so that its effects may be there.",
     ),
     SETTLE_ERROR: Meaning("FAILED", "The database refused its end again and again."),
-    MAX_DELIVERIES: Meaning("FAILED", "It was delivered more than `max_deliveries` times without an end."),
+    MAX_DELIVERIES: Meaning(
+        "FAILED", "It was delivered more than `max_deliveries` times without an end."
+    ),
     UNKNOWN_OUTCOME: Meaning(
         "FAILED", "`Once`: its handler was started before, and its process was not heard of again."
     ),
@@ -81,7 +92,8 @@ MEANINGS: dict[str, Meaning] = {
         "FAILED", "`forward_to=DESTINATION`: its header names no queue that it can be moved to."
     ),
     DESTINATION_NOT_ALLOWED: Meaning(
-        "FAILED", "`forward_to=DESTINATION`: its header names a queue that is not among `destinations`."
+        "FAILED",
+        "`forward_to=DESTINATION`: its header names a queue that is not among `destinations`.",
     ),
     TOO_MANY_HOPS: Meaning(
         "FAILED", "`forward_to` has moved it on 32 times since a handler last did: it goes round."

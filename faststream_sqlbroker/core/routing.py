@@ -71,7 +71,9 @@ def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
     if (problem := name_problem(name)) is not None:
         raise ValueError(f"its header {DESTINATION_HEADER!r} is {short(name)}: {problem}")
     if name in own:
-        raise ValueError(f"its header {DESTINATION_HEADER!r} names {short(name)}, which it came from")
+        raise ValueError(
+            f"its header {DESTINATION_HEADER!r} names {short(name)}, which it came from"
+        )
     return str(name)
 
 

@@ -126,7 +126,9 @@ class Claimed(list[ClaimedMessage]):
         self.suspects: dict[int, Suspect] = dict(suspects or {})
 
     @classmethod
-    def without_suspects(cls, found: Iterable[ClaimedMessage], suspicion: Suspicion | None) -> "Claimed":
+    def without_suspects(
+        cls, found: Iterable[ClaimedMessage], suspicion: Suspicion | None
+    ) -> "Claimed":
         """Rows that were found and not yet charged; suspects among them are told of, if `suspicion` says so."""
         if suspicion is None:
             return cls(found)
@@ -239,7 +241,9 @@ class Settlement:
         """Whether the row leaves the message table."""
         state = self.state  # `in` a set would hash an enum, which is Python code
         return (
-            state is MessageState.COMPLETED or state is MessageState.FAILED or state is MessageState.DISCARDED
+            state is MessageState.COMPLETED
+            or state is MessageState.FAILED
+            or state is MessageState.DISCARDED
         )
 
 

@@ -54,7 +54,9 @@ class ScheduleState:
 
     def listed(self, name: str) -> Schedule:
         """As operators see it."""
-        return Schedule(name, self.expression, self.tz, self.last_at, self.next_at, self.failures_count)
+        return Schedule(
+            name, self.expression, self.tz, self.last_at, self.next_at, self.failures_count
+        )
 
     def dump(self) -> dict[str, Any]:
         """As JSON; `load_state` reads it."""

@@ -85,7 +85,11 @@ def settle(
             base.state, base.attempted, base.delay = MessageState.PENDING, False, outcome.delay
             _describe(base, outcome.error)
         case Move():
-            base.state, base.queue, base.delay = MessageState.PENDING, outcome.queue, max(0.0, outcome.delay)
+            base.state, base.queue, base.delay = (
+                MessageState.PENDING,
+                outcome.queue,
+                max(0.0, outcome.delay),
+            )
             base.payload, base.headers = outcome.payload, outcome.headers
             base.published_again, base.hop = outcome.published_again, int(outcome.is_hop)
         case Discard():
@@ -129,7 +133,11 @@ def _final(base: Settlement, state: MessageState, keep: bool) -> Settlement:
 
 
 def _fail(
-    base: Settlement, row: ClaimedMessage, rules: SettleRules, reason: str, error: BaseException | None
+    base: Settlement,
+    row: ClaimedMessage,
+    rules: SettleRules,
+    reason: str,
+    error: BaseException | None,
 ) -> Settlement:
     base.reason = clean_text(reason, limit=255)
     _describe(base, error)
@@ -160,7 +168,9 @@ def _later(
     else:
         waited = 0.0
         if row.first_attempt_at is not None:
-            waited = max(0.0, (row.acquired_at - row.first_attempt_at).total_seconds() + base.ended_after)
+            waited = max(
+                0.0, (row.acquired_at - row.first_attempt_at).total_seconds() + base.ended_after
+            )
         left = outcome.give_up_after - waited
         if left <= 0:
             return _fail(base, row, rules, NOT_READY, outcome.error)

@@ -91,7 +91,11 @@ def _describe(error: BaseException) -> Iterator[str]:
 
 def _headline(error: BaseException) -> str:
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - see describe_exception

@@ -72,7 +72,9 @@ def plan_hops(wait: Duration, tiers: Iterable[Duration]) -> list[Hops]:
 def _sizes(tiers: Iterable[Duration]) -> list[float]:
     """The tiers in seconds, the longest first."""
     if isinstance(tiers, str) or not isinstance(tiers, Iterable):
-        raise SetupError(f'tiers must be a list of durations such as ["1m", "5m"], got {short(tiers)}')
+        raise SetupError(
+            f'tiers must be a list of durations such as ["1m", "5m"], got {short(tiers)}'
+        )
     sizes = sorted({parse_duration(tier, name="a tier") for tier in tiers}, reverse=True)
     if not sizes:
         raise SetupError("tiers is empty: give the duration of at least one queue")

@@ -80,8 +80,9 @@ def missing_tables(dialect: "Dialect", connection: Connection, activities: Activ
             connection,
             "SELECT table_name FROM information_schema.tables WHERE table_name IN :names "
             "AND table_schema = COALESCE(:schema, DATABASE())",
-            names, schema=tables[0].schema,
-        )  # fmt: skip
+            names,
+            schema=tables[0].schema,
+        )
     else:
         known = _sqlite_tables(connection, tables)
     if not activities and dialect.name in MYSQL:
@@ -95,7 +96,9 @@ def _is_gone(connection: Connection, table: Table) -> bool:
     try:
         connection.exec_driver_sql(f"SELECT 1 FROM {name} WHERE 1 = 0")
     except DBAPIError as error:
-        if error.orig is None or error.orig.args[:1] not in {(code,) for code in _NO_TABLE | _DENIED}:
+        if error.orig is None or error.orig.args[:1] not in {
+            (code,) for code in _NO_TABLE | _DENIED
+        }:
             raise
         return error.orig.args[0] in _NO_TABLE
     return False
@@ -133,10 +136,14 @@ def _ask_postgresql(connection: Connection, wanted: Sequence[Right]) -> Access:
     lacks = list(_not_there(connection, wanted, known))
     closed = {table.schema for table in known.values() if not table.allowed}
     for schema in sorted(closed):
-        of = _union(r for r in wanted if r.table.name in known and known[r.table.name].schema == schema)
+        of = _union(
+            r for r in wanted if r.table.name in known and known[r.table.name].schema == schema
+        )
         cure = f"GRANT USAGE ON SCHEMA {quote(schema)} TO {quote(user)};"
         lacks.append(Lack(f"USAGE on schema {schema}", cure, of))
-    asked = [r for r in wanted if r.table.name in known and known[r.table.name].schema not in closed]
+    asked = [
+        r for r in wanted if r.table.name in known and known[r.table.name].schema not in closed
+    ]
     lacked = _lacked(connection, asked, known)
     denied = [
         (right, [column for column in right.columns if column in lacked[at]])
@@ -154,7 +161,9 @@ def _ask_postgresql(connection: Connection, wanted: Sequence[Right]) -> Access:
     return Access(f"the role {user}", lacks)
 
 
-def _lacked(connection: Connection, asked: Sequence[Right], known: dict[str, Any]) -> dict[int, set[str]]:
+def _lacked(
+    connection: Connection, asked: Sequence[Right], known: dict[str, Any]
+) -> dict[int, set[str]]:
     """The columns that are denied of each of `asked`, by its place; an empty name for a whole table."""
     each = [
         (at, known[right.table.name].id, right.verb, column)
@@ -192,7 +201,9 @@ def _ask_mysql(dialect: "Dialect", connection: Connection, wanted: Sequence[Righ
         if answer in _NO_TABLE:
             gone.add(right.table.name)
         elif answer in _DENIED | _NO_COLUMN:
-            columns = [c for c in right.columns if _explain(dialect, connection, right, (c,)) in _DENIED]
+            columns = [
+                c for c in right.columns if _explain(dialect, connection, right, (c,)) in _DENIED
+            ]
             if columns or not right.columns:
                 denied.append((right, columns))
     known = {right.table.name: right for right in wanted if right.table.name not in gone}
@@ -205,7 +216,9 @@ def _ask_mysql(dialect: "Dialect", connection: Connection, wanted: Sequence[Righ
     return Access(f"the user {to}", lacks)
 
 
-def _explain(dialect: "Dialect", connection: Connection, right: Right, columns: Sequence[str]) -> int | None:
+def _explain(
+    dialect: "Dialect", connection: Connection, right: Right, columns: Sequence[str]
+) -> int | None:
     """The number of the error that such a statement gets; None if it may run."""
     preparer = connection.dialect.identifier_preparer
     table = preparer.format_table(right.table)
@@ -236,7 +249,9 @@ def _literal(value: str) -> str:
 
 def _ask_sqlite(connection: Connection, wanted: Sequence[Right]) -> Access:
     known = _sqlite_tables(connection, [right.table for right in wanted])
-    file = connection.execute(text("SELECT file FROM pragma_database_list WHERE name = 'main'")).scalar_one()
+    file = connection.execute(
+        text("SELECT file FROM pragma_database_list WHERE name = 'main'")
+    ).scalar_one()
     lacks = list(_not_there(connection, wanted, dict.fromkeys(known)))
     there = [right for right in wanted if right.table.name in known]
     if there:
@@ -245,7 +260,9 @@ def _ask_sqlite(connection: Connection, wanted: Sequence[Right]) -> Access:
         name = preparer.quote(column)
         try:
             # BEGIN IMMEDIATE does not notice a file that cannot be written.
-            connection.exec_driver_sql(f"UPDATE {preparer.format_table(table)} SET {name} = {name} WHERE 0")
+            connection.exec_driver_sql(
+                f"UPDATE {preparer.format_table(table)} SET {name} = {name} WHERE 0"
+            )
         except DBAPIError as error:
             if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != _READ_ONLY:
                 raise
@@ -273,7 +290,9 @@ def _names(connection: Connection, statement: str, names: Sequence[str], **binds
     return set(connection.execute(expanding, {"names": list(names), **binds}).scalars())
 
 
-def _not_there(connection: Connection, wanted: Sequence[Right], known: dict[str, Any]) -> Iterator[Lack]:
+def _not_there(
+    connection: Connection, wanted: Sequence[Right], known: dict[str, Any]
+) -> Iterator[Lack]:
     preparer = connection.dialect.identifier_preparer
     for table in dict.fromkeys(right.table for right in wanted if right.table.name not in known):
         of = _union(right for right in wanted if right.table is table)
@@ -300,9 +319,11 @@ def _granted(connection: Connection, denied: Sequence[Denied], on: str, to: str)
     # Each publish writes a body.
     every = any(right.verb == "INSERT" and "payload" in columns for right, columns in denied)
     return Lack(
-        f"{verbs} on {on}", f"GRANT {verbs} ON {on} TO {to};", activities,
+        f"{verbs} on {on}",
+        f"GRANT {verbs} ON {on} TO {to};",
+        activities,
         every_publish=every and Activity.PUBLISH in activities,
-    )  # fmt: skip
+    )
 
 
 def _union(rights: Iterable[Right]) -> Activities:

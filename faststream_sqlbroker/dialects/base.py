@@ -50,10 +50,23 @@ MESSAGE_COLUMNS = (
     "acquired_at, last_error, hops, policy_key"
 )
 CLAIMED_COLUMNS = (
-    "id", "queue", "payload", "headers", "priority", "key", "attempts_count", "deliveries_count",
-    "publish_count", "created_at", "next_attempt_at", "expires_at", "first_attempt_at", "last_attempt_at",
-    "acquired_at", "hops",
-)  # fmt: skip
+    "id",
+    "queue",
+    "payload",
+    "headers",
+    "priority",
+    "key",
+    "attempts_count",
+    "deliveries_count",
+    "publish_count",
+    "created_at",
+    "next_attempt_at",
+    "expires_at",
+    "first_attempt_at",
+    "last_attempt_at",
+    "acquired_at",
+    "hops",
+)
 
 
 UNREADABLE = (ArithmeticError, AttributeError, TypeError, ValueError)
@@ -246,7 +259,9 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def lock(self, connection: Connection, leases: Leases, *, skip_locked: bool = False) -> set[int]:
+    def lock(
+        self, connection: Connection, leases: Leases, *, skip_locked: bool = False
+    ) -> set[int]:
         """Lock the rows of `leases` that are still held until the transaction ends; their ids."""
 
     @abstractmethod
@@ -297,16 +312,24 @@ class Dialect(ABC):
             connection, pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
         )
 
-    def settling(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> Work[SettleResult]:
+    def settling(
+        self, settlements: Sequence[Settlement], *, skip_locked: bool = False
+    ) -> Work[SettleResult]:
         """`settle_and_chain` as work for a transaction of its own."""
-        return lambda connection: self.settle_and_chain(connection, settlements, skip_locked=skip_locked)
+        return lambda connection: self.settle_and_chain(
+            connection, settlements, skip_locked=skip_locked
+        )
 
     def settling_one(self, settlement: Settlement) -> Work[SettleResult]:
         """`settling` what is no unit, with a plan for the tables as they are, where a session keeps plans."""
         return self.settling([settlement])
 
     def settle_and_chain(
-        self, connection: Connection, settlements: Sequence[Settlement], *, skip_locked: bool = False
+        self,
+        connection: Connection,
+        settlements: Sequence[Settlement],
+        *,
+        skip_locked: bool = False,
     ) -> SettleResult:
         """`settle`, unit by unit, and insert what is chained to them; see `units`."""
         return settle_units(self, connection, settlements, skip_locked=skip_locked)
@@ -340,7 +363,9 @@ class Dialect(ABC):
         except UNREADABLE:
             pass
         # Rows of a foreign producer: one that cannot be read must not keep the others from being handled.
-        wrong = [n for n in _TIMES if not self._is_time(r[n], needed=CLAIMED_COLUMNS[n] in NEEDED_TIMES)]
+        wrong = [
+            n for n in _TIMES if not self._is_time(r[n], needed=CLAIMED_COLUMNS[n] in NEEDED_TIMES)
+        ]
         usable = list(r)
         for n in wrong:
             usable[n] = r[14] if CLAIMED_COLUMNS[n] in NEEDED_TIMES else None
@@ -349,9 +374,24 @@ class Dialect(ABC):
         except UNREADABLE as error:
             now = self.time(r[14])
             return ClaimedMessage(
-                r[0], r[1], b"", r[3], r[4], None, 0, 1, 1, now, now, None, None, None, now, token,
+                r[0],
+                r[1],
+                b"",
+                r[3],
+                r[4],
+                None,
+                0,
+                1,
+                1,
+                now,
+                now,
+                None,
+                None,
+                None,
+                now,
+                token,
                 outcome=Reject(UNDECODABLE, error),
-            )  # fmt: skip
+            )
         names = [CLAIMED_COLUMNS[n] for n in wrong]
         self.note_unusable(row.id, names)
         found = ", ".join(f"{name} is {short(r[n])}" for n, name in zip(wrong, names, strict=True))
@@ -375,11 +415,24 @@ class Dialect(ABC):
     def _read_row(self, r: Sequence[Any], token: UUID) -> ClaimedMessage:
         at = self.time
         return ClaimedMessage(
-            r[0], r[1], load_payload(r[2]), r[3], r[4], load_text(r[5]), int(r[6]), int(r[7]),
-            int(r[8]), at(r[9]), at(r[10]), None if r[11] is None else at(r[11]),
-            None if r[12] is None else at(r[12]), None if r[13] is None else at(r[13]), at(r[14]), token,
+            r[0],
+            r[1],
+            load_payload(r[2]),
+            r[3],
+            r[4],
+            load_text(r[5]),
+            int(r[6]),
+            int(r[7]),
+            int(r[8]),
+            at(r[9]),
+            at(r[10]),
+            None if r[11] is None else at(r[11]),
+            None if r[12] is None else at(r[12]),
+            None if r[13] is None else at(r[13]),
+            at(r[14]),
+            token,
             int(r[15]),
-        )  # fmt: skip
+        )
 
     def time(self, value: Any) -> Any:
         """A selected time as an aware datetime (UTC)."""

@@ -48,7 +48,9 @@ def explain(connection: Connection, dialect: "Dialect", message_id: int) -> Expl
     return Explanation(message_id, MessageState[head.state], head.queue, tuple(reasons))
 
 
-def _read(connection: Connection, columns: Sequence[Column[Any]], of_id: Any) -> tuple[Any, list[str]]:
+def _read(
+    connection: Connection, columns: Sequence[Column[Any]], of_id: Any
+) -> tuple[Any, list[str]]:
     """The row with `now`, and its columns that hold no time; no row if it cannot be read for another reason.
 
     In it they are what a claim takes them for.

@@ -19,10 +19,22 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
 
 COLUMNS = (
-    "id", "queue", "priority", "key", "state", "attempts_count", "deliveries_count", "created_at",
-    "next_attempt_at", "expires_at", "acquired_at", "last_error", "lease_token", "lease_expires_at",
+    "id",
+    "queue",
+    "priority",
+    "key",
+    "state",
+    "attempts_count",
+    "deliveries_count",
+    "created_at",
+    "next_attempt_at",
+    "expires_at",
+    "acquired_at",
+    "last_error",
+    "lease_token",
+    "lease_expires_at",
     "policy_marks",
-)  # fmt: skip
+)
 """What is read of a message: not its body, which may be large."""
 MOST_COUNTED = 1_000
 """Messages that are counted at most: more of them say nothing new."""
@@ -52,7 +64,9 @@ class LiveMessage:
         self._connection, self._dialect, self._row = connection, dialect, row
         self._table = dialect.tables.message
         self._known = read_subscribers(connection, dialect.tables.policy_state, ended=True)
-        self._alive = [s for s in self._known if s.lease_expires_at > row.now and row.queue in s.queues]
+        self._alive = [
+            s for s in self._known if s.lease_expires_at > row.now and row.queue in s.queues
+        ]
         self._claiming = [s for s in self._alive if s.claims]
 
     def reasons(self) -> list[Reason]:
@@ -62,7 +76,13 @@ class LiveMessage:
     def _own_reasons(self) -> list[Reason]:
         if self._row.state == "PROCESSING":
             return self._leased()
-        found = [*self._expired(), *self._paused(), *self._not_due(), *self._nobody(), *self._suspect()]
+        found = [
+            *self._expired(),
+            *self._paused(),
+            *self._not_due(),
+            *self._nobody(),
+            *self._suspect(),
+        ]
         found += self._behind()
         found += policy_reasons(self._connection, self._dialect, self._waiting(), self._alive)
         return found or [self._turn()]
@@ -70,11 +90,20 @@ class LiveMessage:
     def _waiting(self) -> WaitingMessage:
         r = self._row
         return WaitingMessage(
-            id=r.id, queue=r.queue, priority=r.priority, key=r.key, state=MessageState[r.state],
-            attempts_count=r.attempts_count, deliveries_count=r.deliveries_count, created_at=r.created_at,
-            next_attempt_at=r.next_attempt_at, expires_at=r.expires_at, policy_marks=r.policy_marks,
-            last_error=r.last_error, now=r.now,
-        )  # fmt: skip
+            id=r.id,
+            queue=r.queue,
+            priority=r.priority,
+            key=r.key,
+            state=MessageState[r.state],
+            attempts_count=r.attempts_count,
+            deliveries_count=r.deliveries_count,
+            created_at=r.created_at,
+            next_attempt_at=r.next_attempt_at,
+            expires_at=r.expires_at,
+            policy_marks=r.policy_marks,
+            last_error=r.last_error,
+            now=r.now,
+        )
 
     def _at(self, moment: datetime) -> str:
         return moment_text(moment, self._row.now)
@@ -95,7 +124,9 @@ class LiveMessage:
             gone = worker is not None and all(s.worker != worker for s in self._alive)
             words += "; that process has not been heard of lately" if gone else ""
             return [Reason("processing", words, until=until, worker=worker)]
-        ran_out = "it has no lease" if until is None else f"the lease of {name} ran out {self._at(until)}"
+        ran_out = (
+            "it has no lease" if until is None else f"the lease of {name} ran out {self._at(until)}"
+        )
         words = f"{ran_out}: a subscriber of the queue gives it back, by its release_stuck_interval"
         return [Reason("lease_expired", words, worker=worker), *self._paused(), *self._nobody()]
 
@@ -145,7 +176,9 @@ class LiveMessage:
         last = next((s for s in self._known if self._row.queue in s.queues), None)
         if last is None:
             return [Reason("no_live_subscriber", words)]
-        words += f"; {last.worker} did, and counted as alive until {self._at(last.lease_expires_at)}"
+        words += (
+            f"; {last.worker} did, and counted as alive until {self._at(last.lease_expires_at)}"
+        )
         return [Reason("no_live_subscriber", words, worker=last.worker)]
 
     def _suspect(self) -> list[Reason]:
@@ -167,7 +200,11 @@ class LiveMessage:
         live = or_(t.c.expires_at.is_(None), t.c.expires_at > clock())
         of_key = and_(t.c.queue == r.queue, t.c.key == r.key)
         first = select(*columns).where(of_key, t.c.id < r.id, live).order_by(t.c.id).limit(1)
-        running = self._indexed(select(*columns), "leased").where(of_key, t.c.id != r.id, _LEASED).limit(1)
+        running = (
+            self._indexed(select(*columns), "leased")
+            .where(of_key, t.c.id != r.id, _LEASED)
+            .limit(1)
+        )
         for statement in (self._indexed(first, "key"), running):
             found = self._connection.execute(statement).first()
             if found is not None:
@@ -188,12 +225,16 @@ class LiveMessage:
                 words += f", by a lease {'until' if lasting else 'that ran out'} {self._at(until)}"
         elif other.next_attempt_at > self._row.now:
             until = other.next_attempt_at
-            what = "its next attempt is due" if other.state == "RETRYABLE" else "it is not due before"
+            what = (
+                "its next attempt is due" if other.state == "RETRYABLE" else "it is not due before"
+            )
             words = f"{what} {self._at(until)}"
         else:
             words = "it is due"
         words = f"message {other.id} of the same key comes first, as ordered=True wants: {words}"
-        return Reason("behind_earlier_message", words, until=until, message_id=other.id, worker=worker)
+        return Reason(
+            "behind_earlier_message", words, until=until, message_id=other.id, worker=worker
+        )
 
     def _turn(self) -> Reason:
         ahead, workers = self._ahead(), sum(s.max_workers for s in self._claiming)
@@ -202,7 +243,9 @@ class LiveMessage:
         )
         who = f"{workers} workers of {len(self._claiming)} subscribers take from the queue"
         if not ahead and busy < workers:
-            words = f"nothing stands in its way, it is claimed next: {who}, {busy} messages are leased"
+            words = (
+                f"nothing stands in its way, it is claimed next: {who}, {busy} messages are leased"
+            )
             return Reason("ready", words)
         words = f"{_up_to(ahead)} due messages come first and {_up_to(busy)} are leased: {who}"
         return Reason("waiting_for_capacity", words)
@@ -215,7 +258,8 @@ class LiveMessage:
         """Due messages of the queue that are claimed before this one, as far as they are counted."""
         r, c = self._row, self._table.c
         own = or_(
-            c.next_attempt_at < r.next_attempt_at, and_(c.next_attempt_at == r.next_attempt_at, c.id < r.id)
+            c.next_attempt_at < r.next_attempt_at,
+            and_(c.next_attempt_at == r.next_attempt_at, c.id < r.id),
         )
         higher = [
             pair.priority
@@ -223,7 +267,10 @@ class LiveMessage:
             if pair.priority > r.priority and pair.due_in <= 0
         ]
         count = 0
-        for priority, before in [*((p, c.next_attempt_at <= clock()) for p in higher), (r.priority, own)]:
+        for priority, before in [
+            *((p, c.next_attempt_at <= clock()) for p in higher),
+            (r.priority, own),
+        ]:
             if count < MOST_COUNTED:
                 due = self._indexed(select(literal_column("1")), "ready").where(
                     self._claimable, self._of_queue

@@ -99,7 +99,11 @@ class MarkedLocks(HandlerLocks):
         for part in chunks(ordered):
             binds = {"ids": [i for i, _ in part], "pairs": [(i, token.hex) for i, token in part]}
             marked += connection.execute(self._dialect.sql["join"], binds).rowcount
-        held = {i for i, _ in leases} if marked == len(leases) else self._dialect.lock(connection, leases)
+        held = (
+            {i for i, _ in leases}
+            if marked == len(leases)
+            else self._dialect.lock(connection, leases)
+        )
         connection.exec_driver_sql(f"SAVEPOINT {SAVEPOINT}")
         return HandlerLock(leases, held)
 
@@ -108,7 +112,9 @@ class MarkedLocks(HandlerLocks):
         try:
             connection.exec_driver_sql(f"RELEASE SAVEPOINT {SAVEPOINT}")
         except DBAPIError as error:
-            if error.connection_invalidated or (error.orig and self._dialect.is_transient(error.orig)):
+            if error.connection_invalidated or (
+                error.orig and self._dialect.is_transient(error.orig)
+            ):
                 raise
             raise TransactionEndedError(ENDED) from error
 
@@ -135,7 +141,10 @@ class NumberedLocks(HandlerLocks):
         """Prepare the statements."""
         self._dialect = dialect
         dialect.add_statement("transaction", "SELECT pg_current_xact_id_if_assigned()::text")
-        binds = bindparam("since", type_=DateTime(timezone=True)), bindparam("ids", type_=ARRAY(BigInteger))
+        binds = (
+            bindparam("since", type_=DateTime(timezone=True)),
+            bindparam("ids", type_=ARRAY(BigInteger)),
+        )
         dialect.add_statement("was_committed", WAS_COMMITTED, *binds)
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
@@ -163,7 +172,9 @@ class NumberedLocks(HandlerLocks):
         def settle(connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
             settled: set[int] = set()
             archive = dialect.has_archive
-            for query in settle_queries(dialect.sql, settlements, archive=archive, inside=lock.number):
+            for query in settle_queries(
+                dialect.sql, settlements, archive=archive, inside=lock.number
+            ):
                 settled |= query(connection)
             if not settled:
                 self.prove(connection, lock)

@@ -56,13 +56,20 @@ def acquire(
 
 
 def _acquire_in_steps(
-    connection: Connection, table: Table, key: str, token: UUID, values: dict[str, Any], new: dict[str, Any]
+    connection: Connection,
+    table: Table,
+    key: str,
+    token: UUID,
+    values: dict[str, Any],
+    new: dict[str, Any],
 ) -> int | None:
     c, ours = table.c, select(table.c.counter).where(_of(table, key), table.c.lease_token == token)
     # In this order: what is assigned first is what the rest reads.
     taken = update(table).where(_of(table, key), _free(table, token))
     connection.execute(
-        taken.ordered_values((c.counter, _next(table, token)), *((c[name], v) for name, v in values.items()))
+        taken.ordered_values(
+            (c.counter, _next(table, token)), *((c[name], v) for name, v in values.items())
+        )
     )
     fence: int | None = connection.execute(ours).scalar_one_or_none()
     if fence is None and connection.execute(select(c.key).where(_of(table, key))).first() is None:
@@ -87,7 +94,8 @@ def force(connection: Connection, table: Table, key: str) -> bool:
     """Take the lock from whoever has it, and raise the counter above the fence given out; whether it was held."""
     held = update(table).where(_of(table, key), table.c.lease_token.is_not(None))
     return _wrote(
-        connection, held.values(lease_token=None, lease_expires_at=None, counter=table.c.counter + 1)
+        connection,
+        held.values(lease_token=None, lease_expires_at=None, counter=table.c.counter + 1),
     )
 
 
@@ -95,9 +103,13 @@ def held(connection: Connection, table: Table, limit: int) -> Sequence[HeldLock]
     """Up to `limit` locks that somebody has, by key."""
     c = table.c
     statement = select(c.key, c.counter, c.created_at, c.lease_expires_at, c.info)
-    statement = statement.where(c.scope == LOCK, c.lease_token.is_not(None), c.lease_expires_at > clock())
+    statement = statement.where(
+        c.scope == LOCK, c.lease_token.is_not(None), c.lease_expires_at > clock()
+    )
     rows = connection.execute(statement.order_by(c.key).limit(limit))
-    return [HeldLock(r.key, r.counter, r.created_at, r.lease_expires_at, r.info["worker"]) for r in rows]
+    return [
+        HeldLock(r.key, r.counter, r.created_at, r.lease_expires_at, r.info["worker"]) for r in rows
+    ]
 
 
 def _of(table: Table, key: str) -> ColumnElement[bool]:

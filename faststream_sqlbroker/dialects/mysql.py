@@ -26,7 +26,10 @@ from faststream_sqlbroker.dialects.chunks import chunks
 from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
 from faststream_sqlbroker.dialects.mysql_errors import DUPLICATE_ENTRY, MysqlErrors
 from faststream_sqlbroker.dialects.mysql_queues import FIRST_IDS, READY_PAIRS, PairsClaim
-from faststream_sqlbroker.dialects.mysql_server import refuse_log_of_statements, refuse_plain_backslashes
+from faststream_sqlbroker.dialects.mysql_server import (
+    refuse_log_of_statements,
+    refuse_plain_backslashes,
+)
 from faststream_sqlbroker.dialects.mysql_settle import ARCHIVE, UPDATE
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
@@ -83,7 +86,8 @@ _BY_QUEUES = {
     # Ranges of given names: by a join MySQL would read all rows of a queue that nobody has leased.
     "lease_ends_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(lease_expires_at)) / 1000000\n"
     "FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND lease_expires_at IS NOT NULL",
-    "stuck": _LEASED_IN + "lease_expires_at < UTC_TIMESTAMP(6)\nLIMIT :limit FOR UPDATE SKIP LOCKED",
+    "stuck": _LEASED_IN
+    + "lease_expires_at < UTC_TIMESTAMP(6)\nLIMIT :limit FOR UPDATE SKIP LOCKED",
     # FOR UPDATE would wait for every lease of the queues, which a handler's transaction may have locked for long.
     "claimed_by": _LEASED_IN + "lease_expires_at IS NOT NULL AND lease_token = :token",
 }
@@ -134,7 +138,9 @@ class MysqlDialect(MysqlErrors, StepDialect):
         It is not known yet which of the two databases the URL leads to: what either reserves is quoted.
         """
         sqlalchemy_dialect = copy(sqlalchemy_dialect)
-        preparer = sqlalchemy_dialect.identifier_preparer = copy(sqlalchemy_dialect.identifier_preparer)
+        preparer = sqlalchemy_dialect.identifier_preparer = copy(
+            sqlalchemy_dialect.identifier_preparer
+        )
         preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
         super().__init__(tables, sqlalchemy_dialect)
         self.prepare({**_PLAIN, **mysql_session.STATEMENTS}, _BY_IDS, ARCHIVE)
@@ -234,8 +240,12 @@ class MysqlDialect(MysqlErrors, StepDialect):
         self._may_return = False
         return ids
 
-    def _insert_told_the_first(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
-        first: int = connection.execute(self.insert_statement(len(rows)), self.insert_binds(rows)).lastrowid
+    def _insert_told_the_first(
+        self, connection: Connection, rows: Sequence[NewMessage]
+    ) -> list[int]:
+        first: int = connection.execute(
+            self.insert_statement(len(rows)), self.insert_binds(rows)
+        ).lastrowid
         step = 1 if len(rows) == 1 else connection.execute(self.sql["id_step"]).scalar_one()
         return [first + n * step for n in range(len(rows))]
 
@@ -279,7 +289,12 @@ class MysqlDialect(MysqlErrors, StepDialect):
         return found
 
     def lock_pair(
-        self, connection: Connection, pair: ReadyPair, limit: int, token: UUID, suspicion: Suspicion | None
+        self,
+        connection: Connection,
+        pair: ReadyPair,
+        limit: int,
+        token: UUID,
+        suspicion: Suspicion | None,
     ) -> Claimed:
         """Lock up to `limit` due rows of `pair`, in their order; what is locked elsewhere is skipped."""
         binds: dict[str, Any] = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
@@ -303,13 +318,30 @@ class MysqlDialect(MysqlErrors, StepDialect):
         """As everywhere; times of first deliveries, which are dates as nearly always, wait for who looks."""
         return [
             ClaimedMessage(
-                r[0], r[1], load_payload(r[2]), r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], None, None, None,
-                r[14], token, r[15],
+                r[0],
+                r[1],
+                load_payload(r[2]),
+                r[3],
+                r[4],
+                r[5],
+                r[6],
+                r[7],
+                r[8],
+                r[9],
+                r[10],
+                None,
+                None,
+                None,
+                r[14],
+                token,
+                r[15],
             )
-            if r[9].__class__ is datetime and r[10].__class__ is datetime and r[11] is r[12] is r[13] is None
+            if r[9].__class__ is datetime
+            and r[10].__class__ is datetime
+            and r[11] is r[12] is r[13] is None
             else self._claimed_row(r, token)
             for r in rows
-        ]  # fmt: skip
+        ]
 
     def take(
         self, connection: Connection, found: Sequence[ClaimedMessage], lease: float, token: UUID
@@ -319,8 +351,10 @@ class MysqlDialect(MysqlErrors, StepDialect):
             return
         now = found[0].acquired_at
         binds = {
-            "now": now.replace(tzinfo=None), "token": token.hex, "lease": round(lease * 1_000_000)
-        }  # fmt: skip
+            "now": now.replace(tzinfo=None),
+            "token": token.hex,
+            "lease": round(lease * 1_000_000),
+        }
         for part in chunks(sorted(m.id for m in found)):
             connection.execute(self.sql["claim_update"], {**binds, "ids": list(part)})
         for message in found:
@@ -342,7 +376,9 @@ class MysqlDialect(MysqlErrors, StepDialect):
         """Reads what is leased in the index, and nothing else."""
         found: list[float] = []
         for names in chunks(queues):
-            ends_in = connection.execute(self.sql["lease_ends_in"], {"queues": list(names)}).scalar_one()
+            ends_in = connection.execute(
+                self.sql["lease_ends_in"], {"queues": list(names)}
+            ).scalar_one()
             found += [] if ends_in is None else [float(ends_in)]
         return min(found, default=None)
 

@@ -3,9 +3,44 @@
 DUPLICATE_ENTRY = 1062
 LOCK_WAIT_TIMEOUT = 1205
 TRANSIENT_CODES = frozenset(
-    {1020, 1021, 1028, 1040, 1047, 1053, 1114, 1129, 1152, 1159, 1161, 1180, 1203, 1205, 1213, 1226, 1290,
-     1317, 1684, 1792, 1836, 1927, 1969, 2002, 2003, 2006, 2013, 2055, 3024, 3032, 3058, 3100, 3101, 3572, 4031}
-)  # fmt: skip
+    {
+        1020,
+        1021,
+        1028,
+        1040,
+        1047,
+        1053,
+        1114,
+        1129,
+        1152,
+        1159,
+        1161,
+        1180,
+        1203,
+        1205,
+        1213,
+        1226,
+        1290,
+        1317,
+        1684,
+        1792,
+        1836,
+        1927,
+        1969,
+        2002,
+        2003,
+        2006,
+        2013,
+        2055,
+        3024,
+        3032,
+        3058,
+        3100,
+        3101,
+        3572,
+        4031,
+    }
+)
 """Deadlock, lock wait, lost connection, too many connections, shutdown, disk or table full, time limit, and a
 cluster's node that is not ready, read-only, or refused the COMMIT; a table that another session alters while its
 definition is read."""

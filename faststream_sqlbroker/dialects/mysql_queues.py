@@ -40,9 +40,13 @@ def _first(column: str, where: str, order: str) -> str:
 READY_PAIRS = f"""
 WITH RECURSIVE q AS (
   SELECT q.place, q.queue, {_first("m.priority", "m.queue = q.queue", _DOWN)} AS top
-  FROM JSON_TABLE(:queues, '$[*]' COLUMNS (place FOR ORDINALITY, queue {_NAME} PATH '$')) q{{which_queues}}
+  FROM JSON_TABLE(:queues, '$[*]' COLUMNS (place FOR ORDINALITY, queue {
+    _NAME
+} PATH '$')) q{{which_queues}}
 ), p AS (
-  SELECT q.place, q.queue, q.top AS priority, {_first("m.priority", "m.queue = q.queue", _UP)} AS bottom
+  SELECT q.place, q.queue, q.top AS priority, {
+    _first("m.priority", "m.queue = q.queue", _UP)
+} AS bottom
   FROM q WHERE q.top IS NOT NULL
   UNION ALL
   SELECT p.place, p.queue, p.priority - 1, p.bottom FROM p WHERE p.priority > p.bottom
@@ -85,7 +89,12 @@ class PairsClaim:
         suspicion: Suspicion | None,
     ) -> None:
         """Lock up to `limit`; `suspicion` as in `Dialect.claim`."""
-        self._dialect, self._connection, self._limit, self._token = dialect, connection, limit, token
+        self._dialect, self._connection, self._limit, self._token = (
+            dialect,
+            connection,
+            limit,
+            token,
+        )
         self._suspicion = suspicion
         self._found = Claimed()
 
@@ -118,7 +127,9 @@ class PairsClaim:
         rows = self._connection.execute(self._dialect.sql[name], binds)
         return [(place - 1, [each for each in ids if each is not None]) for place, *ids in rows]
 
-    def _lock_in_order(self, pairs: Sequence[ReadyPair], listed: list[tuple[int, list[int]]]) -> None:
+    def _lock_in_order(
+        self, pairs: Sequence[ReadyPair], listed: list[tuple[int, list[int]]]
+    ) -> None:
         few: list[int] = []
         queues: dict[str, None] = {}
         for place, ids in listed:
@@ -134,7 +145,9 @@ class PairsClaim:
 
     def _lock_pair(self, pair: ReadyPair) -> None:
         if self._room > 0:
-            found = self._dialect.lock_pair(self._connection, pair, self._room, self._token, self._suspicion)
+            found = self._dialect.lock_pair(
+                self._connection, pair, self._room, self._token, self._suspicion
+            )
             self._add(found, found)
 
     def _add(self, found: Claimed, in_order: Sequence[ClaimedMessage]) -> None:
@@ -147,5 +160,7 @@ class PairsClaim:
         while ids and (room := self._room) > 0:
             part, ids = ids[:room], ids[room:]
             binds = {"ids": sorted(part), "queues": list(queues), "limit": len(part)}
-            rows = self._dialect.find(self._connection, "claim_ids", binds, self._token, self._suspicion)
+            rows = self._dialect.find(
+                self._connection, "claim_ids", binds, self._token, self._suspicion
+            )
             self._add(rows, sorted(rows, key=lambda row: rank[row.id]))

@@ -37,7 +37,8 @@ STATEMENTS = {
     # 11.1 has given the variable MySQL's name, and warns of the old one.
     "begin_limited_mariadb_10": _set(_MARIADB, _LEAST_MARIADB, "tx_isolation"),
     "allow_idling": f"SET {_MYSQL} = " + _LEAST_MYSQL.replace("{was}", "@sqlbroker_idle"),
-    "allow_idling_mariadb": f"SET {_MARIADB} = " + _LEAST_MARIADB.replace("{was}", "@sqlbroker_idle"),
+    "allow_idling_mariadb": f"SET {_MARIADB} = "
+    + _LEAST_MARIADB.replace("{was}", "@sqlbroker_idle"),
     "restore": f"SET {_MYSQL} = @sqlbroker_idle",
     "restore_mariadb": f"SET {_MARIADB} = @sqlbroker_idle",
 }
@@ -65,7 +66,9 @@ def size_limit(connection: Connection) -> SizeLimit:
 
 def allow_idling(connection: Connection, sql: dict[str, TextClause], seconds: float) -> None:
     """Set the limit anew, in the same transaction."""
-    connection.execute(sql[_of_server(connection, "allow_idling")], {"limit": _whole_seconds(seconds)})
+    connection.execute(
+        sql[_of_server(connection, "allow_idling")], {"limit": _whole_seconds(seconds)}
+    )
 
 
 def restore(connection: Connection, sql: dict[str, TextClause]) -> None:

@@ -30,7 +30,12 @@ class Verdict(Enum):
 
 
 def claim_keys(
-    connection: Connection, table: Table, lock: Lock, rows: Sequence[ClaimedMessage], ttl: float, worker: str
+    connection: Connection,
+    table: Table,
+    lock: Lock,
+    rows: Sequence[ClaimedMessage],
+    ttl: float,
+    worker: str,
 ) -> dict[int, tuple[Verdict, int | None]]:
     """Claim the keys of `rows` for `ttl` seconds; what is to become of each, and which message has its key."""
     held = lock(connection, [(row.id, row.lease_token) for row in rows])
@@ -38,7 +43,9 @@ def claim_keys(
         row.id: (Verdict.LOST, None) for row in rows if row.id not in held
     }
     # One after the other by key: two claims of the same keys meet in the same order.
-    for row in sorted((r for r in rows if r.id in held), key=lambda r: (r.queue, r.key or "", r.id)):
+    for row in sorted(
+        (r for r in rows if r.id in held), key=lambda r: (r.queue, r.key or "", r.id)
+    ):
         verdicts[row.id] = _claim_key(connection, table, row, ttl, worker)
     return verdicts
 
@@ -67,7 +74,9 @@ def _claim_key(
     if other == row.id and (not over or row.deliveries_count - 1 > row.attempts_count):
         # A mark for who lists unknown outcomes. The claim is no delivery's any more: were a slow one to
         # give it back now, the message would go from that list, and another of its key would run.
-        connection.execute(update(table).where(one).values(lease_expires_at=clock(), lease_token=null()))
+        connection.execute(
+            update(table).where(one).values(lease_expires_at=clock(), lease_token=null())
+        )
         return Verdict.UNKNOWN, row.id
     if not over:
         return Verdict.DUPLICATE, other

@@ -52,7 +52,12 @@ class OrderedClaims:
     """The claims of one dialect."""
 
     def __init__(
-        self, dialect: "Dialect", words: dict[str, str], ids: Any, due: Any = None, keys: str = sql.KEYS
+        self,
+        dialect: "Dialect",
+        words: dict[str, str],
+        ids: Any,
+        due: Any = None,
+        keys: str = sql.KEYS,
     ) -> None:
         """Prepare the statements.
 
@@ -117,11 +122,15 @@ class OrderedClaims:
         rows = Claimed()
         taken: set[int] = set()
         while True:
-            heads = Heads(connection, self._dialect.sql, limit - len(rows), others=others, taken=taken)
+            heads = Heads(
+                connection, self._dialect.sql, limit - len(rows), others=others, taken=taken
+            )
             more = heads.look(ours, cursors)
             if not heads.ids:
                 break
-            found = self._dialect.claim_ids(connection, heads.ids, queues, lease, token, suspicion=suspicion)
+            found = self._dialect.claim_ids(
+                connection, heads.ids, queues, lease, token, suspicion=suspicion
+            )
             rank = {message_id: n for n, message_id in enumerate(heads.ids)}
             rows += sorted(found, key=lambda m: rank[m.id])
             rows.suspects |= found.suspects
@@ -136,7 +145,12 @@ class OrderedClaims:
         return rows, again
 
     def claim_one(
-        self, connection: Connection, message_id: int, queues: Sequence[str], lease: float, token: UUID
+        self,
+        connection: Connection,
+        message_id: int,
+        queues: Sequence[str],
+        lease: float,
+        token: UUID,
     ) -> Claimed:
         """Lease this message if it is due in one of `queues`, the head of its key (or expired), and not locked."""
         row = connection.execute(self._dialect.sql["ordered_one"], {"id": message_id}).one_or_none()
@@ -226,7 +240,9 @@ class Heads:
     def _look_at_window(self, pair: ReadyPair, cursors: Cursors) -> bool:
         """The heads among the oldest due messages of `pair`; whether there may be more behind them."""
         binds = {"queue": pair.queue, "priority": pair.priority, "size": self._size}
-        rows = self._execute(f"ordered_window{self._end}", **binds, **self._binds, mask=self._mask).all()
+        rows = self._execute(
+            f"ordered_window{self._end}", **binds, **self._binds, mask=self._mask
+        ).all()
         for message_id, key, expired, _due, head in rows:
             if expired:
                 if message_id not in self._taken:
@@ -257,8 +273,16 @@ class Heads:
         """Messages without a key on the next page of `pair`; whether there are pages behind it."""
         at = pair.queue, pair.priority
         due, last_id = cursors.rows[at]
-        binds = {"queue": pair.queue, "priority": pair.priority, "due": due, "id": last_id, "size": FREE_PAGE}
-        rows = self._execute(f"ordered_free{self._end}", **binds, **self._binds, mask=self._mask).all()
+        binds = {
+            "queue": pair.queue,
+            "priority": pair.priority,
+            "due": due,
+            "id": last_id,
+            "size": FREE_PAGE,
+        }
+        rows = self._execute(
+            f"ordered_free{self._end}", **binds, **self._binds, mask=self._mask
+        ).all()
         for message_id, _due, free in rows:
             if free:
                 self._take(pair.queue, message_id, None)
@@ -292,7 +316,9 @@ class Heads:
         return self._execute("ordered_keys_ready", **binds, mask=self._mask).all()
 
     def _heads_of(self, ids: Sequence[int]) -> Any:
-        return self._execute(f"ordered_heads{self._end}", ids=ids, **self._binds, mask=self._mask).all()
+        return self._execute(
+            f"ordered_heads{self._end}", ids=ids, **self._binds, mask=self._mask
+        ).all()
 
     def _execute(self, name: str, **binds: Any) -> Any:
         return self._connection.execute(self._sql[name], binds)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.outcome import Reject
-from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Policy, Throttle, Window
+from faststream_sqlbroker.core.policies import (
+    Concurrency,
+    Debounce,
+    Delay,
+    Policy,
+    Throttle,
+    Window,
+)
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
@@ -56,12 +63,16 @@ class PolicyClaims:
         for queue in wanted.queues:
             ready = [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
             if queue in locked and ready and len(rows) < wanted.limit:
-                one = _QueueClaim(self._dialect, self.rows, connection, wanted, memory, queue, ready, now)
+                one = _QueueClaim(
+                    self._dialect, self.rows, connection, wanted, memory, queue, ready, now
+                )
                 rows += one.run(wanted.limit - len(rows))
                 waits += one.waits
                 gated, more = gated and one.gated, more or one.more
                 suspects |= one.suspects
-        return Claim(rows, min(waits, default=None), gated and len(locked) == len(due), more, suspects)
+        return Claim(
+            rows, min(waits, default=None), gated and len(locked) == len(due), more, suspects
+        )
 
 
 class _QueueClaim:
@@ -134,7 +145,8 @@ class _QueueClaim:
             self.suspects = {
                 message: suspect
                 for message in chosen
-                if message in live and (suspect := _suspect(live[message], self._suspicion)) is not None
+                if message in live
+                and (suspect := _suspect(live[message], self._suspicion)) is not None
             }
             chosen = [message for message in chosen if message not in self.suspects]
         starting = self._slots.on_time(chosen, live, limit, at_start=self._one_by_one)
@@ -213,9 +225,15 @@ class _QueueClaim:
         for pair in self._pairs:
             if len(due) < size:
                 due += self._rows.due(
-                    self._connection, self._queue, pair.priority, before=before, now=self._now, size=size - len(due),
-                    others=others, only=wanted.only,
-                )  # fmt: skip
+                    self._connection,
+                    self._queue,
+                    pair.priority,
+                    before=before,
+                    now=self._now,
+                    size=size - len(due),
+                    others=others,
+                    only=wanted.only,
+                )
         if self._bursts is None:
             return [message for message, _, _ in due]
         chosen = self._bursts.choose(due, limit)
@@ -234,12 +252,19 @@ class _QueueClaim:
         )
         if (only := self._wanted.only) is not None:
             one = [
-                due for pair in self._pairs
+                due
+                for pair in self._pairs
                 for due in self._rows.due(
-                    self._connection, self._queue, pair.priority, before=self._intake.before, now=self._now, size=1,
-                    others=None, only=only,
+                    self._connection,
+                    self._queue,
+                    pair.priority,
+                    before=self._intake.before,
+                    now=self._now,
+                    size=1,
+                    others=None,
+                    only=only,
                 )
-            ]  # fmt: skip
+            ]
             return [
                 message
                 for message, key, _ in one

@@ -27,12 +27,16 @@ _CONCURRENCY = re.compile(r"Concurrency\((\d+)(, per_key=True)?\)")
 Subscribers = Sequence[LiveSubscriber]
 
 
-def window(_c: Connection, _d: "Dialect", message: WaitingMessage, subscribers: Subscribers) -> list[Reason]:
+def window(
+    _c: Connection, _d: "Dialect", message: WaitingMessage, subscribers: Subscribers
+) -> list[Reason]:
     """Whether every live subscriber is outside of its window."""
     now = to_microseconds(message.now)
     spans = []
     for subscriber in subscribers:
-        windows = [found for text in subscriber.policies if (found := Window.read(text)) is not None]
+        windows = [
+            found for text in subscriber.policies if (found := Window.read(text)) is not None
+        ]
         spans.append([(w, w.span(now)[0]) for w in windows if w.span(now)[0] > now])
     if not spans or not all(spans):
         return []
@@ -46,7 +50,11 @@ def burst(
     connection: Connection, dialect: "Dialect", message: WaitingMessage, subscribers: Subscribers
 ) -> list[Reason]:
     """Whether its burst goes on, or another message of its key comes first."""
-    if message.key is None or not message.policy_marks & BURST or not _policies(subscribers, "Debounce("):
+    if (
+        message.key is None
+        or not message.policy_marks & BURST
+        or not _policies(subscribers, "Debounce(")
+    ):
         return []
     rows = dialect.scheduled.rows
     states = rows.states(connection, burst_scope(message.queue), [message.key])
@@ -76,7 +84,9 @@ def slot(
         return [Reason("throttled", f"its slot is at {at}", until=message.next_attempt_at)]
     found = []
     for number, text in _numbered(subscribers, "Throttle("):
-        state = dialect.scheduled.rows.states(connection, slot_scope(message.queue, number), [""]).get("")
+        state = dialect.scheduled.rows.states(
+            connection, slot_scope(message.queue, number), [""]
+        ).get("")
         at_next = next_known(state)
         if at_next is not None and at_next > to_microseconds(message.now):
             until = from_microseconds(at_next)
@@ -103,7 +113,9 @@ def concurrency(
             words = f"{limit} of {limit} leases of {whose} are taken ({text}): message {first} is held by "
             words += name or "a subscriber that is not listed"
             found.append(
-                Reason("key_held" if per_key else "concurrency", words, message_id=first, worker=name)
+                Reason(
+                    "key_held" if per_key else "concurrency", words, message_id=first, worker=name
+                )
             )
     return found
 
@@ -116,27 +128,29 @@ def once(
         return []
     table = dialect.tables.policy_state
     of_key = table.c.scope == ONCE + message.queue, table.c.key == message.key
-    state = connection.execute(select(table.c.info, table.c.created_at).where(*of_key)).one_or_none()
+    state = connection.execute(
+        select(table.c.info, table.c.created_at).where(*of_key)
+    ).one_or_none()
     if state is None:
         return []
     ends = state.created_at + timedelta(seconds=state.info["ttl"])
-    started_here = state.info["message"] == message.id and message.deliveries_count > message.attempts_count
+    started_here = (
+        state.info["message"] == message.id and message.deliveries_count > message.attempts_count
+    )
     if ends <= message.now and not started_here:
         return []
     other, until = state.info["message"], moment_text(ends, message.now)
     if other == message.id:
-        words = (
-            "its handler was started before, and nobody knows how far it came: the next claim makes it FAILED"
-        )
+        words = "its handler was started before, and nobody knows how far it came: the next claim makes it FAILED"
         return [Reason("unknown_outcome", words)]
-    words = (
-        f"its key was claimed by message {other}, until {until}: the next claim discards it as a duplicate"
-    )
+    words = f"its key was claimed by message {other}, until {until}: the next claim discards it as a duplicate"
     return [Reason("duplicate", words, message_id=other)]
 
 
 def _policies(subscribers: Iterable[LiveSubscriber], begin: str) -> set[str]:
-    return {text for subscriber in subscribers for text in subscriber.policies if text.startswith(begin)}
+    return {
+        text for subscriber in subscribers for text in subscriber.policies if text.startswith(begin)
+    }
 
 
 def _numbered(subscribers: Iterable[LiveSubscriber], begin: str) -> list[tuple[int, str]]:
@@ -146,15 +160,25 @@ def _numbered(subscribers: Iterable[LiveSubscriber], begin: str) -> list[tuple[i
 
 
 def _leased(
-    connection: Connection, dialect: "Dialect", message: WaitingMessage, limit: int, *, per_key: bool
+    connection: Connection,
+    dialect: "Dialect",
+    message: WaitingMessage,
+    limit: int,
+    *,
+    per_key: bool,
 ) -> list[tuple[int, UUID]]:
     c = dialect.tables.message.c
     statement = select(c.id, c.lease_token).where(
-        c.queue == message.queue, c.state == MessageState.PROCESSING.name, c.lease_expires_at.is_not(None)
+        c.queue == message.queue,
+        c.state == MessageState.PROCESSING.name,
+        c.lease_expires_at.is_not(None),
     )
     if per_key:
         statement = statement.where(c.key == message.key)
-    return [(row.id, row.lease_token) for row in connection.execute(statement.order_by(c.id).limit(limit))]
+    return [
+        (row.id, row.lease_token)
+        for row in connection.execute(statement.order_by(c.id).limit(limit))
+    ]
 
 
 def _holder(

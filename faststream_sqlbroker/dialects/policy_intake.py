@@ -71,7 +71,9 @@ class Intake:
     def delay(self, policy: Delay) -> bool:
         """Shift what is due for the first time; whether all of it was looked at."""
         arrivals, whole = self._arrivals(DELAYED)
-        due = {a.id: None if a.delivered else max(a.due, self.opened) + policy.length for a in arrivals}
+        due = {
+            a.id: None if a.delivered else max(a.due, self.opened) + policy.length for a in arrivals
+        }
         self._shift(due, DELAYED)
         self.before |= DELAYED
         return whole
@@ -167,7 +169,9 @@ class Intake:
         for pair in self.pairs:
             place = self.queue, pair.priority, own
             asked = monotonic()
-            whole = place not in self.looks.ended_at or asked >= self.looks.whole_after.get(place, 0.0)
+            whole = place not in self.looks.ended_at or asked >= self.looks.whole_after.get(
+                place, 0.0
+            )
             since = 0 if whole else max(0, self.looks.ended_at[place] - LATE_COMMITS)
             rows = self.rows.arrivals(
                 self.connection, self.queue, pair.priority, before=self.before, own=own, since=since

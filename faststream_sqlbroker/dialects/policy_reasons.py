@@ -26,7 +26,14 @@ EXPLAINERS: list[Explain] = [
 
 
 def policy_reasons(
-    connection: Connection, dialect: "Dialect", message: WaitingMessage, subscribers: Sequence[LiveSubscriber]
+    connection: Connection,
+    dialect: "Dialect",
+    message: WaitingMessage,
+    subscribers: Sequence[LiveSubscriber],
 ) -> list[Reason]:
     """Why policies of `subscribers` keep `message` from its handler; nothing if they do not."""
-    return [reason for explain in EXPLAINERS for reason in explain(connection, dialect, message, subscribers)]
+    return [
+        reason
+        for explain in EXPLAINERS
+        for reason in explain(connection, dialect, message, subscribers)
+    ]

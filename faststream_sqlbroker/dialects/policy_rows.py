@@ -55,10 +55,18 @@ class PolicyRows:
         self._dialect = dialect
         texts = policy_sql.statements(words, archive=dialect.has_archive)
         binds = {
-            "queue": String, "scope": String, "rows": Text, "priority": SmallInteger, "before": Integer,
-            "own": Integer, "mark": Integer, "kept": Integer, "since": BigInteger, "size": Integer,
+            "queue": String,
+            "scope": String,
+            "rows": Text,
+            "priority": SmallInteger,
+            "before": Integer,
+            "own": Integer,
+            "mark": Integer,
+            "kept": Integer,
+            "since": BigInteger,
+            "size": Integer,
             "only": BigInteger,
-        }  # fmt: skip
+        }
         for name, text in texts.items():
             used = [bindparam(b, type_=kind()) for b, kind in binds.items() if f":{b}" in text]
             if "{others}" in text:
@@ -93,20 +101,35 @@ class PolicyRows:
             since: Messages that were due before are left out.
         """
         rows = self._run(
-            connection, "policy_arrivals", queue=queue, priority=priority, before=before, own=own, since=since,
+            connection,
+            "policy_arrivals",
+            queue=queue,
+            priority=priority,
+            before=before,
+            own=own,
+            since=since,
             size=SCAN,
-        )  # fmt: skip
-        return [Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows]
+        )
+        return [
+            Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows
+        ]
 
     def shift(
-        self, connection: Connection, queue: str, due: Mapping[int, int | None], mark: int, kept: int = ~0
+        self,
+        connection: Connection,
+        queue: str,
+        due: Mapping[int, int | None],
+        mark: int,
+        kept: int = ~0,
     ) -> None:
         """Give messages `mark`, of their marks leave `kept`, and another due time unless it is None."""
         if due:
             rows = json.dumps([{"id": message, "due": at} for message, at in due.items()])
             self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
 
-    def discard(self, connection: Connection, queue: str, ends: Mapping[int, Discard], *, keep: bool) -> None:
+    def discard(
+        self, connection: Connection, queue: str, ends: Mapping[int, Discard], *, keep: bool
+    ) -> None:
         """End messages that nobody holds as DISCARDED, archived if `keep`."""
         if not ends:
             return
@@ -128,12 +151,17 @@ class PolicyRows:
         if not wanted:
             return {}
         rows = self._run(
-            connection, "policy_states", scope=scope, rows=json.dumps([{"k": key} for key in wanted])
+            connection,
+            "policy_states",
+            scope=scope,
+            rows=json.dumps([{"k": key} for key in wanted]),
         ).all()
         found = {as_key(key): None if info is None else json.loads(info) for key, info in rows}
         return {key: info for key, info in found.items() if key is not None}
 
-    def keep(self, connection: Connection, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
+    def keep(
+        self, connection: Connection, scope: str, states: Mapping[str, tuple[Any, int]]
+    ) -> None:
         """Store what is known of each key, and when it may be forgotten."""
         if states:
             rows = json.dumps(
@@ -154,7 +182,10 @@ class PolicyRows:
         if not wanted:
             return {}
         rows = self._run(
-            connection, "policy_live", queue=queue, rows=json.dumps([{"id": message} for message in wanted])
+            connection,
+            "policy_live",
+            queue=queue,
+            rows=json.dumps([{"id": message} for message in wanted]),
         )
         return {
             r[0]: Live(
@@ -187,8 +218,12 @@ class PolicyRows:
         Without the suspects that `others` tells. A burst that has ended since may lack what arrived after the policies looked, and before its end.
         """
         binds: dict[str, Any] = {
-            "queue": queue, "priority": priority, "before": before, "now": now, "size": size,
-        }  # fmt: skip
+            "queue": queue,
+            "priority": priority,
+            "before": before,
+            "now": now,
+            "size": size,
+        }
         which = ""
         if only is not None:
             which, binds["only"] = "_one", only

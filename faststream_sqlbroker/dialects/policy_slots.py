@@ -11,7 +11,13 @@ from faststream_sqlbroker.core.moments import to_microseconds
 from faststream_sqlbroker.core.policies import Policy, Throttle
 from faststream_sqlbroker.core.policies.marks import SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.throttle import AHEAD, first_slot, kept_slots, load_slots, next_slots
+from faststream_sqlbroker.core.policies.throttle import (
+    AHEAD,
+    first_slot,
+    kept_slots,
+    load_slots,
+    next_slots,
+)
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_intake import slot_scope
 from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
@@ -21,7 +27,12 @@ class Slots:
     """The throttles of one queue in one claim, under the queue's lock."""
 
     def __init__(
-        self, rows: PolicyRows, connection: Connection, queue: str, now: int, policies: Sequence[Policy]
+        self,
+        rows: PolicyRows,
+        connection: Connection,
+        queue: str,
+        now: int,
+        policies: Sequence[Policy],
     ) -> None:
         """Read what is known of the queue's own slots."""
         self._rows, self._connection, self._queue, self._now = rows, connection, queue, now
@@ -79,7 +90,9 @@ class Slots:
             for i in chosen
             if i in live
             and not live[i].expired
-            and (live[i].due < self._now - self._each.max_lag or (first and not live[i].marks & SLOT))
+            and (
+                live[i].due < self._now - self._each.max_lag or (first and not live[i].marks & SLOT)
+            )
         }
         keys = {message: (key or "") if self._each.key else "" for message, key in asking.items()}
         free = {message for message, key in asking.items() if self._each.key and key is None}
@@ -113,7 +126,10 @@ class Slots:
         for n, row in enumerate(starting):
             acquired, own = to_microseconds(row.acquired_at), to_microseconds(row.next_attempt_at)
             slot = self._again.get(row.id, own) if self._granted is None else self._granted[n]
-            row.slot = (slot - acquired) / MICROSECONDS, (slot + self._lag - acquired) / MICROSECONDS
+            row.slot = (
+                (slot - acquired) / MICROSECONDS,
+                (slot + self._lag - acquired) / MICROSECONDS,
+            )
         for (number, policy), log in zip(self._gates, self._logs, strict=True):
             taken = [*log, *(self._granted or ())[: len(starting)]]
             scope = slot_scope(self._queue, number)

@@ -170,7 +170,8 @@ def _choices(w: Words, due: str, marked: str) -> dict[str, str]:
 def _discards(w: Words, *, archive: bool) -> dict[str, str]:
     rows = w.rows({"id": "int", "reason": "text", "related_id": "int"})
     of_message = ", ".join(
-        "'DISCARDED'" if column == "state" else f"m.{column}" for column in MESSAGE_COLUMNS.split(", ")
+        "'DISCARDED'" if column == "state" else f"m.{column}"
+        for column in MESSAGE_COLUMNS.split(", ")
     )
     insert = f"INSERT INTO {{archive}} ({MESSAGE_COLUMNS}, archived_at, reason, related_id)\n"
     these = f"m.queue = :queue AND {w.claimable}"
@@ -188,9 +189,7 @@ def _discards(w: Words, *, archive: bool) -> dict[str, str]:
     if w is MYSQL:
         delete = f"DELETE m {held}"
     else:
-        delete = (
-            f"DELETE FROM {{message}} AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
-        )
+        delete = f"DELETE FROM {{message}} AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
     # MySQL has nothing to lock in a JSON_TABLE, and refuses (3569); in one inside of a subquery it tries nothing.
     locked = held.replace(rows, f"(SELECT * FROM {rows}) u") if w is MYSQL else held
     texts = {
@@ -198,5 +197,7 @@ def _discards(w: Words, *, archive: bool) -> dict[str, str]:
         "policy_drop": delete,
     }
     if archive:
-        texts["policy_archive"] = f"{insert}SELECT {of_message}, {w.now}, u.reason, u.related_id\n{held}"
+        texts["policy_archive"] = (
+            f"{insert}SELECT {of_message}, {w.now}, u.reason, u.related_id\n{held}"
+        )
     return texts

@@ -5,7 +5,17 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, UnknownOutcome
@@ -34,7 +44,9 @@ def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> s
         for part in chunks(names):
             these = select(table.c.key).where(ours, table.c.key.in_(part))
             found.update(
-                connection.execute(these.with_for_update(skip_locked=True) if lock else these).scalars()
+                connection.execute(
+                    these.with_for_update(skip_locked=True) if lock else these
+                ).scalars()
             )
         return found
 
@@ -76,7 +88,12 @@ def note_started(
 
 
 def upsert(
-    connection: Connection, table: Table, binds: Sequence[Any], *, replaced: Sequence[str], **values: Any
+    connection: Connection,
+    table: Table,
+    binds: Sequence[Any],
+    *,
+    replaced: Sequence[str],
+    **values: Any,
 ) -> None:
     """Insert rows of `binds` and `values`; of those that are there, write `replaced` anew."""
     statement: Any
@@ -85,7 +102,9 @@ def upsert(
         statement = statement.on_duplicate_key_update({c: statement.inserted[c] for c in replaced})
     else:
         statement = (
-            (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table).values(values)
+            (sqlite if connection.dialect.name == "sqlite" else postgresql)
+            .insert(table)
+            .values(values)
         )
         new = {c: statement.excluded[c] for c in replaced}
         statement = statement.on_conflict_do_update(index_elements=["scope", "key"], set_=new)
@@ -97,17 +116,27 @@ def renew_started(
 ) -> None:
     """Lengthen what `holder` has noted as started to `lease` seconds from now."""
     until = later(bindparam("until"))
-    statement = update(table).where(_one(table), table.c.lease_token == holder).values(lease_expires_at=until)
+    statement = (
+        update(table)
+        .where(_one(table), table.c.lease_token == holder)
+        .values(lease_expires_at=until)
+    )
     lease_in = round(lease * 1_000_000)
     connection.execute(statement, [{**binds, "until": lease_in} for binds in _binds(started)])
 
 
-def note_ended(connection: Connection, table: Table, started: Sequence[Started], holder: UUID) -> None:
+def note_ended(
+    connection: Connection, table: Table, started: Sequence[Started], holder: UUID
+) -> None:
     """Remove what `holder` has noted as started."""
-    connection.execute(delete(table).where(_one(table), table.c.lease_token == holder), _binds(started))
+    connection.execute(
+        delete(table).where(_one(table), table.c.lease_token == holder), _binds(started)
+    )
 
 
-def unknown(connection: Connection, table: Table, queue: str | None, limit: int) -> list[UnknownOutcome]:
+def unknown(
+    connection: Connection, table: Table, queue: str | None, limit: int
+) -> list[UnknownOutcome]:
     """Up to `limit` starts whose holder has not been heard of for its lease, or that came back; the oldest first."""
     columns = table.c.scope, table.c.key, table.c.info, table.c.created_at
     statement = select(*columns).where(_overdue(table, queue))
@@ -127,8 +156,12 @@ def _overdue(table: Table, queue: str | None = None) -> ColumnElement[bool]:
 
 def _unknown(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOutcome:
     if scope.startswith(ONCE):
-        return UnknownOutcome(info["message"], scope.removeprefix(ONCE), key, started_at, info["worker"])
-    return UnknownOutcome(int(key), scope.removeprefix(ACK_FIRST), info["key"], started_at, info["worker"])
+        return UnknownOutcome(
+            info["message"], scope.removeprefix(ONCE), key, started_at, info["worker"]
+        )
+    return UnknownOutcome(
+        int(key), scope.removeprefix(ACK_FIRST), info["key"], started_at, info["worker"]
+    )
 
 
 def forget_unknown(connection: Connection, table: Table, ids: Sequence[int]) -> int:
@@ -138,7 +171,9 @@ def forget_unknown(connection: Connection, table: Table, ids: Sequence[int]) -> 
     wanted = set(ids)
     found = [row for row in rows if _unknown(*row).message_id in wanted]
     one = and_(_one(table), table.c.lease_expires_at <= clock())
-    removed = [{"of_scope": r.scope, "of_key": r.key} for r in found if r.scope.startswith(ACK_FIRST)]
+    removed = [
+        {"of_scope": r.scope, "of_key": r.key} for r in found if r.scope.startswith(ACK_FIRST)
+    ]
     if removed:
         connection.execute(delete(table).where(one), removed)
     unmarked = [{"of_scope": r.scope, "of_key": r.key} for r in found if r.scope.startswith(ONCE)]
@@ -163,4 +198,6 @@ def _one(table: Table) -> ColumnElement[bool]:
 
 
 def _binds(started: Sequence[Started]) -> list[dict[str, Any]]:
-    return [{"of_scope": ACK_FIRST + queue, "of_key": str(message_id)} for queue, message_id in started]
+    return [
+        {"of_scope": ACK_FIRST + queue, "of_key": str(message_id)} for queue, message_id in started
+    ]

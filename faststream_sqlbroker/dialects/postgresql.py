@@ -51,7 +51,12 @@ from faststream_sqlbroker.dialects.postgresql_binds import (
     settle_queries,
 )
 from faststream_sqlbroker.dialects.postgresql_errors import PostgresqlErrors
-from faststream_sqlbroker.dialects.postgresql_reads import in_order, read_claimed, read_pairs, settled_of
+from faststream_sqlbroker.dialects.postgresql_reads import (
+    in_order,
+    read_claimed,
+    read_pairs,
+    settled_of,
+)
 from faststream_sqlbroker.dialects.postgresql_silent import SilentSessions
 from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
@@ -110,23 +115,33 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def _prepare_inserts(self) -> None:
         literal = "'" + self.names["message"].replace("'", "''") + "'"
         one = (
-            bindparam("queue", type_=String), bindparam("priority", type_=SmallInteger),
-            bindparam("key", type_=String), bindparam("delay", type_=Float(53)),
-            bindparam("at", type_=DateTime(timezone=True)), bindparam("expires_in", type_=Float(53)),
-        )  # fmt: skip
+            bindparam("queue", type_=String),
+            bindparam("priority", type_=SmallInteger),
+            bindparam("key", type_=String),
+            bindparam("delay", type_=Float(53)),
+            bindparam("at", type_=DateTime(timezone=True)),
+            bindparam("expires_in", type_=Float(53)),
+        )
         single = bindparam("payload", type_=LargeBinary), bindparam("headers", type_=Text)
         self.add_statement("insert_one", sql.INSERT_ONE, *one, *single)
         bodies = _array("payloads", LargeBinary), _array("headers", Text)
         self.add_statement("insert_alike", sql.INSERT_ALIKE, *one, *bodies)
         self.add_statement("insert_bodies", sql.INSERT_BODIES, *one, bodies[0], single[1])
         new = (
-            _array("queues", String), *bodies, _array("priorities", SmallInteger), _array("keys", String),
-            _array("dedup_ids", String), _array("delays", Float(53)),
-            _array("times", DateTime(timezone=True)), _array("expiries", Float(53)),
-        )  # fmt: skip
+            _array("queues", String),
+            *bodies,
+            _array("priorities", SmallInteger),
+            _array("keys", String),
+            _array("dedup_ids", String),
+            _array("delays", Float(53)),
+            _array("times", DateTime(timezone=True)),
+            _array("expiries", Float(53)),
+        )
         conflict = "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING"
         self.add_statement("insert", sql.INSERT, *new, message_literal=literal, conflict="")
-        self.add_statement("insert_dedup", sql.INSERT, *new, message_literal=literal, conflict=conflict)
+        self.add_statement(
+            "insert_dedup", sql.INSERT, *new, message_literal=literal, conflict=conflict
+        )
 
     def _prepare_claims(self) -> None:
         names = ("m." + (self.names["key"] if c == "key" else c) for c in CLAIMED_COLUMNS)
@@ -140,7 +155,11 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         binds = queues, _array("priorities", SmallInteger), times, limit, lease, token
         these = ids, queues, lease, token
         plain = {"columns": columns, "asked": "", "which": "", "unsuspected": ""}
-        told = {"id": "r.id", "attempts_count": "r.attempts_count", "deliveries_count": "r.deliveries_count"}
+        told = {
+            "id": "r.id",
+            "attempts_count": "r.attempts_count",
+            "deliveries_count": "r.deliveries_count",
+        }
         alone = {
             **plain,
             "asked": f", m.id, m.attempts_count, m.deliveries_count,\n      {SUSPECT.format(of='m.')} AS suspect",
@@ -168,9 +187,14 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def _prepare_settles(self) -> None:
         queues, ids, tokens = _BINDS
         ended = (
-            ids, tokens, _array("states", String), _array("attempts", Integer), _array("charges", Integer),
-            _array("ends", Float(53)), _array("errors", Text),
-        )  # fmt: skip
+            ids,
+            tokens,
+            _array("states", String),
+            _array("attempts", Integer),
+            _array("charges", Integer),
+            _array("ends", Float(53)),
+            _array("errors", Text),
+        )
         held = bindparam("ids", type_=Text), bindparam("places", type_=Text), tokens
 
         def add(name: str, settle: str, *binds: Any, **words: str) -> None:
@@ -186,9 +210,16 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             # Not all columns of the message: one of the user's may have the name of ours.
             of_message = ", ".join(f"m.{column}" for column in kept.split(", "))
             ends = bindparam("ends", type_=Text)
-            add("archive_acked", sql.ARCHIVE_ACKED, *held, ends, columns=kept, of_message=of_message)
+            add(
+                "archive_acked", sql.ARCHIVE_ACKED, *held, ends, columns=kept, of_message=of_message
+            )
         add("delete", sql.DELETE, *held)
-        moved = _array("delays", Float(53)), queues, _array("payloads", LargeBinary), _array("headers", Text)
+        moved = (
+            _array("delays", Float(53)),
+            queues,
+            _array("payloads", LargeBinary),
+            _array("headers", Text),
+        )
         counted = _array("published", Integer), _array("hops", Integer)
         add("update", sql.UPDATE, *ended, *moved, *counted)
 
@@ -325,7 +356,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             held |= self.look(connection, leases)
         return held
 
-    def lock(self, connection: Connection, leases: Leases, *, skip_locked: bool = False) -> set[int]:
+    def lock(
+        self, connection: Connection, leases: Leases, *, skip_locked: bool = False
+    ) -> set[int]:
         """One statement."""
         statement = self.sql["lock_free" if skip_locked else "lock"]
         return {r[0] for r in connection.execute(statement, lease_binds(leases))}
@@ -347,18 +380,24 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             settled |= query(connection)
         return settled_of(settlements, settled)
 
-    def settling(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> Work[SettleResult]:
+    def settling(
+        self, settlements: Sequence[Settlement], *, skip_locked: bool = False
+    ) -> Work[SettleResult]:
         """One statement if all end alike and nothing is a unit."""
         queries = settle_queries(self.sql, settlements, archive=self.has_archive)
         if len(queries) > 1 or skip_locked or any(True for s in settlements if s.unit is not None):
             return super().settling(settlements, skip_locked=skip_locked)
         [query] = queries
-        return Query(query.clause, query.binds, lambda rows: settled_of(settlements, query.read(rows)))
+        return Query(
+            query.clause, query.binds, lambda rows: settled_of(settlements, query.read(rows))
+        )
 
     def settling_one(self, settlement: Settlement) -> Query[SettleResult]:
         """One statement."""
         [query] = settle_queries(self.sql, [settlement], archive=self.has_archive, anew=True)
-        return Query(query.clause, query.binds, lambda rows: settled_of([settlement], query.read(rows)))
+        return Query(
+            query.clause, query.binds, lambda rows: settled_of([settlement], query.read(rows))
+        )
 
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
         """One statement; rows locked elsewhere are skipped."""
@@ -379,4 +418,6 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
 
     def notifying(self, channel: str, queues: Sequence[str]) -> Query[None]:
         """One wake-up for each queue on `channel`."""
-        return Query(self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None)
+        return Query(
+            self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None
+        )

@@ -24,7 +24,9 @@ Statements = Mapping[str, TextClause]
 MOST_MILLISECONDS = 2**31 - 1
 """Of idle_in_transaction_session_timeout."""
 
-_common = attrgetter("queue", "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in")
+_common = attrgetter(
+    "queue", "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in"
+)
 """What is bound once if all rows have the same."""
 
 
@@ -33,7 +35,9 @@ def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
     first = rows[0]
     if first.dedup_id is not None or list(map(_common, rows)).count(_common(first)) != len(rows):
         deduplicated = any(row.dedup_id is not None for row in rows)
-        return Query(sql["insert_dedup" if deduplicated else "insert"], _insert_binds(rows), _firsts)
+        return Query(
+            sql["insert_dedup" if deduplicated else "insert"], _insert_binds(rows), _firsts
+        )
     common = {
         "queue": first.queue,
         "priority": first.priority,
@@ -128,7 +132,9 @@ def _variant(inside: str | None, *, anew: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _new_bytes(settlement: Settlement) -> int:
-    return len(settlement.payload or b"") + len(settlement.headers or "") + len(settlement.error or "")
+    return (
+        len(settlement.payload or b"") + len(settlement.headers or "") + len(settlement.error or "")
+    )
 
 
 def lease_binds(leases: Leases) -> dict[str, list[Any]]:
@@ -180,9 +186,7 @@ def _firsts(rows: Iterable[Sequence[Any]]) -> list[Any]:
 def _sorted_ids(count: int, rows: Iterable[Sequence[Any]]) -> list[Any]:
     ids = sorted([row[0] for row in rows])
     if len(ids) != count:
-        msg = (
-            f"{count} messages were inserted, but {len(ids)} ids came back: is there a trigger on the table?"
-        )
+        msg = f"{count} messages were inserted, but {len(ids)} ids came back: is there a trigger on the table?"
         raise StoreError(msg)
     return ids
 

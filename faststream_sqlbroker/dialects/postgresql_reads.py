@@ -5,7 +5,13 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, ReadyPairs, Settlement, SettleResult
+from faststream_sqlbroker.core.rows import (
+    ClaimedMessage,
+    ReadyPair,
+    ReadyPairs,
+    Settlement,
+    SettleResult,
+)
 
 _DUE = itemgetter(10, 0)
 """Due time (as bytes that sort like it) and id among `CLAIMED_COLUMNS`."""
@@ -16,11 +22,26 @@ def read_claimed(rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMess
     """`CLAIMED_COLUMNS` as messages; what needs decoding is left until somebody looks."""
     return [
         ClaimedMessage(
-            r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14], token,
+            r[0],
+            r[1],
+            r[2],
+            r[3],
+            r[4],
+            r[5],
+            r[6],
+            r[7],
+            r[8],
+            r[9],
+            r[10],
+            r[11],
+            r[12],
+            r[13],
+            r[14],
+            token,
             r[15],
         )
         for r in rows
-    ]  # fmt: skip
+    ]
 
 
 def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:

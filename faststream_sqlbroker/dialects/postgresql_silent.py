@@ -57,7 +57,9 @@ class SilentSessions:
 
     def __init__(self, tables: "Tables", preparer: IdentifierPreparer) -> None:
         """Prepare the statements."""
-        self._names = [preparer.format_table(table) for table in tables.for_dialect("postgresql").ours]
+        self._names = [
+            preparer.format_table(table) for table in tables.for_dialect("postgresql").ours
+        ]
         self._find = text(FIND)
         self._end = text(END).bindparams(
             bindparam("pids", type_=ARRAY(BigInteger)),

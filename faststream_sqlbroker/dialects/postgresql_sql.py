@@ -57,7 +57,9 @@ def _many_alike(**words: str) -> str:
     return text
 
 
-INSERT_ALIKE = _many_alike(UNNESTED=":payloads, :headers", NAMES="payload, headers", HEADERS="u.headers")
+INSERT_ALIKE = _many_alike(
+    UNNESTED=":payloads, :headers", NAMES="payload, headers", HEADERS="u.headers"
+)
 INSERT_BODIES = _many_alike(UNNESTED=":payloads", NAMES="payload", HEADERS=":headers")
 """Only the bodies differ."""
 
@@ -278,8 +280,13 @@ def anew(settle: str) -> str:
     Not knowing `one`, it takes the two series for a million rows, so that a plan for all values seems to cost more
     than any for these; they have one row each.
     """
-    fence, guard = "m.lease_token = ", "generate_series(1, :one) AS a, generate_series(1, :one) AS b"
-    return settle.replace(f"AND {fence}", f"AND (SELECT count(*) FROM {guard}) > 0\n    AND {fence}", 1)
+    fence, guard = (
+        "m.lease_token = ",
+        "generate_series(1, :one) AS a, generate_series(1, :one) AS b",
+    )
+    return settle.replace(
+        f"AND {fence}", f"AND (SELECT count(*) FROM {guard}) > 0\n    AND {fence}", 1
+    )
 
 
 LEASE_ENDS_IN = """
@@ -323,6 +330,8 @@ ORDERED = {
     "due_in": "extract(epoch FROM min(m.next_attempt_at) - statement_timestamp())::float8",
     "of_ids": "= ANY(:ids)",
     "materialized": "MATERIALIZED ",
-    **dict.fromkeys(("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close", "in_index"), ""),
+    **dict.fromkeys(
+        ("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close", "in_index"), ""
+    ),
 }
 """The words of `ordered_sql`."""

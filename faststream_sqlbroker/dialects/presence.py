@@ -27,7 +27,9 @@ Known = Mapping[str, Mapping[str, Any]]
 """What each subscriber says of itself, by its name."""
 
 
-def announce(connection: Connection, table: Table, known: Known, changed: set[str], lease: float) -> None:
+def announce(
+    connection: Connection, table: Table, known: Known, changed: set[str], lease: float
+) -> None:
     """Write that the subscribers `known` live, for `lease` seconds from now; what they say of themselves if `changed`."""
     ends = {
         "lease_expires_at": later(bindparam("lease")),
@@ -38,7 +40,9 @@ def announce(connection: Connection, table: Table, known: Known, changed: set[st
         (sorted(changed), (*ends, "info")),
         (sorted(known.keys() - changed), tuple(ends)),
     ):
-        binds = [{"scope": SUBSCRIBER, "key": name, "info": dict(known[name]), **times} for name in names]
+        binds = [
+            {"scope": SUBSCRIBER, "key": name, "info": dict(known[name]), **times} for name in names
+        ]
         if binds:
             upsert(connection, table, binds, replaced=replaced, created_at=clock(), **ends)
 
@@ -60,7 +64,9 @@ def clean(connection: Connection, table: Table) -> None:
             connection.execute(delete(table).where(one), [{"name": key} for key in keys])
 
 
-def read_subscribers(connection: Connection, table: Table, *, ended: bool = False) -> list[LiveSubscriber]:
+def read_subscribers(
+    connection: Connection, table: Table, *, ended: bool = False
+) -> list[LiveSubscriber]:
     """The subscribers that live, with `ended` also those remembered; the last heard of first."""
     statement = select(table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at)
     statement = statement.where(table.c.scope == SUBSCRIBER)
@@ -72,14 +78,22 @@ def read_subscribers(connection: Connection, table: Table, *, ended: bool = Fals
     return [subscriber_of(r.key, r.info or {}, r.created_at, r.lease_expires_at) for r in rows]
 
 
-def read_subscriber(connection: Connection, table: Table, name: str) -> tuple[LiveSubscriber, bool] | None:
+def read_subscriber(
+    connection: Connection, table: Table, name: str
+) -> tuple[LiveSubscriber, bool] | None:
     """The subscriber of this name, and whether it lives; None if it is not known, or not any more."""
     lives = (table.c.lease_expires_at > clock()).label("lives")
-    statement = select(table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at, lives)
-    row = connection.execute(statement.where(table.c.scope == SUBSCRIBER, table.c.key == name)).first()
+    statement = select(
+        table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at, lives
+    )
+    row = connection.execute(
+        statement.where(table.c.scope == SUBSCRIBER, table.c.key == name)
+    ).first()
     if row is None:
         return None
-    return subscriber_of(row.key, row.info or {}, row.created_at, row.lease_expires_at), bool(row.lives)
+    return subscriber_of(row.key, row.info or {}, row.created_at, row.lease_expires_at), bool(
+        row.lives
+    )
 
 
 def pause(
@@ -97,13 +111,22 @@ def pause(
     binds: dict[str, Any] = {"scope": PAUSED, "key": queue, "info": dict(info)}
     if isinstance(until, int | float):
         binds["until_in"] = _micros(until)
-    upsert(connection, table, [binds], replaced=("expires_at", "info"), created_at=clock(), expires_at=ends)
+    upsert(
+        connection,
+        table,
+        [binds],
+        replaced=("expires_at", "info"),
+        created_at=clock(),
+        expires_at=ends,
+    )
 
 
 def resume(connection: Connection, table: Table, queue: str) -> bool:
     """End the pause of `queue`; whether there was one."""
     of = _pause_of(table, queue)
-    was = connection.execute(select(table.c.key).where(of, _lasting(table)).with_for_update()).first()
+    was = connection.execute(
+        select(table.c.key).where(of, _lasting(table)).with_for_update()
+    ).first()
     connection.execute(delete(table).where(of))
     return was is not None
 

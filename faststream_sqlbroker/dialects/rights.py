@@ -11,14 +11,36 @@ from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import MYSQL
 
 PUBLISHED = (
-    "queue", "payload", "headers", "priority", "key", "dedup_id", "created_at", "next_attempt_at", "expires_at",
-)  # fmt: skip
+    "queue",
+    "payload",
+    "headers",
+    "priority",
+    "key",
+    "dedup_id",
+    "created_at",
+    "next_attempt_at",
+    "expires_at",
+)
 """The columns that a publish writes."""
 SETTLED = (
-    "queue", "dedup_id", "headers", "payload", "state", "attempts_count", "deliveries_count", "next_attempt_at",
-    "first_attempt_at", "last_attempt_at", "acquired_at", "last_error", "lease_token", "lease_expires_at",
-    "policy_marks", "publish_count", "hops",
-)  # fmt: skip
+    "queue",
+    "dedup_id",
+    "headers",
+    "payload",
+    "state",
+    "attempts_count",
+    "deliveries_count",
+    "next_attempt_at",
+    "first_attempt_at",
+    "last_attempt_at",
+    "acquired_at",
+    "last_error",
+    "lease_token",
+    "lease_expires_at",
+    "policy_marks",
+    "publish_count",
+    "hops",
+)
 """The columns of a live message that claims and outcomes change."""
 RELEASED = ("state", "acquired_at", "lease_token", "lease_expires_at", "policy_marks")
 """The columns that change when a lease is taken from its worker."""
@@ -104,7 +126,14 @@ def _state(tables: Tables, dialect: Any) -> Iterator[Need]:
 
 
 def _operate(tables: Tables, dialect: Any) -> Iterator[Need]:
-    hidden = {"payload", "headers", "dedup_id", "publish_count", "first_attempt_at", "last_attempt_at"}
+    hidden = {
+        "payload",
+        "headers",
+        "dedup_id",
+        "publish_count",
+        "first_attempt_at",
+        "last_attempt_at",
+    }
     claimable = ("claimable",) if dialect.name in MYSQL else ()
     names = (*(name for name in [*tables.message.columns.keys()] if name not in hidden), *claimable)
     yield tables.message, "SELECT", names, False

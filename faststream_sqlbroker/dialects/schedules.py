@@ -45,11 +45,19 @@ class Seen:
     """Seconds for which somebody else has it, at most; 0 or less: it is free."""
 
 
-def define(dialect: Dialect, connection: Connection, name: str, decide: Decide) -> ScheduleState | None:
+def define(
+    dialect: Dialect, connection: Connection, name: str, decide: Decide
+) -> ScheduleState | None:
     """Lock the schedule, made if it is new, and let `decide` write its state; the state then."""
     table = dialect.tables.policy_state
     # Makes the row, or locks the one that is there.
-    upsert(connection, table, [{"scope": SCHEDULE, "key": name}], replaced=("scope",), created_at=clock())
+    upsert(
+        connection,
+        table,
+        [{"scope": SCHEDULE, "key": name}],
+        replaced=("scope",),
+        created_at=clock(),
+    )
     row = _lock(connection, table, name)
     known = load_state(row.info)
     state = decide(known, dialect.now(connection))
@@ -59,10 +67,14 @@ def define(dialect: Dialect, connection: Connection, name: str, decide: Decide) 
     return state
 
 
-def read(dialect: Dialect, connection: Connection, names: Sequence[str]) -> tuple[datetime, dict[str, Seen]]:
+def read(
+    dialect: Dialect, connection: Connection, names: Sequence[str]
+) -> tuple[datetime, dict[str, Seen]]:
     """The database's now, and the schedules `names` as far as there are any."""
     c = dialect.tables.policy_state.c
-    statement = select(c.key, c.info, c.lease_expires_at).where(c.scope == SCHEDULE, c.key.in_(names))
+    statement = select(c.key, c.info, c.lease_expires_at).where(
+        c.scope == SCHEDULE, c.key.in_(names)
+    )
     rows = connection.execute(statement).all()
     now = dialect.now(connection)
     return now, {
@@ -162,7 +174,12 @@ def _lock(connection: Connection, table: Table, name: str) -> Any:
 
 
 def _write(
-    connection: Connection, table: Table, name: str, state: ScheduleState, token: UUID | None, ends: Any
+    connection: Connection,
+    table: Table,
+    name: str,
+    state: ScheduleState,
+    token: UUID | None,
+    ends: Any,
 ) -> None:
     values = {"info": state.dump(), "lease_token": token, "lease_expires_at": ends}
     connection.execute(update(table).where(_of(table, name)).values(values))

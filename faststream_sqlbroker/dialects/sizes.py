@@ -63,7 +63,9 @@ class SizeLimit:
         return self._bytes(text.encode()) + OTHERS <= self.most
 
     def _at_most(self, row: NewMessage) -> int:
-        names = len(row.queue) + len(row.key or "") + len(row.dedup_id or "") + len(row.headers or "")
+        names = (
+            len(row.queue) + len(row.key or "") + len(row.dedup_id or "") + len(row.headers or "")
+        )
         body = (2 if self.written_out else 1) * len(row.payload)
         return body + _MOST_BYTES_OF_A_CHARACTER * names + 300  # times and the SQL of one row
 

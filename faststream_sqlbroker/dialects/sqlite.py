@@ -64,7 +64,9 @@ WHERE id IN (
 RETURNING {columns}
 """
 
-_CLAIM = _CLAIM_SETTING.replace("$SET", ",\n  ".join(f"{name} = {value}" for name, value in _LEASED.items()))
+_CLAIM = _CLAIM_SETTING.replace(
+    "$SET", ",\n  ".join(f"{name} = {value}" for name, value in _LEASED.items())
+)
 # Suspects stay as they are, and are told by an acquired_at of NULL.
 _CLAIM_APART = _CLAIM_SETTING.replace(
     "$SET",
@@ -235,10 +237,13 @@ class SqliteDialect(SqliteErrors, StepDialect):
         self.add_looks(_PAIRS, NOW)
         # A column holds whatever was put there; text that is no UTF-8 would make the whole answer unreadable.
         as_bytes = {
-            name: f"CAST({name} AS BLOB) AS {name}" for name in ("payload", "headers", self.names["key"])
+            name: f"CAST({name} AS BLOB) AS {name}"
+            for name in ("payload", "headers", self.names["key"])
         }
         columns = ", ".join(as_bytes.get(name, name) for name in self.claimed_columns.split(", "))
-        due, these = ({k: v.format(**self.names) for k, v in words.items()} for words in (_DUE, _THESE))
+        due, these = (
+            {k: v.format(**self.names) for k, v in words.items()} for words in (_DUE, _THESE)
+        )
         self.prepare_claims(_CLAIM, columns, due, these, of="m.", apart=_CLAIM_APART)
         self.handler_locks = MarkedLocks(self, "")
         self.prepare_ordered(_ORDERED, "INDEXED BY {}")
@@ -248,7 +253,9 @@ class SqliteDialect(SqliteErrors, StepDialect):
         """Turn on WAL (kept by the file), which lets readers go on while one writes."""
         version = connection.execute(text("SELECT sqlite_version()")).scalar_one()
         if tuple(int(p) for p in version.split(".")[:2]) < (3, 35):
-            msg = f"SQLite {version} is too old: the broker needs 3.35 or newer (UPDATE … RETURNING)"
+            msg = (
+                f"SQLite {version} is too old: the broker needs 3.35 or newer (UPDATE … RETURNING)"
+            )
             raise SetupError(msg)
         _end_listeners_transaction(connection)
         connection.exec_driver_sql("PRAGMA journal_mode=WAL")
@@ -260,7 +267,9 @@ class SqliteDialect(SqliteErrors, StepDialect):
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:  # noqa: ARG002
         """Take the write lock now: upgrading a read transaction fails at once with SQLITE_BUSY_SNAPSHOT."""
         _end_listeners_transaction(connection)
-        connection.exec_driver_sql(f"PRAGMA busy_timeout={round(min(BUSY_TIMEOUT, self.time_limit) * 1000)}")
+        connection.exec_driver_sql(
+            f"PRAGMA busy_timeout={round(min(BUSY_TIMEOUT, self.time_limit) * 1000)}"
+        )
         connection.exec_driver_sql("PRAGMA synchronous=FULL")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
@@ -280,7 +289,10 @@ class SqliteDialect(SqliteErrors, StepDialect):
         rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
         return ReadyPairs(
             ReadyPair(
-                queue, priority, min(due_in, 0.0) if unusable else float(due_in), unusable=bool(unusable)
+                queue,
+                priority,
+                min(due_in, 0.0) if unusable else float(due_in),
+                unusable=bool(unusable),
             )
             for queue, priority, due_in, unusable in rows
             if due_in is not None
@@ -294,8 +306,12 @@ class SqliteDialect(SqliteErrors, StepDialect):
         binds = {"pairs": json.dumps([(p.queue, p.priority) for p in wrong]), "limit": MENDED}
         for message_id, queue, found in connection.execute(self.sql["unusable"], binds).all():
             connection.execute(self.sql["mend"], {"id": message_id})
-            text = f"message {message_id} of queue {queue!r} is due at once: its next_attempt_at is "
-            self.warn(f"{text}{short(load_text(found))}, which is no time; microseconds since 1970 (UTC) are")
+            text = (
+                f"message {message_id} of queue {queue!r} is due at once: its next_attempt_at is "
+            )
+            self.warn(
+                f"{text}{short(load_text(found))}, which is no time; microseconds since 1970 (UTC) are"
+            )
 
     def note_unusable(self, message_id: int, names: Sequence[str]) -> None:
         """To be written right after the claim: whoever reads the archive could not read them."""
@@ -323,7 +339,9 @@ class SqliteDialect(SqliteErrors, StepDialect):
         statement = self.insert_statement(
             1, "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING RETURNING id"
         )
-        result: int | None = connection.execute(statement, self.insert_binds([row])).scalar_one_or_none()
+        result: int | None = connection.execute(
+            statement, self.insert_binds([row])
+        ).scalar_one_or_none()
         return result
 
     def claim(

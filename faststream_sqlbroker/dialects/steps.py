@@ -37,7 +37,9 @@ from faststream_sqlbroker.schema.tables import Tables
 ROWS_PER_INSERT = (512, 64, 8, 1)
 """Sizes of multi-row inserts: few texts to compile and keep."""
 
-INSERT_COLUMNS = "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
+INSERT_COLUMNS = (
+    "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
+)
 
 
 class StepDialect(Dialect):
@@ -60,7 +62,9 @@ class StepDialect(Dialect):
         for name, sql in by_ids.items():
             self.add_statement(name, sql, bindparam("ids", expanding=True))
         if self.has_archive:
-            self.add_statement("archive", archive, columns=MESSAGE_COLUMNS.format(key=self.names["key"]))
+            self.add_statement(
+                "archive", archive, columns=MESSAGE_COLUMNS.format(key=self.names["key"])
+            )
 
     def prepare_claims(
         self,
@@ -78,17 +82,22 @@ class StepDialect(Dialect):
         with its dot, or nothing. `apart` is the claim that leaves suspects, where it leases what it finds.
         """
         self.add_statement("claim", claim, columns=columns, which="", **due)
-        self.add_statement("claim_others", claim, columns=columns, which=OTHERS.format(of=of), **due)
+        self.add_statement(
+            "claim_others", claim, columns=columns, which=OTHERS.format(of=of), **due
+        )
         lists: Any = [bindparam(name, expanding=True) for name in ("ids", "queues")]
         self.add_statement("claim_ids", claim, *lists, columns=columns, which="", **these)
         if apart is not None:
             self.add_statement("claim_apart", apart, columns=columns, which="", **due)
             self.add_statement("claim_ids_apart", apart, *lists, columns=columns, which="", **these)
 
-    def prepare_ordered(self, words: dict[str, str], hint: str, keys: str = ordered_sql.KEYS) -> None:
+    def prepare_ordered(
+        self, words: dict[str, str], hint: str, keys: str = ordered_sql.KEYS
+    ) -> None:
         """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for the rest."""
         hints = {
-            f"{name}_hint": hint.format(self.names[f"{name}_index"]) for name in ("ready", "key", "leased")
+            f"{name}_hint": hint.format(self.names[f"{name}_index"])
+            for name in ("ready", "key", "leased")
         }
         ids: Any = bindparam("ids", expanding=True)
         self.ordered = OrderedClaims(
@@ -120,9 +129,13 @@ class StepDialect(Dialect):
             binds[f"priority_{n}"] = r.priority
             binds[f"key_{n}"] = r.key
             binds[f"dedup_id_{n}"] = r.dedup_id
-            binds[f"at_{n}"] = None if r.next_attempt_at is None else self.bind_time(r.next_attempt_at)
+            binds[f"at_{n}"] = (
+                None if r.next_attempt_at is None else self.bind_time(r.next_attempt_at)
+            )
             binds[f"delay_{n}"] = round((r.delay or 0.0) * 1_000_000)
-            binds[f"expires_{n}"] = None if r.expires_in is None else round(r.expires_in * 1_000_000)
+            binds[f"expires_{n}"] = (
+                None if r.expires_in is None else round(r.expires_in * 1_000_000)
+            )
         return binds
 
     def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
@@ -170,8 +183,12 @@ class StepDialect(Dialect):
         """One statement: a few descents of the index for each queue, however many rows there are."""
         statement = self.sql["open_pairs" if only_open else "ready_pairs"]
         rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
-        found = [(queue, priority, due_in) for queue, priority, due_in in rows if due_in is not None]
-        return ReadyPairs(ReadyPair(queue, priority, float(due_in)) for queue, priority, due_in in found)
+        found = [
+            (queue, priority, due_in) for queue, priority, due_in in rows if due_in is not None
+        ]
+        return ReadyPairs(
+            ReadyPair(queue, priority, float(due_in)) for queue, priority, due_in in found
+        )
 
     def held(self, connection: Connection, statement: str, leases: Leases) -> set[tuple[int, str]]:
         """The given (id, token) pairs that are still in the table, by `statement`."""
@@ -213,7 +230,11 @@ class StepDialect(Dialect):
         found = Claimed()
         for part in chunks(sorted(ids)):
             for names in chunks(queues):
-                binds: dict[str, Any] = {"ids": list(part), "queues": list(names), "limit": len(part)}
+                binds: dict[str, Any] = {
+                    "ids": list(part),
+                    "queues": list(names),
+                    "limit": len(part),
+                }
                 binds |= lease_binds(lease, token)
                 rows = self.find(connection, "claim_ids", binds, token, suspicion)
                 found += rows
@@ -238,9 +259,13 @@ class StepDialect(Dialect):
     def lengthen(self, connection: Connection, ids: Collection[int], lease: float) -> None:
         """Lengthen the leases of `ids`, which the transaction has locked."""
         for part in chunks(sorted(ids)):
-            connection.execute(self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)})
+            connection.execute(
+                self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)}
+            )
 
-    def lock(self, connection: Connection, leases: Leases, *, skip_locked: bool = False) -> set[int]:
+    def lock(
+        self, connection: Connection, leases: Leases, *, skip_locked: bool = False
+    ) -> set[int]:
         """Lock in the order of ids."""
         return {i for i, _ in self.held(connection, "lock_free" if skip_locked else "lock", leases)}
 
@@ -284,7 +309,9 @@ def lease_binds(lease: float, token: UUID) -> dict[str, Any]:
     return {"token": token.hex, "lease": round(lease * 1_000_000)}
 
 
-def note_prefetched(found: Sequence[ClaimedMessage], prefetch: Prefetch) -> Sequence[ClaimedMessage]:
+def note_prefetched(
+    found: Sequence[ClaimedMessage], prefetch: Prefetch
+) -> Sequence[ClaimedMessage]:
     """Mark the rows that wait for a worker; the others."""
     for row in found[prefetch.after :]:
         row.prefetched = True

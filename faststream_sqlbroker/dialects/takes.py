@@ -89,7 +89,9 @@ def settle_replaced(
     """Give the row its new body and write `settlement`, if its lease is still held; rows that leave take it along."""
     dialect.size_limit(connection).check_parts(replaced.payload)
     table = dialect.tables.message
-    held = update(table).where(table.c.id == settlement.id, table.c.lease_token == settlement.lease_token)
+    held = update(table).where(
+        table.c.id == settlement.id, table.c.lease_token == settlement.lease_token
+    )
     values: dict[str, Any] = {"payload": replaced.payload}
     if replaced.headers is not None:
         values["headers"] = replaced.headers or None

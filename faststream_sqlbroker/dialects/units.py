@@ -47,7 +47,9 @@ def settle_units(
     with _patience(dialect, connection, units, skip_locked=skip_locked):
         lost: set[int] = set()
         if skip_locked or any(len(parts) > 1 for parts in units.values()):
-            settlements, lost = _lock(dialect, connection, settlements, units, skip_locked=skip_locked)
+            settlements, lost = _lock(
+                dialect, connection, settlements, units, skip_locked=skip_locked
+            )
         result = (settle or dialect.settle)(connection, settlements)
         result.lost |= lost
         if chained := _chained(units, result.settled):
@@ -62,7 +64,9 @@ def _patience(
     """How long to wait for locks: another transaction may stay open, and hold a `dedup_id`, for ever."""
     if skip_locked:
         return dialect.lock_wait_limit(connection, LOCK_WAIT)
-    if dialect.outwaits_clients and any(row.dedup_id is not None for unit in units for row in unit.chained):
+    if dialect.outwaits_clients and any(
+        row.dedup_id is not None for unit in units for row in unit.chained
+    ):
         return dialect.lock_wait_limit(connection, dialect.time_limit - LOCK_WAIT)
     return nullcontext()
 

@@ -45,7 +45,8 @@ def release(
     if free:
         given_back = {
             "state": case(
-                (table.c.attempts_count > 0, MessageState.RETRYABLE.name), else_=MessageState.PENDING.name
+                (table.c.attempts_count > 0, MessageState.RETRYABLE.name),
+                else_=MessageState.PENDING.name,
             ),
             "acquired_at": null(),
             "lease_token": null(),

@@ -51,10 +51,14 @@ class FirstAcks:
         What is not known to be committed does not run.
         """
         now = monotonic()
-        settlements = [settle(r, Ack(), self._rules, ended_after=now - r.claimed_monotonic) for r in rows]
+        settlements = [
+            settle(r, Ack(), self._rules, ended_after=now - r.claimed_monotonic) for r in rows
+        ]
         try:
             with self._inflight.writing(settlements) as batch:
-                result = await self._store.starts.remove_first(settlements, rows, self._holder, self._lease)
+                result = await self._store.starts.remove_first(
+                    settlements, rows, self._holder, self._lease
+                )
                 self._inflight.answered(batch, result, "ack first", "it does not run here")
         except StoreError as error:
             self._log(

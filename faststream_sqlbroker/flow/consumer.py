@@ -95,7 +95,12 @@ class Consumer:
         self._first = None
         if self._ack_first:
             self._first = FirstAcks(
-                self._store, held, self._rules, log, lease=s.release_stuck_timeout, interval=s.flush_interval
+                self._store,
+                held,
+                self._rules,
+                log,
+                lease=s.release_stuck_timeout,
+                interval=s.flush_interval,
             )
         self._fetch_loop = Loop("fetch", self._fetcher.tick, log)
         self._flush_loop = Loop("flush", self._flush_tick, log)
@@ -123,9 +128,13 @@ class Consumer:
     @property
     def _loops(self) -> tuple[Loop, ...]:
         loops = (
-            self._fetch_loop, self._flush_loop, self._repeat_loop, self._lease_loop, self._release_loop,
+            self._fetch_loop,
+            self._flush_loop,
+            self._repeat_loop,
+            self._lease_loop,
+            self._release_loop,
             self._look_loop,
-        )  # fmt: skip
+        )
         return loops if self._starts_loop is None else (*loops, self._starts_loop)
 
     @property
@@ -133,7 +142,9 @@ class Consumer:
         """Whether every loop's last tick succeeded, no worker has died, nothing is missing, and few outcomes are refused
         or set apart.
         """
-        fine = all(loop.healthy for loop in self._loops) and not any(w.done() for w in self._workers)
+        fine = all(loop.healthy for loop in self._loops) and not any(
+            w.done() for w in self._workers
+        )
         fine = fine and not self.member.held and self._flusher.repeater.healthy
         return fine and self.inflight.apart_count < MOST_APART
 
@@ -153,10 +164,17 @@ class Consumer:
         s = self._settings
         for n in range(s.max_workers):
             worker = Worker(
-                self._store, self.inflight, s, self._handle, self._log,
-                rules=self._rules, hold=self._keeper.hold_for_start, first=self._first,
-                stopping=lambda: self._stopping, on_idle=self._flusher.hurry,
-            )  # fmt: skip
+                self._store,
+                self.inflight,
+                s,
+                self._handle,
+                self._log,
+                rules=self._rules,
+                hold=self._keeper.hold_for_start,
+                first=self._first,
+                stopping=lambda: self._stopping,
+                on_idle=self._flusher.hurry,
+            )
             self._workers.append(asyncio.create_task(worker.run(), name=f"sqlbroker-worker-{n}"))
         for loop in self._loops:
             loop.start(self._wakeups.outages)
@@ -165,7 +183,9 @@ class Consumer:
             self._presence.join(self.member)
         if self._rights is not None:
             archive = self._store.dialect.has_archive
-            self._rights.join(self.member, outcomes_of(s, ack_first=self._ack_first, archive=archive))
+            self._rights.join(
+                self.member, outcomes_of(s, ack_first=self._ack_first, archive=archive)
+            )
 
     def pause(self, paused: bool) -> None:
         """Claim no more and give back what has not started; False ends that."""
@@ -220,14 +240,20 @@ class Consumer:
     async def _stop(self, graceful_timeout: float | None) -> None:
         self._wakeups.unregister(self._hint)
         self._end_input()
-        await asyncio.gather(self._end_claims(graceful_timeout), self._end_workers(graceful_timeout))
+        await asyncio.gather(
+            self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
+        )
         await asyncio.gather(self._end_writes(), self._leave())
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
         # The running claim is waited for, so that its rows are known and can be given back.
         limit = None if graceful_timeout is None else max(graceful_timeout, CANCEL_GRACE)
         # A look only reads: nothing is lost if it is cut off, and it may be slow.
-        loops = self._fetch_loop.stop(limit), self._release_loop.stop(limit), self._look_loop.stop(0)
+        loops = (
+            self._fetch_loop.stop(limit),
+            self._release_loop.stop(limit),
+            self._look_loop.stop(0),
+        )
         await asyncio.gather(*loops)
         self._end_input()
 

@@ -32,17 +32,28 @@ class Cron:
         """
         self._simulate, refusal = _cronsim()
         if not isinstance(expression, str) or len(expression) > LONGEST_EXPRESSION:
-            raise SetupError(f"a schedule's cron expression cannot be {short(expression)}: {_EXPRESSION}")
+            raise SetupError(
+                f"a schedule's cron expression cannot be {short(expression)}: {_EXPRESSION}"
+            )
         self.expression, self.tz = " ".join(expression.split()), tz
         self.zone = find_zone(tz, "a schedule's")
         try:
             never = self.after(_SOME_DAY) is None
-        except (refusal, ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+        except (
+            refusal,
+            ArithmeticError,
+            AssertionError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise SetupError(
                 f"a schedule's cron expression cannot be {short(expression)} ({error}): {_EXPRESSION}"
             ) from error
         if never:
-            raise SetupError(f"the cron expression {short(expression)} never comes true: {_EXPRESSION}")
+            raise SetupError(
+                f"the cron expression {short(expression)} never comes true: {_EXPRESSION}"
+            )
 
     @property
     def definition(self) -> tuple[str, str]:
@@ -86,7 +97,9 @@ class Cron:
         on_time = until - ON_TIME + _TICK
         if first >= on_time:
             return self.newest(first, until, MOST_MISSED)
-        found = [at for at in self.newest(first, until, round(ON_TIME.total_seconds())) if at >= on_time]
+        found = [
+            at for at in self.newest(first, until, round(ON_TIME.total_seconds())) if at >= on_time
+        ]
         return found if found or missed == "skip" else self.newest(first, until, 1)
 
 

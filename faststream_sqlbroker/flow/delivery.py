@@ -79,7 +79,9 @@ class Deliveries:
         A lease may have been lost, or a time run out, while the parts before it ran. What ACK_FIRST has removed
         starts, also during a stop: it cannot be given back.
         """
-        while self._first is None and (going := [row for row in parts[0] if self._must_not_start(row)]):
+        while self._first is None and (
+            going := [row for row in parts[0] if self._must_not_start(row)]
+        ):
             if self._policies is not None:
                 await self._policies.give_keys_back(going)
             ids = {row.id for row in going}

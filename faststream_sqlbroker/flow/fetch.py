@@ -46,7 +46,9 @@ class Fetcher:
     Queues are visited in rotation.
     """
 
-    def __init__(self, store: "Store", inflight: Inflight, settings: Any, log: Log, member: Member) -> None:
+    def __init__(
+        self, store: "Store", inflight: Inflight, settings: Any, log: Log, member: Member
+    ) -> None:
         """`settings` gives batch size, intervals and the length of a lease; `member` the queues and tokens."""
         self._store, self._inflight, self._settings = store, inflight, settings
         self._log, self._member = log, member
@@ -57,7 +59,9 @@ class Fetcher:
         """Called when looks are slow, and left to somebody else."""
         self._hinted: frozenset[str] | None = None
         self._hinted_at = float("-inf")
-        self._first_wait = min(max(settings.min_fetch_interval, FIRST_IDLE_WAIT), settings.max_fetch_interval)
+        self._first_wait = min(
+            max(settings.min_fetch_interval, FIRST_IDLE_WAIT), settings.max_fetch_interval
+        )
         self._idle_wait = self._first_wait
         self._not_before = float("-inf")
         self._look_again = True
@@ -109,13 +113,18 @@ class Fetcher:
             return int(max(0, self._free) * a_run)
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
         horizon = max(HORIZON, s.min_fetch_interval)  # a full fetch is enough until the next
-        return min(capacity, self._inflight.times.starts_ahead(s.max_workers, self._free, horizon) * a_run)
+        return min(
+            capacity, self._inflight.times.starts_ahead(s.max_workers, self._free, horizon) * a_run
+        )
 
     def room(self, window: int) -> int:
         """Rows that may be claimed now if `window` may wait; 0 while the flush is behind."""
         s, held = self._settings, self._inflight
         unwritten = len(held.queued) + held.writing_count
-        if unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size) or held.apart_count >= MOST_APART:
+        if (
+            unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size)
+            or held.apart_count >= MOST_APART
+        ):
             return 0
         return int(min(s.fetch_batch_size, window - held.waiting.qsize()))
 
@@ -152,7 +161,9 @@ class Fetcher:
         wait = self._next_wait(_met(rows), limit, again, took=monotonic() - now)
         return 0.0 if self._isolation.waits(monotonic()) else wait
 
-    async def _claim_ready(self, limit: int, suspicion: Suspicion | None) -> tuple[Claimed, float | None]:
+    async def _claim_ready(
+        self, limit: int, suspicion: Suspicion | None
+    ) -> tuple[Claimed, float | None]:
         ready, hinted = self.ready, self._hinted
         self._hinted = None
         if self._settings.policies:
@@ -191,7 +202,9 @@ class Fetcher:
             return await self._claim_in_order(due, limit, suspicion)
         due = self._shares.order_pairs(due)
         rows, again = await self._claim_in_order(due, limit, suspicion)
-        self._shares.claimed([pair.queue for pair in due], rows, more=_met(rows) >= limit or again == 0)
+        self._shares.claimed(
+            [pair.queue for pair in due], rows, more=_met(rows) >= limit or again == 0
+        )
         return rows, again
 
     async def _claim_in_order(
@@ -206,7 +219,9 @@ class Fetcher:
                     due, limit, lease, token, self._cursors, suspicion=suspicion
                 )
                 return rows, again
-            rows = await self._store.claim(due, limit, lease, token, suspicion=suspicion, prefetch=prefetch)
+            rows = await self._store.claim(
+                due, limit, lease, token, suspicion=suspicion, prefetch=prefetch
+            )
         self.ready.claimed(due, rows)
         return rows, None
 
@@ -219,9 +234,16 @@ class Fetcher:
             queues = self._shares.order(queues)
         with self._noting_the_unanswered() as token:
             wanted = Wanted(
-                queues, limit, s.release_stuck_timeout, token, s.policies, s.ordered,
-                s.retain_in_archive_on_reject, suspicion, only,
-            )  # fmt: skip
+                queues,
+                limit,
+                s.release_stuck_timeout,
+                token,
+                s.policies,
+                s.ordered,
+                s.retain_in_archive_on_reject,
+                suspicion,
+                only,
+            )
             claim, self._memory = await self._store.policies.claim(wanted, self._memory)
         self._gated, self._more = claim.gated, claim.more
         if self._shares is not None and only is None:
@@ -235,7 +257,9 @@ class Fetcher:
         else:
             with self._noting_the_unanswered() as token:
                 lease, queues = s.release_stuck_timeout, self._member.open
-                rows = await self._store.claim_one(message_id, queues, lease, token, ordered=s.ordered)
+                rows = await self._store.claim_one(
+                    message_id, queues, lease, token, ordered=s.ordered
+                )
         if rows:
             self._isolation.started(alone=alone, now=monotonic())
             self._add(rows)
@@ -275,7 +299,9 @@ class Fetcher:
             self._release_again_at = monotonic() + RELEASE_PAUSE
             text = f"claims without an answer are not given back yet, again in {RELEASE_PAUSE} s: {error}"
             # A passing failure is told by the claim that meets it, too.
-            self._log(logging.DEBUG if isinstance(error, TransientStoreError) else logging.WARNING, text)
+            self._log(
+                logging.DEBUG if isinstance(error, TransientStoreError) else logging.WARNING, text
+            )
 
     def _look_for_room(self) -> int:
         """How many rows to claim now; 0 if it is not worth a claim."""

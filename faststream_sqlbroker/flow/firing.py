@@ -115,7 +115,13 @@ class Firing:
             await self._write(planned, state.ended(None, following), token, (), ended=True)
 
     async def _write(
-        self, planned: Planned, state: ScheduleState, token: UUID, rows: Sequence[NewMessage], *, ended: bool
+        self,
+        planned: Planned,
+        state: ScheduleState,
+        token: UUID,
+        rows: Sequence[NewMessage],
+        *,
+        ended: bool,
     ) -> bool:
         lease = None if ended else LEASE
         if not await self._schedules.publish(planned.name, token, state, rows, lease):
@@ -139,7 +145,9 @@ class Firing:
             f"again in {pause:.0f} s: {error!r}"
         )
         self._log(logging.ERROR, text, exc_info=error)
-        await self._schedules.put_off(planned.name, token, replace(state, failures_count=count), pause)
+        await self._schedules.put_off(
+            planned.name, token, replace(state, failures_count=count), pause
+        )
 
     def _tell_missed(
         self, planned: Planned, first: datetime, until: datetime, times: Sequence[datetime]
@@ -168,4 +176,6 @@ class Firing:
                 if not await self._schedules.extend(name, token, LEASE):
                     return
             except StoreError as error:
-                self._log(logging.WARNING, f"the lease of the schedule {name!r} was not renewed: {error}")
+                self._log(
+                    logging.WARNING, f"the lease of the schedule {name!r} was not renewed: {error}"
+                )

@@ -29,7 +29,14 @@ class Lock:
     """
 
     def __init__(
-        self, store: "Store", log: Log, key: str, fence: int, token: UUID, lease: float, since: float
+        self,
+        store: "Store",
+        log: Log,
+        key: str,
+        fence: int,
+        token: UUID,
+        lease: float,
+        since: float,
     ) -> None:
         """`lease` in seconds, `since` by the monotonic clock, before the lock was asked for."""
         self._store, self._log, self._token = store, log, token
@@ -156,7 +163,9 @@ class Lock:
 
     def _lost_error(self) -> LockLostError:
         if self._ended:
-            text = f"the block of the lock {self._key!r} (fence {self._fence}) has ended; lock it anew"
+            text = (
+                f"the block of the lock {self._key!r} (fence {self._fence}) has ended; lock it anew"
+            )
         elif self._lost:
             text = (
                 f"the lock {self._key!r} (fence {self._fence}) is lost: its lease ran out or was taken away, "

@@ -44,7 +44,10 @@ class Inflight(Outcomes):
         """
         if self.running or self.queued:
             return False
-        if any(b.state is State.WRITING and b.origin in (State.QUEUED, State.RUNNING) for b in self.batches):
+        if any(
+            b.state is State.WRITING and b.origin in (State.QUEUED, State.RUNNING)
+            for b in self.batches
+        ):
             return False
         return len(self.held) <= self.apart_count - len(self._overtaken)
 
@@ -110,12 +113,16 @@ class Inflight(Outcomes):
 
         def is_old(row: ClaimedMessage) -> bool:
             held, limit = now - row.renewed_monotonic, shorter if row.prefetched else third
-            return held >= limit and (held >= 2 * limit or (row.id, row.lease_token) not in being_written)
+            return held >= limit and (
+                held >= 2 * limit or (row.id, row.lease_token) not in being_written
+            )
 
         return [
             row
             for row in self.held.values()
             if is_old(row)
             and row.held_until <= now + lease
-            and (max_lease is None or now - row.claimed_monotonic < max_lease or now < row.held_until)
+            and (
+                max_lease is None or now - row.claimed_monotonic < max_lease or now < row.held_until
+            )
         ]

@@ -45,7 +45,9 @@ class Isolation:
 
     def __init__(self) -> None:
         """Nothing is suspected."""
-        self._known: dict[int, tuple[Suspect, float]] = {}  # id → what it is, when it was first seen
+        self._known: dict[
+            int, tuple[Suspect, float]
+        ] = {}  # id → what it is, when it was first seen
         self._started_at: float | None = None
         self._hold_until: float | None = None
         self._hold = HOLD

@@ -35,7 +35,9 @@ class LeaseKeeper:
             waits = [row for row in due if row.prefetched and id(row) in waiting]
             await self._renew(waits, shorter, skip_locked=True)
             kept = {id(row) for row in waits}
-            await self._renew([row for row in due if id(row) not in kept], self._lease, skip_locked=True)
+            await self._renew(
+                [row for row in due if id(row) not in kept], self._lease, skip_locked=True
+            )
         return max(0.02, shorter / 12)
 
     async def hold_for_start(self, rows: Sequence[ClaimedMessage]) -> None:
@@ -46,7 +48,9 @@ class LeaseKeeper:
         """
         await self._renew(rows, self._lease, skip_locked=False)
 
-    async def _renew(self, rows: Sequence[ClaimedMessage], lease: float, *, skip_locked: bool) -> None:
+    async def _renew(
+        self, rows: Sequence[ClaimedMessage], lease: float, *, skip_locked: bool
+    ) -> None:
         for start in range(0, len(rows), MAX_PER_STATEMENT):
             part = rows[start : start + MAX_PER_STATEMENT]
             asked = monotonic()

@@ -78,7 +78,11 @@ class Locks:
 
     async def _acquire(self, key: str, lease: float, wait: float | None) -> Lock:
         loop = asyncio.get_running_loop()
-        deadline, token, place = None if wait is None else loop.time() + wait, uuid4(), (id(loop), key)
+        deadline, token, place = (
+            None if wait is None else loop.time() + wait,
+            uuid4(),
+            (id(loop), key),
+        )
         if wait == 0:
             lock = await self._try(key, token, lease)
             if lock is None:
@@ -95,7 +99,9 @@ class Locks:
             if not here.waiting:
                 self._places.pop(place, None)
 
-    async def _wait(self, here: _Place, key: str, token: UUID, lease: float, deadline: float | None) -> Lock:
+    async def _wait(
+        self, here: _Place, key: str, token: UUID, lease: float, deadline: float | None
+    ) -> Lock:
         """Wait for our turn in this process, then for the lock; TimeoutError at the deadline."""
         patient = here.turn.locked()
         async with asyncio.timeout_at(deadline):

@@ -107,9 +107,7 @@ class Loop:
         if isinstance(error, StoreError) and self._outages is not None:
             self._outages.failed(self, f"{self.name} loop", error)
             return
-        text = (
-            f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: {error!r}"
-        )
+        text = f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: {error!r}"
         self._log(logging.CRITICAL, text, exc_info=error)
 
     async def _sleep_unless_stopping(self, seconds: float) -> None:

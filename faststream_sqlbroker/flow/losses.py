@@ -32,7 +32,11 @@ class Losses:
         self.unknown_count = 0
 
     def tell(
-        self, delivery: Settlement | ClaimedMessage, row: ClaimedMessage | None, phase: str, rest: str
+        self,
+        delivery: Settlement | ClaimedMessage,
+        row: ClaimedMessage | None,
+        phase: str,
+        rest: str,
     ) -> None:
         """The database does not know `delivery` any more.
 
@@ -51,14 +55,20 @@ class Losses:
             self.lost_count += 1
             what = "lease lost"
         which = (
-            "" if row is None else f" of queue {row.queue!r} (delivery {row.deliveries_count}, phase {phase})"
+            ""
+            if row is None
+            else f" of queue {row.queue!r} (delivery {row.deliveries_count}, phase {phase})"
         )
-        self._log(logging.WARNING, f"{what}: message {delivery.id}{which}; {rest}", message_id=delivery.id)
+        self._log(
+            logging.WARNING, f"{what}: message {delivery.id}{which}; {rest}", message_id=delivery.id
+        )
 
     def tell_broken(self, broken: Sequence[Settlement], units: Units) -> None:
         """`broken`, of `units`, go back."""
         lost = sorted(set[int]().union(*(units[s.unit] for s in broken if s.unit is not None)))
-        self._log(logging.WARNING, broken_text([s.id for s in broken], lost), message_id=broken[0].id)
+        self._log(
+            logging.WARNING, broken_text([s.id for s in broken], lost), message_id=broken[0].id
+        )
 
 
 def broken_text(ids: Sequence[int], lost: Sequence[int]) -> str:

@@ -80,7 +80,9 @@ class Member:
     def _find_open(self) -> tuple[str, ...]:
         closed, queues = self._closed, self._settings.queues
         return (
-            () if self.paused or self.held or closed is None else tuple(q for q in queues if q not in closed)
+            ()
+            if self.paused or self.held or closed is None
+            else tuple(q for q in queues if q not in closed)
         )
 
     def _look(self) -> None:

@@ -47,12 +47,16 @@ class Outages:
     def failed(self, part: Hashable, name: str, error: StoreError) -> None:
         """`part`, one of possibly many called `name`, has failed, and will try again."""
         kind = "" if isinstance(error, TransientStoreError) else name
-        for other in [k for k, lasting in self._lasting.items() if k != kind and part in lasting.failing]:
+        for other in [
+            k for k, lasting in self._lasting.items() if k != kind and part in lasting.failing
+        ]:
             self._end(other, part)
         lasting = self._lasting.get(kind)
         if lasting is None:
             lasting = self._lasting[kind] = _Lasting(monotonic())
-            passing = isinstance(error, TransientStoreError) and not isinstance(error, NotConnectedError)
+            passing = isinstance(error, TransientStoreError) and not isinstance(
+                error, NotConnectedError
+            )
             end = "until the end of this nothing else is said of it" if kind else _UNTIL_THE_END
             self._log(
                 logging.WARNING if passing else logging.ERROR,
@@ -82,7 +86,9 @@ class Outages:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(lasting.counts.items()))
         failures = "1 failure" if total == 1 else f"{total} failures"
         if stopped:
-            what = f"the {kind or lasting.counts.most_common(1)[0][0]} stopped before it worked again"
+            what = (
+                f"the {kind or lasting.counts.most_common(1)[0][0]} stopped before it worked again"
+            )
         else:
             what = f"the {kind or 'database'} works again"
         self._log(logging.WARNING, f"{what}, after {took:.1f} s: {failures} ({counts})")

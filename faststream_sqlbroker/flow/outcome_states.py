@@ -114,7 +114,9 @@ class Batch:
 def unit_end(parts: Sequence[Settlement], end: int) -> int:
     """`end`, or further, so that no unit is cut."""
     end = min(max(end, 1), len(parts))
-    while end < len(parts) and (unit := parts[end - 1].unit) is not None and parts[end].unit is unit:
+    while (
+        end < len(parts) and (unit := parts[end - 1].unit) is not None and parts[end].unit is unit
+    ):
         end += 1
     return end
 
@@ -132,7 +134,9 @@ def cut(parts: list[Settlement]) -> list[list[Settlement]]:
 
 def _carries(settlement: Settlement) -> bool:
     """Whether it has something of its own that may be why it cannot be written."""
-    return settlement.unit is not None or settlement.queue is not None or settlement.error is not None
+    return (
+        settlement.unit is not None or settlement.queue is not None or settlement.error is not None
+    )
 
 
 def least_tried(batches: Iterable[Batch], now: float) -> Batch | None:

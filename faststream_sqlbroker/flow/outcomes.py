@@ -81,13 +81,19 @@ class Outcomes:
     def apart_count(self) -> int:
         """Outcomes that are refused or set apart, also while they are sent again."""
         return sum(
-            [len(b.parts) for b in self.batches if b.origin in APART_STATES or b.state in APART_STATES]
+            [
+                len(b.parts)
+                for b in self.batches
+                if b.origin in APART_STATES or b.state in APART_STATES
+            ]
         )
 
     @property
     def unwritten(self) -> list[int]:
         """Messages whose outcomes wait to be written, or for the answer."""
-        return sorted(s.id for parts in (self.queued, *(b.parts for b in self.batches)) for s in parts)
+        return sorted(
+            s.id for parts in (self.queued, *(b.parts for b in self.batches)) for s in parts
+        )
 
     def being_written(self) -> set[Mark]:
         """The deliveries in state WRITING."""
@@ -133,8 +139,14 @@ class Outcomes:
         self.claimed_count += len(rows)
         if older:
             writing = self.being_written()
-            self._overtaken |= {mark: row for row in older if (mark := (row.id, row.lease_token)) in writing}
-            self._lose([row for row in older if (row.id, row.lease_token) not in writing], "claim", CAME_BACK)
+            self._overtaken |= {
+                mark: row for row in older if (mark := (row.id, row.lease_token)) in writing
+            }
+            self._lose(
+                [row for row in older if (row.id, row.lease_token) not in writing],
+                "claim",
+                CAME_BACK,
+            )
 
     def finish(self, settlement: Settlement) -> None:
         """Queue a settlement for the flush."""
@@ -233,7 +245,9 @@ class Outcomes:
         # The rest of these units was found: no earlier COMMIT has written them.
         self.losses.unanswered -= {(s.id, s.lease_token) for s in batch.parts if s.unit in units}
         if units:
-            self._drop_overtaken(batch)  # not sent back: the later delivery may have an outcome in the queue
+            self._drop_overtaken(
+                batch
+            )  # not sent back: the later delivery may have an outcome in the queue
         self._break(batch, units)
 
     def _written_acks(self, batch: Sequence[Settlement]) -> list[Settlement]:
@@ -284,20 +298,26 @@ class Outcomes:
         be, it is cut into a few parts only: a whole outage would leave each outcome with a transaction of its own.
         """
         cut_up = (
-            failed and batch.origin is State.SET_APART and may_cut(batch, self.batches, self.settled_count)
+            failed
+            and batch.origin is State.SET_APART
+            and may_cut(batch, self.batches, self.settled_count)
         )
         self._leave(batch, Event.REFUSED if batch.origin is State.REFUSED else Event.FAILED)
         parts = cut(batch.parts) if cut_up else [batch.parts]
         for part in parts:
             self._keep(
-                Batch(part, batch.state, batch.origin, batch.tries if len(parts) == 1 else 0), failed=failed
+                Batch(part, batch.state, batch.origin, batch.tries if len(parts) == 1 else 0),
+                failed=failed,
             )
 
     def _keep(self, batch: Batch, *, failed: bool = True) -> None:
         if not batch.parts:
             return
         batch.tries += failed
-        batch.due, batch.settled_then = monotonic() + backoff(max(1, batch.tries)), self.settled_count
+        batch.due, batch.settled_then = (
+            monotonic() + backoff(max(1, batch.tries)),
+            self.settled_count,
+        )
         self.batches.append(batch)
         self.on_apart()
 
@@ -320,7 +340,9 @@ class Outcomes:
         """
         if ours := [row for row in rows if self.held.get(row.id) is row]:
             writing = self.being_written()
-            self._lose([row for row in ours if (row.id, row.lease_token) not in writing], phase, rest)
+            self._lose(
+                [row for row in ours if (row.id, row.lease_token) not in writing], phase, rest
+            )
 
     def drop(self, rows: Iterable[ClaimedMessage]) -> None:
         """Nothing of `rows`, which are with a worker, may be written any more; whoever calls has said why."""

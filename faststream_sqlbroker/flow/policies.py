@@ -79,7 +79,9 @@ class PolicyStarts:
         self._settlements = settlements
         self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
         self._once = next((policy for policy in policies if isinstance(policy, Once)), None)
-        self._rest = next((policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0)
+        self._rest = next(
+            (policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0
+        )
         self._unheeded = Unheeded()
         self._failures = 0
 

@@ -37,7 +37,12 @@ class Presence:
     """The members of one broker in this process."""
 
     def __init__(
-        self, store: "Store", log: Log, interval: Duration = INTERVAL, *, outages: Outages | None = None
+        self,
+        store: "Store",
+        log: Log,
+        interval: Duration = INTERVAL,
+        *,
+        outages: Outages | None = None,
     ) -> None:
         """Nothing runs before the first `join`; `outages` is told when the database fails.
 
@@ -48,7 +53,9 @@ class Presence:
         self._outages = Outages(log) if outages is None else outages
         self._interval = parse_duration(interval, name="presence_interval")
         if not SHORTEST <= self._interval <= LONGEST:
-            msg = f"presence_interval must be from {SHORTEST} s to {LONGEST:.0f} s, got {interval!r}"
+            msg = (
+                f"presence_interval must be from {SHORTEST} s to {LONGEST:.0f} s, got {interval!r}"
+            )
             raise SetupError(msg)
         self._members: dict[str, Member] = {}
         self._written: dict[str, dict[str, Any]] = {}

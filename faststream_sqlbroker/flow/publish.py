@@ -23,7 +23,10 @@ class Publisher:
         self._store, self._wakeups = store, wakeups
 
     async def publish(
-        self, rows: Sequence[NewMessage], *, connection: "AsyncConnection | AsyncSession | None" = None
+        self,
+        rows: Sequence[NewMessage],
+        *,
+        connection: "AsyncConnection | AsyncSession | None" = None,
     ) -> list[int | None]:
         """Insert `rows`; their ids in the order given, None where a dedup_id exists already.
 
@@ -48,7 +51,9 @@ class Publisher:
             self._wakeups.published_in(transaction, due)
         return ids
 
-    def join(self, rows: Sequence[NewMessage], delivery: Sequence[ClaimedMessage], *, required: bool) -> bool:
+    def join(
+        self, rows: Sequence[NewMessage], delivery: Sequence[ClaimedMessage], *, required: bool
+    ) -> bool:
         """Leave `rows` to the transaction that settles `delivery`, which is being handled; whether it was possible.
 
         Raises:

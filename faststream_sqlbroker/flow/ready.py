@@ -130,7 +130,11 @@ class Ready:
         age = self.age
         waits = [pair.due_in - age for pair in self._found if pair.due_in > 0]
         # While looks are rare, what has become due since was there for the last claim.
-        return [wait for wait in waits if wait > 0] if self.slow else [max(0.0, wait) for wait in waits]
+        return (
+            [wait for wait in waits if wait > 0]
+            if self.slow
+            else [max(0.0, wait) for wait in waits]
+        )
 
     def claimed(self, pairs: Sequence[ReadyPair], rows: Sequence[ClaimedMessage]) -> None:
         """`rows` were claimed from `pairs`, of each all that was due before the last of them."""

@@ -49,7 +49,9 @@ class StuckReleaser:
         if ends_in is not None and ends_in <= 0:
             count = await self._store.release_stuck(self._queues, BATCH)
         if count:
-            self._log(logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}")
+            self._log(
+                logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}"
+            )
             self._released()
             return 0.0  # there may be more, and when the next one ends is not known yet
         if (clean_in := self._clean_at - monotonic()) <= 0:

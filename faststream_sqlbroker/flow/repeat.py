@@ -57,11 +57,15 @@ class Repeater:
         self._inflight.refuse(batch, [settlement for settlement, _ in refused])
         if any(isinstance(error, AccessError) and s.unit is None for s, error in refused):
             self.on_denied(True)
-        self._tell(logging.ERROR, [s for s, _ in refused], "were refused by the database", refused[0][1])
+        self._tell(
+            logging.ERROR, [s for s, _ in refused], "were refused by the database", refused[0][1]
+        )
 
     def _without_answers(self, batch: Batch, refused: Refused) -> Refused:
         """Nack at once what was refused for its answer alone, which no repeat could write without a GRANT; the rest."""
-        denied = {s.unit: error for s, error in refused if s.unit is not None and _only_answers(error)}
+        denied = {
+            s.unit: error for s, error in refused if s.unit is not None and _only_answers(error)
+        }
         if not denied:
             return refused
         error = next(iter(denied.values()))
@@ -84,7 +88,9 @@ class Repeater:
         self._inflight.set_apart(batch)
         self._tell(logging.WARNING, parts, "could not be written", error)
 
-    def _tell(self, level: int, parts: Sequence[Settlement], what: str, error: BaseException) -> None:
+    def _tell(
+        self, level: int, parts: Sequence[Settlement], what: str, error: BaseException
+    ) -> None:
         if isinstance(error, TransientStoreError) and self.outages.stops_all:
             return  # not for the sake of these messages
         text = f"the outcomes of {len(parts)} messages {what} ({_few(parts)}); they are kept and tried again: {error}"
@@ -159,7 +165,9 @@ def _only_answers(error: BaseException) -> bool:
     return isinstance(error, AccessError) and error.only_answers
 
 
-def lesser(parts: Sequence[Settlement], tries: int, *, archive: bool) -> Iterator[Sequence[Settlement]]:
+def lesser(
+    parts: Sequence[Settlement], tries: int, *, archive: bool
+) -> Iterator[Sequence[Settlement]]:
     """What may be written in place of a unit that was refused `tries` times, the best first.
 
     Nothing for an ack, a nack without an error, a postponement or a release: they carry nothing of their
@@ -181,7 +189,14 @@ def lesser(parts: Sequence[Settlement], tries: int, *, archive: bool) -> Iterato
     if settlement.queue is not None and archive and tries >= DEAD_AFTER:
         yield [
             replace(
-                settlement, state=MessageState.FAILED, archive=True, reason=settlement.reason or SETTLE_ERROR,
-                error=NO_TEXT, queue=None, payload=None, headers=None, delay=None,
+                settlement,
+                state=MessageState.FAILED,
+                archive=True,
+                reason=settlement.reason or SETTLE_ERROR,
+                error=NO_TEXT,
+                queue=None,
+                payload=None,
+                headers=None,
+                delay=None,
             )
-        ]  # fmt: skip
+        ]

@@ -182,7 +182,9 @@ class Rights:
     def _wanted(self) -> Activities:
         """What is declared, and what was refused all the same."""
         now = monotonic()
-        self._doubted = {activity: until for activity, until in self._doubted.items() if until > now}
+        self._doubted = {
+            activity: until for activity, until in self._doubted.items() if until > now
+        }
         return self._checked | self._doubted.keys()
 
     def _hold(self) -> None:

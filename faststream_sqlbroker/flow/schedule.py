@@ -57,7 +57,9 @@ class Scheduler:
         planned: dict[str, Planned] = {}
         for schedule in schedules:
             if schedule.name in planned:
-                raise SetupError(f"the schedule {schedule.name!r} is declared twice: give each its own name")
+                raise SetupError(
+                    f"the schedule {schedule.name!r} is declared twice: give each its own name"
+                )
             planned[schedule.name] = schedule
         self._planned = planned
 
@@ -95,10 +97,13 @@ class Scheduler:
             self._defined.add(name)
         now, seen = await self._store.schedules.read(list(self._planned))
         return min(
-            (self._look(p, seen.get(p.name), now) for p in self._planned.values()), default=LONGEST_NAP
+            (self._look(p, seen.get(p.name), now) for p in self._planned.values()),
+            default=LONGEST_NAP,
         )
 
-    def _decide(self, planned: Planned, state: ScheduleState | None, now: datetime) -> ScheduleState | None:
+    def _decide(
+        self, planned: Planned, state: ScheduleState | None, now: datetime
+    ) -> ScheduleState | None:
         """The state of `planned` when this process begins with it; None: as it is."""
         definition = planned.cron.definition
         if state is not None and state.definition_to_come == definition:
@@ -161,9 +166,7 @@ class Scheduler:
             for definition in {(state.expression, state.tz), coming}:
                 self._firing.cron(definition)
         except SetupError as error:
-            text = (
-                f"the schedule {planned.name!r} is left to other processes, this one cannot read it: {error}"
-            )
+            text = f"the schedule {planned.name!r} is left to other processes, this one cannot read it: {error}"
             self._say_once(logging.WARNING, text)
             return False
         if coming != wanted:

@@ -81,7 +81,8 @@ class Taker:
                 found, again = await self._look(wanted, read)
                 if found is not None or (late and again != 0):
                     return found
-                end = clock() + min(pause * random.uniform(0.5, 1.5), LAST_PAUSE if again is None else again)  # noqa: S311
+                jittered = pause * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, not a secret
+                end = clock() + min(jittered, LAST_PAUSE if again is None else again)
                 pause = min(LAST_PAUSE, pause * 1.5)
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(end if deadline is None else min(end, deadline)):
@@ -129,12 +130,16 @@ class Taker:
             if outcome is not None:
                 row.outcome = outcome
                 return settle(row, outcome, wanted.rules, ended_after=0.0, attempted=False), False
-            return (settle(row, Ack(), wanted.rules, ended_after=0.0) if wanted.remove else None), True
+            return (
+                settle(row, Ack(), wanted.rules, ended_after=0.0) if wanted.remove else None
+            ), True
 
         release = asked - self._released.get(wanted.queues, float("-inf")) >= RELEASE_INTERVAL
         taken = await self._store.takes.take(queues, wanted.lease, token, judge, release=release)
         if release:
-            self._released = {q: at for q, at in self._released.items() if asked - at < RELEASE_INTERVAL}
+            self._released = {
+                q: at for q, at in self._released.items() if asked - at < RELEASE_INTERVAL
+            }
             self._released[wanted.queues] = asked
         for row in taken.refused:
             if isinstance(row.outcome, Reject):

@@ -53,7 +53,13 @@ class TransactionalDeliveries:
     """Delivers rows inside a transaction, one delivery (or batch) at a time."""
 
     def __init__(
-        self, store: "Store", inflight: Inflight, settings: Any, log: Log, *, stopping: Callable[[], bool]
+        self,
+        store: "Store",
+        inflight: Inflight,
+        settings: Any,
+        log: Log,
+        *,
+        stopping: Callable[[], bool],
     ) -> None:
         """Share the `inflight` of the subscriber with `settings`; `stopping` tells whether it is to end."""
         self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
@@ -192,7 +198,11 @@ class TransactionalDeliveries:
             return []
         except TransientStoreError as error:
             transaction.note(error)
-            return _failed(rows, error) if transaction.was_silent(error) else self._passing(rows, error)
+            return (
+                _failed(rows, error)
+                if transaction.was_silent(error)
+                else self._passing(rows, error)
+            )
         except Exception as error:  # noqa: BLE001 - a constraint of the user's, checked at the flush of the session
             return _failed(rows, error)
         self._lost([row for row in rows if row.id in result.lost])
@@ -298,7 +308,9 @@ class TransactionalDeliveries:
         back = [
             (row.id, row.outcome)
             for row in rows
-            if isinstance(row.outcome, Abandon) and row.outcome.error is not None and not row.lease_lost
+            if isinstance(row.outcome, Abandon)
+            and row.outcome.error is not None
+            and not row.lease_lost
         ]
         if not back:
             return

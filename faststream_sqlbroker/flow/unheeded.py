@@ -60,7 +60,9 @@ async def _finish(task: "asyncio.Task[Any]", undo: Callable[[], Awaitable[object
     if task.cancelled():
         return
     error = task.exception()
-    done = isinstance(error, UnknownOutcomeError) if error is not None else task.result() is not None
+    done = (
+        isinstance(error, UnknownOutcomeError) if error is not None else task.result() is not None
+    )
     if done and undo is not None:
         await quietly(undo)
 

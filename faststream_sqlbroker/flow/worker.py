@@ -61,7 +61,9 @@ class Worker:
         self._stopping, self._on_idle = stopping, on_idle
         transactional: TransactionalDeliveries | None = None
         if settings.transactional:
-            transactional = TransactionalDeliveries(store, inflight, settings, log, stopping=stopping)
+            transactional = TransactionalDeliveries(
+                store, inflight, settings, log, stopping=stopping
+            )
         special = (
             settings.batch,
             settings.transactional,
@@ -71,7 +73,9 @@ class Worker:
         )
         self._policies: PolicyStarts | None = None
         if policies := settings.policies:
-            self._policies = PolicyStarts(store, inflight, self._settlements, policies, log, stopping)
+            self._policies = PolicyStarts(
+                store, inflight, self._settlements, policies, log, stopping
+            )
         if not any(special):
             self.run = self.run_plain  # type: ignore[method-assign]
         self._deliveries = Deliveries(
@@ -157,7 +161,9 @@ class Worker:
                     now = monotonic()
                     times.ended(began, now)
                     if row.outcome.__class__ is Ack and not row.chained and not row.lease_lost:
-                        inflight.finish(Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep))
+                        inflight.finish(
+                            Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep)
+                        )
                     else:
                         inflight.finish_all(self._settlements([row]))
             except BaseException as error:  # noqa: BLE001 - raised again, or logged

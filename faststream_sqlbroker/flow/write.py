@@ -3,7 +3,12 @@
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import Settlement, SettleResult
-from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import (
+    AccessError,
+    StoreError,
+    TransientStoreError,
+    UnknownOutcomeError,
+)
 from faststream_sqlbroker.flow.outcome_states import Batch, unit_end
 from faststream_sqlbroker.flow.outcomes import Outcomes
 
@@ -47,7 +52,12 @@ def note_unanswered(outcomes: Outcomes, batch: Batch, error: BaseException) -> N
 
 
 async def _write(
-    store: "Store", parts: list[Settlement], result: SettleResult, refused: Refused, *, skip_locked: bool
+    store: "Store",
+    parts: list[Settlement],
+    result: SettleResult,
+    refused: Refused,
+    *,
+    skip_locked: bool,
 ) -> None:
     try:
         written = await store.settle(parts, skip_locked=skip_locked)

@@ -9,7 +9,12 @@ from faststream._internal.producer import ProducerProto
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.exceptions import NotSupportedError, PublishError, SetupError, SqlBrokerError
+from faststream_sqlbroker.exceptions import (
+    NotSupportedError,
+    PublishError,
+    SetupError,
+    SqlBrokerError,
+)
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.parser import SqlBrokerParser
 from faststream_sqlbroker.publisher.rows import make_row
@@ -95,7 +100,9 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         )
         raise NotSupportedError(msg)
 
-    def publish_sync(self, cmd: SqlBrokerPublishCommand, connection: "Connection | Session") -> int | None:
+    def publish_sync(
+        self, cmd: SqlBrokerPublishCommand, connection: "Connection | Session"
+    ) -> int | None:
         """Write one message in a synchronous caller's transaction."""
         encoding = self.codec.encode(cmd.body, self.serializer)
         try:
@@ -131,7 +138,9 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def decode(self, row: ClaimedMessage) -> Any:
         """The body of `row`, by the broker's parser and its codec or decoder, as subscribers decode it."""
         message: StreamMessage[Any] = await self._parser(row)
-        message.set_decoder(self._decoder if type(self.codec) is DefaultCodec else self.codec.decode)
+        message.set_decoder(
+            self._decoder if type(self.codec) is DefaultCodec else self.codec.decode
+        )
         return await message.decode()
 
     def _join(self, rows: list[NewMessage], *, required: bool) -> bool:

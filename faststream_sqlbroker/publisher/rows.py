@@ -19,7 +19,10 @@ from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 
 PRIORITIES = range(-100, 101)
-EARLIEST, LATEST = datetime(1000, 1, 1, tzinfo=timezone.utc), datetime(9999, 1, 1, tzinfo=timezone.utc)
+EARLIEST, LATEST = (
+    datetime(1000, 1, 1, tzinfo=timezone.utc),
+    datetime(9999, 1, 1, tzinfo=timezone.utc),
+)
 """Moments that every database stores; earlier ones are due at once all the same, later ones never."""
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -84,7 +87,9 @@ def make_row(
         msg = f"the codec must give bytes, it gave {type(payload).__name__}"
         raise PublishError(msg)
     if not (options or correlation_id or reply_to) and (headers is None or headers == {}):
-        return NewMessage(str(queue), payload, _content_type(content_type) if content_type else None)
+        return NewMessage(
+            str(queue), payload, _content_type(content_type) if content_type else None
+        )
     own = {CONTENT_TYPE: content_type, CORRELATION_ID: correlation_id, REPLY_TO: reply_to}
     delay, at = _number(options.get("delay")), _number(options.get("next_attempt_at"))
     if delay is not None and at is not None:
@@ -126,8 +131,14 @@ def _headers(given: Any, own: dict[str, Any]) -> str | None:
         msg = f"headers must be JSON values (str, int, float, bool, None, list, dict): {error}"
         raise PublishError(msg) from error
     if _unstorable(text):
-        name = next(n for n, v in merged.items() if _unstorable(json.dumps({n: v}, ensure_ascii=False)))
-        what = f"{name} " if name in own and name not in (given or {}) else f"the header {short(name)} "
+        name = next(
+            n for n, v in merged.items() if _unstorable(json.dumps({n: v}, ensure_ascii=False))
+        )
+        what = (
+            f"{name} "
+            if name in own and name not in (given or {})
+            else f"the header {short(name)} "
+        )
         msg = f"{what}must not hold a NUL character or a lone surrogate, got {short(merged[name])}"
         raise PublishError(msg)
     return text

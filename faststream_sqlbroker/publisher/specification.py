@@ -8,7 +8,9 @@ from faststream.specification.schema import Message, Operation, PublisherSpec
 from faststream_sqlbroker.publisher.config import QueuePublisherSpecificationConfig
 
 
-class QueuePublisherSpecification(PublisherSpecification[BrokerConfig, QueuePublisherSpecificationConfig]):
+class QueuePublisherSpecification(
+    PublisherSpecification[BrokerConfig, QueuePublisherSpecificationConfig]
+):
     """One channel: the queue. AsyncAPI has no bindings for SQL."""
 
     @property

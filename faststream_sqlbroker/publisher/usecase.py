@@ -12,7 +12,11 @@ from faststream_sqlbroker.exceptions import NotSupportedError, PublishError
 from faststream_sqlbroker.publisher.config import QueuePublisherConfig
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
-from faststream_sqlbroker.response import PlainPublishOptions, PublishOptions, SqlBrokerPublishCommand
+from faststream_sqlbroker.response import (
+    PlainPublishOptions,
+    PublishOptions,
+    SqlBrokerPublishCommand,
+)
 
 if TYPE_CHECKING:
     from faststream._internal.producer import ProducerProto
@@ -22,7 +26,9 @@ if TYPE_CHECKING:
 class QueuePublisher(PublisherUsecase):
     """What `broker.publisher(queue)` returns."""
 
-    def __init__(self, config: QueuePublisherConfig, specification: QueuePublisherSpecification) -> None:
+    def __init__(
+        self, config: QueuePublisherConfig, specification: QueuePublisherSpecification
+    ) -> None:
         """Take what `config` has."""
         super().__init__(config, specification)  # type: ignore[arg-type] # FastStream leaves out its type arguments
         self.config = config

@@ -39,7 +39,10 @@ def create_all(connection: Connection, tables: Tables) -> None:
     fresh = not inspect(connection).has_table(tables.message.name, schema=tables.message.schema)
     for table in tables.for_dialect(connection.dialect.name).ours:
         table.create(connection, checkfirst=True)
-        columns = {each["name"] for each in inspect(connection).get_columns(table.name, schema=table.schema)}
+        columns = {
+            each["name"]
+            for each in inspect(connection).get_columns(table.name, schema=table.schema)
+        }
         for index in sorted_indexes(table):
             if columns.issuperset(column.name for column in index.columns):
                 index.create(connection, checkfirst=True)
@@ -111,7 +114,9 @@ def render(
         MissingExtraError: Alembic is not installed.
     """
     out = io.StringIO()
-    migrate(config or SqlBrokerSchemaConfig(), dialect_name=dialect_name, out=out, since=since, to=to)
+    migrate(
+        config or SqlBrokerSchemaConfig(), dialect_name=dialect_name, out=out, since=since, to=to
+    )
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

@@ -22,7 +22,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
-from faststream_sqlbroker.core.states import ARCHIVED_STATES, CLAIMABLE_STATES, LIVE_STATES, MessageState
+from faststream_sqlbroker.core.states import (
+    ARCHIVED_STATES,
+    CLAIMABLE_STATES,
+    LIVE_STATES,
+    MessageState,
+)
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.types import (
     MYSQL,
@@ -36,9 +41,7 @@ from faststream_sqlbroker.schema.types import (
     name_type,
 )
 
-AUTOVACUUM = (
-    "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
-)
+AUTOVACUUM = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
 """Every message leaves two dead rows: vacuum by their number, not by the share of a table that is empty."""
 
 _TIMES = ("created_at", "next_attempt_at", "expires_at", "first_attempt_at", "last_attempt_at")
@@ -183,7 +186,12 @@ def _shared(states: frozenset[MessageState], table: str) -> list[Any]:
         Column("dedup_id", name_type(255)),
         Column("headers", HeadersType),
         Column("payload", PayloadType, nullable=False),
-        Column("state", name_type(16), nullable=False, server_default=text("'PENDING'") if live else None),
+        Column(
+            "state",
+            name_type(16),
+            nullable=False,
+            server_default=text("'PENDING'") if live else None,
+        ),
         Column("attempts_count", Integer, nullable=False, server_default=text("0")),
         Column("deliveries_count", Integer, nullable=False, server_default=text("0")),
         Column("publish_count", Integer, nullable=False, server_default=text("1")),
@@ -216,25 +224,37 @@ def _hops_and_key(revision: str | None) -> list[Column[Any]]:
     )
 
 
-def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool, revision: str | None) -> Table:
+def _message(
+    config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool, revision: str | None
+) -> Table:
     name = config.message_table_name
     leased = "(state = 'PROCESSING') = (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL)"
     claimable = f"CASE WHEN state IN ({_states(CLAIMABLE_STATES)}) THEN 1 END"
     table = Table(
         name,
         metadata,
-        Column("id", IdType, *(() if mysql else (Identity(),)), primary_key=True, autoincrement=True),
+        Column(
+            "id", IdType, *(() if mysql else (Identity(),)), primary_key=True, autoincrement=True
+        ),
         *_shared(LIVE_STATES, name),
         Column("lease_token", TokenType),
         Column("lease_expires_at", UtcTimestamp),
         # What policies have done with it, as bits (`core.policies.marks`).
         Column("policy_marks", SmallInteger, nullable=False, server_default=text("0")),
-        *([Column("claimable", SmallInteger, Computed(claimable, persisted=False))] if mysql else []),
+        *(
+            [Column("claimable", SmallInteger, Computed(claimable, persisted=False))]
+            if mysql
+            else []
+        ),
         *_hops_and_key(revision),
         CheckConstraint("priority BETWEEN -100 AND 100", name=f"{name}_priority_check"),
-        CheckConstraint("attempts_count >= 0 AND deliveries_count >= 0", name=f"{name}_counts_check"),
+        CheckConstraint(
+            "attempts_count >= 0 AND deliveries_count >= 0", name=f"{name}_counts_check"
+        ),
         CheckConstraint(leased, name=f"{name}_lease_check"),
-        CheckConstraint("(lease_token IS NULL) = (lease_expires_at IS NULL)", name=f"{name}_token_check"),
+        CheckConstraint(
+            "(lease_token IS NULL) = (lease_expires_at IS NULL)", name=f"{name}_token_check"
+        ),
         CheckConstraint(IN_CALENDAR, name=f"{name}_times_check").ddl_if(dialect="postgresql"),
         schema=config.schema,
         sqlite_autoincrement=True,  # ids are never used again, even after the newest row has gone
@@ -248,7 +268,9 @@ def _message(config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool, rev
     )
     Index(f"{name}_ready", *ready, **_where(f"state IN ({_states(CLAIMABLE_STATES)})"))
     Index(f"{name}_leased", c.queue, c.lease_expires_at, **_where("state = 'PROCESSING'"))
-    Index(f"{name}_key", c.queue, c.key, c.id, **_where(f"{'`key`' if mysql else 'key'} IS NOT NULL"))
+    Index(
+        f"{name}_key", c.queue, c.key, c.id, **_where(f"{'`key`' if mysql else 'key'} IS NOT NULL")
+    )
     # Few messages have one: an entry for each of the others would cost a quarter of every claim.
     Index(f"{name}_dedup", c.queue, c.dedup_id, unique=True, **_where("dedup_id IS NOT NULL"))
     return table

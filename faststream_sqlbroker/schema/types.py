@@ -117,9 +117,7 @@ class later(GenericFunction[datetime]):  # noqa: N801 - as clock
 
 @compiles(later)
 def _later(element: later, compiler: Any, **options: Any) -> str:
-    return (
-        f"statement_timestamp() + {compiler.process(element.clauses, **options)} * interval '1 microsecond'"
-    )
+    return f"statement_timestamp() + {compiler.process(element.clauses, **options)} * interval '1 microsecond'"
 
 
 @compiles(later, "mysql")
@@ -135,7 +133,9 @@ def _later_sqlite(element: later, compiler: Any, **options: Any) -> str:
 
 def name_type(length: int) -> TypeEngine[str]:
     """Text that is compared byte by byte: queue names are case sensitive on every database."""
-    return String(length).with_variant(VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
+    return String(length).with_variant(
+        VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL
+    )
 
 
 # Only INTEGER PRIMARY KEY can be AUTOINCREMENT in SQLite.

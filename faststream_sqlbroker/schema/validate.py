@@ -42,7 +42,11 @@ def _foreign(inspector: Any, tables: Tables) -> list[str]:
             continue
         names = {c["name"] for c in inspector.get_columns(table.name, schema=table.schema)}
         if not names & marks:
-            whose = "the table of faststream-sqlbroker 0.1" if "deliveries_count" in names else "not a table"
+            whose = (
+                "the table of faststream-sqlbroker 0.1"
+                if "deliveries_count" in names
+                else "not a table"
+            )
             found.append(
                 f"table {table.fullname!r} exists and is {whose} of this package's (it has the columns "
                 f"{', '.join(sorted(names))}): give SqlBrokerSchemaConfig other table names, or rename it"
@@ -118,13 +122,19 @@ def _columns(connection: Connection, inspector: Any, table: Table) -> list[str]:
             continue
         kind, wanted = _kind(have["type"], connection), _kind(column.type, connection)
         if kind != wanted:
-            found.append(f"{name} is {have['type']!s}, not {wanted}: {_alter(connection, column, 'TYPE')}")
+            found.append(
+                f"{name} is {have['type']!s}, not {wanted}: {_alter(connection, column, 'TYPE')}"
+            )
         if column.computed is not None:
             continue
         if have["nullable"] != column.nullable and not column.primary_key:
             state = "nullable" if have["nullable"] else "NOT NULL"
             found.append(f"{name} is {state}: {_alter(connection, column, 'NULL')}")
-        if column.server_default is not None and not column.primary_key and have.get("default") is None:
+        if (
+            column.server_default is not None
+            and not column.primary_key
+            and have.get("default") is None
+        ):
             found.append(f"{name} has no default: {_alter(connection, column, 'DEFAULT')}")
     return found
 

@@ -20,7 +20,15 @@ CONNECT_TIMEOUT = 10
 """Seconds, where the URL does not say: for the server's answer, or for a lock of SQLite's file."""
 
 _SSL_MODES = {"true": "require", "1": "require", "false": "disable", "0": "disable"}
-_POSTGRESQL = ("sslmode", "sslrootcert", "sslcert", "sslkey", "application_name", "connect_timeout", "ssl")
+_POSTGRESQL = (
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+    "application_name",
+    "connect_timeout",
+    "ssl",
+)
 _MYSQL = ("ssl_ca", "connect_timeout", "charset")
 _IGNORED = {
     "prepared_statement_cache_size",
@@ -70,7 +78,10 @@ class Address:
             arguments["connect_timeout"] = CONNECT_TIMEOUT
         try:
             return create_engine(
-                self.python_url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=arguments
+                self.python_url,
+                poolclass=NullPool,
+                isolation_level="AUTOCOMMIT",
+                connect_args=arguments,
             )
         except ModuleNotFoundError as error:
             msg = f"the driver {error.name!r} is not installed: pip install 'faststream-sqlbroker[spark]'"
@@ -107,7 +118,9 @@ def parse_address(url: str | URL) -> Address:
 def _refuse_options(kind: str, url: URL) -> None:
     socket = url.query.get("unix_socket") or url.query.get("host")
     if socket is not None:
-        raise SetupError("Java cannot connect by a Unix socket or by ?host=: give host and port in the URL")
+        raise SetupError(
+            "Java cannot connect by a Unix socket or by ?host=: give host and port in the URL"
+        )
     unknown = sorted(set(url.query) - set(_ALLOWED[kind]) - _IGNORED)
     if unknown:
         msg = (
@@ -129,7 +142,9 @@ def _postgresql(url: URL, options: dict[str, str]) -> Address:
     java = {"prepareThreshold": "-1", "ApplicationName": "faststream_sqlbroker.spark"}
     names = {"connect_timeout": "connectTimeout", "application_name": "ApplicationName"}
     java |= {names.get(name, name): value for name, value in options.items()}
-    return Address("postgresql", _jdbc_url(url, "postgresql", java), _credentials(url), _python(url, options))
+    return Address(
+        "postgresql", _jdbc_url(url, "postgresql", java), _credentials(url), _python(url, options)
+    )
 
 
 def _mysql(url: URL, options: dict[str, str]) -> Address:

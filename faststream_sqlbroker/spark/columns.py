@@ -26,10 +26,15 @@ _SHARED = (
     Field("priority", "int", True, "-100 to 100, higher first"),
     Field("key", "string", False, "what policies and ordered=True work on"),
     Field("dedup_id", "string", False, "identity given by the publisher"),
-    Field("headers", "string", False, "a JSON object as text; spacing and order are the database's"),
+    Field(
+        "headers", "string", False, "a JSON object as text; spacing and order are the database's"
+    ),
     Field("payload", "binary", True, "the body's bytes, as they were published"),
     Field(
-        "state", "string", True, "archive: COMPLETED, FAILED, DISCARDED; live: PENDING, PROCESSING, RETRYABLE"
+        "state",
+        "string",
+        True,
+        "archive: COMPLETED, FAILED, DISCARDED; live: PENDING, PROCESSING, RETRYABLE",
     ),
     Field("attempts_count", "int", True, "how often a handler was started and its end recorded"),
     Field("deliveries_count", "int", True, "how often it was claimed"),
@@ -44,14 +49,21 @@ _SHARED = (
     Field("last_error", "string", False, "the last failure: its type and text"),
 )
 _ADDED = (
-    Field("hops", "int", True, "how often the broker itself has moved it on since a handler last did"),
+    Field(
+        "hops", "int", True, "how often the broker itself has moved it on since a handler last did"
+    ),
     Field("policy_key", "string", False, "what policies work on where it is not the key"),
 )
 
 ARCHIVE_FIELDS = (
     *_SHARED,
     Field("archived_at", "timestamp", True, "when it was settled"),
-    Field("reason", "string", False, "why it failed or was discarded: a code, or what the handler gave"),
+    Field(
+        "reason",
+        "string",
+        False,
+        "why it failed or was discarded: a code, or what the handler gave",
+    ),
     *_ADDED,
     Field("related_id", "bigint", False, "id of the message that the reason is about"),
 )
@@ -59,7 +71,9 @@ ARCHIVE_FIELDS = (
 
 MESSAGE_FIELDS = (
     *_SHARED,
-    Field("lease_expires_at", "timestamp", False, "until when a worker has it; only while PROCESSING"),
+    Field(
+        "lease_expires_at", "timestamp", False, "until when a worker has it; only while PROCESSING"
+    ),
     *_ADDED,
 )
 """What `read_messages` returns, in this order."""

@@ -55,7 +55,9 @@ def decode_payload(
     """
     missing = [name for name in ("payload", "headers") if name not in frame.columns]
     if missing:
-        raise SetupError(f"decode_payload needs the columns payload and headers; this frame lacks {missing}")
+        raise SetupError(
+            f"decode_payload needs the columns payload and headers; this frame lacks {missing}"
+        )
     wanted = _data_type(schema)
     kind, text = _kind(), F.try_validate_utf8(F.col("payload").cast("string"))
     parsed = _variant(text) if isinstance(wanted, VariantType) else _typed(text, wanted)
@@ -130,17 +132,25 @@ def _is_json(listed: Column, text: Column) -> Column:
 
 def _variant(text: Column) -> Column:
     read = F.try_parse_json(_listed(text))
-    return _result(F.when(_is_json(read, text), F.try_variant_get(read, "$[0]", VARIANT)), F.lit(NOT_JSON))
+    return _result(
+        F.when(_is_json(read, text), F.try_variant_get(read, "$[0]", VARIANT)), F.lit(NOT_JSON)
+    )
 
 
 def _named(text: Column) -> Column:
     """The text and its seal as an object's two fields: of an array all values would have one type."""
-    return F.concat(F.lit(f'{{"{_BODY}":'), text, F.lit(f',"{_SEAL}":'), F.xxhash64(text), F.lit("}"))
+    return F.concat(
+        F.lit(f'{{"{_BODY}":'), text, F.lit(f',"{_SEAL}":'), F.xxhash64(text), F.lit("}")
+    )
 
 
 def _typed(text: Column, wanted: DataType) -> Column:
     shape = StructType(
-        [StructField(_BODY, wanted), StructField(_SEAL, LongType()), StructField(_BROKEN, StringType())]
+        [
+            StructField(_BODY, wanted),
+            StructField(_SEAL, LongType()),
+            StructField(_BROKEN, StringType()),
+        ]
     )
     named = _named(text)
     read = F.from_json(named, shape, _JSON_OPTIONS)
@@ -148,7 +158,9 @@ def _typed(text: Column, wanted: DataType) -> Column:
     alone = F.size(F.json_object_keys(named)) == len((_BODY, _SEAL))
     fits = read[_BROKEN].isNull() & (read[_SEAL] == F.xxhash64(text)) & alone
     is_json = _is_json(F.try_parse_json(_listed(text)), text)
-    return _result(F.when(fits, read[_BODY]), F.when(is_json, F.lit(MISMATCH)).otherwise(F.lit(NOT_JSON)))
+    return _result(
+        F.when(fits, read[_BODY]), F.when(is_json, F.lit(MISMATCH)).otherwise(F.lit(NOT_JSON))
+    )
 
 
 def _plain(text: Column, wanted: DataType) -> Column:

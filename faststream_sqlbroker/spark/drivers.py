@@ -103,7 +103,9 @@ def _newest(kind: str, jars: str | Path | Sequence[str | Path]) -> FoundJar | No
     driver = DRIVERS[kind]
     for source, paths in _places(driver, paths_of(jars)):
         matching = [
-            (m[1] or UNKNOWN, path) for path in paths if (m := re.fullmatch(driver.pattern, path.name))
+            (m[1] or UNKNOWN, path)
+            for path in paths
+            if (m := re.fullmatch(driver.pattern, path.name))
         ]
         if matching:
             version, path = max(matching, key=lambda pair: _numbers(pair[0]))
@@ -136,7 +138,9 @@ def wanted_kinds(databases: str | Iterable[str] | None) -> list[str]:
         SetupError: there is no such kind.
     """
     given = [databases] if isinstance(databases, str) else databases
-    wanted = ["mysql" if kind == "mariadb" else kind for kind in (DRIVERS if given is None else given)]
+    wanted = [
+        "mysql" if kind == "mariadb" else kind for kind in (DRIVERS if given is None else given)
+    ]
     for kind in wanted:
         if kind not in DRIVERS:
             raise SetupError(f"databases has {kind!r}: {', '.join(DRIVERS)} are allowed")

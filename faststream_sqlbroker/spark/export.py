@@ -164,7 +164,9 @@ def export_archive(
     with database.connect() as connection:
         horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary)
         lake.begin({**describe_source(database.address, selection, source), "window": window})
-        logger.info("windows up to %s are closed: %s (%s)", horizon.moment, horizon.source, horizon.detail)
+        logger.info(
+            "windows up to %s are closed: %s (%s)", horizon.moment, horizon.source, horizon.detail
+        )
         oldest = find_oldest(database, connection, selection)
         planned = plan_windows(lake.windows(), window, selection, oldest, horizon.moment, back)
         for number, one in enumerate(planned, 1):

@@ -65,7 +65,9 @@ class Figures:
         }
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in asdict(self).items() if value is not None)
+        return ", ".join(
+            f"{name}={value}" for name, value in asdict(self).items() if value is not None
+        )
 
 
 def _add(one: int | None, two: int | None) -> int | None:
@@ -124,7 +126,11 @@ def figure_columns(*, checksums: bool) -> list[Column]:
     if checksums:
         joined = F.concat_ws("|", *(_spark(field) for field in _others()))
         payload = F.col("payload")
-        asked += [_sum(F.octet_length(payload)), _digest_sum(payload), _digest_sum(joined.cast("binary"))]
+        asked += [
+            _sum(F.octet_length(payload)),
+            _digest_sum(payload),
+            _digest_sum(joined.cast("binary")),
+        ]
     return asked
 
 

@@ -124,9 +124,9 @@ def _replace(spark: SparkSession, java: Any, temporary: Any, place: Any) -> None
     )
     options[0] = getattr(java, "org.apache.hadoop.fs.Options$Rename").OVERWRITE
     configuration = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way
-    getattr(java, "org.apache.hadoop.fs.FileContext").getFileContext(place.toUri(), configuration).rename(
-        temporary, place, options
-    )
+    getattr(java, "org.apache.hadoop.fs.FileContext").getFileContext(
+        place.toUri(), configuration
+    ).rename(temporary, place, options)
 
 
 def _open(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
@@ -142,4 +142,8 @@ def _open(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
     system = place.getFileSystem(configuration)
     place = system.makeQualified(place)
     # Without files of checksums, which a rename would leave behind and an editor would break.
-    return java, place, system.getRawFileSystem() if str(system.getUri().getScheme()) == "file" else system
+    return (
+        java,
+        place,
+        system.getRawFileSystem() if str(system.getUri().getScheme()) == "file" else system,
+    )

@@ -67,7 +67,9 @@ class Folders:
         if not self._system.exists(at):
             return []
         found = self._system.listStatus(at)
-        return [int(one.getLen()) for one in found if str(one.getPath().getName()).endswith(".parquet")]
+        return [
+            int(one.getLen()) for one in found if str(one.getPath().getName()).endswith(".parquet")
+        ]
 
     def _at(self, place: str) -> Any:
         return self._path(self._root, place) if place else self._root

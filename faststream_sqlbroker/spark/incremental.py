@@ -126,7 +126,11 @@ def new_rows(
         StoreError: Reading failed, and the server had ended the snapshot.
     """
     selection = select_rows(ARCHIVE, table, schema, since=since, queues=queues, states=states)
-    longest = None if max_window is None else timedelta(seconds=positive_seconds("max_window", max_window))
+    longest = (
+        None
+        if max_window is None
+        else timedelta(seconds=positive_seconds("max_window", max_window))
+    )
     address = parse_address(url)
     database = database_of(address)
     file = WatermarkFile(spark, state, describe_source(address, selection, source))
@@ -134,7 +138,9 @@ def new_rows(
         with database.connect() as connection:
             found = file.read()
             first = found.until if found.until is not None or found.begun else selection.since
-            end = find_horizon(database, connection, safety_lag=safety_lag, primary=primary, margin=margin)
+            end = find_horizon(
+                database, connection, safety_lag=safety_lag, primary=primary, margin=margin
+            )
             if found.begun is not None:
                 # It may be another server now, which has not yet what was to be read from the first.
                 end = min(found.begun, end, key=lambda horizon: horizon.moment)
@@ -145,7 +151,9 @@ def new_rows(
             window = selection.between(first, until)
             # After the horizon: an older snapshot would lack rows below it.
             held = stack.enter_context(open_snapshot(url)) if snapshot else None
-            frame = scan(spark, database, connection, window, num_partitions, held, options, exact=True)
+            frame = scan(
+                spark, database, connection, window, num_partitions, held, options, exact=True
+            )
         if mark != found:
             file.write(found, mark)  # before any row is read
         _log(window, found, end)

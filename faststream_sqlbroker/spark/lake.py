@@ -126,7 +126,11 @@ class Lake:
             recorded, there = self._entries[window.name].files, found.pop(window.folder, 0)
             if recorded != there:
                 return f"window {window.name} of {self.folders.root} has {there} files, and not {recorded}"
-        return f"{min(found)} of {self.folders.root} has files that are not recorded" if found else None
+        return (
+            f"{min(found)} of {self.folders.root} has files that are not recorded"
+            if found
+            else None
+        )
 
     def read(self, window: Window) -> DataFrame:
         """The rows of a window as the lake has them."""
@@ -141,7 +145,9 @@ class Lake:
     def write(self, window: Window, frame: DataFrame) -> str:
         """Write rows to a place aside; returns its folder."""
         folder = f"{STAGING}/{self._run}/{window.name}"
-        frame.write.mode("overwrite").option("compression", "zstd").parquet(self.folders.path(folder))
+        frame.write.mode("overwrite").option("compression", "zstd").parquet(
+            self.folders.path(folder)
+        )
         return folder
 
     def publish(self, window: Window, folder: str, entry: Entry) -> Entry:
@@ -156,7 +162,12 @@ class Lake:
         sizes = self.folders.sizes(folder)
         entry = replace(entry, files=len(sizes), bytes=sum(sizes))
         aside = f"{ASIDE}/{self._run}/{window.name}"
-        pending = {"window": window.name, "folder": folder, "aside": aside, "entry": entry.to_json()}
+        pending = {
+            "window": window.name,
+            "folder": folder,
+            "aside": aside,
+            "entry": entry.to_json(),
+        }
         self._save({"pending": pending})
         self._swap(window, folder, aside)
         self._record(window, entry, aside)
@@ -198,7 +209,10 @@ class Lake:
         pending = self.need_state()["pending"]
         if pending is None:
             return
-        window, entry = parse_window(pending["window"], self.size), entry_from_json(pending["entry"])
+        window, entry = (
+            parse_window(pending["window"], self.size),
+            entry_from_json(pending["entry"]),
+        )
         aside = pending["aside"]
         if not self._holds(window.folder, entry):
             if not self._holds(pending["folder"], entry):

@@ -59,7 +59,14 @@ _SCALARS: dict[Any, DataType] = {
     Any: VariantType(),
     object: VariantType(),
 }
-_LISTS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Set, collections.abc.Iterable)
+_LISTS = (
+    list,
+    set,
+    frozenset,
+    collections.abc.Sequence,
+    collections.abc.Set,
+    collections.abc.Iterable,
+)
 _MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 MOST_DIGITS, DEFAULT_SCALE = 38, 18
 """Of Spark's decimals, and what stands after the point where the model does not say."""
@@ -105,7 +112,9 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
     return _struct(model, model.__name__, by_alias, ())
 
 
-def _struct(model: type[BaseModel], path: str, by_alias: bool, above: tuple[type, ...]) -> StructType:
+def _struct(
+    model: type[BaseModel], path: str, by_alias: bool, above: tuple[type, ...]
+) -> StructType:
     _refuse_cycle(model, path, above)
     fields = []
     for name, info in model.model_fields.items():
@@ -118,7 +127,9 @@ def _struct(model: type[BaseModel], path: str, by_alias: bool, above: tuple[type
 
 def _refuse_cycle(model: type[BaseModel], path: str, above: tuple[type, ...]) -> None:
     if model in above:
-        raise SetupError(f"{path}: {model.__name__} contains itself, which no schema of Spark can; {_ADVICE}")
+        raise SetupError(
+            f"{path}: {model.__name__} contains itself, which no schema of Spark can; {_ADVICE}"
+        )
 
 
 _ADVICE = 'annotate it as Any (it becomes VARIANT), or give decode_payload a DDL or "variant"'
@@ -127,9 +138,13 @@ _ADVICE = 'annotate it as Any (it becomes VARIANT), or give decode_payload a DDL
 def _alias(info: FieldInfo, place: str) -> str | None:
     alias = info.validation_alias if info.validation_alias is not None else info.alias
     if isinstance(alias, AliasChoices):
-        alias = next((choice for choice in alias.choices if isinstance(choice, str)), alias.choices[0])
+        alias = next(
+            (choice for choice in alias.choices if isinstance(choice, str)), alias.choices[0]
+        )
     if isinstance(alias, AliasPath):
-        raise SetupError(f"{place} is read from a path (AliasPath), which no field of Spark can: {_ADVICE}")
+        raise SetupError(
+            f"{place} is read from a path (AliasPath), which no field of Spark can: {_ADVICE}"
+        )
     return alias
 
 
@@ -148,7 +163,9 @@ class _Converter:
         if origin is Annotated:
             inner = arguments[1:]
             more = tuple(
-                m for item in inner for m in (item.metadata if isinstance(item, FieldInfo) else (item,))
+                m
+                for item in inner
+                for m in (item.metadata if isinstance(item, FieldInfo) else (item,))
             )
             return self(arguments[0], (*metadata, *more))
         if origin in (Union, types.UnionType):
@@ -188,7 +205,9 @@ class _Converter:
             return MapType(StringType(), self(arguments[1]))
         raise self._unknown(annotation)
 
-    def _same(self, members: list[Any], annotation: Any, metadata: tuple[Any, ...] = ()) -> DataType:
+    def _same(
+        self, members: list[Any], annotation: Any, metadata: tuple[Any, ...] = ()
+    ) -> DataType:
         """The one type of all members."""
         found = [self(member, metadata) for member in members]
         if not found or any(kind != found[0] for kind in found):
@@ -197,7 +216,9 @@ class _Converter:
 
     def _decimal(self, metadata: tuple[Any, ...]) -> DataType:
         digits = next((m.max_digits for m in metadata if getattr(m, "max_digits", None)), None)
-        scales = [m.decimal_places for m in metadata if getattr(m, "decimal_places", None) is not None]
+        scales = [
+            m.decimal_places for m in metadata if getattr(m, "decimal_places", None) is not None
+        ]
         scale = scales[0] if scales else DEFAULT_SCALE
         # Without the places, so many digits may stand before the point or after it.
         precision = digits if digits is not None and scales else MOST_DIGITS
@@ -210,4 +231,6 @@ class _Converter:
 
     def _unknown(self, annotation: Any) -> SetupError:
         shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-        return SetupError(f"{self._place} is annotated {shown}, which has no counterpart in Spark: {_ADVICE}")
+        return SetupError(
+            f"{self._place} is annotated {shown}, which has no counterpart in Spark: {_ADVICE}"
+        )

@@ -21,7 +21,9 @@ def parse_moment(name: str, value: Moment | None) -> datetime | None:
         value = _parse_text(name, value)
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise SetupError(f"{name} {given!r} has no time zone: add one, like 2026-03-01T12:00:00+00:00")
+            raise SetupError(
+                f"{name} {given!r} has no time zone: add one, like 2026-03-01T12:00:00+00:00"
+            )
         return value.astimezone(timezone.utc)
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=timezone.utc)
@@ -30,7 +32,11 @@ def parse_moment(name: str, value: Moment | None) -> datetime | None:
 
 def _parse_text(name: str, value: str) -> datetime | date:
     try:
-        return date.fromisoformat(value) if len(value) == len("2026-03-01") else datetime.fromisoformat(value)
+        return (
+            date.fromisoformat(value)
+            if len(value) == len("2026-03-01")
+            else datetime.fromisoformat(value)
+        )
     except ValueError as error:
         msg = f"{name} {value!r} is no ISO 8601 time: give one like 2026-03-01 or 2026-03-01T12:00:00+00:00"
         raise SetupError(msg) from error

@@ -30,7 +30,9 @@ def describe_source(address: Address, selection: Selection, name: str | None) ->
     }
 
 
-def refuse_other_rows(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any], advice: str) -> None:
+def refuse_other_rows(
+    what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any], advice: str
+) -> None:
     """Check that what is on disk is of the rows that are asked for.
 
     Args:

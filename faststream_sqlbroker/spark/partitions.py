@@ -191,7 +191,9 @@ class Partitions:
         try:
             yield
         except BaseException:
-            with suppress(SQLAlchemyError):  # the connection may be gone, and the first error tells why
+            with suppress(
+                SQLAlchemyError
+            ):  # the connection may be gone, and the first error tells why
                 self._run("ROLLBACK")
             raise
         self._run("COMMIT")

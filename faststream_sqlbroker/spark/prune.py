@@ -71,7 +71,9 @@ class _Work:
 
     def gone(self, window: Window) -> int:
         """Rows of a window that went with dropped partitions."""
-        return sum(self.inside.get(part, {}).get(window.name, NOTHING).rows for part in self.dropped)
+        return sum(
+            self.inside.get(part, {}).get(window.name, NOTHING).rows for part in self.dropped
+        )
 
 
 def prune_archive(
@@ -122,7 +124,9 @@ def prune_archive(
         NotSupportedError: Spark Connect.
     """
     if exported is None and older_than is None:
-        raise SetupError("give exported= (the path of an export), older_than= (like '720h'), or both")
+        raise SetupError(
+            "give exported= (the path of an export), older_than= (like '720h'), or both"
+        )
     if exported is not None and (spark is None or queues is not None):
         raise SetupError("with exported= give spark=, and no queues=: the export says which")
     seconds = None if older_than is None else seconds_or_zero("older_than", older_than)
@@ -141,7 +145,9 @@ def prune_archive(
     return PruneResult(work.rows, windows, dropped, cutoff, dry_run)
 
 
-def _expire(database: Database, connection: Connection, selection: Selection, *, dry_run: bool) -> int:
+def _expire(
+    database: Database, connection: Connection, selection: Selection, *, dry_run: bool
+) -> int:
     if dry_run:
         return ask_figures(database, connection, selection, checksums=False).rows
     gone = 0
@@ -210,7 +216,9 @@ def _weigh(work: _Work, window: Window, parts: list[Partition]) -> bool:
     return True
 
 
-def _finish(work: _Work, window: Window, tell: Callable[[PrunedWindow], Any], *, dry_run: bool) -> bool:
+def _finish(
+    work: _Work, window: Window, tell: Callable[[PrunedWindow], Any], *, dry_run: bool
+) -> bool:
     """Remove what no dropped partition has taken along; whether the window may be removed."""
     rows, refused = _check(work, window)
     gone, there = work.gone(window), len(rows.ids)
@@ -230,7 +238,9 @@ def _finish(work: _Work, window: Window, tell: Callable[[PrunedWindow], Any], *,
 
 def _check(work: _Work, window: Window) -> tuple[Rows, str | None]:
     """The window's rows in the database, and why they may not be removed."""
-    rows = list_rows(work.database, work.connection, work.selection.between(window.start, window.end))
+    rows = list_rows(
+        work.database, work.connection, work.selection.between(window.start, window.end)
+    )
     entry = work.lake.entry(window)
     if entry is None:
         return rows, "it was not exported"

@@ -83,7 +83,9 @@ def read_archive(
     Raises:
         SetupError: an option that cannot be, a table that is not there, or a session without the driver.
     """
-    selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues, states=states)
+    selection = select_rows(
+        ARCHIVE, table, schema, since=since, until=until, queues=queues, states=states
+    )
     return _read(spark, url, selection, num_partitions, snapshot, decode, options)
 
 
@@ -111,7 +113,9 @@ def read_messages(
     Returns:
         A DataFrame of `MESSAGE_SCHEMA`, and `body` if asked for.
     """
-    selection = select_rows(MESSAGES, table, schema, since=since, until=until, queues=queues, states=states)
+    selection = select_rows(
+        MESSAGES, table, schema, since=since, until=until, queues=queues, states=states
+    )
     return _read(spark, url, selection, num_partitions, snapshot, decode, options)
 
 
@@ -171,7 +175,9 @@ def scan(
     times = selection.times(database) if column == "archived_at" else ""
     # Blocks are quicker than ids, but without a snapshot rows move from one to another: those of the live
     # table at each update, those of the archive if the table is rewritten.
-    moving = column == "id" and snapshot is None and (exact or selection.time_column != "archived_at")
+    moving = (
+        column == "id" and snapshot is None and (exact or selection.time_column != "archived_at")
+    )
     cut = database.id_ranges if moving else database.predicates
     predicates = cut(connection, selection.table, selection.schema, column, times, number)
     properties = dict(database.address.properties) | {
@@ -208,7 +214,9 @@ def _fetch_rows(size: Size) -> int:
 
 def _subquery(database: Database, selection: Selection, column: str, where: str) -> str:
     listed = [database.column(field) for field in selection.fields]
-    listed += [f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()]
+    listed += [
+        f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
+    ]
     condition = f" WHERE {where}" if where else ""
     return f"(SELECT {', '.join(listed)} FROM {selection.name(database)}{condition}) q"
 
@@ -217,7 +225,9 @@ def _raw_schema(database: Database, selection: Selection) -> str:
     """The types that JDBC is to read, which some drivers would guess wrongly."""
     micros = not database.native_timestamps
     types = ("bigint" if micros and f.type == "timestamp" else f.type for f in selection.fields)
-    return ", ".join(f"`{f.name}` {type_}" for f, type_ in zip(selection.fields, types, strict=True))
+    return ", ".join(
+        f"`{f.name}` {type_}" for f, type_ in zip(selection.fields, types, strict=True)
+    )
 
 
 def _columns(spark: SparkSession, database: Database, selection: Selection) -> list[Any]:
@@ -246,5 +256,6 @@ def _thinks_in_utc(spark: SparkSession) -> bool:
         return False
     zone = str(getattr(java, "java.util.TimeZone").getDefault().getID())
     return (
-        zone in ("UTC", "Etc/UTC", "GMT") and spark.conf.get("spark.sql.datetime.java8API.enabled") != "true"
+        zone in ("UTC", "Etc/UTC", "GMT")
+        and spark.conf.get("spark.sql.datetime.java8API.enabled") != "true"
     )

@@ -66,14 +66,18 @@ def list_rows(database: Database, connection: Connection, selection: Selection) 
     return rows
 
 
-def list_oldest(database: Database, connection: Connection, selection: Selection, number: int) -> Rows:
+def list_oldest(
+    database: Database, connection: Connection, selection: Selection, number: int
+) -> Rows:
     """The first `number` of the selected rows, or all there are."""
     rows = Rows()
     _add(database, connection, selection, rows, number)
     return rows
 
 
-def _add(database: Database, connection: Connection, selection: Selection, rows: Rows, number: int) -> int:
+def _add(
+    database: Database, connection: Connection, selection: Selection, rows: Rows, number: int
+) -> int:
     """Append the next rows after `rows`, `number` at most; returns how many there were."""
     id_, time = database.quote("id"), database.quote("archived_at")
     conditions = [where] if (where := selection.where(database)) else []
@@ -91,7 +95,9 @@ def _add(database: Database, connection: Connection, selection: Selection, rows:
     return len(rows.ids) - before
 
 
-def delete_rows(database: Database, connection: Connection, selection: Selection, rows: Rows) -> int:
+def delete_rows(
+    database: Database, connection: Connection, selection: Selection, rows: Rows
+) -> int:
     """Remove exactly `rows`; what has come since stays. Returns how many were still there."""
     gone = 0
     time = database.quote("archived_at")

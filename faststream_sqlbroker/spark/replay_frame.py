@@ -28,7 +28,9 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
             "returns them"
         )
     if df.isStreaming:
-        raise SetupError("replay takes no streaming DataFrame: call it in foreachBatch, with one job")
+        raise SetupError(
+            "replay takes no streaming DataFrame: call it in foreachBatch, with one job"
+        )
     kept = [F.col(name) for name in NEEDED if name not in ("id", "headers", "payload")]
     # A body that was mended is text (to_json); the databases take bytes.
     payload = _payload(df)
@@ -39,7 +41,11 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
     chosen = df.select(
         F.col("id").cast("long"), *kept, _headers(df), *([] if dry_run else [payload]), length, last
     )
-    return chosen.repartition(number, "id").sortWithinPartitions("id", F.desc("_newest")).drop("_newest")
+    return (
+        chosen.repartition(number, "id")
+        .sortWithinPartitions("id", F.desc("_newest"))
+        .drop("_newest")
+    )
 
 
 def _headers(df: DataFrame) -> Column:

@@ -98,7 +98,9 @@ def _name(origin: int, option: str, value: object) -> str:
 def _priority(origin: int, value: object) -> int:
     if not isinstance(value, int) or value not in PRIORITIES:
         first, last = PRIORITIES[0], PRIORITIES[-1]
-        raise PublishError(f"row {origin}: its priority must be from {first} to {last}, got {value!r}")
+        raise PublishError(
+            f"row {origin}: its priority must be from {first} to {last}, got {value!r}"
+        )
     return value
 
 
@@ -107,7 +109,9 @@ def _headers(origin: int, stored: Any, plan: Plan) -> dict[str, Any]:
     # Of the row, not of its copy, which has failed nowhere.
     kept = {name: value for name, value in load_headers(stored).items() if name != DEAD_LETTER}
     merged = {**kept, **changes}
-    headers = {name: value for name, value in merged.items() if value is not None or name not in changes}
+    headers = {
+        name: value for name, value in merged.items() if value is not None or name not in changes
+    }
     check_headers(f"row {origin}: its headers", headers)
     return headers
 
@@ -127,4 +131,6 @@ def check_headers(what: str, headers: Mapping[str, Any]) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise PublishError(f"{what} must be JSON values: {error}") from error
     if _UNSTORABLE.search(_PAIR.sub("", text)):
-        raise PublishError(f"{what} must not hold a NUL character or a lone surrogate, got {short(headers)}")
+        raise PublishError(
+            f"{what} must not hold a NUL character or a lone surrogate, got {short(headers)}"
+        )

@@ -181,7 +181,11 @@ class Task:
         marking = self._database.insert_new(self._state)
         connection.execute(marking, [self._mark(copy, token, now) for copy in batch])
         marks = {int(mark.key): mark for mark in self._marks(connection, batch)}
-        ours = [c for c in batch if c.origin in marks and marks[c.origin].info["run"] == self._writer.run]
+        ours = [
+            c
+            for c in batch
+            if c.origin in marks and marks[c.origin].info["run"] == self._writer.run
+        ]
         slot = {copy.origin: number for number, copy in enumerate(ours, self._slots)}
         rows = [
             {**copy.values, "created_at": now, "next_attempt_at": self._due(slot[copy.origin], now)}

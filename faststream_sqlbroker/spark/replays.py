@@ -133,7 +133,9 @@ def replay(
     plan = _plan(job, queue, headers)
     flag("dry_run", dry_run)
     database = database_of(parse_address(url))
-    config = SqlBrokerSchemaConfig(message_table_name=table, message_archive_table_name=None, schema=schema)
+    config = SqlBrokerSchemaConfig(
+        message_table_name=table, message_archive_table_name=None, schema=schema
+    )
     count = 1 if database.one_writer else whole_number("num_partitions", num_partitions, most=64)
     rows = replayed(df, count, dry_run=dry_run)
     per_second = _rate(rate)
@@ -146,7 +148,9 @@ def replay(
         spacing=timedelta(seconds=0 if per_second is None else count / per_second),
         shift=timedelta(seconds=0 if per_second is None else 1 / per_second),
         delay=timedelta(seconds=0 if delay is None else delay_seconds(delay)),
-        remember=None if remember is None else timedelta(seconds=positive_seconds("remember", remember)),
+        remember=None
+        if remember is None
+        else timedelta(seconds=positive_seconds("remember", remember)),
         batch_size=whole_number("batch_size", batch_size, most=10_000),
         dry_run=dry_run,
     )
@@ -173,8 +177,14 @@ def _plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> Pla
 def _rate(rate: float | None) -> float | None:
     if rate is None:
         return None
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not SLOWEST <= rate < float("inf"):
-        raise SetupError(f"rate must be a number of messages a second, {SLOWEST} or more, got {rate!r}")
+    if (
+        isinstance(rate, bool)
+        or not isinstance(rate, int | float)
+        or not SLOWEST <= rate < float("inf")
+    ):
+        raise SetupError(
+            f"rate must be a number of messages a second, {SLOWEST} or more, got {rate!r}"
+        )
     return rate
 
 
@@ -247,7 +257,9 @@ def _summary(found: list[Any], job: str, *, dry_run: bool) -> ReplayResult:
     for row in sorted(found, key=lambda row: row.queue):
         queues[row.queue] = queues.get(row.queue, 0) + row.fresh
     rows = sum(row.rows for row in found)
-    sample = sorted((one for row in found for one in json.loads(row.sample)), key=lambda one: one["id"])
+    sample = sorted(
+        (one for row in found for one in json.loads(row.sample)), key=lambda one: one["id"]
+    )
     return ReplayResult(
         job,
         dry_run,

@@ -108,12 +108,16 @@ def select_rows(
         check_name("schema", schema)
     first, end = parse_moment("since", since), parse_moment("until", until)
     if first is not None and end is not None and end < first:
-        raise SetupError(f"until ({end.isoformat()}) is before since ({first.isoformat()}): swap them")
+        raise SetupError(
+            f"until ({end.isoformat()}) is before since ({first.isoformat()}): swap them"
+        )
     named = _names(queues), _states(states, layout.states)
     return Selection(table, schema, layout.fields, layout.time_column, first, end, *named)
 
 
-def find_oldest(database: Database, connection: Connection, selection: Selection) -> datetime | None:
+def find_oldest(
+    database: Database, connection: Connection, selection: Selection
+) -> datetime | None:
     """The time of the oldest selected row; None if there is none."""
     # An index knows the least time; it would not know the least result of a function.
     oldest = database.microseconds(f"min({database.quote(selection.time_column)})")

@@ -10,7 +10,14 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.drivers import DRIVERS, find_jar, need_jar, need_java, paths_of, wanted_kinds
+from faststream_sqlbroker.spark.drivers import (
+    DRIVERS,
+    find_jar,
+    need_jar,
+    need_java,
+    paths_of,
+    wanted_kinds,
+)
 from faststream_sqlbroker.spark.java import java_of
 
 UTC = "-Duser.timezone=UTC"
@@ -62,7 +69,9 @@ def build_session(
         _need_drivers(running, checked)
         return running
     need_java()
-    paths, coordinates = _resolve(wanted, paths_of(jars), packages=packages, strict=databases is not None)
+    paths, coordinates = _resolve(
+        wanted, paths_of(jars), packages=packages, strict=databases is not None
+    )
     # Workers would run the python3 of PATH, which may lack pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = complete(_settings(paths, coordinates), _submitted()) | dict(config or {})

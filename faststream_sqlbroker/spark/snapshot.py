@@ -81,7 +81,9 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
             "(since=, until=) there"
         )
     with database.connect() as connection:
-        connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = '{int(seconds * 1000)}ms'")
+        connection.exec_driver_sql(
+            f"SET idle_in_transaction_session_timeout = '{int(seconds * 1000)}ms'"
+        )
         connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
             number = str(database.scalar(connection, "SELECT pg_export_snapshot()"))

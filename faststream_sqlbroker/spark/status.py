@@ -61,6 +61,10 @@ def describe_export(spark: SparkSession, path: str) -> ExportStatus:
     lake = Lake(spark, path)
     state = lake.need_state()
     entries = [(window.name, lake.entry(window)) for window in lake.windows()]
-    windows = [LakeWindow(name, one.lake.rows, one.files, one.bytes) for name, one in entries if one]
+    windows = [
+        LakeWindow(name, one.lake.rows, one.files, one.bytes) for name, one in entries if one
+    ]
     pending = state["pending"] and str(state["pending"]["window"])
-    return ExportStatus(lake.folders.root, state["source"], tuple(windows), lake.watermark(), pending)
+    return ExportStatus(
+        lake.folders.root, state["source"], tuple(windows), lake.watermark(), pending
+    )

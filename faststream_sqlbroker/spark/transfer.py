@@ -84,7 +84,9 @@ def bring(job: Job, connection: Connection, window: Window) -> tuple[str, Entry]
     elif not ask_figures(job.database, connection, selection, checksums=False).rows:
         return "exported", job.lake.note_empty(window)
     try:
-        return ("exported" if entry is None else "again"), _export(job, connection, window, selection)
+        return ("exported" if entry is None else "again"), _export(
+            job, connection, window, selection
+        )
     except Exception:
         job.lake.confirm()  # the likeliest reason: somebody else has removed what was half done
         raise
@@ -114,7 +116,9 @@ def _export(job: Job, connection: Connection, window: Window, selection: Selecti
             return job.lake.publish(window, folder, Entry(expected, full.counts))
         shown = f"{found}, without {lost} rows that the lake has" if lost else f"{found}"
         logger.warning("window %s: expected %s; found %s", window.name, expected, shown)
-    advice = "Rows of closed windows are being changed: see who writes to the archive, then export again"
+    advice = (
+        "Rows of closed windows are being changed: see who writes to the archive, then export again"
+    )
     raise ExportMismatchError(window.name, str(expected), shown, advice)
 
 
@@ -129,12 +133,18 @@ def _one_moment(job: Job, connection: Connection) -> Iterator[tuple[Connection, 
 
 
 def _kept(
-    job: Job, connection: Connection, window: Window, selection: Selection, snapshot: Snapshot | None
+    job: Job,
+    connection: Connection,
+    window: Window,
+    selection: Selection,
+    snapshot: Snapshot | None,
 ) -> DataFrame | None:
     """Rows that the lake has and the database has lost; None if the window is new."""
     if job.lake.entry(window) is None:
         return None
-    there = scan(job.lake.session, job.database, connection, selection, "auto", snapshot, job.options)
+    there = scan(
+        job.lake.session, job.database, connection, selection, "auto", snapshot, job.options
+    )
     return job.lake.read(window).join(there.select(*IDENTITY), IDENTITY, "left_anti")
 
 
@@ -163,7 +173,9 @@ def _rows(
     cores = int(job.lake.session.sparkContext.defaultParallelism)
     wanted = 1 if counts.rows <= SMALL else max(math.ceil(bytes_ / PARTITION_BYTES), cores)
     number = min(wanted, MOST_PARTITIONS)
-    frame = scan(job.lake.session, job.database, connection, selection, number, snapshot, job.options)
+    frame = scan(
+        job.lake.session, job.database, connection, selection, number, snapshot, job.options
+    )
     if kept is not None:
         frame = frame.unionByName(kept.select(frame.columns))
     files = max(math.ceil(bytes_ / FILE_BYTES), 1)

@@ -104,4 +104,10 @@ def _render(mark: Watermark) -> dict[str, Any]:
     end = mark.begun
     begun = end and {"until": end.moment.isoformat(), "source": end.source, "detail": end.detail}
     until = None if mark.until is None else mark.until.isoformat()
-    return {"format": FORMAT, "source": mark.source, "until": until, "load": mark.load, "begun": begun}
+    return {
+        "format": FORMAT,
+        "source": mark.source,
+        "until": until,
+        "load": mark.load,
+        "begun": begun,
+    }

@@ -77,7 +77,9 @@ def plan_windows(
         recheck: Seconds before the horizon in which recorded windows are looked at again.
     """
     end = horizon if selection.until is None else min(horizon, selection.until)
-    again = {one for one in recorded if one.end <= end and one.end > horizon - timedelta(seconds=recheck)}
+    again = {
+        one for one in recorded if one.end <= end and one.end > horizon - timedelta(seconds=recheck)
+    }
     if selection.since is None and recorded:
         begin = first_gap(recorded)
     else:

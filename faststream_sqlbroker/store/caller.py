@@ -19,7 +19,11 @@ def check_same_database(connection: Connection | None, engine: Engine) -> None:
         return
     theirs, ours = connection.engine.url, engine.url
     alike = _family(theirs.get_backend_name()) == _family(ours.get_backend_name())
-    same_place = (theirs.host, theirs.port, theirs.database) == (ours.host, ours.port, ours.database)
+    same_place = (theirs.host, theirs.port, theirs.database) == (
+        ours.host,
+        ours.port,
+        ours.database,
+    )
     if not (alike and same_place):
         msg = (
             f"the connection given leads to {theirs.render_as_string()!r}, but the broker's tables are in "

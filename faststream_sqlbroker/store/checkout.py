@@ -90,7 +90,9 @@ class Checkouts:
                 watchdog.cancel()
 
     async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
-        before = self._evicted_before  # as it is now: other tasks may move it on for as long as we look
+        before = (
+            self._evicted_before
+        )  # as it is now: other tasks may move it on for as long as we look
         self.pools.refresh()
         connection = await engine.connect()
         while _opened_at(connection) < before:

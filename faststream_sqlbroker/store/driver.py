@@ -25,9 +25,17 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger("sqlalchemy.engine.Engine")
 _CHECKED = "sqlbroker_read_committed"
 _EVENTS = (
-    "before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute", "begin", "commit",
-    "handle_error", "do_execute", "do_execute_no_params", "do_executemany",
-)  # fmt: skip
+    "before_cursor_execute",
+    "after_cursor_execute",
+    "before_execute",
+    "after_execute",
+    "begin",
+    "commit",
+    "handle_error",
+    "do_execute",
+    "do_execute_no_params",
+    "do_executemany",
+)
 LOOK_INTERVAL = 0.05
 """Seconds for which listeners that are added meanwhile may miss something."""
 

@@ -21,7 +21,9 @@ from faststream_sqlbroker.exceptions import (
 )
 
 _QUOTED_ROW = re.compile(r"\s*DETAIL:\s+Failing row contains .*", re.DOTALL)
-DRIVERS = frozenset({"asyncpg", "psycopg", "aiomysql", "pymysql", "asyncmy", "aiosqlite", "sqlite3"})
+DRIVERS = frozenset(
+    {"asyncpg", "psycopg", "aiomysql", "pymysql", "asyncmy", "aiosqlite", "sqlite3"}
+)
 
 Doing = Activities | Callable[[], Activities]
 """What statements are for; called only when one of them was refused."""
@@ -47,7 +49,9 @@ class ErrorClasses:
         """Says what is missing for them, for the error's text."""
 
     @asynccontextmanager
-    async def classed(self, doing: Doing = frozenset(), *, explained: bool = False) -> AsyncIterator[None]:
+    async def classed(
+        self, doing: Doing = frozenset(), *, explained: bool = False
+    ) -> AsyncIterator[None]:
         """Turn the database's errors into ours; others pass as they are.
 
         Args:

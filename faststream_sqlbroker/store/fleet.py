@@ -29,9 +29,15 @@ class Fleet:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
         """Share the store's `places`."""
-        self._transactions, self._dialect, self._places = transactions.doing(Activity.STATE), dialect, places
+        self._transactions, self._dialect, self._places = (
+            transactions.doing(Activity.STATE),
+            dialect,
+            places,
+        )
         self._operating = transactions.doing(Activity.OPERATE)
         self._releasing = transactions.doing(Activity.RELEASE)
         self._table = dialect.tables.policy_state
@@ -89,7 +95,9 @@ class Fleet:
 
     async def paused(self) -> list[PausedQueue]:
         """The queues that are paused now, by name."""
-        return await self._operating.run(lambda c: presence.paused(c, self._table), self._places, write=False)
+        return await self._operating.run(
+            lambda c: presence.paused(c, self._table), self._places, write=False
+        )
 
     async def subscribers(self) -> list[LiveSubscriber]:
         """The subscribers that live, those heard of last first."""

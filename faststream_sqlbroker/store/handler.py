@@ -100,7 +100,9 @@ class HandlerTransaction:
             return
         with contextlib.suppress(SqlBrokerError):
             async with self._errors.classed(), asyncio.timeout(self._timeout):
-                await self.connection.run_sync(lambda c: self._dialect.handler_locks.prove(c, self.locked))
+                await self.connection.run_sync(
+                    lambda c: self._dialect.handler_locks.prove(c, self.locked)
+                )
                 self.proven = True
 
     async def hold(self, leases: Leases, seconds: float) -> set[int]:
@@ -203,7 +205,9 @@ class HandlerTransactions:
         async with self._places, AsyncExitStack() as stack:
             async with ours.errors.classed(), asyncio.timeout(ours.timeout):
                 connection = await stack.enter_async_context(ours.checkouts(None, self._engine))
-                transaction = HandlerTransaction(connection, ours.dialect, ours.checkouts, ours.timeout)
+                transaction = HandlerTransaction(
+                    connection, ours.dialect, ours.checkouts, ours.timeout
+                )
                 await transaction.begin()
             try:
                 yield transaction

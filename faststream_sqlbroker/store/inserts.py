@@ -43,7 +43,9 @@ class Inserts:
         """
         self.refuse_too_large(rows)
         if bytes_of(rows) > BYTES_TOGETHER:
-            return self._transactions.run(lambda c: self._dialect.insert(c, rows), self._of_this_loop.place)
+            return self._transactions.run(
+                lambda c: self._dialect.insert(c, rows), self._of_this_loop.place
+            )
         if any(row.dedup_id is not None for row in rows):
             # Another's uncommitted dedup_id would make everybody wait.
             return self._transactions.run(self._dialect.inserting(rows), self._of_this_loop.place)
@@ -78,7 +80,9 @@ class Inserts:
             self._shared = SharedStatements(self._transactions)
         return self._shared
 
-    async def insert_in(self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]) -> Ids:
+    async def insert_in(
+        self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
+    ) -> Ids:
         """Insert `rows` in the caller's transaction; it is neither begun, committed nor flushed here.
 
         Raises:

@@ -38,7 +38,12 @@ def refusing_outside(engine: AsyncEngine) -> AsyncEngine:
 
 
 def refuse_outside(
-    connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool
+    connection: Connection,
+    _cursor: Any,
+    statement: str,
+    parameters: Any,
+    _context: Any,
+    _many: bool,
 ) -> tuple[str, Any]:
     """SQLAlchemy's listener.
 

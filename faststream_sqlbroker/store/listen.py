@@ -13,7 +13,11 @@ from faststream_sqlbroker.store.checkout import Checkouts
 
 @asynccontextmanager
 async def listening(
-    checkouts: Checkouts, engine: AsyncEngine, timeout: float, channel: str, heard: Callable[[str], None]
+    checkouts: Checkouts,
+    engine: AsyncEngine,
+    timeout: float,
+    channel: str,
+    heard: Callable[[str], None],
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Call `heard` with the payload of each wake-up on `channel`; yields a check of the connection.
 
@@ -47,7 +51,9 @@ async def listening(
                     msg = "the listening connection was closed"
                     raise TransientStoreError(msg)
                 if checkouts.is_evicted(connection):
-                    msg = "a server was found read-only since: it may be the one that is listened to"
+                    msg = (
+                        "a server was found read-only since: it may be the one that is listened to"
+                    )
                     raise TransientStoreError(msg)
                 await driver.execute("SELECT 1")
 

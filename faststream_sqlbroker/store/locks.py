@@ -20,7 +20,9 @@ class Locks:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(self, transactions: Transactions, tables: Tables, places: asyncio.Semaphore) -> None:
+    def __init__(
+        self, transactions: Transactions, tables: Tables, places: asyncio.Semaphore
+    ) -> None:
         """Share the store's `places`."""
         self._transactions, self._operating = (
             transactions.doing(Activity.LOCK),
@@ -46,7 +48,9 @@ class Locks:
 
     async def release(self, key: str, token: UUID) -> bool:
         """Give `key` back; false if `token` has it no more, which changes nothing."""
-        return await self._transactions.run(lambda c: locks.release(c, self._table, key, token), self._places)
+        return await self._transactions.run(
+            lambda c: locks.release(c, self._table, key, token), self._places
+        )
 
     async def force(self, key: str) -> bool:
         """Take `key` from whoever has it, whose fence is then behind the counter; whether somebody had it."""

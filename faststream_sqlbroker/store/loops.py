@@ -17,7 +17,9 @@ class Places(asyncio.Semaphore):
         """Let `value` of each event loop in; 1 is a lock."""
         super().__init__(value)
         self._most = value
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
 
     @property
     def _here(self) -> asyncio.Semaphore:

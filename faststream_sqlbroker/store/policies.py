@@ -20,7 +20,9 @@ class PolicyStore:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
         """Share the store's `places`."""
         self._transactions = transactions.doing(Activity.CONSUME, Activity.STATE)
         self._dialect, self._places = dialect, places

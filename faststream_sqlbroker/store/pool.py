@@ -94,7 +94,9 @@ def handler_shortage(engine: AsyncEngine, places: int, handlers: int) -> str | N
     most = capacity(engine)
     if most is None:
         pool = f"sets no limit, and counts for {DEFAULT_SIZE} connections,"
-        cure = f"Give it limits, such as pool_size={DEFAULT_SIZE} and max_overflow={handlers - places}"
+        cure = (
+            f"Give it limits, such as pool_size={DEFAULT_SIZE} and max_overflow={handlers - places}"
+        )
     else:
         pool = f"gives at most {most} connections,"
         cure = f"Raise its max_overflow by {handlers - places}"
@@ -105,7 +107,9 @@ def handler_shortage(engine: AsyncEngine, places: int, handlers: int) -> str | N
     )
 
 
-def handler_places(engine: AsyncEngine, for_subscribers: int, *, listening: bool, one_writer: bool) -> int:
+def handler_places(
+    engine: AsyncEngine, for_subscribers: int, *, listening: bool, one_writer: bool
+) -> int:
     """Transactions that handlers may hold open at a time; 0 if the pool is too small for one.
 
     The loops must go on while handlers hold theirs. SQLite has one writer at a time anyway.

@@ -19,7 +19,9 @@ class Schedules:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
         """Share the store's `places`."""
         self._transactions, self._dialect, self._places = (
             transactions.doing(Activity.SCHEDULE, Activity.PUBLISH),
@@ -54,14 +56,20 @@ class Schedules:
         )
 
     async def publish(
-        self, name: str, token: UUID, state: ScheduleState, rows: Sequence[NewMessage], lease: float | None
+        self,
+        name: str,
+        token: UUID,
+        state: ScheduleState,
+        rows: Sequence[NewMessage],
+        lease: float | None,
     ) -> bool:
         """Insert `rows` and write `state` in one transaction; false, and nothing written, if `token` lost the schedule.
 
         It stays taken for `lease` seconds; None gives it back.
         """
         return await self._transactions.run(
-            lambda c: schedules.publish(self._dialect, c, name, token, state, rows, lease), self._places
+            lambda c: schedules.publish(self._dialect, c, name, token, state, rows, lease),
+            self._places,
         )
 
     async def put_off(self, name: str, token: UUID, state: ScheduleState, pause: float) -> None:
@@ -72,11 +80,15 @@ class Schedules:
 
     async def give_back(self, name: str, token: UUID) -> None:
         """Let a schedule be taken by others at once, if `token` has it."""
-        await self._transactions.run(lambda c: schedules.give_back(c, self._table, name, token), self._places)
+        await self._transactions.run(
+            lambda c: schedules.give_back(c, self._table, name, token), self._places
+        )
 
     async def forget(self, name: str) -> bool:
         """Remove a schedule; whether it was there."""
-        return await self._operating.run(lambda c: schedules.forget(c, self._table, name), self._places)
+        return await self._operating.run(
+            lambda c: schedules.forget(c, self._table, name), self._places
+        )
 
     async def listed(self, limit: int) -> list[Schedule]:
         """Up to `limit` schedules, by name."""

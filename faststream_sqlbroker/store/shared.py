@@ -53,7 +53,9 @@ class SharedStatements:
         """Insert `rows`; ids in order, when they are committed."""
         if self._idle is not None and not self._calls and not self._idle.is_closed():
             query: Any = self._dialect.inserting(rows)
-            with contextlib.suppress(DBAPIError):  # refused: the ordinary way says so better, or repeats it
+            with contextlib.suppress(
+                DBAPIError
+            ):  # refused: the ordinary way says so better, or repeats it
                 return cast("list[int | None]", await self._directly(query))
         return cast("list[int | None]", await self._queued(rows))
 
@@ -67,7 +69,9 @@ class SharedStatements:
         if self._pump is not None:
             await asyncio.wait((self._pump,), timeout=self._timeout)
 
-    def _queued(self, rows: Sequence[NewMessage], query: Query[Any] | None = None) -> "asyncio.Future[Any]":
+    def _queued(
+        self, rows: Sequence[NewMessage], query: Query[Any] | None = None
+    ) -> "asyncio.Future[Any]":
         call = Call(rows, self.loop.create_future(), self.loop.time() + self._timeout, query)
         self._calls.append(call)
         if self._pump is None or self._pump.done():
@@ -201,7 +205,9 @@ class SharedStatements:
         group = self._group
         left = group[0].deadline - self.loop.time()
         try:
-            result = await self._shortcut.fetch(driver, self._query(group), timeout=max(0.001, left))
+            result = await self._shortcut.fetch(
+                driver, self._query(group), timeout=max(0.001, left)
+            )
         except DBAPIError as error:
             self._checkouts.note(error)
             return False
@@ -216,7 +222,9 @@ class SharedStatements:
         return True
 
     def _unknown(self, error: BaseException) -> UnknownOutcomeError:
-        return UnknownOutcomeError(f"the answer to the INSERT was lost: {self._errors.of(error) or error}")
+        return UnknownOutcomeError(
+            f"the answer to the INSERT was lost: {self._errors.of(error) or error}"
+        )
 
     def _query(self, group: list[Call]) -> Any:
         first = group[0]

@@ -14,7 +14,9 @@ LOOK_EVERY = 10.0
 class Silent:
     """What one process has seen of the waits of others."""
 
-    def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
         """Share the store's `places`."""
         self._transactions, self._places = transactions, places
         self._sessions = dialect.silent_sessions
@@ -45,4 +47,6 @@ class Silent:
         over = {wait: now - since for wait, since in self._seen.items() if since <= now - limit}
         if not over:
             return []
-        return await self._transactions.run(lambda c: sessions.end(c, over), self._places, write=False)
+        return await self._transactions.run(
+            lambda c: sessions.end(c, over), self._places, write=False
+        )

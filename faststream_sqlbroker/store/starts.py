@@ -21,7 +21,9 @@ class Starts:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
         """Share the store's `places`."""
         self._transactions, self._dialect, self._places = (
             transactions.doing(Activity.CONSUME, Activity.STATE),
@@ -33,7 +35,11 @@ class Starts:
         self._worker = worker_name()
 
     async def remove_first(
-        self, settlements: Sequence[Settlement], rows: Sequence[ClaimedMessage], holder: UUID, lease: float
+        self,
+        settlements: Sequence[Settlement],
+        rows: Sequence[ClaimedMessage],
+        holder: UUID,
+        lease: float,
     ) -> SettleResult:
         """Write `settlements` of `rows` and note the starts of those written, in one transaction.
 
@@ -44,10 +50,13 @@ class Starts:
             lambda c: remove(c, settlements, rows, holder, lease, worker), self._places
         )
 
-    async def renew(self, started: Sequence[policy_state.Started], holder: UUID, lease: float) -> None:
+    async def renew(
+        self, started: Sequence[policy_state.Started], holder: UUID, lease: float
+    ) -> None:
         """What `holder` has started still runs."""
         await self._transactions.run(
-            lambda c: policy_state.renew_started(c, self._table, started, holder, lease), self._places
+            lambda c: policy_state.renew_started(c, self._table, started, holder, lease),
+            self._places,
         )
 
     async def end(self, started: Sequence[policy_state.Started], holder: UUID) -> None:

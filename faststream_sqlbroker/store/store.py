@@ -87,7 +87,9 @@ class Store:
         self._errors = ErrorClasses(self.dialect, statement_timeout)
         self._checkouts = Checkouts(self._engine, self.dialect, self._errors)
         self._shortcut = DriverShortcut(engine, self.dialect, allowed=not pgbouncer)
-        self._transactions = Transactions(self._checkouts, self.dialect, statement_timeout, self._shortcut)
+        self._transactions = Transactions(
+            self._checkouts, self.dialect, statement_timeout, self._shortcut
+        )
         self._consuming = self._transactions.doing(Activity.CONSUME)
         self._places = Places(self.max_connections)
         self.starts = Starts(self._transactions, self.dialect, self._places)
@@ -146,7 +148,9 @@ class Store:
         """
         return await self._inserts.insert_in(connection, rows)
 
-    def insert_sync(self, connection: "Connection | Session", rows: Sequence[NewMessage]) -> list[int | None]:
+    def insert_sync(
+        self, connection: "Connection | Session", rows: Sequence[NewMessage]
+    ) -> list[int | None]:
         """`insert_in` for synchronous code.
 
         Raises:
@@ -176,7 +180,9 @@ class Store:
         """
         if not pairs or limit < 1:
             return Claimed()
-        claiming = self.dialect.claiming(pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch)
+        claiming = self.dialect.claiming(
+            pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
+        )
         return await self._consuming.run(claiming, self._places)
 
     async def claim_ordered(
@@ -200,12 +206,20 @@ class Store:
 
         def claim(connection: Connection) -> tuple[Claimed, float | None, Cursors]:
             moved, ordered = cursors.copy(), self.dialect.ordered
-            return *ordered.claim(connection, pairs, limit, lease, token, moved, suspicion=suspicion), moved
+            return *ordered.claim(
+                connection, pairs, limit, lease, token, moved, suspicion=suspicion
+            ), moved
 
         return await self._consuming.run(claim, self._places)
 
     async def claim_one(
-        self, message_id: int, queues: Sequence[str], lease: float, token: UUID, *, ordered: bool = False
+        self,
+        message_id: int,
+        queues: Sequence[str],
+        lease: float,
+        token: UUID,
+        *,
+        ordered: bool = False,
     ) -> Claimed:
         """Lease this row, if it is due in one of `queues`, nobody holds it, and with `ordered` it comes first."""
         if ordered:
@@ -224,7 +238,9 @@ class Store:
         run, renew = self._consuming.run, self.dialect.renew
         return await run(lambda c: renew(c, leases, lease, skip_locked=skip_locked), self._places)
 
-    async def settle(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> SettleResult:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, skip_locked: bool = False
+    ) -> SettleResult:
         """Write `settlements`, and what is chained to them, in one transaction; each only while its lease is held.
 
         With `skip_locked` rows that somebody else has locked are in neither set of the result, and no other lock is waited for
@@ -251,7 +267,9 @@ class Store:
 
     async def release_stuck(self, queues: Sequence[str], limit: int) -> int:
         """Give back up to `limit` rows of `queues` whose lease has expired; how many."""
-        return await self._consuming.run(lambda c: self.dialect.release_stuck(c, queues, limit), self._places)
+        return await self._consuming.run(
+            lambda c: self.dialect.release_stuck(c, queues, limit), self._places
+        )
 
     async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
         """Seconds until the first lease in `queues` ends, anybody's, by the database's clock; None without one."""
@@ -261,7 +279,9 @@ class Store:
 
     async def release_claim(self, queues: Sequence[str], token: UUID) -> int:
         """Give back, uncharged, the rows of a claim whose answer was lost; how many."""
-        return await self._consuming.run(lambda c: self.dialect.release_claim(c, queues, token), self._places)
+        return await self._consuming.run(
+            lambda c: self.dialect.release_claim(c, queues, token), self._places
+        )
 
     # -- the database itself ------------------------------------------------------------------------
 
@@ -283,7 +303,9 @@ class Store:
 
     async def differences(self) -> list[str]:
         """What in the database differs from what this version needs, each with its cure."""
-        return await self._transactions.run(lambda c: differences(c, self.tables), self._places, write=False)
+        return await self._transactions.run(
+            lambda c: differences(c, self.tables), self._places, write=False
+        )
 
     async def find_lacks(self, activities: Activities) -> Access:
         """Which rights and tables the database user lacks for `activities`; nothing is written."""
@@ -292,7 +314,9 @@ class Store:
         )
 
     def on_denied(
-        self, call: Callable[[Activities], None], find_lacks: Callable[[Activities], Awaitable[Access]]
+        self,
+        call: Callable[[Activities], None],
+        find_lacks: Callable[[Activities], Awaitable[Access]],
     ) -> None:
         """Call `call` with what a statement was for that is refused because a right or a table is missing.
 
@@ -339,5 +363,7 @@ class Store:
             TransientStoreError: the connection cannot be made or is gone.
         """
         engine = self._listen_engine or self.engine
-        async with listening(self._checkouts, engine, self.statement_timeout, channel, heard) as alive:
+        async with listening(
+            self._checkouts, engine, self.statement_timeout, channel, heard
+        ) as alive:
             yield alive

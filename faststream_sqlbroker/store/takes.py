@@ -20,7 +20,9 @@ class Takes:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore) -> None:
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
         """Share the store's `places`."""
         self._transactions = transactions.planning_anew()
         self._dialect, self._places = dialect, places
@@ -54,5 +56,7 @@ class Takes:
         if replaced is None:
             return await run(self._dialect.settling_one(settlement), self._places, doing=doing)
         return await run(
-            lambda c: settle_replaced(self._dialect, c, settlement, replaced), self._places, doing=doing
+            lambda c: settle_replaced(self._dialect, c, settlement, replaced),
+            self._places,
+            doing=doing,
         )

@@ -51,12 +51,19 @@ class Transactions:
 
     def doing(self, *activities: Activity) -> "Transactions":
         """The same, for `activities`."""
-        return Transactions(self.checkouts, self.dialect, self.timeout, self.shortcut, frozenset(activities))
+        return Transactions(
+            self.checkouts, self.dialect, self.timeout, self.shortcut, frozenset(activities)
+        )
 
     def planning_anew(self) -> "Transactions":
         """The same, for statements that must not use a plan of an earlier time."""
         return Transactions(
-            self.checkouts, self.dialect, self.timeout, self.shortcut, self._activities, planning_anew=True
+            self.checkouts,
+            self.dialect,
+            self.timeout,
+            self.shortcut,
+            self._activities,
+            planning_anew=True,
         )
 
     async def run(
@@ -181,7 +188,9 @@ class Transactions:
         else:
             self.dialect.begin(connection, self.idle_limit if locks else None)
 
-    async def _sent(self, connection: AsyncConnection, driver: Any, query: Any, *, write: bool) -> Any:
+    async def _sent(
+        self, connection: AsyncConnection, driver: Any, query: Any, *, write: bool
+    ) -> Any:
         try:
             return await self.shortcut.fetch(driver, query)
         except SQLAlchemyError:

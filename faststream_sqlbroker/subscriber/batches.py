@@ -37,7 +37,9 @@ class Batches:
 
     def _fields(self) -> set[str]:
         """Names by which the handlers take the batch: that of the only parameter that FastStream fills from it."""
-        parameters: list[list[Any]] = [getattr(call.dependant, "flat_params", []) for call in self._calls]
+        parameters: list[list[Any]] = [
+            getattr(call.dependant, "flat_params", []) for call in self._calls
+        ]
         return {only[0].field_name for only in parameters if len(only) == 1}
 
     def noting(self, parser: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
@@ -113,7 +115,9 @@ class _NotesRefusals(BaseMiddleware):
     async def _note_refusal(self, error: Exception, message: "StreamMessage[Any]") -> None:
         refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
         if isinstance(refusal, ValidationError):
-            places = [each["loc"] for each in refusal.errors(include_url=False, include_input=False)]
+            places = [
+                each["loc"] for each in refusal.errors(include_url=False, include_input=False)
+            ]
             fields = self._fields()
             if not all(place and place[0] in fields for place in places):
                 return  # another parameter's, or a dependency's: whatever the batch is

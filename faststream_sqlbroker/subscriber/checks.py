@@ -68,7 +68,11 @@ def weighted(queues: object) -> tuple[object, tuple[int, ...] | None]:
     if not isinstance(queues, Mapping):
         return queues, None
     for name, weight in queues.items():
-        if not isinstance(weight, int) or isinstance(weight, bool) or not 1 <= weight <= LARGEST_WEIGHT:
+        if (
+            not isinstance(weight, int)
+            or isinstance(weight, bool)
+            or not 1 <= weight <= LARGEST_WEIGHT
+        ):
             raise SetupError(
                 f"the weight of queue {short(name)} must be a whole number from 1 to {LARGEST_WEIGHT}, got "
                 f"{short(weight)}: a queue of weight 5 is claimed from five times as much as one of weight 1"
@@ -78,7 +82,11 @@ def weighted(queues: object) -> tuple[object, tuple[int, ...] | None]:
 
 def factor(name: str, value: object) -> None:
     """Refuse what is not a number from 1 to 1000."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= LARGEST_FACTOR:
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not 1 <= value <= LARGEST_FACTOR
+    ):
         raise SetupError(f"{name} must be a number from 1 to 1000, got {value!r}")
 
 
@@ -108,7 +116,9 @@ def ack_policy(value: object) -> None:
 def retry_strategy(value: object) -> None:
     """Refuse what can say nothing about the next attempt."""
     if isinstance(value, type):
-        raise SetupError(f"retry_strategy must be an instance, got the class {value.__name__}: call it")
+        raise SetupError(
+            f"retry_strategy must be an instance, got the class {value.__name__}: call it"
+        )
     if value is not None and not callable(getattr(value, "get_next_attempt_at", None)):
         raise SetupError(
             f"retry_strategy must have a method get_next_attempt_at, or be None for no retries, got {value!r}"
@@ -208,7 +218,9 @@ def destinations(value: object, settings: "SubscriberSettings") -> tuple[str, ..
             f"forward_to={short(settings.forward_to)}: leave it out"
         )
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise SetupError(f'destinations must be a list of names such as ["invoices"], got {short(value)}')
+        raise SetupError(
+            f'destinations must be a list of names such as ["invoices"], got {short(value)}'
+        )
     names = tuple(value)
     if not names:
         raise SetupError(
@@ -237,7 +249,11 @@ def no_handler(options: Sequence[str]) -> None:
 def warn_of_surprises(settings: "SubscriberSettings") -> None:
     """Warn of values that are legal together, but hardly meant."""
     attempts = most_attempts(settings.retry_strategy)
-    if settings.max_deliveries is not None and attempts is not None and settings.max_deliveries < attempts:
+    if (
+        settings.max_deliveries is not None
+        and attempts is not None
+        and settings.max_deliveries < attempts
+    ):
         _warn(
             f"max_deliveries={settings.max_deliveries} ends a message before the {attempts} attempts of its "
             "retry strategy are used: raise it, or lower max_attempts"
@@ -248,7 +264,11 @@ def warn_of_surprises(settings: "SubscriberSettings") -> None:
             f"max_lease={lease} has no effect below release_stuck_timeout={settings.release_stuck_timeout}, "
             "the length of the first lease: lower the latter too"
         )
-    if lease is not None and timeout is not None and timeout > max(lease, settings.release_stuck_timeout):
+    if (
+        lease is not None
+        and timeout is not None
+        and timeout > max(lease, settings.release_stuck_timeout)
+    ):
         _warn(
             f"handler_timeout={timeout} is longer than a message can be held (max_lease={lease}): it may be "
             "delivered elsewhere while the handler still runs"

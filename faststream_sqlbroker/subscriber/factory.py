@@ -8,7 +8,10 @@ from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream_sqlbroker.core.routing import Place
 from faststream_sqlbroker.parser import SqlBrokerBatchParser
 from faststream_sqlbroker.subscriber.calls import NoCalls
-from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig, QueueSubscriberSpecificationConfig
+from faststream_sqlbroker.subscriber.config import (
+    QueueSubscriberConfig,
+    QueueSubscriberSpecificationConfig,
+)
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber

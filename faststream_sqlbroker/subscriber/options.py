@@ -192,7 +192,9 @@ def make_settings(
             raise UnknownOptionError(_unknown(name))
     given = {name: value for name, value in options.items() if value is not EMPTY}
     names, weights = checks.weighted(queues)
-    settings = SubscriberSettings(queues=cast("Any", names), weights=weights, **cast("dict[str, Any]", given))
+    settings = SubscriberSettings(
+        queues=cast("Any", names), weights=weights, **cast("dict[str, Any]", given)
+    )
     if given.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
         checks.warn_unused_strategy(settings)
     return settings

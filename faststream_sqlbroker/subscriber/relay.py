@@ -31,7 +31,9 @@ class ForwardHeaders:
         row = msg[0] if isinstance(msg, tuple) else msg
         headers = {} if row is None else row.headers
         wanted = set(headers) if self._names is None else self._names
-        return _Forward(msg, {n: v for n, v in headers.items() if n in wanted and n not in OWN}, **options)
+        return _Forward(
+            msg, {n: v for n, v in headers.items() if n in wanted and n not in OWN}, **options
+        )
 
 
 class _Forward(BaseMiddleware):
@@ -40,7 +42,9 @@ class _Forward(BaseMiddleware):
         self._headers = headers
 
     @override
-    async def publish_scope(self, call_next: "Callable[[Any], Awaitable[Any]]", cmd: "PublishCommand") -> Any:
+    async def publish_scope(
+        self, call_next: "Callable[[Any], Awaitable[Any]]", cmd: "PublishCommand"
+    ) -> Any:
         """Add the headers that the answer does not bring itself."""
         headers = dict(self._headers)
         if not isinstance(cmd, SqlBrokerPublishCommand):

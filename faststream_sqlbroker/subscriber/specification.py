@@ -12,7 +12,9 @@ from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.subscriber.config import QueueSubscriberSpecificationConfig
 
 
-class QueueSubscriberSpecification(SubscriberSpecification[BrokerConfig, QueueSubscriberSpecificationConfig]):
+class QueueSubscriberSpecification(
+    SubscriberSpecification[BrokerConfig, QueueSubscriberSpecificationConfig]
+):
     """One channel for each queue. AsyncAPI has no bindings for SQL."""
 
     @property

@@ -14,7 +14,9 @@ TRANSACTION = "sql_transaction"
 """Name in FastStream's context of the transaction that a handler works in."""
 
 
-def check_transaction(handlers: Sequence[Callable[..., Any]], store: "Store", *, transactional: bool) -> None:
+def check_transaction(
+    handlers: Sequence[Callable[..., Any]], store: "Store", *, transactional: bool
+) -> None:
     """Refuse what cannot work.
 
     Raises:

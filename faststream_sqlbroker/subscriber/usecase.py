@@ -84,7 +84,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return (*middlewares, *own) if own else middlewares
 
     @override
-    def _get_parser_and_decoder(self, *given: Any, **options: Any) -> "tuple[AsyncCallable, AsyncCallable]":
+    def _get_parser_and_decoder(
+        self, *given: Any, **options: Any
+    ) -> "tuple[AsyncCallable, AsyncCallable]":
         parser, decoder = super()._get_parser_and_decoder(*given, **options)
         if self._batches is not None and parser is not self._parser:
             parser = self._batches.noting(parser)
@@ -173,7 +175,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _make_consumer(self) -> Consumer:
         outer: Any = self._outer_config
         settings, ack_first = self._settings(), self.ack_policy is AckPolicy.ACK_FIRST
-        handle: Handle = self.consume if self._batches is None else self._batches.handing_out(self.consume)
+        handle: Handle = (
+            self.consume if self._batches is None else self._batches.handing_out(self.consume)
+        )
         if settings.forward_to is not None:
             # Batches are moved together; a default policy of the broker's is for handlers.
             handle = Forward(settings, self._log_of_loops, outer.presence.destinations.named)
@@ -203,12 +207,16 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     def _synchronous_handlers(self) -> list[str]:
         """Names of the handlers that run in a thread, where nothing can cancel them."""
-        return [getattr(h, "__name__", repr(h)) for h in self._handlers if not is_coroutine_callable(h)]
+        return [
+            getattr(h, "__name__", repr(h)) for h in self._handlers if not is_coroutine_callable(h)
+        ]
 
     def _settings(self) -> SubscriberSettings:
         settings = self.config.settings
         if settings.forward_to is None:
-            policy_fits(settings, self.ack_policy)  # the default of a broker or router is known only now
+            policy_fits(
+                settings, self.ack_policy
+            )  # the default of a broker or router is known only now
         if settings.handler_timeout is not None and (names := self._synchronous_handlers()):
             msg = (
                 f"handler_timeout cannot end the synchronous handler {names[0]!r}, which runs in a thread: "
@@ -229,7 +237,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         if not self._outer_config.prefix:
             return settings
         return changed(
-            settings, queues=self.queues, forward_to=self.forward_to, dead_letter_queue=self.dead_letter_queue
+            settings,
+            queues=self.queues,
+            forward_to=self.forward_to,
+            dead_letter_queue=self.dead_letter_queue,
         )
 
     @override
@@ -315,7 +326,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         exc_info: BaseException | None = None,
         message_id: int | None = None,
     ) -> None:
-        extra = {"queue": ",".join(self.queues), "message_id": "" if message_id is None else str(message_id)}
+        extra = {
+            "queue": ",".join(self.queues),
+            "message_id": "" if message_id is None else str(message_id),
+        }
         self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
 
 

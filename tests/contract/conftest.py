@@ -44,11 +44,15 @@ class Bench:
 
     async def put(self, count: int = 1, queue: str = "q", **fields: Any) -> list[int]:
         """Insert messages with numbered bodies."""
-        ids = await self.store.insert([NewMessage(queue, f"{n}".encode(), **fields) for n in range(count)])
+        ids = await self.store.insert(
+            [NewMessage(queue, f"{n}".encode(), **fields) for n in range(count)]
+        )
         assert all(i is not None for i in ids)
         return [i for i in ids if i is not None]
 
-    async def claim(self, limit: int = 10, *queues: str, lease: float = LEASE) -> list[ClaimedMessage]:
+    async def claim(
+        self, limit: int = 10, *queues: str, lease: float = LEASE
+    ) -> list[ClaimedMessage]:
         """Look for pairs and claim from those that are due."""
         from uuid import uuid4
 
@@ -58,7 +62,9 @@ class Bench:
     async def expire(self) -> None:
         """Let every lease run out."""
         past = self.past(3600)
-        await self.execute(f"UPDATE message SET lease_expires_at = {past} WHERE state = 'PROCESSING'")
+        await self.execute(
+            f"UPDATE message SET lease_expires_at = {past} WHERE state = 'PROCESSING'"
+        )
 
     def past(self, seconds: int) -> str:
         """SQL of the moment `seconds` ago, by the database's clock."""
@@ -107,4 +113,6 @@ async def bench(store: Store) -> Bench:
 
 def done(row: ClaimedMessage, **fields: Any) -> Settlement:
     """An acked delivery of `row`."""
-    return Settlement(row.id, row.lease_token, fields.pop("state", MessageState.COMPLETED), **fields)
+    return Settlement(
+        row.id, row.lease_token, fields.pop("state", MessageState.COMPLETED), **fields
+    )

@@ -45,7 +45,14 @@ async def test_the_order_is_priority_then_due_time_then_id(bench: Bench) -> None
     now = await bench.store.now()
     for name, priority, age in (("c", 0, 5), ("d", 0, 1), ("a", 9, 1), ("e", -9, 50), ("b", 0, 9)):
         await bench.store.insert(
-            [NewMessage("q", name.encode(), priority=priority, next_attempt_at=now - timedelta(seconds=age))]
+            [
+                NewMessage(
+                    "q",
+                    name.encode(),
+                    priority=priority,
+                    next_attempt_at=now - timedelta(seconds=age),
+                )
+            ]
         )
     assert b"".join(m.payload for m in await bench.claim()) == b"abcde"
 
@@ -74,7 +81,9 @@ async def test_two_claimers_never_get_the_same_row(bench: Bench) -> None:
     assert len(ids) == len(set(ids)) == 400
 
 
-with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+with_row_locks = pytest.mark.parametrize(
+    "database", ["postgresql", "mariadb", "mysql"], indirect=True
+)
 
 
 @pytest.mark.capability("rows locked elsewhere are skipped")
@@ -82,7 +91,9 @@ with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb", "
 async def test_rows_locked_elsewhere_are_skipped(bench: Bench, store: Store) -> None:
     first, second = await bench.put(2)
     async with store.engine.connect() as connection:
-        await connection.execute(text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": first})
+        await connection.execute(
+            text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": first}
+        )
         assert [m.id for m in await bench.claim()] == [second]
         await connection.rollback()
     assert [m.id for m in await bench.claim()] == [first]
@@ -114,7 +125,11 @@ async def test_an_expired_lease_goes_back_with_its_delivery_charged(bench: Bench
     assert [r["state"] for r in rows] == ["PENDING", "RETRYABLE"]
     for row in rows:
         assert row["deliveries_count"] == 1
-        assert (row["acquired_at"], row["lease_token"], row["lease_expires_at"]) == (None, None, None)
+        assert (row["acquired_at"], row["lease_token"], row["lease_expires_at"]) == (
+            None,
+            None,
+            None,
+        )
     again = await bench.claim()
     assert [m.deliveries_count for m in again] == [2, 2]
     assert first.lease_token != again[0].lease_token
@@ -132,7 +147,9 @@ async def test_a_renewal_lengthens_only_leases_still_held(bench: Bench) -> None:
     await bench.put(3)
     kept, lost, settled = await bench.claim()
     await bench.store.settle([done(settled)])
-    await bench.execute("UPDATE message SET lease_token = :t WHERE id = :id", t=_other(bench), id=lost.id)
+    await bench.execute(
+        "UPDATE message SET lease_token = :t WHERE id = :id", t=_other(bench), id=lost.id
+    )
     before = {r["id"]: r["lease_expires_at"] for r in await bench.rows()}
     leases = [(m.id, m.lease_token) for m in (kept, lost, settled)]
     assert await bench.store.renew(leases, 600.0) == {kept.id}
@@ -166,7 +183,9 @@ async def test_a_renewal_does_not_wait_for_a_locked_row_and_knows_it_is_held(ben
 
 
 @with_row_locks
-async def test_a_renewal_may_wait_for_a_locked_row_and_lengthens_its_lease_then(bench: Bench) -> None:
+async def test_a_renewal_may_wait_for_a_locked_row_and_lengthens_its_lease_then(
+    bench: Bench,
+) -> None:
     """Locked by a shorter renewal, which writes the row anew: what waits must find the new one."""
     await bench.put(2)
     leases = [(m.id, m.lease_token) for m in await bench.claim()]
@@ -215,7 +234,9 @@ async def test_a_claim_is_given_back_beside_rows_that_others_have_locked(bench: 
     await bench.put(3)
     [locked], [ours], [other] = [await bench.claim(limit) for limit in (1, 1, 1)]
     async with bench.store.engine.connect() as connection:
-        await connection.execute(text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": locked.id})
+        await connection.execute(
+            text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": locked.id}
+        )
         release = bench.store.release_claim(["q"], ours.lease_token)
         assert await asyncio.wait_for(release, 5) == 1
         await connection.rollback()
@@ -266,7 +287,9 @@ async def test_f6_a_claim_leaves_and_tells_what_must_run_alone(bench: Bench) -> 
     assert suspicion is not None
     pairs = await bench.store.ready_pairs(["q"])
     claimed = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspicion=suspicion)
-    assert [row.id for row in claimed] == [ids[1], ids[3]], "suspects take room, so that they are found"
+    assert [row.id for row in claimed] == [ids[1], ids[3]], (
+        "suspects take room, so that they are found"
+    )
     assert claimed.suspects == {ids[0]: Suspect(1, last=True), ids[2]: Suspect(0, last=True)}
     after = await bench.rows()
     assert [after[n] for n in (0, 2, 4, 5)] == [before[n] for n in (0, 2, 4, 5)]
@@ -336,9 +359,14 @@ async def test_the_end_of_the_first_lease_is_known_whoever_holds_it(bench: Bench
     await bench.claim(1, lease=500.0)
     await bench.claim(1, lease=50.0)
     await bench.claim(1, "other", lease=5.0)
-    ends = [await bench.store.lease_ends_in(queues) for queues in (["q"], ["other"], ["q", "other"], ["x"])]
+    ends = [
+        await bench.store.lease_ends_in(queues)
+        for queues in (["q"], ["other"], ["q", "other"], ["x"])
+    ]
     assert ends.pop() is None
-    assert all(limit - 5 < (end or 0) <= limit for end, limit in zip(ends, (50, 5, 5), strict=True)), ends
+    assert all(
+        limit - 5 < (end or 0) <= limit for end, limit in zip(ends, (50, 5, 5), strict=True)
+    ), ends
     await bench.expire()
     ended = await bench.store.lease_ends_in(["q"])
     assert ended is not None

@@ -74,7 +74,9 @@ async def test_a_batch_takes_one_round_trip_a_step(far: tuple[Proxy, Bench]) -> 
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_a_publish_in_the_callers_transaction_takes_one_round_trip(far: tuple[Proxy, Bench]) -> None:
+async def test_a_publish_in_the_callers_transaction_takes_one_round_trip(
+    far: tuple[Proxy, Bench],
+) -> None:
     proxy, bench = far
     for _ in range(2):
         async with bench.store.engine.begin() as connection:

@@ -20,7 +20,9 @@ def known(*names: str, queues: Any = "q", **fields: Any) -> dict[str, dict[str, 
     return {name: {**says, **fields} for name in names}
 
 
-async def announce(bench: Bench, says: dict[str, Any], lease: float = LONG, **options: Any) -> frozenset[str]:
+async def announce(
+    bench: Bench, says: dict[str, Any], lease: float = LONG, **options: Any
+) -> frozenset[str]:
     options = {"changed": set(says), "clean": False, **options}
     return await bench.store.fleet.announce(says, options["changed"], lease, clean=options["clean"])
 
@@ -72,7 +74,9 @@ async def test_a_lease_that_runs_out_ends_a_life_by_the_databases_clock(bench: B
 async def test_what_is_long_over_is_removed_and_nothing_else(bench: Bench) -> None:
     await announce(bench, known("dead"), lease=-KEPT_SECONDS - 1.0)
     await announce(bench, known("lately"), lease=-1.0)
-    await bench.store.fleet.pause("over", datetime(2020, 1, 1, tzinfo=timezone.utc), {"by": "me"}, CHANNEL)
+    await bench.store.fleet.pause(
+        "over", datetime(2020, 1, 1, tzinfo=timezone.utc), {"by": "me"}, CHANNEL
+    )
     await bench.store.fleet.pause("lasting", None, {"by": "me"}, CHANNEL)
     await announce(bench, known("alive"), clean=True)
     assert [row.key for row in await state(bench)] == ["lasting", "alive", "lately"]

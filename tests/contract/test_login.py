@@ -18,7 +18,9 @@ def password_url(database_url: str, servers: Servers) -> Iterator[str]:
     """The empty database's URL for a new user, of whom the server has nothing cached."""
     with servers.admin("mysql").connect() as connection:
         connection.execute(text(f"DROP USER IF EXISTS {USER}"))
-        connection.execute(text(f"CREATE USER {USER} IDENTIFIED WITH caching_sha2_password BY 'p w'"))
+        connection.execute(
+            text(f"CREATE USER {USER} IDENTIFIED WITH caching_sha2_password BY 'p w'")
+        )
         connection.execute(text(f"GRANT ALL ON {make_url(database_url).database}.* TO {USER}"))
     url = make_url(database_url).set(username=USER, password="p w")
     yield url.render_as_string(hide_password=False)
@@ -36,7 +38,9 @@ async def test_a_password_is_taken_without_tls(password_url: str, driver: str) -
     await broker.start()
     await broker.publish({"n": 1}, "q")
     async with engine.connect() as connection:
-        assert (await connection.scalars(text("SELECT CURRENT_USER()"))).one().startswith(f"{USER}@")
+        assert (
+            (await connection.scalars(text("SELECT CURRENT_USER()"))).one().startswith(f"{USER}@")
+        )
         tls = (await connection.execute(text("SHOW SESSION STATUS LIKE 'Ssl_cipher'"))).one()
     assert tls[1] == ""
     await broker.stop()

@@ -20,7 +20,9 @@ PRIORITIES = (5, 0, -100)
 COUNTS = (0, 1, 3, FIRST_ROWS - 1, FIRST_ROWS, FIRST_ROWS + 1, 2 * FIRST_ROWS + 3)
 Place = tuple[str, int]
 
-with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+with_row_locks = pytest.mark.parametrize(
+    "database", ["postgresql", "mariadb", "mysql"], indirect=True
+)
 
 
 async def fill(bench: Bench, *, seed: int) -> None:
@@ -38,7 +40,9 @@ async def fill(bench: Bench, *, seed: int) -> None:
 async def due_rows(bench: Bench) -> dict[Place, list[int]]:
     """The ids of the rows that can be claimed, of each pair in their order."""
     now, found = await bench.store.now(), dict[Place, list[int]]()
-    rows = [r for r in await bench.rows() if r["state"] == "PENDING" and r["next_attempt_at"] <= now]
+    rows = [
+        r for r in await bench.rows() if r["state"] == "PENDING" and r["next_attempt_at"] <= now
+    ]
     for row in sorted(rows, key=lambda r: (r["next_attempt_at"], r["id"])):
         found.setdefault((row["queue"], row["priority"]), []).append(row["id"])
     return found
@@ -86,7 +90,9 @@ async def test_suspects_are_left_alone_in_many_pairs(bench: Bench) -> None:
     suspects = [ids[0] for ids in due.values()]
     marked = text("UPDATE message SET deliveries_count = 5 WHERE id IN :ids")
     async with bench.store.engine.begin() as connection:
-        await connection.execute(marked.bindparams(bindparam("ids", expanding=True)), {"ids": suspects})
+        await connection.execute(
+            marked.bindparams(bindparam("ids", expanding=True)), {"ids": suspects}
+        )
     others = {pair: ids[1:] for pair, ids in due.items()}
     pairs = await bench.store.ready_pairs(QUEUES)
     claimed = await bench.store.claim(pairs, 100, LEASE, uuid4(), suspicion=Suspicion(told=False))
@@ -143,7 +149,9 @@ async def claiming(
 
 @with_row_locks
 @pytest.mark.parametrize("limit", [1, 20, 100])
-async def test_a_claim_locks_what_it_leases_and_nothing_else(bench: Bench, store: Store, limit: int) -> None:
+async def test_a_claim_locks_what_it_leases_and_nothing_else(
+    bench: Bench, store: Store, limit: int
+) -> None:
     """Neither rows of the same queues behind the limit, nor later ones, nor those of other queues."""
     await fill(bench, seed=4)
     await bench.put(5, "another")
@@ -154,10 +162,14 @@ async def test_a_claim_locks_what_it_leases_and_nothing_else(bench: Bench, store
         taken = {m.id for m in claimed}
         assert len(taken) == limit
         ids = [r["id"] for r in await bench.rows()]
-        free = {each for each in ids if (await other.execute(rest, {"id": each})).first() is not None}
+        free = {
+            each for each in ids if (await other.execute(rest, {"id": each})).first() is not None
+        }
         behind = set(ids) - taken - free
         # MariaDB reads, and locks, the row that follows the last due one of a pair that is claimed by itself.
-        alone = 1 + sum(len(due[pair]) >= FIRST_ROWS for pair in {(m.queue, m.priority) for m in claimed})
+        alone = 1 + sum(
+            len(due[pair]) >= FIRST_ROWS for pair in {(m.queue, m.priority) for m in claimed}
+        )
         assert len(behind) <= (alone if store.dialect_name == "mariadb" else 0), behind
         await other.rollback()
 
@@ -171,7 +183,9 @@ async def test_two_claims_of_many_queues_share_what_is_there(bench: Bench, store
     async with claiming(store, pairs, 40) as claimed:
         taken = {m.id for m in claimed}
         rest = {pair: [each for each in ids if each not in taken] for pair, ids in due.items()}
-        assert [m.id for m in await store.claim(pairs, 40, LEASE, uuid4())] == first(pairs, rest, 40)
+        assert [m.id for m in await store.claim(pairs, 40, LEASE, uuid4())] == first(
+            pairs, rest, 40
+        )
 
 
 MANY = [f"many{n}" for n in range(1200)]

@@ -26,18 +26,35 @@ async def put(bench: Bench, count: int = 1, **fields: Any) -> None:
 async def test_a_move_with_everything(bench: Bench) -> None:
     """M7: same id, key, priority and times; counters reset, dedup_id dropped."""
     await put(bench, key="k", dedup_id="d", priority=3, expires_in=600.0)
-    await bench.execute("UPDATE message SET attempts_count = 2, deliveries_count = 2, last_error = 'before'")
+    await bench.execute(
+        "UPDATE message SET attempts_count = 2, deliveries_count = 2, last_error = 'before'"
+    )
     before = await bench.one()
     [message] = await bench.claim()
     move = Move("other", b"\x00new \xff", json.dumps({"c": "ä"}), 30.0)
     await bench.store.settle([settle(message, move, RULES, ended_after=1.0)])
     row = await bench.one()
     assert (row["state"], row["queue"], row["payload"], row["headers"]) == (
-        "PENDING", "other", b"\x00new \xff", {"c": "ä"},
-    )  # fmt: skip
+        "PENDING",
+        "other",
+        b"\x00new \xff",
+        {"c": "ä"},
+    )
     assert (row["attempts_count"], row["deliveries_count"], row["dedup_id"]) == (0, 0, None)
-    assert (row["first_attempt_at"], row["last_attempt_at"], row["lease_token"]) == (None, None, None)
-    for name in ("id", "key", "priority", "created_at", "expires_at", "publish_count", "last_error"):
+    assert (row["first_attempt_at"], row["last_attempt_at"], row["lease_token"]) == (
+        None,
+        None,
+        None,
+    )
+    for name in (
+        "id",
+        "key",
+        "priority",
+        "created_at",
+        "expires_at",
+        "publish_count",
+        "last_error",
+    ):
         assert row[name] == before[name], name
     wait = row["next_attempt_at"] - await bench.store.now()
     assert timedelta(seconds=25) < wait <= timedelta(seconds=30)
@@ -49,11 +66,13 @@ async def test_each_row_of_a_batch_gets_its_own(bench: Bench) -> None:
     await put(bench, count)
     rows = await bench.claim(count)
     outcomes = [
-        Move("other", f"new {n}".encode(), json.dumps({"n": n})) if n % 3 == 0
-        else Move("other", None, json.dumps({"n": n})) if n % 3 == 1
+        Move("other", f"new {n}".encode(), json.dumps({"n": n}))
+        if n % 3 == 0
+        else Move("other", None, json.dumps({"n": n}))
+        if n % 3 == 1
         else Move("other")
         for n in range(count)
-    ]  # fmt: skip
+    ]
     result = await bench.store.settle(
         [settle(r, o, RULES, ended_after=0.0) for r, o in zip(rows, outcomes, strict=True)]
     )
@@ -72,7 +91,12 @@ async def test_a_dead_letter_is_a_message_of_another_queue(bench: Bench) -> None
         await bench.store.settle([settle(message, nack, TO_DEAD, ended_after=0.5)])
     assert await bench.rows(archive=True) == []
     row = await bench.one()
-    assert (row["id"], row["queue"], row["state"], row["dedup_id"]) == (message.id, "dead", "PENDING", None)
+    assert (row["id"], row["queue"], row["state"], row["dedup_id"]) == (
+        message.id,
+        "dead",
+        "PENDING",
+        None,
+    )
     assert "ValueError: no 2" in row["last_error"]
     [dead] = await bench.claim(1, "dead")
     assert (dead.payload, dead.attempts_count, dead.deliveries_count) == (b"0", 0, 1)
@@ -90,7 +114,11 @@ async def test_a_dead_letter_that_fails_again_tells_of_its_last_queue(bench: Ben
     await bench.store.settle([settle(message, Reject("first"), TO_DEAD, ended_after=0.0)])
     [dead] = await bench.claim(1, "dead")
     await bench.store.settle(
-        [settle(dead, Reject("second"), replace(RULES, dead_letter_queue="deader"), ended_after=0.0)]
+        [
+            settle(
+                dead, Reject("second"), replace(RULES, dead_letter_queue="deader"), ended_after=0.0
+            )
+        ]
     )
     row = await bench.one()
     origin = row["headers"]["dead-letter"]
@@ -123,9 +151,15 @@ async def test_postpone_leaves_the_times_alone_and_keeps_the_error(bench: Bench)
     """P4."""
     await put(bench)
     [message] = await bench.claim()
-    await bench.store.settle([settle(message, Postpone(0, OSError("away")), RULES, ended_after=1.0)])
+    await bench.store.settle(
+        [settle(message, Postpone(0, OSError("away")), RULES, ended_after=1.0)]
+    )
     row = await bench.one()
-    assert (row["first_attempt_at"], row["last_attempt_at"], row["attempts_count"]) == (None, None, 0)
+    assert (row["first_attempt_at"], row["last_attempt_at"], row["attempts_count"]) == (
+        None,
+        None,
+        0,
+    )
     assert "OSError: away" in row["last_error"]
 
 

@@ -90,7 +90,9 @@ async def test_queues_have_orders_of_their_own(bench: Bench) -> None:
 async def test_a_key_with_a_lease_gives_no_second_one_to_a_late_commit(bench: Bench) -> None:
     """A lower id that is committed while a higher one is being handled waits for it."""
     [first, second] = await bench.put(2, key="a")
-    await bench.execute(f"UPDATE message SET next_attempt_at = {bench.past(-60)} WHERE id = {first}")
+    await bench.execute(
+        f"UPDATE message SET next_attempt_at = {bench.past(-60)} WHERE id = {first}"
+    )
     await bench.execute(f"UPDATE message SET {bench.quoted('key')} = 'other' WHERE id = {first}")
     rows, _, _ = await claim(bench)
     assert [row.id for row in rows] == [second]
@@ -109,7 +111,10 @@ async def test_one_claim_of_a_queue_runs_at_a_time(bench: Bench, store: Store) -
 
     It does not wait, which would keep a connection from those who renew leases.
     """
-    for queue in ("q", "r"):  # the very first claim of a queue makes its row, and others wait for that
+    for queue in (
+        "q",
+        "r",
+    ):  # the very first claim of a queue makes its row, and others wait for that
         await bench.put(1, queue)
         assert await ids(bench, 1, queue) != []
     late = create_async_engine(store.engine.url)
@@ -251,7 +256,9 @@ async def test_expired_messages_of_a_key_go_together(bench: Bench) -> None:
 async def test_suspects_are_left_alone_and_hold_their_key(bench: Bench) -> None:
     await bench.put(2, key="a")
     [b] = await bench.put(1, key="b")
-    await bench.execute(f"UPDATE message SET deliveries_count = 2 WHERE {bench.quoted('key')} = 'a'")
+    await bench.execute(
+        f"UPDATE message SET deliveries_count = 2 WHERE {bench.quoted('key')} = 'a'"
+    )
     rows, _, _ = await claim(bench, suspicion=Suspicion(told=False))
     assert [row.id for row in rows] == [b]
 
@@ -261,7 +268,9 @@ async def test_a_suspect_is_claimed_only_as_the_head_of_its_key(bench: Bench) ->
     [free] = await bench.put(1)
 
     async def one(message_id: int, *queues: str) -> list[int]:
-        rows = await bench.store.claim_one(message_id, queues or ("q",), LEASE, uuid4(), ordered=True)
+        rows = await bench.store.claim_one(
+            message_id, queues or ("q",), LEASE, uuid4(), ordered=True
+        )
         return [row.id for row in rows]
 
     assert await one(second) == []

@@ -46,7 +46,9 @@ async def test_an_outcome(bench: Bench, outcome: Outcome | None) -> None:
 
 async def test_a_move_with_new_headers(bench: Bench) -> None:
     async with between_locked(bench) as row:
-        moved = replace(settle(row, Move("other", b"new"), RULES, ended_after=0.1), headers='{"a": "b"}')
+        moved = replace(
+            settle(row, Move("other", b"new"), RULES, ended_after=0.1), headers='{"a": "b"}'
+        )
         result = await asyncio.wait_for(bench.store.settle([moved]), AT_ONCE)
     assert result.settled == {row.id}
 

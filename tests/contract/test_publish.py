@@ -11,7 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError, TransientStoreError
+from faststream_sqlbroker.exceptions import (
+    PublishError,
+    SetupError,
+    StoreError,
+    TransientStoreError,
+)
 from faststream_sqlbroker.schema.types import clock
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
@@ -40,7 +45,10 @@ async def test_no_part_of_a_body_runs_as_sql(bench: Bench, driver: str) -> None:
         url.set(drivername=f"{url.get_backend_name()}+{driver}"),
         connect_args={"init_command": "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'"},
     )
-    other, body = Store(engine, bench.store.tables), b"', NULL, 7, NULL, NULL, NOW(), NOW(), NULL) -- "
+    other, body = (
+        Store(engine, bench.store.tables),
+        b"', NULL, 7, NULL, NULL, NOW(), NOW(), NULL) -- ",
+    )
     try:
         with pytest.raises(SetupError, match="NO_BACKSLASH_ESCAPES"):
             await other.insert([NewMessage("q", body)])
@@ -65,7 +73,9 @@ async def test_headers_come_back_as_they_were(bench: Bench) -> None:
         "list": [1, {"x": True}],
         "percent": "%s %(x)s :y",
     }
-    await bench.store.insert([NewMessage("q", b"1", headers=json.dumps(headers)), NewMessage("q", b"2")])
+    await bench.store.insert(
+        [NewMessage("q", b"1", headers=json.dumps(headers)), NewMessage("q", b"2")]
+    )
     first, second = await bench.claim()
     assert first.headers == headers
     assert second.headers == {}
@@ -80,7 +90,15 @@ async def test_a_published_row_has_the_defaults_of_the_table(bench: Bench) -> No
     assert (row["attempts_count"], row["deliveries_count"]) == (0, 0)
     assert row["created_at"] == row["next_attempt_at"]
     assert abs(row["created_at"] - now) < timedelta(seconds=5)
-    for name in ("key", "dedup_id", "origin_id", "expires_at", "acquired_at", "lease_token", "last_error"):
+    for name in (
+        "key",
+        "dedup_id",
+        "origin_id",
+        "expires_at",
+        "acquired_at",
+        "lease_token",
+        "last_error",
+    ):
         assert row[name] is None
 
 
@@ -133,7 +151,11 @@ async def test_ten_thousand_messages_pass_through_every_step(bench: Bench) -> No
 async def test_every_field_is_stored(bench: Bench) -> None:
     at = datetime(2031, 2, 3, 4, 5, 6, 789012, tzinfo=timezone(timedelta(hours=2)))
     await bench.store.insert(
-        [NewMessage("q", b"", priority=-7, key="k", dedup_id="d", next_attempt_at=at, expires_in=60)]
+        [
+            NewMessage(
+                "q", b"", priority=-7, key="k", dedup_id="d", next_attempt_at=at, expires_in=60
+            )
+        ]
     )
     row = await bench.one()
     assert (row["priority"], row["key"], row["dedup_id"]) == (-7, "k", "d")
@@ -143,7 +165,11 @@ async def test_every_field_is_stored(bench: Bench) -> None:
 
 async def test_a_dedup_id_is_taken_once_while_the_message_lives(bench: Bench) -> None:
     store = bench.store
-    new = [NewMessage("q", b"1", dedup_id="d"), NewMessage("q", b"2"), NewMessage("q", b"3", dedup_id="d")]
+    new = [
+        NewMessage("q", b"1", dedup_id="d"),
+        NewMessage("q", b"2"),
+        NewMessage("q", b"3", dedup_id="d"),
+    ]
     first, plain, again = await store.insert(new)
     assert first is not None
     assert plain is not None
@@ -222,7 +248,12 @@ async def test_a_connection_to_another_database_is_refused(bench: Bench, tmp_pat
     await other.dispose()
 
 
-SYNC_DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "mysql": "pymysql", "sqlite": "pysqlite"}
+SYNC_DRIVERS = {
+    "postgresql": "psycopg",
+    "mariadb": "pymysql",
+    "mysql": "pymysql",
+    "sqlite": "pysqlite",
+}
 
 
 async def test_synchronous_code_publishes_in_its_own_transaction(bench: Bench) -> None:
@@ -232,8 +263,12 @@ async def test_synchronous_code_publishes_in_its_own_transaction(bench: Bench) -
     )
     try:
         with engine.begin() as connection:
-            ids = bench.store.insert_sync(connection, [NewMessage("q", b"\xff", priority=3, dedup_id="x")])
-            assert bench.store.insert_sync(connection, [NewMessage("q", b"\xff", dedup_id="x")]) == [None]
+            ids = bench.store.insert_sync(
+                connection, [NewMessage("q", b"\xff", priority=3, dedup_id="x")]
+            )
+            assert bench.store.insert_sync(
+                connection, [NewMessage("q", b"\xff", dedup_id="x")]
+            ) == [None]
         with Session(engine) as session:
             bench.store.insert_sync(session, [NewMessage("q", b"2")])
             session.rollback()
@@ -307,7 +342,9 @@ async def test_synchronous_code_is_told_what_is_wrong(bench: Bench, tmp_path: An
     other.dispose()
 
 
-async def test_a_refused_publish_in_the_callers_transaction_is_an_error_of_the_store(bench: Bench) -> None:
+async def test_a_refused_publish_in_the_callers_transaction_is_an_error_of_the_store(
+    bench: Bench,
+) -> None:
     await bench.execute("DROP TABLE message")
     async with bench.store.engine.connect() as connection:
         with pytest.raises(StoreError, match="message"):

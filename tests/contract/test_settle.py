@@ -47,7 +47,9 @@ OUTCOMES: dict[str, Outcome | None] = {
 
 async def test_ack_archives_with_counters_and_times(bench: Bench) -> None:
     """PROCESSING → COMPLETED."""
-    await bench.store.insert([_new(headers='{"a": 1}', priority=4, key="k", dedup_id="d", expires_in=600.0)])
+    await bench.store.insert(
+        [_new(headers='{"a": 1}', priority=4, key="k", dedup_id="d", expires_in=600.0)]
+    )
     [message] = await bench.claim()
     before = await bench.one()
     result = await bench.store.settle([settle(message, Ack(), RULES, ended_after=1.5)])
@@ -56,12 +58,26 @@ async def test_ack_archives_with_counters_and_times(bench: Bench) -> None:
     row = await bench.one(archive=True)
     assert row["state"] == "COMPLETED"
     assert (row["attempts_count"], row["deliveries_count"], row["reason"]) == (1, 1, None)
-    assert row["first_attempt_at"] == row["last_attempt_at"] == message.acquired_at + timedelta(seconds=1.5)
+    assert (
+        row["first_attempt_at"]
+        == row["last_attempt_at"]
+        == message.acquired_at + timedelta(seconds=1.5)
+    )
     assert row["archived_at"] >= message.acquired_at
     for name in (
-        "id", "queue", "priority", "key", "dedup_id", "headers", "payload", "publish_count", "created_at",
-        "next_attempt_at", "expires_at", "acquired_at",
-    ):  # fmt: skip
+        "id",
+        "queue",
+        "priority",
+        "key",
+        "dedup_id",
+        "headers",
+        "payload",
+        "publish_count",
+        "created_at",
+        "next_attempt_at",
+        "expires_at",
+        "acquired_at",
+    ):
         assert row[name] == before[name], name
 
 
@@ -158,7 +174,9 @@ async def test_release_keeps_the_due_time_and_charges_nothing(bench: Bench) -> N
 
 async def test_release_after_an_attempt_is_retryable(bench: Bench) -> None:
     await bench.put()
-    await bench.execute("UPDATE message SET state = 'RETRYABLE', attempts_count = 1, deliveries_count = 1")
+    await bench.execute(
+        "UPDATE message SET state = 'RETRYABLE', attempts_count = 1, deliveries_count = 1"
+    )
     before = await bench.one()
     [message] = await bench.claim()
     await bench.store.settle([settle(message, Release(), RULES, ended_after=0.0, attempted=False)])
@@ -203,7 +221,9 @@ async def test_move_keeps_the_id_and_resets_the_counters(bench: Bench, body: byt
 async def test_discard_is_archived_with_its_reason(bench: Bench) -> None:
     await bench.put()
     [message] = await bench.claim()
-    await bench.store.settle([settle(message, Discard("expired"), RULES, ended_after=0.0, attempted=False)])
+    await bench.store.settle(
+        [settle(message, Discard("expired"), RULES, ended_after=0.0, attempted=False)]
+    )
     row = await bench.one(archive=True)
     assert (row["state"], row["reason"], row["attempts_count"]) == ("DISCARDED", "expired", 0)
 
@@ -213,7 +233,10 @@ async def test_what_is_not_retained_is_deleted(bench: Bench) -> None:
     await bench.put(2)
     first, second = await bench.claim()
     await bench.store.settle(
-        [settle(first, Ack(), rules, ended_after=0.0), settle(second, Reject(), rules, ended_after=0.0)]
+        [
+            settle(first, Ack(), rules, ended_after=0.0),
+            settle(second, Reject(), rules, ended_after=0.0),
+        ]
     )
     assert await bench.rows() == await bench.rows(archive=True) == []
 
@@ -224,7 +247,9 @@ async def test_without_an_archive_table_everything_finished_is_deleted(engine: A
     bench = Bench(store)
     await bench.put()
     [message] = await bench.claim()
-    assert (await store.settle([settle(message, Ack(), RULES, ended_after=0.0)])).settled == {message.id}
+    assert (await store.settle([settle(message, Ack(), RULES, ended_after=0.0)])).settled == {
+        message.id
+    }
     assert await bench.rows() == []
 
 
@@ -232,16 +257,25 @@ async def test_a_batch_of_all_outcomes_is_settled_at_once(bench: Bench) -> None:
     await bench.put(len(OUTCOMES))
     messages = await bench.claim(len(OUTCOMES))
     settlements = [
-        settle(m, o, RULES, ended_after=0.0) for m, o in zip(messages, OUTCOMES.values(), strict=True)
+        settle(m, o, RULES, ended_after=0.0)
+        for m, o in zip(messages, OUTCOMES.values(), strict=True)
     ]
     result = await bench.store.settle(settlements)
     assert result.settled == {m.id for m in messages}
     archived = {r["id"]: r["state"] for r in await bench.rows(archive=True)}
     live = {r["id"]: r["state"] for r in await bench.rows()}
     assert [{**archived, **live}[m.id] for m in messages] == [
-        "COMPLETED", "RETRYABLE", "RETRYABLE", "FAILED", "FAILED",
-        "PENDING", "PENDING", "PENDING", "PENDING", "DISCARDED",
-    ]  # fmt: skip
+        "COMPLETED",
+        "RETRYABLE",
+        "RETRYABLE",
+        "FAILED",
+        "FAILED",
+        "PENDING",
+        "PENDING",
+        "PENDING",
+        "PENDING",
+        "DISCARDED",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +313,11 @@ async def test_a_late_settle_after_a_lost_lease_changes_nothing(
     assert await bench.rows(archive=True) == []
     # The new holder's own outcome still counts.
     assert (
-        len((await bench.store.settle([settle(m, Ack(), RULES, ended_after=0.0) for m in fresh])).settled)
+        len(
+            (
+                await bench.store.settle([settle(m, Ack(), RULES, ended_after=0.0) for m in fresh])
+            ).settled
+        )
         == 2
     )
 
@@ -351,7 +389,12 @@ class _Intruder:
 
         self.bench, self.step, self.statements = bench, step, 0
         url = bench.store.engine.url
-        drivers = {"postgresql": "psycopg", "mariadb": "pymysql", "mysql": "pymysql", "sqlite": "pysqlite"}
+        drivers = {
+            "postgresql": "psycopg",
+            "mariadb": "pymysql",
+            "mysql": "pymysql",
+            "sqlite": "pysqlite",
+        }
         name = f"{url.get_backend_name()}+{drivers[bench.store.dialect_name]}"
         timeout: dict[str, Any] = {"timeout": 0.05} if "sqlite" in name else {}
         self.engine = create_engine(url.set(drivername=name), connect_args=timeout)
@@ -438,6 +481,8 @@ async def test_columns_of_the_users_may_have_any_name(bench: Bench) -> None:
         await bench.execute(f"ALTER TABLE message ADD COLUMN {name} INTEGER")
     await bench.put(3)
     rows = await bench.claim(3)
-    result = await bench.store.settle([done(rows[0]), done(rows[1], state=MessageState.RETRYABLE, delay=0.0)])
+    result = await bench.store.settle(
+        [done(rows[0]), done(rows[1], state=MessageState.RETRYABLE, delay=0.0)]
+    )
     assert len(result.settled) == 2
     assert [row["id"] for row in await bench.rows(archive=True)] == [rows[0].id]

@@ -55,15 +55,21 @@ async def test_concurrent_publishers_share_statements_and_get_their_own_ids(benc
 async def test_one_refused_message_is_nobody_elses_business(bench: Bench) -> None:
     rows = [NewMessage("q", b"%d" % n) for n in range(10)]
     rows[4] = NewMessage(NOBODY, b"refused")
-    answers = await asyncio.gather(*(bench.store.insert([row]) for row in rows), return_exceptions=True)
+    answers = await asyncio.gather(
+        *(bench.store.insert([row]) for row in rows), return_exceptions=True
+    )
     assert isinstance(answers[4], StoreError)
     assert not isinstance(answers[4], TransientStoreError)
     assert not [a for n, a in enumerate(answers) if n != 4 and isinstance(a, BaseException)]
-    assert sorted(r["payload"] for r in await bench.rows()) == sorted(r.payload for r in rows if r.queue)
+    assert sorted(r["payload"] for r in await bench.rows()) == sorted(
+        r.payload for r in rows if r.queue
+    )
 
 
 async def test_a_cancelled_publisher_is_nobody_elses_business(bench: Bench) -> None:
-    tasks = [asyncio.create_task(bench.store.insert([NewMessage("q", b"%d" % n)])) for n in range(30)]
+    tasks = [
+        asyncio.create_task(bench.store.insert([NewMessage("q", b"%d" % n)])) for n in range(30)
+    ]
     for turns, task in enumerate(tasks[::7]):
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -132,11 +138,15 @@ class TestShortcut:
         await bench.put(1)
         await asyncio.sleep(2 * HOLD)
         seen = []
-        event.listen(bench.store.engine.sync_engine, name, lambda *arguments: seen.append(arguments))
+        event.listen(
+            bench.store.engine.sync_engine, name, lambda *arguments: seen.append(arguments)
+        )
         await bench.put(1)
         assert seen
 
-    async def test_echo_shows_everything(self, bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_echo_shows_everything(
+        self, bench: Bench, caplog: pytest.LogCaptureFixture
+    ) -> None:
         await bench.put(1)
         await asyncio.sleep(2 * HOLD)
         with caplog.at_level("INFO", "sqlalchemy.engine.Engine"):
@@ -145,7 +155,9 @@ class TestShortcut:
 
     async def test_another_default_isolation_keeps_it_away(self, bench: Bench) -> None:
         database = bench.store.engine.url.database
-        await bench.execute(f"ALTER DATABASE {database} SET default_transaction_isolation = 'serializable'")
+        await bench.execute(
+            f"ALTER DATABASE {database} SET default_transaction_isolation = 'serializable'"
+        )
         engine = create_async_engine(bench.store.engine.url)
         store = Store(engine, bench.store.tables)
         async with engine.connect() as connection:
@@ -180,7 +192,9 @@ class TestShortcut:
 
         await eventually(none_left)
 
-    async def test_a_refused_statement_in_the_callers_transaction_says_so(self, bench: Bench) -> None:
+    async def test_a_refused_statement_in_the_callers_transaction_says_so(
+        self, bench: Bench
+    ) -> None:
         async with bench.store.engine.connect() as connection:
             await bench.store.insert_in(connection, [NewMessage("q", b"1")])
             with pytest.raises(StoreError, match="null value"):
@@ -194,7 +208,10 @@ class TestShortcut:
         async with bench.store.engine.begin() as connection:
             await bench.store.insert_in(connection, [NewMessage("q", b"0")])
             await asyncio.gather(
-                *(bench.store.insert_in(connection, [NewMessage("q", b"%d" % n)]) for n in range(1, 6))
+                *(
+                    bench.store.insert_in(connection, [NewMessage("q", b"%d" % n)])
+                    for n in range(1, 6)
+                )
             )
         assert len(await bench.rows()) == 6
 
@@ -217,7 +234,9 @@ async def test_a_publish_is_bounded_however_many_are_before_it(bench: Bench, dat
     else:
         lock, url = "LOCK TABLE message IN EXCLUSIVE MODE", bench.store.engine.url
     engine = create_async_engine(url)
-    store = Store(engine, bench.store.tables, statement_timeout=3.0, pgbouncer=database == "pgbouncer")
+    store = Store(
+        engine, bench.store.tables, statement_timeout=3.0, pgbouncer=database == "pgbouncer"
+    )
     async with bench.store.engine.connect() as holder:
         await holder.execute(text(lock))
         started = asyncio.get_running_loop().time()
@@ -236,7 +255,9 @@ async def test_a_publish_is_bounded_however_many_are_before_it(bench: Bench, dat
 async def test_no_publisher_waits_for_ever_when_the_shared_task_is_cancelled(bench: Bench) -> None:
     await bench.put(1, "warm")
     for turns in range(12):
-        tasks = [asyncio.create_task(bench.store.insert([NewMessage("q", b"%d" % n)])) for n in range(3)]
+        tasks = [
+            asyncio.create_task(bench.store.insert([NewMessage("q", b"%d" % n)])) for n in range(3)
+        ]
         for _ in range(turns):
             await asyncio.sleep(0)
         shared = bench.store._inserts._shared

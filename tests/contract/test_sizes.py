@@ -37,7 +37,9 @@ def too_large(bench: Bench) -> NewMessage:
 async def test_a_message_that_is_too_large_is_refused(bench: Bench, database: str) -> None:
     """The error says how large it is, what the limit is, and what to do."""
     big = too_large(bench)
-    expected = r"max_allowed_packet is \d+; send less" if database in {"mariadb", "mysql"} else "send less"
+    expected = (
+        r"max_allowed_packet is \d+; send less" if database in {"mariadb", "mysql"} else "send less"
+    )
     with pytest.raises(MessageTooLargeError, match=expected) as caught:
         await bench.store.insert([NewMessage("q", b"small"), big])
     assert isinstance(caught.value, PublishError | StoreError)
@@ -117,4 +119,6 @@ async def test_what_is_too_much_for_one_statement_takes_several(
         for row in claimed
     ]
     assert (await bench.store.settle(moved)).settled == {row.id for row in claimed}
-    assert [bytes(row["payload"]) for row in await bench.rows()] == [b"%09d" % -row.id for row in claimed]
+    assert [bytes(row["payload"]) for row in await bench.rows()] == [
+        b"%09d" % -row.id for row in claimed
+    ]

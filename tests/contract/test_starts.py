@@ -85,7 +85,9 @@ async def test_a_message_that_comes_back_is_noted_anew(bench: Bench) -> None:
     await bench.put()
     await bench.execute(f"UPDATE message SET id = {row.id}")
     [claimed] = await bench.claim()
-    assert (await bench.store.starts.remove_first([done(claimed)], [claimed], holder, LEASE)).settled
+    assert (
+        await bench.store.starts.remove_first([done(claimed)], [claimed], holder, LEASE)
+    ).settled
     assert await listed(bench) == []
 
 

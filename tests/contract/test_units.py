@@ -16,7 +16,9 @@ from faststream_sqlbroker.flow.write import write
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
 
-with_row_locks = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+with_row_locks = pytest.mark.parametrize(
+    "database", ["postgresql", "mariadb", "mysql"], indirect=True
+)
 """SQLite has none."""
 
 
@@ -46,11 +48,15 @@ async def test_a_unit_is_written_with_its_answers(bench: Bench, moved: bool) -> 
     assert (result.settled, result.lost) == ({row.id for row in rows}, set())
     queues = [row["queue"] for row in await bench.rows()]
     assert queues == (["next", "next", "out", "out"] if moved else ["out", "out"])
-    assert [row["state"] for row in await bench.rows(archive=True)] == ["COMPLETED"] * (1 if moved else 3)
+    assert [row["state"] for row in await bench.rows(archive=True)] == ["COMPLETED"] * (
+        1 if moved else 3
+    )
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-async def test_a_lost_lease_keeps_the_whole_unit_from_being_written(bench: Bench, lost: int) -> None:
+async def test_a_lost_lease_keeps_the_whole_unit_from_being_written(
+    bench: Bench, lost: int
+) -> None:
     """And no other outcome of the same flush."""
     await bench.put(5)
     rows = await bench.claim()
@@ -94,7 +100,9 @@ async def test_a_locked_row_keeps_the_whole_unit_waiting(bench: Bench) -> None:
     before = (await bench.rows())[:3]
     async with bench.store.engine.connect() as other:
         await other.execute(text(f"SELECT * FROM message WHERE id = {rows[1].id} FOR UPDATE"))
-        result = await bench.store.settle([*together(rows[:3], "a"), done(rows[3])], skip_locked=True)
+        result = await bench.store.settle(
+            [*together(rows[:3], "a"), done(rows[3])], skip_locked=True
+        )
         assert (result.settled, result.lost) == ({rows[3].id}, set())
         assert await bench.rows() == before
         await release(bench, rows[2])
@@ -114,9 +122,13 @@ async def test_the_rows_of_a_unit_are_locked_in_the_order_of_their_ids(bench: Be
     async with bench.store.engine.connect() as other:
         await other.execute(text(f"SELECT * FROM message WHERE id = {rows[0].id} FOR UPDATE"))
         settling = asyncio.create_task(bench.store.settle(together(rows[::-1], "a")))
-        await eventually(lambda: _waits(bench, other), step=0.3)  # InnoDB shows what it knew 0.1 s ago
+        await eventually(
+            lambda: _waits(bench, other), step=0.3
+        )  # InnoDB shows what it knew 0.1 s ago
         for row in rows[1:]:
-            await other.execute(text(f"SELECT * FROM message WHERE id = {row.id} FOR UPDATE NOWAIT"))
+            await other.execute(
+                text(f"SELECT * FROM message WHERE id = {row.id} FOR UPDATE NOWAIT")
+            )
         await other.rollback()
     assert (await settling).settled == {row.id for row in rows}
 
@@ -139,7 +151,9 @@ async def test_a_unit_that_a_trigger_cuts_is_not_written(bench: Bench) -> None:
         "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN IF OLD.payload = '1' THEN RETURN NULL; END IF; RETURN OLD; END $$"
     )
-    await bench.execute("CREATE TRIGGER keep BEFORE DELETE ON message FOR EACH ROW EXECUTE FUNCTION keep()")
+    await bench.execute(
+        "CREATE TRIGGER keep BEFORE DELETE ON message FOR EACH ROW EXECUTE FUNCTION keep()"
+    )
     await bench.put(3)
     rows = await bench.claim()
     before = await bench.rows()
@@ -169,7 +183,9 @@ async def test_an_answer_that_waits_for_its_dedup_id_is_in_nobodys_way(bench: Be
         await bench.store.insert_in(other, [NewMessage("out", b"theirs", dedup_id="D")])
         unit = Unit([NewMessage("out", b"ours", dedup_id="D")])
         settling = asyncio.create_task(bench.store.settle([done(row, unit=unit)]))
-        await eventually(waits, step=0.2)  # InnoDB makes this table anew when nobody has read it for 0.1 s
+        await eventually(
+            waits, step=0.2
+        )  # InnoDB makes this table anew when nobody has read it for 0.1 s
         async with asyncio.timeout(5):
             await bench.store.insert([NewMessage("out", b"not alike")])
         assert not settling.done()

@@ -41,7 +41,10 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
         await eventually(lambda: log.read_text().count(ready) == workers, timeout=40)
         body = '{"name": "Ada"}'
         subprocess.run(
-            [*FASTSTREAM, "publish", APP, body, "--queue", "greetings"], cwd=ROOT, env=env, check=True
+            [*FASTSTREAM, "publish", APP, body, "--queue", "greetings"],
+            cwd=ROOT,
+            env=env,
+            check=True,
         )
         await eventually(lambda: "hello Ada\n" in log.read_text(), timeout=20)
         running.send_signal(signal.SIGTERM)
@@ -62,9 +65,13 @@ async def test_missing_tables_are_the_first_thing_said(database_url: str, tmp_pa
     )
     (tmp_path / "empty_app.py").write_text("\n".join(lines))
     command = [*FASTSTREAM, "run", "--app-dir", str(tmp_path), "empty_app:app"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     said = [
-        line for line in (done.stdout + done.stderr).splitlines() if "FastStream app starting" not in line
+        line
+        for line in (done.stdout + done.stderr).splitlines()
+        if "FastStream app starting" not in line
     ]
     assert done.returncode != 0
     assert "the broker's tables are missing: while developing, create them by" in said[0], said

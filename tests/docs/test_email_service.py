@@ -24,9 +24,14 @@ KILLED, OTHER = 11, 12
 def mail(number: int, at: float, user: str = "ada", **more: Any) -> Mail:
     """An e-mail that was created so many seconds after the beginning, and was sent."""
     values: dict[str, Any] = {
-        "created_at": round(at * SECOND), "moved_at": round((at + 9) * SECOND), "queue": "email.send",
-        "state": "COMPLETED", "reason": None, "related_id": None, "deliveries": 1,
-    }  # fmt: skip
+        "created_at": round(at * SECOND),
+        "moved_at": round((at + 9) * SECOND),
+        "queue": "email.send",
+        "state": "COMPLETED",
+        "reason": None,
+        "related_id": None,
+        "deliveries": 1,
+    }
     return Mail(id=number, user=user, **(values | more))
 
 
@@ -48,10 +53,21 @@ class History:
     def __init__(self) -> None:
         self.mails = {
             m.id: m
-            for m in (gone(1, 0, 2), gone(2, 1, 3), mail(3, 4), mail(4, 4.5), gone(5, 2, 6, "bob"), mail(6, 3, "bob"))
-        }  # fmt: skip
+            for m in (
+                gone(1, 0, 2),
+                gone(2, 1, 3),
+                mail(3, 4),
+                mail(4, 4.5),
+                gone(5, 2, 6, "bob"),
+                mail(6, 3, "bob"),
+            )
+        }
         self.published = {1, 2, 3, 4, 5, 6}
-        self.sends = [Send(3, KILLED, 14 * SECOND), Send(6, OTHER, 14 * SECOND), Send(4, OTHER, 15 * SECOND)]
+        self.sends = [
+            Send(3, KILLED, 14 * SECOND),
+            Send(6, OTHER, 14 * SECOND),
+            Send(4, OTHER, 15 * SECOND),
+        ]
         self.grants: list[Slots] = [[[11 * SECOND, 1]], [[11 * SECOND, 1], [12 * SECOND - 9, 1]]]
         self.grants.append([[12 * SECOND - 9, 1], [13 * SECOND, 1]])
 

@@ -38,7 +38,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
-@pytest.mark.parametrize(("code", "output"), [b[1:] for b in blocks()], ids=[b[0] for b in blocks()])
+@pytest.mark.parametrize(
+    ("code", "output"), [b[1:] for b in blocks()], ids=[b[0] for b in blocks()]
+)
 def test_a_block_prints_what_the_page_says(tmp_path: Path, code: str, output: str) -> None:
     assert output, "a block without its output cannot fail"
     if "build_session" in code:
@@ -87,7 +89,9 @@ async def test_the_readmes_example_ships_its_order(tmp_path: Path) -> None:
         )
     try:
         said = tmp_path / "out"
-        await eventually(lambda: "shipping order 1" in said.read_text() or app.poll() is not None, timeout=30)
+        await eventually(
+            lambda: "shipping order 1" in said.read_text() or app.poll() is not None, timeout=30
+        )
         app.send_signal(signal.SIGTERM)
         await eventually(lambda: app.poll() is not None, timeout=30)
         assert "shipping order 1" in said.read_text()

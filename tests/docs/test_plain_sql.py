@@ -105,7 +105,11 @@ async def test_parameters(
     async with other.begin() as connection:
         await run(connection, sessions[min(session, len(sessions) - 1)])
         for body, headers in bodies:
-            values = {"body": body.encode() if as_bytes else body, "headers": headers, "key": "å 'b'"}
+            values = {
+                "body": body.encode() if as_bytes else body,
+                "headers": headers,
+                "key": "å 'b'",
+            }
             await connection.execute(text(sql), values)
     await handled(got, 3)
     assert sorted(got, key=lambda one: isinstance(one[0], str)) == [
@@ -119,7 +123,9 @@ async def test_parameters(
 async def test_a_literal(database: str, other: AsyncEngine, got: Got, session: int) -> None:
     sessions = SESSIONS[of(database)]
     async with other.begin() as connection:
-        await run(connection, sessions[min(session, len(sessions) - 1)], *block(database, "literal"))
+        await run(
+            connection, sessions[min(session, len(sessions) - 1)], *block(database, "literal")
+        )
     [(body, content_type, key)] = await handled(got, 1)
     path = {} if of(database) == "mysql" else {"path": "C:\\temp"}
     assert (body, content_type, key) == (
@@ -134,7 +140,9 @@ async def test_a_trigger(database: str, other: AsyncEngine, got: Got, session: i
     """Each order is published with its row, or not at all; made in one session, fired in another."""
     sessions = SESSIONS[of(database)]
     async with other.begin() as connection:
-        await run(connection, sessions[min(session, len(sessions) - 1)], *block(database, "trigger"))
+        await run(
+            connection, sessions[min(session, len(sessions) - 1)], *block(database, "trigger")
+        )
     insert = text("INSERT INTO orders (id, customer, note) VALUES (:id, :customer, :note)")
     async with other.connect() as connection:
         await connection.execute(insert, {"id": 1, "customer": "rolled back", "note": ""})
@@ -155,9 +163,7 @@ async def test_an_hour_later(database: str, engine: AsyncEngine, other: AsyncEng
     await broker.create_tables()
     [sql] = block(database, "literal")
     head, values = sql.split("VALUES (")
-    later = (
-        f"{head.rstrip().removesuffix(')')}, next_attempt_at) VALUES ({values.rstrip().removesuffix(')')}, "
-    )
+    later = f"{head.rstrip().removesuffix(')')}, next_attempt_at) VALUES ({values.rstrip().removesuffix(')')}, "
     zones = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'"}
     async with other.begin() as connection:
         if (zone := zones.get(of(database))) is not None:
@@ -167,7 +173,11 @@ async def test_an_hour_later(database: str, engine: AsyncEngine, other: AsyncEng
     async with engine.connect() as connection:
         row = (await connection.execute(table.select())).one()
     # SQLite's expression is in whole seconds.
-    assert timedelta(minutes=59, seconds=58) < row.next_attempt_at - row.created_at <= timedelta(hours=1)
+    assert (
+        timedelta(minutes=59, seconds=58)
+        < row.next_attempt_at - row.created_at
+        <= timedelta(hours=1)
+    )
     await broker.stop()
 
 
@@ -195,5 +205,8 @@ async def test_a_plain_literal_loses_backslashes(other: AsyncEngine, got: Got) -
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_text_in_place_of_bytes_is_handled_alike(other: AsyncEngine, got: Got) -> None:
     async with other.begin() as connection:
-        await run(connection, """INSERT INTO message (queue, payload) VALUES ('orders', '{"é": "\\\\"}')""")
+        await run(
+            connection,
+            """INSERT INTO message (queue, payload) VALUES ('orders', '{"é": "\\\\"}')""",
+        )
     assert (await handled(got, 1))[0][0] == {"é": "\\"}

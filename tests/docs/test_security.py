@@ -10,7 +10,13 @@ import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from faststream_sqlbroker import AccessError, LockLostError, SqlBroker, SqlBrokerResponse, StoreError
+from faststream_sqlbroker import (
+    AccessError,
+    LockLostError,
+    SqlBroker,
+    SqlBrokerResponse,
+    StoreError,
+)
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
@@ -30,7 +36,11 @@ Steps = dict[str, list[str]]
 
 def grants(role: str, database: str) -> Steps:
     """The page's statements for `role`, by their step; without steps under an empty name."""
-    [body] = [body for name, where, body in BLOCK.findall(PAGE) if (name, where) == (role, NAMES[database])]
+    [body] = [
+        body
+        for name, where, body in BLOCK.findall(PAGE)
+        if (name, where) == (role, NAMES[database])
+    ]
     parts = re.split(r"^-- step: (.*)\n", body, flags=re.MULTILINE)
     named = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
     found = {name: [s.strip() for s in sql.split(";") if s.strip()] for name, sql in named.items()}
@@ -68,7 +78,9 @@ async def broker(user: Account) -> AsyncIterator[SqlBroker]:
 
 
 def test_every_block_is_for_somebody() -> None:
-    assert len(BLOCK.findall(PAGE)) == PAGE.count("```sql") == PAGE.count("\n-- step: everything") + 7
+    assert (
+        len(BLOCK.findall(PAGE)) == PAGE.count("```sql") == PAGE.count("\n-- step: everything") + 7
+    )
     for database in NAMES:
         for role in ("producer", "consumer", "reader", "operator"):
             assert grants(role, database)
@@ -79,15 +91,23 @@ def test_every_block_is_for_somebody() -> None:
 
 @servers_only
 async def test_a_producer(user: Account, broker: SqlBroker) -> None:
-    given(user, *(statement for step in grants("producer", _kind(user)).values() for statement in step))
+    given(
+        user,
+        *(statement for step in grants("producer", _kind(user)).values() for statement in step),
+    )
     await broker.start()
     await publish_all(broker, broker.engine)
     refused = user.try_as(
-        "SELECT payload FROM message", "SELECT headers FROM message", "UPDATE message SET payload = 'x'",
-        "DELETE FROM message", "INSERT INTO message (queue, payload, state) VALUES ('q', 'x', 'PROCESSING')",
+        "SELECT payload FROM message",
+        "SELECT headers FROM message",
+        "UPDATE message SET payload = 'x'",
+        "DELETE FROM message",
+        "INSERT INTO message (queue, payload, state) VALUES ('q', 'x', 'PROCESSING')",
         "INSERT INTO message (queue, payload, attempts_count) VALUES ('q', 'x', 9)",
-        "SELECT id FROM message_archive", "DELETE FROM message_archive", "SELECT scope FROM message_policy_state",
-    )  # fmt: skip
+        "SELECT id FROM message_archive",
+        "DELETE FROM message_archive",
+        "SELECT scope FROM message_policy_state",
+    )
     assert len(refused) == 9
 
 
@@ -97,10 +117,14 @@ async def test_what_each_way_to_publish_needs(user: Account, broker: SqlBroker) 
     await broker.connect()
 
     async def one() -> None:
-        assert await broker.publish("x", "q", headers={"a": 1}, key="k", priority=1, delay=1, expires_in=60)
+        assert await broker.publish(
+            "x", "q", headers={"a": 1}, key="k", priority=1, delay=1, expires_in=60
+        )
 
     async def several() -> None:
-        ids = await asyncio.gather(*(broker.publish(str(n), "q", headers={"n": n}) for n in range(9)))
+        ids = await asyncio.gather(
+            *(broker.publish(str(n), "q", headers={"n": n}) for n in range(9))
+        )
         assert len(set(ids)) == 9
         assert len(await broker.publish_batch("a", "b", queue="q")) == 2
 
@@ -110,7 +134,9 @@ async def test_what_each_way_to_publish_needs(user: Account, broker: SqlBroker) 
             assert len(await broker.publish_batch("a", "b", queue="q", connection=connection)) == 2
 
     async def mixed() -> None:
-        await broker.publish_batch(SqlBrokerResponse("a", priority=1), SqlBrokerResponse("b"), queue="q")
+        await broker.publish_batch(
+            SqlBrokerResponse("a", priority=1), SqlBrokerResponse("b"), queue="q"
+        )
 
     async def deduplicated() -> None:
         await broker.publish("x", "q", dedup_id="d")
@@ -128,7 +154,10 @@ async def test_what_each_way_to_publish_needs(user: Account, broker: SqlBroker) 
 @servers_only
 async def test_a_producer_with_schedules(user: Account, broker: SqlBroker) -> None:
     """The producer's rights, and three of a consumer's."""
-    given(user, *(statement for step in grants("producer", _kind(user)).values() for statement in step))
+    given(
+        user,
+        *(statement for step in grants("producer", _kind(user)).values() for statement in step),
+    )
     user.execute("GRANT SELECT, INSERT, UPDATE ON message_policy_state TO {who}")
     broker.publish_on_schedule("tick", "* * * * * *", "ticks", "tick")
     await broker.start()
@@ -156,9 +185,11 @@ async def test_a_consumer(user: Account, owner: SqlBroker, broker: SqlBroker) ->
     async with broker.lock("key"):
         pass
     refused = user.try_as(
-        "INSERT INTO message (queue, payload) VALUES ('q', 'x')", "SELECT payload FROM message_archive",
-        "DELETE FROM message_archive", "UPDATE message_archive SET queue = 'x'",
-    )  # fmt: skip
+        "INSERT INTO message (queue, payload) VALUES ('q', 'x')",
+        "SELECT payload FROM message_archive",
+        "DELETE FROM message_archive",
+        "UPDATE message_archive SET queue = 'x'",
+    )
     assert len(refused) == 4
 
 
@@ -167,7 +198,10 @@ async def test_a_consumer_that_answers_is_a_producer_too(
     user: Account, owner: SqlBroker, broker: SqlBroker
 ) -> None:
     given(user, *grants("consumer", _kind(user))[""])
-    given(user, *(statement for step in grants("producer", _kind(user)).values() for statement in step))
+    given(
+        user,
+        *(statement for step in grants("producer", _kind(user)).values() for statement in step),
+    )
 
     @broker.subscriber("q", transactional=True, **QUICK)
     @broker.publisher("answers")
@@ -205,9 +239,11 @@ async def test_a_reader(user: Account, database_url: str) -> None:
         assert horizon.source in {"transactions", "safety lag"}
     assert "GRANT" not in (horizon.detail or "")
     refused = user.try_as(
-        "SELECT payload FROM message", "DELETE FROM message_archive", "SELECT scope FROM message_policy_state",
+        "SELECT payload FROM message",
+        "DELETE FROM message_archive",
+        "SELECT scope FROM message_policy_state",
         "INSERT INTO message (queue, payload) VALUES ('q', 'x')",
-    )  # fmt: skip
+    )
     assert len(refused) == 4
     assert user.try_as("SELECT * FROM message_archive") == []
 
@@ -246,15 +282,21 @@ async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -
     assert await admin.forget_schedule("none") is False
     assert await broker.ping(5.0)
     refused = user.try_as(
-        "SELECT payload FROM message", "SELECT headers FROM message", "SELECT payload FROM message_archive",
-        "UPDATE message SET state = 'PENDING'", "DELETE FROM message", "DELETE FROM message_archive",
+        "SELECT payload FROM message",
+        "SELECT headers FROM message",
+        "SELECT payload FROM message_archive",
+        "UPDATE message SET state = 'PENDING'",
+        "DELETE FROM message",
+        "DELETE FROM message_archive",
         "INSERT INTO message (queue, payload) VALUES ('q', 'x')",
-    )  # fmt: skip
+    )
     assert len(refused) == 7
 
 
 @servers_only
-async def test_an_operator_who_may_release(user: Account, owner: SqlBroker, broker: SqlBroker) -> None:
+async def test_an_operator_who_may_release(
+    user: Account, owner: SqlBroker, broker: SqlBroker
+) -> None:
     given(user, *grants("operator", _kind(user))[""])
     end = asyncio.Event()
 
@@ -286,7 +328,9 @@ async def test_an_operator_who_may_release(user: Account, owner: SqlBroker, brok
     [*((kind, None) for kind in ("sqlite", *NAMES)), ("postgresql", "postgresql+psycopg")],
     indirect=["database"],
 )
-async def test_no_body_and_no_header_is_logged(database: str, database_url: str, driver: str | None) -> None:
+async def test_no_body_and_no_header_is_logged(
+    database: str, database_url: str, driver: str | None
+) -> None:
     """Not when the database refuses a row either, which PostgreSQL quotes then."""
     url = make_url(database_url)
     url = url if driver is None else url.set(drivername=driver)
@@ -307,7 +351,9 @@ async def test_no_body_and_no_header_is_logged(database: str, database_url: str,
     await eventually(lambda: heard.texts("Processed") and heard.texts("of the handler's"))
     if database != "sqlite":  # it cannot add one
         async with engine.begin() as connection:
-            await connection.execute(text("ALTER TABLE message ADD CONSTRAINT ours CHECK (queue <> 'no')"))
+            await connection.execute(
+                text("ALTER TABLE message ADD CONSTRAINT ours CHECK (queue <> 'no')")
+            )
             await connection.execute(
                 text("ALTER TABLE message_archive ADD CONSTRAINT too CHECK (priority <> 7)")
             )
@@ -329,13 +375,18 @@ async def test_no_body_and_no_header_is_logged(database: str, database_url: str,
 
 @servers_only
 async def test_no_password_is_told(user: Account) -> None:
-    engine, heard = create_async_engine(user.url.set(username=user.name, password="hunter2 it was")), Heard()
+    engine, heard = (
+        create_async_engine(user.url.set(username=user.name, password="hunter2 it was")),
+        Heard(),
+    )
     logger = logging.Logger("test", logging.DEBUG)  # noqa: LOG001 - one for this test
     logger.addHandler(heard)
     broker = SqlBroker(engine, logger=logger)
     said = []
     if user.postgresql:  # a server that trusts everybody here asks for no password
-        engine = create_async_engine(user.url.set(username="nobody_knows", password="hunter2 it was"))
+        engine = create_async_engine(
+            user.url.set(username="nobody_knows", password="hunter2 it was")
+        )
         broker = SqlBroker(engine, logger=logger)
     with pytest.raises(StoreError) as caught:
         await broker.start()

@@ -26,9 +26,11 @@ from tools.private import CannotStartError, folder_of, mariadb, postgresql
 
 ROWS = dict(re.findall(r"^\| (\w+) \| `connect_args=(.+)` \|$", PAGE, re.MULTILINE))
 DRIVERS = {
-    "asyncpg": "postgresql+asyncpg", "psycopg": "postgresql+psycopg",
-    "aiomysql": "mariadb+aiomysql", "asyncmy": "mariadb+asyncmy",
-}  # fmt: skip
+    "asyncpg": "postgresql+asyncpg",
+    "psycopg": "postgresql+psycopg",
+    "aiomysql": "mariadb+aiomysql",
+    "asyncmy": "mariadb+asyncmy",
+}
 ENCRYPTED = {
     "postgresql": "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()",
     "mariadb": "SELECT variable_value <> '' FROM information_schema.session_status WHERE variable_name = 'Ssl_cipher'",
@@ -62,9 +64,15 @@ def make_certificates(folder: Path, host: str) -> None:
     ca = _builder(name, name, key).add_extension(basic, critical=True).sign(key, hashes.SHA256())
     own = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([x509.DNSName(host)])
-    server = _builder(_name(host), name, own).add_extension(names, critical=False).sign(key, hashes.SHA256())
+    server = (
+        _builder(_name(host), name, own)
+        .add_extension(names, critical=False)
+        .sign(key, hashes.SHA256())
+    )
     encoding = serialization.Encoding.PEM
-    private = own.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = own.private_bytes(
+        encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     for file, content in (
         ("ca.pem", ca.public_bytes(encoding)),
         ("server.pem", server.public_bytes(encoding)),
@@ -84,7 +92,9 @@ def served(
     kind, known = request.param, tmp_path_factory.mktemp("ca")
     try:
         with ExitStack() as stack:
-            folder, _ = stack.enter_context(folder_of("postgres" if kind == "postgresql" else "mysql"))
+            folder, _ = stack.enter_context(
+                folder_of("postgres" if kind == "postgresql" else "mysql")
+            )
             make_certificates(folder, "localhost")
             shutil.copy(folder / "ca.pem", known / "ca.pem")
             files = {"cert": folder / "server.pem", "key": folder / "server.key"}
@@ -109,7 +119,9 @@ def arguments(driver: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dic
 
 async def refused(engine: AsyncEngine) -> None:
     """No connection is made, and the certificate is why."""
-    with pytest.raises(DBAPIError if engine.dialect.driver != "asyncpg" else ssl.SSLError) as caught:
+    with pytest.raises(
+        DBAPIError if engine.dialect.driver != "asyncpg" else ssl.SSLError
+    ) as caught:
         await engine.connect()
     said, error = "", caught.value
     while error is not None:
@@ -148,7 +160,9 @@ async def test_a_certificate_is_checked(
 
 
 @pytest.mark.parametrize("served", ["postgresql"], indirect=True)
-async def test_a_url_of_asyncpg(served: tuple[str, str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_url_of_asyncpg(
+    served: tuple[str, str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, server, known = served
     assert "?ssl=verify-full" in PAGE
     url = make_url(server).set(drivername="postgresql+asyncpg", query={"ssl": "verify-full"})

@@ -66,7 +66,9 @@ def test_the_options_are_those_of_the_format() -> None:
         for name in re.findall(r"`(\w+)`", names)
     }
     expected = {
-        name: of for of, names in (("both", BOTH), ("batch", BATCH), ("stream", STREAM)) for name in names
+        name: of
+        for of, names in (("both", BOTH), ("batch", BATCH), ("stream", STREAM))
+        for name in names
     }
     assert {name: of for name, (of, _) in told.items()} == expected
 

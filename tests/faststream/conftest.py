@@ -75,7 +75,9 @@ class Heard(logging.Handler):
 
     def texts(self, part: str, level: int = logging.NOTSET) -> list[str]:
         """Messages of at least `level` that contain `part`."""
-        return [r.getMessage() for r in self.records if part in r.getMessage() and r.levelno >= level]
+        return [
+            r.getMessage() for r in self.records if part in r.getMessage() and r.levelno >= level
+        ]
 
 
 @pytest.fixture

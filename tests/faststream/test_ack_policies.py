@@ -47,7 +47,9 @@ async def test_success(broker: SqlBroker, look: Look, policy: AckPolicy) -> None
     await run(broker, succeed, ack_policy=policy)
     [row] = await look.archived()
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("COMPLETED", 1, 1)
-    assert row["created_at"] <= row["first_attempt_at"] == row["last_attempt_at"] <= row["archived_at"]
+    assert (
+        row["created_at"] <= row["first_attempt_at"] == row["last_attempt_at"] <= row["archived_at"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,9 @@ async def test_failure(broker: SqlBroker, look: Look, policy: AckPolicy, state: 
 
 
 @pytest.mark.parametrize("options", [{}, {"ack_policy": AckPolicy.NACK_ON_ERROR}], ids=repr)
-async def test_nack_on_error_is_the_default(broker: SqlBroker, look: Look, options: dict[str, Any]) -> None:
+async def test_nack_on_error_is_the_default(
+    broker: SqlBroker, look: Look, options: dict[str, Any]
+) -> None:
     await run(broker, fail, **options)
     row = await look.in_state("RETRYABLE")
     assert (row["attempts_count"], row["deliveries_count"]) == (1, 1)
@@ -145,7 +149,9 @@ async def test_manual_reject_with_a_reason(broker: SqlBroker, look: Look) -> Non
 
 @pytest.mark.parametrize("wrong", [[1], "soon", True])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_delays_that_cannot_be(broker: SqlBroker, look: Look, heard: Heard, wrong: Any) -> None:
+async def test_delays_that_cannot_be(
+    broker: SqlBroker, look: Look, heard: Heard, wrong: Any
+) -> None:
     async def act(message: Any) -> None:
         await message.nack(delay=wrong)
 
@@ -202,7 +208,9 @@ async def test_what_the_archive_keeps(broker: SqlBroker, look: Look, keep: bool)
     async def act(message: Any) -> None:
         await message.ack() if message.key == "good" else await message.reject()
 
-    @broker.subscriber("q", **QUICK, retain_in_archive_on_ack=keep, retain_in_archive_on_reject=not keep)
+    @broker.subscriber(
+        "q", **QUICK, retain_in_archive_on_ack=keep, retain_in_archive_on_reject=not keep
+    )
     async def handle(body: Any, message: SqlBrokerMessage) -> None:
         await act(message)
 

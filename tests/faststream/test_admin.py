@@ -84,18 +84,24 @@ async def test_a_workers_messages_are_given_back_at_an_operators_word(
     await broker.admin.pause("other")
     assert await admin.release(live.worker, force=True) == 3
     rows = await look.rows()
-    assert {(r["state"], r["deliveries_count"], r["lease_token"]) for r in rows} == {("PENDING", 1, None)}
+    assert {(r["state"], r["deliveries_count"], r["lease_token"]) for r in rows} == {
+        ("PENDING", 1, None)
+    }
     assert await admin.release(live.worker, force=True) == 0
     stop.set()
     await asyncio.wait_for(broker.stop(), 10)
-    assert [r["state"] for r in await look.rows()] == ["PENDING"] * 3, "late outcomes change nothing"
+    assert [r["state"] for r in await look.rows()] == ["PENDING"] * 3, (
+        "late outcomes change nothing"
+    )
 
 
 async def test_of_a_worker_that_is_gone_all_is_given_back_and_nothing_of_others(
     engine: AsyncEngine, broker: SqlBroker, look: Look
 ) -> None:
     fleet, store = broker._store.fleet, broker._store
-    holders = {name: worker_name(name, bytes([n]) * 8) for n, name in enumerate(("gone", "other"), 1)}
+    holders = {
+        name: worker_name(name, bytes([n]) * 8) for n, name in enumerate(("gone", "other"), 1)
+    }
     info = {"queues": ["q"], "max_workers": 1}
     await fleet.announce({holders["gone"]: info}, {holders["gone"]}, -1.0, clean=False)
     await fleet.announce({holders["other"]: info}, {holders["other"]}, 60.0, clean=False)

@@ -53,7 +53,9 @@ async def test_no_more_than_fetch_batch_size(broker: SqlBroker, look: Look) -> N
 @pytest.mark.parametrize(
     ("policy", "state"), [(AckPolicy.ACK, "COMPLETED"), (AckPolicy.REJECT_ON_ERROR, "FAILED")]
 )
-async def test_the_policy_is_for_all(broker: SqlBroker, look: Look, policy: AckPolicy, state: str) -> None:
+async def test_the_policy_is_for_all(
+    broker: SqlBroker, look: Look, policy: AckPolicy, state: str
+) -> None:
     @broker.subscriber("q", **BATCH, ack_policy=policy)
     async def handle(bodies: list[Any]) -> None:
         raise ValueError("boom")
@@ -100,7 +102,9 @@ class Shout:
     async def decode(self, msg: Any) -> Any:
         return msg.body.decode().lower()
 
-    async def encode_batch(self, msgs: Any, serializer: Any = None) -> list[tuple[bytes, str | None]]:
+    async def encode_batch(
+        self, msgs: Any, serializer: Any = None
+    ) -> list[tuple[bytes, str | None]]:
         return [await self.encode(msg, serializer) for msg in msgs]
 
     async def decode_batch(self, msg: Any) -> list[Any]:

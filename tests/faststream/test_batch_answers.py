@@ -124,7 +124,9 @@ async def test_a_refused_answer_is_a_failed_attempt_of_all(broker: SqlBroker, lo
     assert await answers(look) == []
 
 
-async def test_what_is_settled_by_hand_otherwise_is_no_part_of_it(broker: SqlBroker, look: Look) -> None:
+async def test_what_is_settled_by_hand_otherwise_is_no_part_of_it(
+    broker: SqlBroker, look: Look
+) -> None:
     """Its attempt has failed; what the handler answered belongs to what it acked."""
     calls: list[list[int]] = []
 

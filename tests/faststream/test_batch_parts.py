@@ -10,7 +10,13 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import ConstantRetryStrategy, Once, SqlBroker, SqlBrokerBatchMessage, SqlConnection
+from faststream_sqlbroker import (
+    ConstantRetryStrategy,
+    Once,
+    SqlBroker,
+    SqlBrokerBatchMessage,
+    SqlConnection,
+)
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 
@@ -33,8 +39,12 @@ async def put(broker: SqlBroker, *bodies: Any, **options: Any) -> list[int | Non
     async with broker.engine.begin() as connection:
         for n, body in enumerate(bodies):
             headers = {"content-type": "application/json"} if isinstance(body, bytes) else None
-            given = {name: value(n) if callable(value) else value for name, value in options.items()}
-            published = await broker.publish(body, "q", connection=connection, headers=headers, **given)
+            given = {
+                name: value(n) if callable(value) else value for name, value in options.items()
+            }
+            published = await broker.publish(
+                body, "q", connection=connection, headers=headers, **given
+            )
             ids.append(published)
     return ids
 
@@ -47,7 +57,9 @@ GOOD, BAD = ("COMPLETED", None, 1), ("FAILED", "max_attempts", 2)
 INVALID = ("FAILED", "invalid_body", 1)
 
 
-async def test_the_neighbours_of_a_bad_body_are_handled_together(broker: SqlBroker, look: Look) -> None:
+async def test_the_neighbours_of_a_bad_body_are_handled_together(
+    broker: SqlBroker, look: Look
+) -> None:
     calls: list[list[int]] = []
 
     @broker.subscriber("q", **BATCH)
@@ -72,7 +84,9 @@ async def test_models_and_parameters_from_the_context(broker: SqlBroker, look: L
     @broker.subscriber("q", **BATCH)
     def handle(orders: list[Order], message: SqlBrokerBatchMessage) -> None:
         calls.append([order.id for order in orders])
-        assert [m.raw_message.id for m in message.messages] == [row.id for row in message.raw_message]
+        assert [m.raw_message.id for m in message.messages] == [
+            row.id for row in message.raw_message
+        ]
 
     await put(broker, {"id": 1}, {"id": 2, "price": -1}, {"id": "x", "price": "y"}, {"id": 4})
     await broker.start()
@@ -82,7 +96,9 @@ async def test_models_and_parameters_from_the_context(broker: SqlBroker, look: L
 
 @SQLITE
 async def test_the_errors_of_fastdepends(engine: AsyncEngine, look: Look) -> None:
-    broker = SqlBroker(engine, logger=None, serializer=PydanticSerializer(use_fastdepends_errors=True))
+    broker = SqlBroker(
+        engine, logger=None, serializer=PydanticSerializer(use_fastdepends_errors=True)
+    )
     calls: list[list[int]] = []
 
     @broker.subscriber("q", **BATCH)
@@ -99,7 +115,9 @@ async def test_the_errors_of_fastdepends(engine: AsyncEngine, look: Look) -> Non
 
 @SQLITE
 @pytest.mark.parametrize("how", ["validator", "decoder", "parser", "filter"])
-async def test_where_nobody_says_which_the_batch_is_halved(broker: SqlBroker, look: Look, how: str) -> None:
+async def test_where_nobody_says_which_the_batch_is_halved(
+    broker: SqlBroker, look: Look, how: str
+) -> None:
     calls: list[list[int]] = []
 
     def check(values: list[int]) -> list[int]:
@@ -228,7 +246,9 @@ async def test_keys_that_are_handled_once(broker: SqlBroker, look: Look) -> None
 
 @SQLITE
 @pytest.mark.parametrize("how", ["body", "answer", "dependency", "context"])
-async def test_what_is_no_bodys_fault_is_the_whole_batchs(broker: SqlBroker, look: Look, how: str) -> None:
+async def test_what_is_no_bodys_fault_is_the_whole_batchs(
+    broker: SqlBroker, look: Look, how: str
+) -> None:
     calls: list[list[int]] = []
 
     async def dependency() -> int:
@@ -255,7 +275,9 @@ async def test_what_is_no_bodys_fault_is_the_whole_batchs(broker: SqlBroker, loo
 
 
 @SQLITE
-async def test_a_middleware_that_handles_the_error_hides_nobody(broker: SqlBroker, look: Look) -> None:
+async def test_a_middleware_that_handles_the_error_hides_nobody(
+    broker: SqlBroker, look: Look
+) -> None:
     calls: list[list[int]] = []
     handled: list[Exception] = []
     swallow = ExceptionMiddleware()

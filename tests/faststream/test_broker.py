@@ -54,7 +54,9 @@ async def test_the_context_manager_only_connects(broker: SqlBroker) -> None:
         assert await connected.ping(5.0)
 
 
-async def test_missing_tables_are_told_in_one_line_that_says_what_to_do(engine: AsyncEngine) -> None:
+async def test_missing_tables_are_told_in_one_line_that_says_what_to_do(
+    engine: AsyncEngine,
+) -> None:
     """`faststream run` prints it before its traceback. What it names is in the installed package."""
     said, heard = io.StringIO(), logging.getLogger("missing tables")
     heard.addHandler(handler := logging.StreamHandler(said))
@@ -155,7 +157,9 @@ async def test_what_is_no_time_is_refused(engine: AsyncEngine, value: Any) -> No
         await SqlBroker(engine, logger=None).ping(value)
 
 
-async def test_ping_sees_a_loop_that_fails(broker: SqlBroker, engine: AsyncEngine, heard: Heard) -> None:
+async def test_ping_sees_a_loop_that_fails(
+    broker: SqlBroker, engine: AsyncEngine, heard: Heard
+) -> None:
     @broker.subscriber("q", **QUICK)
     async def handle(body: Any) -> None: ...
 

@@ -99,11 +99,18 @@ async def test_a_publish_without_it_is_immediate(broker: SqlBroker, look: Look) 
     assert queues(await look.rows()) == ["out"]
 
 
-async def test_an_answer_of_a_batch_goes_with_all_of_its_messages(broker: SqlBroker, look: Look) -> None:
+async def test_an_answer_of_a_batch_goes_with_all_of_its_messages(
+    broker: SqlBroker, look: Look
+) -> None:
     calls: list[int] = []
 
     @broker.subscriber(
-        "in", **QUICK, batch=True, flush_batch_size=2, fetch_batch_size=10, max_not_processed_factor=1
+        "in",
+        **QUICK,
+        batch=True,
+        flush_batch_size=2,
+        fetch_batch_size=10,
+        max_not_processed_factor=1,
     )
     @broker.publisher("out")
     async def handle(bodies: list[str]) -> str:
@@ -154,7 +161,9 @@ async def test_chained_rows_keep_their_options(broker: SqlBroker, look: Look) ->
     assert answer["next_attempt_at"] > answer["created_at"]
 
 
-async def test_where_there_is_no_ack_to_join(broker: SqlBroker, look: Look, engine: AsyncEngine) -> None:
+async def test_where_there_is_no_ack_to_join(
+    broker: SqlBroker, look: Look, engine: AsyncEngine
+) -> None:
     refusals: dict[str, str] = {}
     later: list[asyncio.Task[None]] = []
 
@@ -179,7 +188,9 @@ async def test_where_there_is_no_ack_to_join(broker: SqlBroker, look: Look, engi
 
     await refused("outside", lambda: broker.publish("x", "out", with_ack=True))
     async with engine.connect() as connection:
-        await refused("both", lambda: broker.publish("x", "out", with_ack=True, connection=connection))
+        await refused(
+            "both", lambda: broker.publish("x", "out", with_ack=True, connection=connection)
+        )
     await broker.start()
     await broker.publish("x", "first")
     await broker.publish("x", "in")
@@ -219,7 +230,9 @@ async def test_another_brokers_handler_has_no_ack_to_join(
     await other.stop()
 
 
-async def test_an_answer_that_cannot_be_stored_is_a_failed_attempt(broker: SqlBroker, look: Look) -> None:
+async def test_an_answer_that_cannot_be_stored_is_a_failed_attempt(
+    broker: SqlBroker, look: Look
+) -> None:
     """Others are not delayed; at last the message is a dead letter that says why."""
 
     @broker.subscriber("in", **QUICK, retry_strategy=TWICE)

@@ -16,7 +16,9 @@ from tests.helpers import eventually
 pytestmark = pytest.mark.capability("atomic chain: answers and `with_ack` commit with the ack")
 
 
-async def test_a_publish_during_the_commit_of_its_ack_is_refused(broker: SqlBroker, look: Look) -> None:
+async def test_a_publish_during_the_commit_of_its_ack_is_refused(
+    broker: SqlBroker, look: Look
+) -> None:
     """It would be accepted, and never written: what is committed was decided before."""
     committing, tried, tasks = asyncio.Event(), asyncio.Event(), list[asyncio.Task[None]]()
     refusals: list[str] = []
@@ -49,7 +51,9 @@ async def test_a_publish_during_the_commit_of_its_ack_is_refused(broker: SqlBrok
 
 
 @pytest.mark.parametrize("batch", [False, True])
-async def test_a_middleware_may_join_before_the_handler(engine: AsyncEngine, look: Look, batch: bool) -> None:
+async def test_a_middleware_may_join_before_the_handler(
+    engine: AsyncEngine, look: Look, batch: bool
+) -> None:
     class Early(BaseMiddleware):
         async def on_receive(self) -> None:
             await broker.publish("early", "out", with_ack=True)

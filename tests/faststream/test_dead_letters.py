@@ -49,7 +49,11 @@ async def test_what_has_used_up_its_attempts_is_consumed_there(
     slow = {**QUICK, "wakeup": "auto", "max_fetch_interval": 60}
 
     @broker.subscriber(
-        "q", **slow, dead_letter_queue="dead", retry_strategy=TWICE, retain_in_archive_on_reject=retained
+        "q",
+        **slow,
+        dead_letter_queue="dead",
+        retry_strategy=TWICE,
+        retain_in_archive_on_reject=retained,
     )
     async def handle(body: Any) -> None:
         raise ValueError("boom")
@@ -64,7 +68,12 @@ async def test_what_has_used_up_its_attempts_is_consumed_there(
     )
     [row] = await look.archived()
     [(body, message)] = got
-    assert (row["id"], row["state"], row["queue"], body) == (message_id, "COMPLETED", "dead", {"n": 1})
+    assert (row["id"], row["state"], row["queue"], body) == (
+        message_id,
+        "COMPLETED",
+        "dead",
+        {"n": 1},
+    )
     assert "ValueError: boom" in row["last_error"]
     assert (message.correlation_id, message.key, message.headers["h"]) == ("c", "k", [1])
     assert (message.attempts_count, message.deliveries_count) == (0, 1)
@@ -86,8 +95,12 @@ async def test_a_rejected_message_goes_there_under_every_policy(
     row = await dead_letter(look)
     assert row["state"] == "PENDING"
     assert row["headers"]["dead-letter"] == {
-        "queue": "q", "reason": "bad", "error": None, "attempts": 1, "deliveries": 1,
-    }  # fmt: skip
+        "queue": "q",
+        "reason": "bad",
+        "error": None,
+        "attempts": 1,
+        "deliveries": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -127,12 +140,18 @@ async def test_a_message_delivered_too_often_goes_there_unhandled(
 
     await broker.publish("x", "q")
     async with engine.begin() as connection:
-        await connection.execute(text("UPDATE message SET deliveries_count = 20, last_error = 'before'"))
+        await connection.execute(
+            text("UPDATE message SET deliveries_count = 20, last_error = 'before'")
+        )
     await broker.start()
     row = await dead_letter(look)
     assert row["headers"]["dead-letter"] == {
-        "queue": "q", "reason": "max_deliveries", "error": None, "attempts": 0, "deliveries": 21,
-    }  # fmt: skip
+        "queue": "q",
+        "reason": "max_deliveries",
+        "error": None,
+        "attempts": 0,
+        "deliveries": 21,
+    }
     assert (row["deliveries_count"], row["last_error"]) == (0, "before")
     assert heard.texts("delivery limit was exceeded", logging.ERROR)
 
@@ -177,8 +196,10 @@ async def test_of_a_batch_each_message_tells_of_its_own_end(broker: SqlBroker, l
     await eventually(lambda: look.rows(archive=True))
     rows = await look.rows()
     assert [(bytes(r["payload"]), r["headers"]["dead-letter"]["reason"]) for r in rows] == [
-        (b"1", "odd 1"), (b"3", "odd 3"), (b"5", "odd 5"),
-    ]  # fmt: skip
+        (b"1", "odd 1"),
+        (b"3", "odd 3"),
+        (b"5", "odd 5"),
+    ]
     assert {r["state"] for r in await look.rows(archive=True)} == {"COMPLETED"}
 
 
@@ -231,7 +252,9 @@ async def test_the_prefix_of_a_router_is_for_it_too(broker: SqlBroker, look: Loo
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_prefix_that_makes_its_name_too_long_is_refused_at_the_start(broker: SqlBroker) -> None:
+async def test_a_prefix_that_makes_its_name_too_long_is_refused_at_the_start(
+    broker: SqlBroker,
+) -> None:
     router = SqlBrokerRouter(prefix="app.")
 
     @router.subscriber("q", **{**DEAD, "dead_letter_queue": "d" * 253})
@@ -275,4 +298,8 @@ async def test_a_dead_letter_after_a_lost_lease_changes_nothing(
     await broker.publish("x", "q")
     await eventually(lambda: heard.texts("lease lost", logging.WARNING))
     [row] = await look.rows()
-    assert (row["queue"], "dead-letter" in row["headers"], row["last_error"]) == ("elsewhere", False, None)
+    assert (row["queue"], "dead-letter" in row["headers"], row["last_error"]) == (
+        "elsewhere",
+        False,
+        None,
+    )

@@ -22,12 +22,16 @@ from tests.faststream.conftest import QUICK, Heard, Look
 from tests.faststream.test_forward import OPAQUE, all_in
 from tests.helpers import eventually
 
-pytestmark = pytest.mark.capability("`destination=`: a front-door queue, then where the message says")
+pytestmark = pytest.mark.capability(
+    "`destination=`: a front-door queue, then where the message says"
+)
 
 
 async def put(broker: SqlBroker, headers: Any) -> int:
     """What a foreign producer inserts."""
-    [message_id] = await broker.config.store.insert([NewMessage("front", OPAQUE, json.dumps(headers))])
+    [message_id] = await broker.config.store.insert(
+        [NewMessage("front", OPAQUE, json.dumps(headers))]
+    )
     assert message_id is not None
     return message_id
 
@@ -43,14 +47,17 @@ async def test_messages_go_where_they_say(broker: SqlBroker, look: Look) -> None
 
     await broker.start()
     await broker.publish("1", "front", destination="x")
-    await broker.publish_batch("2", SqlBrokerResponse("3", destination="x"), queue="front", destination="y")
+    await broker.publish_batch(
+        "2", SqlBrokerResponse("3", destination="x"), queue="front", destination="y"
+    )
     rows = await look.archived(3)
     assert sorted(got) == [("x", "1"), ("x", "3"), ("y", "2")]
     assert {row["publish_count"] for row in rows} == {1}
 
 
 @pytest.mark.parametrize(
-    "headers", [None, {}, {"destination": ""}, {"destination": 5}, {"destination": "front"}, ["x"], "x"]
+    "headers",
+    [None, {}, {"destination": ""}, {"destination": 5}, {"destination": "front"}, ["x"], "x"],
 )
 async def test_without_a_destination_nothing_is_lost(
     broker: SqlBroker, look: Look, heard: Heard, headers: Any
@@ -88,13 +95,17 @@ async def test_publish_after_is_kept(broker: SqlBroker, look: Look) -> None:
     await broker.start()
     rows = await all_in(look, "x", 4)
     assert [row["id"] for row in rows] == ids
-    for row, wanted in zip(rows, (due, due, due, rows[3]["created_at"] + timedelta(hours=1)), strict=True):
+    for row, wanted in zip(
+        rows, (due, due, due, rows[3]["created_at"] + timedelta(hours=1)), strict=True
+    ):
         late = row["next_attempt_at"] - wanted
         assert timedelta() <= late < timedelta(seconds=20), late
 
 
 @pytest.mark.parametrize("value", [1_000_000_000, "2001-01-01T00:00:00Z", "1ms"])
-async def test_what_is_due_goes_at_once(broker: SqlBroker, look: Look, heard: Heard, value: Any) -> None:
+async def test_what_is_due_goes_at_once(
+    broker: SqlBroker, look: Look, heard: Heard, value: Any
+) -> None:
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)
 
     @broker.subscriber("x", **QUICK)
@@ -132,10 +143,15 @@ async def test_p3_a_missing_delay_is_delivered_at_once_with_a_warning(
     now = await broker.config.store.now()
     assert all(row["next_attempt_at"] <= now for row in rows)
     [said] = heard.texts("publish_after", logging.WARNING)
-    assert f"message {message_id} of queue 'front': it is moved at once and 1 more claimed with it" in said
+    assert (
+        f"message {message_id} of queue 'front': it is moved at once and 1 more claimed with it"
+        in said
+    )
 
 
-@pytest.mark.parametrize("headers", [{"publish_after": 0}, {"publish_after": "0"}, {"publish_after": "0s"}])
+@pytest.mark.parametrize(
+    "headers", [{"publish_after": 0}, {"publish_after": "0"}, {"publish_after": "0s"}]
+)
 async def test_p3_a_producer_may_say_at_once(
     broker: SqlBroker, look: Look, heard: Heard, headers: Any
 ) -> None:
@@ -223,7 +239,9 @@ async def test_a_destination_that_cannot_be_one_is_refused(broker: SqlBroker, va
 
 
 @pytest.mark.parametrize("seconds", [1, 1_700_000_000.5, 4_102_444_800])
-async def test_unix_seconds_as_next_attempt_at(broker: SqlBroker, look: Look, seconds: float) -> None:
+async def test_unix_seconds_as_next_attempt_at(
+    broker: SqlBroker, look: Look, seconds: float
+) -> None:
     """P1."""
     await broker.publish("x", "q", next_attempt_at=seconds)
     row = await look.in_state("PENDING")
@@ -232,12 +250,16 @@ async def test_unix_seconds_as_next_attempt_at(broker: SqlBroker, look: Look, se
 
 @pytest.mark.parametrize("value", [True, float("nan"), float("inf"), 1e18, 10**400, "17e8"])
 async def test_other_numbers_are_refused(broker: SqlBroker, value: Any) -> None:
-    with pytest.raises(PublishError, match=r"^next_attempt_at must be a datetime with a time zone, or Unix"):
+    with pytest.raises(
+        PublishError, match=r"^next_attempt_at must be a datetime with a time zone, or Unix"
+    ):
         await broker.publish("x", "q", next_attempt_at=value)
 
 
 async def test_without_an_archive_it_does_not_start(engine: AsyncEngine) -> None:
-    broker = SqlBroker(engine, schema=SqlBrokerSchemaConfig(message_archive_table_name=None), logger=None)
+    broker = SqlBroker(
+        engine, schema=SqlBrokerSchemaConfig(message_archive_table_name=None), logger=None
+    )
     await broker.create_tables()
     broker.subscriber("front", forward_to=DESTINATION)
     with pytest.raises(SetupError, match="keeps messages without a destination in the archive"):
@@ -245,7 +267,9 @@ async def test_without_an_archive_it_does_not_start(engine: AsyncEngine) -> None
     await broker.stop()
 
 
-async def test_without_an_archive_a_dead_letter_queue_gets_what_cannot_be_moved(engine: AsyncEngine) -> None:
+async def test_without_an_archive_a_dead_letter_queue_gets_what_cannot_be_moved(
+    engine: AsyncEngine,
+) -> None:
     schema = SqlBrokerSchemaConfig(message_archive_table_name=None)
     broker = SqlBroker(engine, schema=schema, logger=None, graceful_timeout=1.0)
     await broker.create_tables()

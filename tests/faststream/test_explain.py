@@ -31,7 +31,9 @@ from tests.contract.conftest import Bench
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import MYSQL, eventually
 
-pytestmark = pytest.mark.capability("`broker.admin.explain`, `subscribers`: why a message waits, who lives")
+pytestmark = pytest.mark.capability(
+    "`broker.admin.explain`, `subscribers`: why a message waits, who lives"
+)
 
 
 @pytest.fixture
@@ -118,7 +120,9 @@ async def test_who_lives_is_listed_with_what_it_does(broker: SqlBroker, other: S
 async def test_nothing_is_known_of_a_message_that_there_is_not(other: SqlBroker) -> None:
     explanation = await other.admin.explain(10**9)
     assert (explanation.state, explanation.queue, codes(explanation)) == (None, None, ["not_found"])
-    assert str(explanation).startswith("message 1000000000:\n- not_found: no message with this id is live")
+    assert str(explanation).startswith(
+        "message 1000000000:\n- not_found: no message with this id is live"
+    )
 
 
 @pytest.mark.parametrize("wrong", ["", "1-2", "1.0", "9" * 19, 1.0, True, None, 2**63])
@@ -214,7 +218,10 @@ async def test_paused_in_every_process(broker: SqlBroker, other: SqlBroker) -> N
     message_id = await broker.publish("x", "q")
     [reason] = (await other.admin.explain(message_id)).reasons
     assert reason.code == "paused"
-    assert reason.text == f"every live subscriber of the queue is paused in its own process: {worker.worker}"
+    assert (
+        reason.text
+        == f"every live subscriber of the queue is paused in its own process: {worker.worker}"
+    )
 
 
 async def test_expired(broker: SqlBroker, other: SqlBroker) -> None:
@@ -237,24 +244,39 @@ async def test_behind_an_earlier_message_that_waits(
     await broker.publish(2, "q", key="else")
     message_id = await broker.publish(3, "q", key="k", priority=9)
     reason = (await other.admin.explain(message_id)).reasons[-1]
-    assert (reason.code, reason.message_id, reason.worker) == ("behind_earlier_message", first, None)
-    assert f"message {first} of the same key comes first, as ordered=True wants: {words}" in reason.text
+    assert (reason.code, reason.message_id, reason.worker) == (
+        "behind_earlier_message",
+        first,
+        None,
+    )
+    assert (
+        f"message {first} of the same key comes first, as ordered=True wants: {words}"
+        in reason.text
+    )
     assert (reason.until is None) == (delay is None)
     assert "behind_earlier_message" not in codes(await other.admin.explain(first))
     unkeyed = await broker.publish(4, "q")
     assert codes(await other.admin.explain(unkeyed)) == ["paused"]
 
 
-async def test_behind_an_earlier_message_that_is_handled(broker: SqlBroker, other: SqlBroker) -> None:
+async def test_behind_an_earlier_message_that_is_handled(
+    broker: SqlBroker, other: SqlBroker
+) -> None:
     worker, started = await stuck(broker, other, ordered=True)
     first = await broker.publish(1, "q", key="k")
     await asyncio.wait_for(started.wait(), 10)
     message_id = await broker.publish(2, "q", key="k")
     [reason] = (await other.admin.explain(message_id)).reasons
-    assert (reason.code, reason.message_id, reason.worker) == ("behind_earlier_message", first, worker.worker)
+    assert (reason.code, reason.message_id, reason.worker) == (
+        "behind_earlier_message",
+        first,
+        worker.worker,
+    )
 
 
-async def test_behind_a_later_message_that_runs(broker: SqlBroker, other: SqlBroker, bench: Bench) -> None:
+async def test_behind_a_later_message_that_runs(
+    broker: SqlBroker, other: SqlBroker, bench: Bench
+) -> None:
     """An earlier id that is committed late waits for what runs already."""
     _, started = await stuck(broker, other, ordered=True, max_workers=5)
     second = await broker.publish(2, "q", key="k")
@@ -286,7 +308,9 @@ async def test_an_expired_message_holds_nobody(broker: SqlBroker, other: SqlBrok
 async def test_the_next_and_those_behind_it(other: SqlBroker, bench: Bench) -> None:
     """What stands ahead is counted by priority, due time and id, delayed messages left out, and up to 1 000."""
     says = describe(make_settings("q", {}), paused=False, stopping=False)
-    await bench.store.fleet.announce({"slow": says}, {"slow"}, 3600.0, clean=False)  # it claims nothing
+    await bench.store.fleet.announce(
+        {"slow": says}, {"slow"}, 3600.0, clean=False
+    )  # it claims nothing
     first = await put(bench, NewMessage("q", b"1", priority=5))
     await put(bench, NewMessage("q", b"1", priority=9, delay=3600.0))
     await put(bench, NewMessage("else", b"1", priority=9))
@@ -296,7 +320,9 @@ async def test_the_next_and_those_behind_it(other: SqlBroker, bench: Bench) -> N
     for message_id, ahead in ((second, 1), (last, 2)):
         [reason] = (await other.admin.explain(message_id)).reasons
         assert reason.code == "waiting_for_capacity"
-        assert reason.text.startswith(f"{ahead} due messages come first and 0 are leased: 1 workers of 1 ")
+        assert reason.text.startswith(
+            f"{ahead} due messages come first and 0 are leased: 1 workers of 1 "
+        )
     await bench.store.insert([NewMessage("q", b"1", priority=7) for _ in range(1_200)])
     [reason] = (await other.admin.explain(last)).reasons
     assert reason.text.startswith("1000 or more due messages come first")
@@ -317,17 +343,23 @@ async def test_all_workers_are_taken(broker: SqlBroker, other: SqlBroker) -> Non
     message_id = await broker.publish(2, "q")
     [reason] = (await other.admin.explain(message_id)).reasons
     assert reason.code == "waiting_for_capacity"
-    assert reason.text.startswith("0 due messages come first and 1 are leased: 1 workers of 1 subscribers")
+    assert reason.text.startswith(
+        "0 due messages come first and 1 are leased: 1 workers of 1 subscribers"
+    )
 
 
-async def test_a_message_that_may_kill_its_process(broker: SqlBroker, other: SqlBroker, bench: Bench) -> None:
+async def test_a_message_that_may_kill_its_process(
+    broker: SqlBroker, other: SqlBroker, bench: Bench
+) -> None:
     message_id = await broker.publish("x", "q")
     await bench.execute("UPDATE message SET deliveries_count = 3, attempts_count = 1")
     assert codes(await other.admin.explain(message_id)) == ["no_live_subscriber", "suspect"]
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_row_that_cannot_be_a_message(broker: SqlBroker, other: SqlBroker, bench: Bench) -> None:
+async def test_a_row_that_cannot_be_a_message(
+    broker: SqlBroker, other: SqlBroker, bench: Bench
+) -> None:
     message_id = await broker.publish("x", "q")
     await bench.execute("UPDATE message SET attempts_count = 'many'")
     assert codes(await other.admin.explain(message_id)) == ["undecodable"]
@@ -335,14 +367,17 @@ async def test_a_row_that_cannot_be_a_message(broker: SqlBroker, other: SqlBroke
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("value", ["datetime('now')", "9e999", "1700000000000000000"])
-async def test_p3_an_unusable_due_time(broker: SqlBroker, other: SqlBroker, bench: Bench, value: str) -> None:
+async def test_p3_an_unusable_due_time(
+    broker: SqlBroker, other: SqlBroker, bench: Bench, value: str
+) -> None:
     """P3: what is said of it is what then happens."""
     message_id = await broker.publish("x", "q")
     await bench.execute(f"UPDATE message SET next_attempt_at = {value}")
     explanation = await other.admin.explain(message_id)
     assert codes(explanation) == ["unusable_time", "no_live_subscriber"]
-    assert "its next_attempt_at is no time, as another program has written it: it is due now" in str(
-        explanation
+    assert (
+        "its next_attempt_at is no time, as another program has written it: it is due now"
+        in str(explanation)
     )
     assert await other.pop("q") is not None
     assert codes(await other.admin.explain(message_id)) == ["archived"]
@@ -477,7 +512,9 @@ async def test_it_reads_one_snapshot_and_writes_nothing(
     synchronous.dispose()
     assert counts == [1, 1]
     assert codes(explanation) == ["no_live_subscriber"]
-    assert all(s.split()[0] in {"SELECT", "SET", "START", "BEGIN", "PRAGMA", "WITH"} for s in seen), seen
+    assert all(
+        s.split()[0] in {"SELECT", "SET", "START", "BEGIN", "PRAGMA", "WITH"} for s in seen
+    ), seen
     assert codes(await other.admin.explain(message_id)) == ["not_found"]
     await broker.publish("y", "q")  # the connection's next transaction is an ordinary one
 

@@ -59,7 +59,9 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(engine: AsyncEngine, database_url: str, logger: Any, look: Look) -> AsyncIterator[Scene]:
+async def scene(
+    engine: AsyncEngine, database_url: str, logger: Any, look: Look
+) -> AsyncIterator[Scene]:
     broker = SqlBroker(engine, logger=logger, graceful_timeout=1.0, presence_interval=2.0)
     await broker.create_tables()
     other = create_async_engine(database_url)

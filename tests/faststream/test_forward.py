@@ -50,7 +50,11 @@ async def test_a_message_is_moved_as_it_is(broker: SqlBroker, look: Look) -> Non
         await connection.execute(text("UPDATE message SET publish_count = 3, attempts_count = 2"))
     await broker.start()
     [row] = await all_in(look, "out", 1)
-    assert (row["id"], bytes(row["payload"]), row["headers"]) == (message_id, OPAQUE, before["headers"])
+    assert (row["id"], bytes(row["payload"]), row["headers"]) == (
+        message_id,
+        OPAQUE,
+        before["headers"],
+    )
     assert (row["priority"], row["key"], row["publish_count"]) == (7, "key", 3)
     assert (row["attempts_count"], row["deliveries_count"], row["dedup_id"]) == (0, 0, None)
     assert row["created_at"] == before["created_at"]
@@ -58,7 +62,9 @@ async def test_a_message_is_moved_as_it_is(broker: SqlBroker, look: Look) -> Non
 
 
 @pytest.mark.parametrize("headers", ["[]", '"text"', "17", "null"])
-async def test_headers_that_are_none_do_not_matter(broker: SqlBroker, look: Look, headers: str) -> None:
+async def test_headers_that_are_none_do_not_matter(
+    broker: SqlBroker, look: Look, headers: str
+) -> None:
     broker.subscriber("in", **QUICK, forward_to="out")
     await broker.config.store.insert([NewMessage("in", OPAQUE, headers)])
     await broker.start()
@@ -221,7 +227,9 @@ def test_a_handler_is_refused() -> None:
 
     async def handle(body: str) -> None: ...
 
-    with pytest.raises(SetupError, match=r"so 'handle' would never be called: leave forward_to out, or"):
+    with pytest.raises(
+        SetupError, match=r"so 'handle' would never be called: leave forward_to out, or"
+    ):
         subscriber(handle)
 
 
@@ -238,7 +246,10 @@ def test_a_handler_is_refused() -> None:
         ({"forward_to": "b", "ack_policy": AckPolicy.ACK_FIRST}, r"ack_policy is for handlers"),
         ({"forward_to": "b", "decoder": print}, r"decoder is for handlers"),
         ({"forward_to": "b", "no_reply": True}, r"no_reply is for handlers"),
-        ({"forward_to": DESTINATION, "retain_in_archive_on_reject": False}, r"would be lost: leave it out"),
+        (
+            {"forward_to": DESTINATION, "retain_in_archive_on_reject": False},
+            r"would be lost: leave it out",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(options: Any, problem: str) -> None:
@@ -260,7 +271,9 @@ async def test_forwarders_that_are_each_others_dead_letter_queue_are_refused_at_
 ) -> None:
     broker.subscriber("a", **QUICK, forward_to="c", dead_letter_queue="b")
     broker.subscriber("b", **QUICK, forward_to=DESTINATION, dead_letter_queue="a")
-    with pytest.raises(SetupError, match=r"each other's dead letter queues: (a → b → a|b → a → b);"):
+    with pytest.raises(
+        SetupError, match=r"each other's dead letter queues: (a → b → a|b → a → b);"
+    ):
         await broker.start()
 
 

@@ -50,7 +50,9 @@ class Packed:
     async def decode(self, msg: Any) -> Any:
         return json.loads(zlib.decompress(msg.body))
 
-    async def encode_batch(self, msgs: Any, serializer: Any = None) -> list[tuple[bytes, str | None]]:
+    async def encode_batch(
+        self, msgs: Any, serializer: Any = None
+    ) -> list[tuple[bytes, str | None]]:
         self.batches += 1
         return [await self.encode(msg) for msg in msgs]
 
@@ -77,11 +79,15 @@ async def test_unknown_options_of_a_nack_are_ignored(
     await broker.publish(1, "q")
     [row] = await look.archived()
     assert (row["state"], row["attempts_count"], len(calls)) == ("COMPLETED", 3, 3)
-    assert heard.texts("nack of a message takes delay; requeue is ignored") == heard.texts("ignored")
+    assert heard.texts("nack of a message takes delay; requeue is ignored") == heard.texts(
+        "ignored"
+    )
     assert len(heard.texts("ignored")) == 1
 
 
-@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.ACK])
+@pytest.mark.parametrize(
+    "policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.ACK]
+)
 @on_one
 async def test_unknown_options_beside_known_ones(
     broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy
@@ -97,7 +103,10 @@ async def test_unknown_options_beside_known_ones(
     await broker.start()
     await broker.publish_batch("ack", "reject", "nack", queue="q")
     rows = await eventually(lambda: _ended(look, 2))
-    assert {(row["state"], row["reason"]) for row in rows} == {("COMPLETED", None), ("FAILED", "mine")}
+    assert {(row["state"], row["reason"]) for row in rows} == {
+        ("COMPLETED", None),
+        ("FAILED", "mine"),
+    }
     [waiting] = await eventually(lambda: _waiting(look))
     assert (waiting["next_attempt_at"] - waiting["created_at"]).total_seconds() > 3000
     assert len(heard.texts("ignored")) == 3
@@ -166,15 +175,20 @@ async def test_encode_batch_is_called(engine: AsyncEngine, look: Look) -> None:
 
 
 @on_one
-async def test_a_batch_that_is_encoded_incompletely_is_refused(engine: AsyncEngine, look: Look) -> None:
+async def test_a_batch_that_is_encoded_incompletely_is_refused(
+    engine: AsyncEngine, look: Look
+) -> None:
     class Loses(Packed):
-        async def encode_batch(self, msgs: Any, serializer: Any = None) -> list[tuple[bytes, str | None]]:
+        async def encode_batch(
+            self, msgs: Any, serializer: Any = None
+        ) -> list[tuple[bytes, str | None]]:
             return (await super().encode_batch(msgs))[1:]
 
     broker = SqlBroker(engine, logger=None, codec=Loses())
     await broker.create_tables()
     with pytest.raises(
-        PublishError, match=r"Loses\.encode_batch must give a body for each message, it gave 1 for 2"
+        PublishError,
+        match=r"Loses\.encode_batch must give a body for each message, it gave 1 for 2",
     ):
         await broker.publish_batch("a", "b", queue="q")
     assert await look.rows() == []
@@ -224,7 +238,9 @@ async def test_a_connection_without_its_annotation_names_it(
 
 
 @on_one
-async def test_annotated_connections_and_dependencies_are_allowed(broker: SqlBroker, look: Look) -> None:
+async def test_annotated_connections_and_dependencies_are_allowed(
+    broker: SqlBroker, look: Look
+) -> None:
     async def own_session() -> Any:
         yield SimpleNamespace(name="own")
 
@@ -272,7 +288,9 @@ async def test_options_of_the_command_line(
     assert result.exit_code == 0, result.output
     [row] = await look.rows()
     assert (row["queue"], row["priority"], row["key"]) == ("q", 5, "k")
-    assert (row["next_attempt_at"] - row["created_at"]).total_seconds() == pytest.approx(0.5, abs=0.01)
+    assert (row["next_attempt_at"] - row["created_at"]).total_seconds() == pytest.approx(
+        0.5, abs=0.01
+    )
     assert (row["expires_at"] - row["created_at"]).total_seconds() == pytest.approx(3600, abs=0.01)
     assert json.loads(bytes(row["payload"])) == {"a": 1}
 
@@ -378,8 +396,11 @@ async def test_lists_given_to_publishers_by_hand(broker: SqlBroker, look: Look) 
     await broker.publish(["a", "b"], "out")
     await broker.publish_batch(SqlBrokerResponse(["a", "b"]), queue="out")
     assert [json.loads(bytes(row["payload"])) for row in await look.rows()] == [
-        ["a", "b"], ["c"], ["a", "b"], ["a", "b"],
-    ]  # fmt: skip
+        ["a", "b"],
+        ["c"],
+        ["a", "b"],
+        ["a", "b"],
+    ]
 
 
 @pytest.mark.parametrize("wrong", [{"reply_to": "r "}, {"reply_to": 5}, {"batch": "yes"}])
@@ -395,7 +416,10 @@ async def test_publishers_of_routes(broker: SqlBroker, look: Look) -> None:
         return ["a", "b"]
 
     route = SqlBrokerRoute(
-        handle, "in", publishers=[SqlBrokerPublisher("out", reply_to="replies", batch=True)], **QUICK
+        handle,
+        "in",
+        publishers=[SqlBrokerPublisher("out", reply_to="replies", batch=True)],
+        **QUICK,
     )
     broker.include_router(SqlBrokerRouter(handlers=[route]))
     await broker.start()
@@ -423,10 +447,15 @@ async def test_explain_takes_the_id_that_handlers_have(broker: SqlBroker, look: 
     await broker.publish(1, "q")
     [row] = await look.archived()
     explanation = await broker.admin.explain(ids[0])
-    assert (explanation.message_id, explanation.state) == (row["id"], SqlBrokerMessageState.COMPLETED)
+    assert (explanation.message_id, explanation.state) == (
+        row["id"],
+        SqlBrokerMessageState.COMPLETED,
+    )
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("own", [True, False], ids=["a URL", "an engine"])
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "not stopped"])
 def test_one_asyncio_run_after_another(database_url: str, own: bool, stopped: bool) -> None:

@@ -11,7 +11,12 @@ from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, SqlBrokerMessage, SqlBrokerResponse
+from faststream_sqlbroker import (
+    ConstantRetryStrategy,
+    SqlBroker,
+    SqlBrokerMessage,
+    SqlBrokerResponse,
+)
 from faststream_sqlbroker.annotations import SqlBroker as BrokerAnnotation
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
@@ -43,7 +48,12 @@ async def test_what_a_handler_gets(broker: SqlBroker, look: Look) -> None:
     message_id = await broker.publish(Order(number=4), "q", headers={"h": 1}, priority=5, key="k")
     await look.archived()
     message = seen["message"]
-    assert (seen["order"], seen["own"], seen["queue"], seen["forty"]) == (Order(number=4), broker, "q", 40)
+    assert (seen["order"], seen["own"], seen["queue"], seen["forty"]) == (
+        Order(number=4),
+        broker,
+        "q",
+        40,
+    )
     assert message.message_id == message.correlation_id == str(message_id)
     assert message.headers == {"content-type": "application/json", "h": 1}
     assert (message.queue, message.key, message.priority) == ("q", "k", 5)
@@ -77,7 +87,9 @@ async def test_several_queues(broker: SqlBroker, look: Look) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_headers_of_foreign_producers(broker: SqlBroker, engine: AsyncEngine, look: Look) -> None:
+async def test_headers_of_foreign_producers(
+    broker: SqlBroker, engine: AsyncEngine, look: Look
+) -> None:
     bodies: list[Any] = []
 
     @broker.subscriber("q", **QUICK)
@@ -124,7 +136,9 @@ async def test_stacked_publishers(broker: SqlBroker, look: Look) -> None:
     @broker.publisher("out", headers={"from": "publisher", "who": "publisher"})
     @broker.publisher("copy")
     async def handle(body: str) -> SqlBrokerResponse:
-        return SqlBrokerResponse(body + "!", queue="ignored", headers={"who": "handler"}, priority=9, key="k")
+        return SqlBrokerResponse(
+            body + "!", queue="ignored", headers={"who": "handler"}, priority=9, key="k"
+        )
 
     @broker.subscriber("out", "copy", **QUICK)
     async def after(body: str, message: SqlBrokerMessage) -> None:
@@ -219,7 +233,9 @@ async def test_middlewares(engine: AsyncEngine, look: Look) -> None:
     await broker.stop()
 
 
-async def test_log_lines_name_queue_and_message(broker: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_log_lines_name_queue_and_message(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
     @broker.subscriber("q", **QUICK, retry_strategy=None)
     async def handle(body: Any) -> None:
         raise ValueError("boom")

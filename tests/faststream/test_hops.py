@@ -9,7 +9,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import DESTINATION, SetupError, SqlBroker, SqlBrokerMessage, SqlBrokerRouter, Step
+from faststream_sqlbroker import (
+    DESTINATION,
+    SetupError,
+    SqlBroker,
+    SqlBrokerMessage,
+    SqlBrokerRouter,
+    Step,
+)
 from faststream_sqlbroker.core.presence import LiveSubscriber
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.flow import destinations as destinations_module
@@ -18,7 +25,9 @@ from tests.faststream.conftest import QUICK, Heard, Look
 from tests.faststream.test_forward import OPAQUE, URL, all_in
 from tests.helpers import eventually
 
-pytestmark = pytest.mark.capability("`forward_to`: no message goes round for ever, allowed destinations")
+pytestmark = pytest.mark.capability(
+    "`forward_to`: no message goes round for ever, allowed destinations"
+)
 UNKNOWN = "no live subscriber has a queue of this name"
 
 
@@ -34,7 +43,9 @@ async def watchful(
 
 async def put(broker: SqlBroker, queue: str, headers: Any = None, hops: int = 0) -> int:
     """What another program inserts, as if it had been moved on so often."""
-    [message_id] = await broker.config.store.insert([NewMessage(queue, OPAQUE, json.dumps(headers))])
+    [message_id] = await broker.config.store.insert(
+        [NewMessage(queue, OPAQUE, json.dumps(headers))]
+    )
     assert message_id is not None
     async with broker.engine.begin() as connection:
         await connection.execute(text(f"UPDATE message SET hops = {hops} WHERE id = {message_id}"))
@@ -49,7 +60,9 @@ def headers_of(row: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("back", ["forward_to", "DESTINATION"])
-async def test_a_message_that_goes_round_ends(broker: SqlBroker, look: Look, heard: Heard, back: str) -> None:
+async def test_a_message_that_goes_round_ends(
+    broker: SqlBroker, look: Look, heard: Heard, back: str
+) -> None:
     """After 32 hops, by either; nothing of it is lost."""
     broker.subscriber("a", **QUICK, forward_to="b")
     broker.subscriber("b", **QUICK, forward_to="a" if back == "forward_to" else DESTINATION)
@@ -57,7 +70,12 @@ async def test_a_message_that_goes_round_ends(broker: SqlBroker, look: Look, hea
     await broker.start()
     [row] = await look.archived()
     assert (row["id"], row["state"], row["reason"]) == (message_id, "FAILED", "too_many_hops")
-    assert (row["queue"], row["hops"], row["publish_count"], bytes(row["payload"])) == ("a", 32, 1, OPAQUE)
+    assert (row["queue"], row["hops"], row["publish_count"], bytes(row["payload"])) == (
+        "a",
+        32,
+        1,
+        OPAQUE,
+    )
     [said] = heard.texts("too_many_hops", logging.ERROR)
     assert f"message {message_id} of queue 'a': it is archived as FAILED" in said
 
@@ -85,7 +103,9 @@ async def test_32_hops_are_allowed(broker: SqlBroker, look: Look) -> None:
 
 
 @pytest.mark.parametrize("how", ["move_to", "republish"])
-async def test_where_a_handler_moves_it_they_begin_anew(broker: SqlBroker, look: Look, how: str) -> None:
+async def test_where_a_handler_moves_it_they_begin_anew(
+    broker: SqlBroker, look: Look, how: str
+) -> None:
     broker.subscriber("a", "c", **QUICK, forward_to="b")
 
     @broker.subscriber("b", **QUICK)
@@ -113,7 +133,9 @@ async def test_what_stays_keeps_its_count(broker: SqlBroker, look: Look) -> None
 
 def test_a_pipeline_has_no_more_steps_than_hops() -> None:
     steps = [Step(f"s{n}") for n in range(33)]
-    with pytest.raises(SetupError, match=r"has 33 steps, and a message is moved on at most 32 times"):
+    with pytest.raises(
+        SetupError, match=r"has 33 steps, and a message is moved on at most 32 times"
+    ):
         SqlBroker(URL, logger=None).pipeline("long", *steps, forward_to="end")
     SqlBroker(URL, logger=None).pipeline("long", *steps[1:], forward_to="end")
 
@@ -121,7 +143,9 @@ def test_a_pipeline_has_no_more_steps_than_hops() -> None:
 # -- destinations -------------------------------------------------------------------------------------
 
 
-async def test_only_the_destinations_that_are_given(broker: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_only_the_destinations_that_are_given(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
     broker.subscriber("front", **QUICK, forward_to=DESTINATION, destinations=["x", "y", "x"])
     for name in ("x", "z", "y"):
         await put(broker, "front", {"destination": name, "publish_after": 0})
@@ -133,12 +157,18 @@ async def test_only_the_destinations_that_are_given(broker: SqlBroker, look: Loo
 
     await eventually(moved)
     [row] = await look.rows(archive=True)
-    assert (row["state"], row["reason"], row["queue"]) == ("FAILED", "destination_not_allowed", "front")
+    assert (row["state"], row["reason"], row["queue"]) == (
+        "FAILED",
+        "destination_not_allowed",
+        "front",
+    )
     assert "'z'" in row["last_error"]
     assert heard.texts("destination_not_allowed", logging.ERROR)
 
 
-async def test_others_are_dead_letters_where_there_is_a_queue_for_them(broker: SqlBroker, look: Look) -> None:
+async def test_others_are_dead_letters_where_there_is_a_queue_for_them(
+    broker: SqlBroker, look: Look
+) -> None:
     options = {"forward_to": DESTINATION, "destinations": ("x",), "dead_letter_queue": "dead"}
     broker.subscriber("front", **QUICK, **options)
     await put(broker, "front", {"destination": "z"})
@@ -161,16 +191,25 @@ async def test_names_are_full_names(broker: SqlBroker, look: Look) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"forward_to": "b", "destinations": ["x"]}, r"destinations says where forward_to=DESTINATION may lead"),
+        (
+            {"forward_to": "b", "destinations": ["x"]},
+            r"destinations says where forward_to=DESTINATION may lead",
+        ),
         ({"destinations": ["x"]}, r"got destinations=\['x'\] and forward_to=None"),
         ({"forward_to": DESTINATION, "destinations": "x"}, r"destinations must be a list of names"),
         ({"forward_to": DESTINATION, "destinations": 5}, r"destinations must be a list of names"),
         ({"forward_to": DESTINATION, "destinations": []}, r"destinations is empty"),
         ({"forward_to": DESTINATION, "destinations": [["x"]]}, r"destinations cannot hold"),
-        ({"forward_to": DESTINATION, "destinations": [""]}, r"destinations cannot hold '': it must not be empty"),
-        ({"forward_to": DESTINATION, "destinations": ["a"]}, r"destinations holds 'a', a queue of the subscriber"),
+        (
+            {"forward_to": DESTINATION, "destinations": [""]},
+            r"destinations cannot hold '': it must not be empty",
+        ),
+        (
+            {"forward_to": DESTINATION, "destinations": ["a"]},
+            r"destinations holds 'a', a queue of the subscriber",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(options: Any, problem: str) -> None:
     with pytest.raises(SetupError, match=problem):
         SqlBroker(URL, logger=None).subscriber("a", **options)
@@ -179,7 +218,9 @@ def test_what_cannot_be_is_refused(options: Any, problem: str) -> None:
 # -- names that nobody knows ----------------------------------------------------------------------------
 
 
-async def test_a_name_that_nobody_has_is_told_of_once(watchful: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_a_name_that_nobody_has_is_told_of_once(
+    watchful: SqlBroker, look: Look, heard: Heard
+) -> None:
     watchful.subscriber("front", **QUICK, forward_to=DESTINATION)
 
     @watchful.subscriber("x", **QUICK)
@@ -198,7 +239,9 @@ async def test_a_name_that_nobody_has_is_told_of_once(watchful: SqlBroker, look:
     assert len(heard.texts(UNKNOWN)) == 2
 
 
-async def test_names_that_are_given_are_known(watchful: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_names_that_are_given_are_known(
+    watchful: SqlBroker, look: Look, heard: Heard
+) -> None:
     watchful.subscriber("front", **QUICK, forward_to=DESTINATION, destinations=["later"])
     watchful.subscriber("back", **QUICK, forward_to=DESTINATION)
     await watchful.start()
@@ -220,7 +263,9 @@ def test_only_so_many_names_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("a", "b", "c"):
         names.named(name, Row, lambda _level, said, **_more: told.append(said))
     assert names.are_due
-    living: Any = [type("Live", (LiveSubscriber,), {"queues": ("a",), "__init__": lambda _self: None})()]
+    living: Any = [
+        type("Live", (LiveSubscriber,), {"queues": ("a",), "__init__": lambda _self: None})()
+    ]
     names.compare(living)
     assert [("'b'" in said) for said in told] == [True]
     assert not names.are_due

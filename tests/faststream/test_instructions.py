@@ -39,7 +39,9 @@ pytestmark = pytest.mark.capability("postpone, move to another queue, wait until
 HOUR = timedelta(hours=1)
 LATER = ConstantRetryStrategy(delay_seconds=3600, max_attempts=5)
 SETTLING = [p for p in AckPolicy if p is not AckPolicy.ACK_FIRST]
-effects = Table("effects", MetaData(), Column("id", Integer, primary_key=True), Column("body", String(50)))
+effects = Table(
+    "effects", MetaData(), Column("id", Integer, primary_key=True), Column("body", String(50))
+)
 
 Act = Callable[[Any], Awaitable[Any]]
 
@@ -85,7 +87,9 @@ def silent(heard: Heard) -> bool:
 
 
 @pytest.mark.parametrize("policy", SETTLING)
-@pytest.mark.parametrize("act", [raising(lambda: Postpone("1h")), postpone], ids=["raised", "called"])
+@pytest.mark.parametrize(
+    "act", [raising(lambda: Postpone("1h")), postpone], ids=["raised", "called"]
+)
 async def test_postponed_under_every_policy(
     broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy, act: Act
 ) -> None:
@@ -103,7 +107,11 @@ async def postponed(look: Look) -> dict[str, Any]:
 
     async def done() -> dict[str, Any] | None:
         [row] = await look.rows()
-        return row if row["state"] == "PENDING" and row["next_attempt_at"] > row["created_at"] else None
+        return (
+            row
+            if row["state"] == "PENDING" and row["next_attempt_at"] > row["created_at"]
+            else None
+        )
 
     row = await eventually(done)
     assert row is not None
@@ -122,7 +130,12 @@ async def test_a_message_postponed_often_is_handled_at_last(broker: SqlBroker, l
 
     await run(broker, act, retry_strategy=None, max_deliveries=2)
     [row] = await look.archived()
-    assert (row["state"], row["attempts_count"], row["deliveries_count"], calls) == ("COMPLETED", 1, 1, 12)
+    assert (row["state"], row["attempts_count"], row["deliveries_count"], calls) == (
+        "COMPLETED",
+        1,
+        1,
+        12,
+    )
 
 
 async def test_what_went_wrong_behind_a_postponement_is_kept(broker: SqlBroker, look: Look) -> None:
@@ -207,7 +220,9 @@ async def test_not_ready_gives_up(broker: SqlBroker, look: Look, policy: AckPoli
 
 @pytest.mark.parametrize("policy", SETTLING)
 @pytest.mark.parametrize(
-    "act", [raising(lambda: Move("other", body={"n": 1}, delay="1h")), move], ids=["raised", "called"]
+    "act",
+    [raising(lambda: Move("other", body={"n": 1}, delay="1h")), move],
+    ids=["raised", "called"],
 )
 async def test_moved_under_every_policy(
     broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy, act: Act
@@ -221,7 +236,11 @@ async def test_moved_under_every_policy(
 
     row = await eventually(moved)
     assert row is not None
-    assert (row["id"], row["state"], json.loads(row["payload"])) == (message_id, "PENDING", {"n": 1})
+    assert (row["id"], row["state"], json.loads(row["payload"])) == (
+        message_id,
+        "PENDING",
+        {"n": 1},
+    )
     assert row["headers"] == {"h": [1], "correlation_id": "c", "content-type": "application/json"}
     assert (row["attempts_count"], row["deliveries_count"]) == (0, 0)
     assert row["next_attempt_at"] - row["created_at"] > HOUR * 0.99
@@ -286,7 +305,9 @@ async def test_a_body_that_cannot_be_encoded_is_a_failure(
     broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy
 ) -> None:
     """The message is tried again, and the log says why."""
-    await run(broker, raising(lambda: Move("other", body=SqlBrokerResponse("x"))), ack_policy=policy)
+    await run(
+        broker, raising(lambda: Move("other", body=SqlBrokerResponse("x"))), ack_policy=policy
+    )
     row = await look.in_state("RETRYABLE")
     assert row["queue"] == "q"
     assert "has no options of its own" in row["last_error"]
@@ -332,8 +353,12 @@ async def test_what_is_published_with_the_ack_goes_with_a_move_only(
 # -- transactional ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL])
-@pytest.mark.parametrize("said", [Move("other", body="y"), Postpone("1h")], ids=["move", "postpone"])
+@pytest.mark.parametrize(
+    "policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL]
+)
+@pytest.mark.parametrize(
+    "said", [Move("other", body="y"), Postpone("1h")], ids=["move", "postpone"]
+)
 async def test_a_move_commits_what_the_handler_did_and_a_postponement_rolls_it_back(
     broker: SqlBroker, look: Look, engine: AsyncEngine, heard: Heard, policy: AckPolicy, said: Any
 ) -> None:
@@ -352,7 +377,9 @@ async def test_a_move_commits_what_the_handler_did_and_a_postponement_rolls_it_b
     moved = isinstance(said, Move)
     await eventually(lambda: _queue(look, "other")) if moved else await postponed(look)
     async with engine.connect() as connection:
-        assert list((await connection.execute(select(effects.c.body))).scalars()) == (["x"] if moved else [])
+        assert list((await connection.execute(select(effects.c.body))).scalars()) == (
+            ["x"] if moved else []
+        )
     [row] = await look.rows()
     assert (bytes(row["payload"]), row["deliveries_count"]) == (b"y" if moved else b"x", 0)
     assert silent(heard)
@@ -410,8 +437,9 @@ async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard, ho
     await eventually(lambda: look.rows(archive=True))
     rows = await look.rows()
     assert [(r["state"], r["deliveries_count"], bytes(r["payload"])) for r in rows] == [
-        ("PENDING", 0, b"0"), ("PENDING", 0, b"2"),
-    ]  # fmt: skip
+        ("PENDING", 0, b"0"),
+        ("PENDING", 0, b"2"),
+    ]
     assert all(r["next_attempt_at"] - r["created_at"] > HOUR * 0.99 for r in rows)
     assert silent(heard)
 
@@ -419,7 +447,9 @@ async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard, ho
 # -- ACK_FIRST, RetryPossible -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said", [Postpone(5), Move("other"), NotReadyYet(1, 5), RetryPossible()], ids=repr)
+@pytest.mark.parametrize(
+    "said", [Postpone(5), Move("other"), NotReadyYet(1, 5), RetryPossible()], ids=repr
+)
 async def test_under_ack_first_the_message_is_gone(
     broker: SqlBroker, look: Look, heard: Heard, said: Any
 ) -> None:
@@ -436,7 +466,9 @@ async def test_under_ack_first_the_methods_are_refused(broker: SqlBroker, look: 
     async def act(message: Any) -> None:
         nonlocal refused
         for call in (message.postpone(5), message.move_to("other"), message.extend_lease(5)):
-            with pytest.raises(SetupError, match="has acked the message before its handler started"):
+            with pytest.raises(
+                SetupError, match="has acked the message before its handler started"
+            ):
                 await call
             refused += 1
 
@@ -561,7 +593,9 @@ async def test_an_extended_lease_is_not_shortened_and_a_lost_one_is_told(
     assert [r["queue"] for r in await look.rows()] == ["elsewhere"]
 
 
-async def test_an_extension_goes_past_max_lease(broker: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_an_extension_goes_past_max_lease(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
     """Without it the message would come back while its handler runs, and be handled twice."""
     calls, lease, store = 0, 2, broker._store
 

@@ -164,7 +164,9 @@ async def test_a_lease_that_ran_out_is_taken_over_and_its_holder_changes_nothing
     assert await counter(look, "k") == 2
 
 
-async def test_the_loss_is_said_at_the_end_even_if_nobody_asked(broker: SqlBroker, look: Look) -> None:
+async def test_the_loss_is_said_at_the_end_even_if_nobody_asked(
+    broker: SqlBroker, look: Look
+) -> None:
     with pytest.raises(LockLostError, match="may have been unprotected"):
         async with broker.lock("k"):
             assert await broker.admin.release_lock("k")
@@ -181,7 +183,9 @@ async def test_the_blocks_own_error_is_not_masked(broker: SqlBroker, heard: Hear
         assert lock.fence == 3, "the forced release has counted, too"
 
 
-async def test_an_expired_lease_that_nobody_took_was_exclusive(broker: SqlBroker, look: Look) -> None:
+async def test_an_expired_lease_that_nobody_took_was_exclusive(
+    broker: SqlBroker, look: Look
+) -> None:
     """The row still has its token: no one else can have been there."""
     async with broker.lock("k") as lock:
         await expire(look)
@@ -192,7 +196,9 @@ async def test_an_expired_lease_that_nobody_took_was_exclusive(broker: SqlBroker
         await expire(look)
 
 
-async def test_a_long_block_is_renewed_and_a_short_one_is_not(broker: SqlBroker, engine: AsyncEngine) -> None:
+async def test_a_long_block_is_renewed_and_a_short_one_is_not(
+    broker: SqlBroker, engine: AsyncEngine
+) -> None:
     renewals, extend = 0, Locks.extend
 
     async def counted(self: Locks, *arguments: Any) -> bool:
@@ -244,7 +250,9 @@ async def test_a_renewal_that_fails_is_repeated_until_the_lease_is_over(
     assert heard.texts("was not renewed, again soon: away")
 
 
-async def test_a_release_that_fails_harms_only_who_was_not_protected(broker: SqlBroker, heard: Heard) -> None:
+async def test_a_release_that_fails_harms_only_who_was_not_protected(
+    broker: SqlBroker, heard: Heard
+) -> None:
     async def failing(self: Locks, *_: Any) -> bool:
         raise TransientStoreError("away")
 
@@ -317,7 +325,9 @@ async def test_a_cancelled_acquire_leaves_nothing_locked(broker: SqlBroker, tick
 
 
 @on_servers
-async def test_an_unanswered_commit_is_found_out_by_the_same_token(look: Look, database_url: str) -> None:
+async def test_an_unanswered_commit_is_found_out_by_the_same_token(
+    look: Look, database_url: str
+) -> None:
     """Z5: it was committed; the repeat gets the same fence, and nothing is locked for ever."""
     async with proxied(database_url) as (proxy, url):
         engine = create_async_engine(url)
@@ -409,7 +419,9 @@ async def test_operators_see_who_has_a_lock_and_take_it_away(broker: SqlBroker, 
         await broker.admin.release_lock("")
 
 
-async def test_a_locks_row_is_not_on_the_list_of_unknown_outcomes(broker: SqlBroker, look: Look) -> None:
+async def test_a_locks_row_is_not_on_the_list_of_unknown_outcomes(
+    broker: SqlBroker, look: Look
+) -> None:
     async with broker.lock("1"):
         await expire(look)
         assert await broker.admin.unknown() == []
@@ -446,13 +458,17 @@ async def test_a_fence_guards_a_row_of_the_users_own(
 ) -> None:
     """What a late holder writes is refused by whoever compares fences."""
     async with engine.begin() as connection:
-        await connection.execute(text("CREATE TABLE guarded (fence INTEGER NOT NULL, body VARCHAR(20))"))
+        await connection.execute(
+            text("CREATE TABLE guarded (fence INTEGER NOT NULL, body VARCHAR(20))")
+        )
         await connection.execute(text("INSERT INTO guarded VALUES (0, '')"))
 
     async def write(fence: int, body: str) -> int:
         async with engine.begin() as connection:
             statement = text("UPDATE guarded SET fence = :fence, body = :body WHERE fence < :fence")
-            return int((await connection.execute(statement, {"fence": fence, "body": body})).rowcount)
+            return int(
+                (await connection.execute(statement, {"fence": fence, "body": body})).rowcount
+            )
 
     with pytest.raises(LockLostError):
         async with broker.lock("k") as late:

@@ -47,7 +47,9 @@ async def own(server: tuple[str, str, Process]) -> AsyncIterator[AsyncEngine]:
     with admin.connect() as connection:
         connection.execute(text("CREATE DATABASE outage"))
     admin.dispose()
-    engine = create_async_engine(make_url(url).set(drivername=f"{kind}+{DRIVERS[kind]}", database="outage"))
+    engine = create_async_engine(
+        make_url(url).set(drivername=f"{kind}+{DRIVERS[kind]}", database="outage")
+    )
     yield engine
     await engine.dispose()
 
@@ -61,7 +63,11 @@ async def busy(
 ) -> SqlBroker:
     """A broker with loops of every kind."""
     broker = SqlBroker(
-        engine, logger=logger, presence_interval=0.1, statement_timeout=timeout, graceful_timeout=1.0
+        engine,
+        logger=logger,
+        presence_interval=0.1,
+        statement_timeout=timeout,
+        graceful_timeout=1.0,
     )
     await broker.create_tables()
     options = {**QUICK, "wakeup": "auto", "release_stuck_interval": 0.1}
@@ -88,7 +94,9 @@ async def after(broker: SqlBroker, heard: Heard, handled: list[Any], loop: str, 
     assert " failed, and tries again" in begin
     found = ENDED.fullmatch(end)
     assert found is not None, end
-    counts = {part.rpartition(" ")[0]: int(part.rpartition(" ")[2]) for part in found[2].split(", ")}
+    counts = {
+        part.rpartition(" ")[0]: int(part.rpartition(" ")[2]) for part in found[2].split(", ")
+    }
     assert counts[loop] >= least
     assert sum(counts.values()) == int(found[1])
 
@@ -104,7 +112,9 @@ async def test_a_server_that_stops_and_starts_is_told_in_two_lines(
         assert told(heard) == []
         process.crash()
         lasting = broker._wakeups.outages._lasting
-        await eventually(lambda: "" in lasting and lasting[""].counts["fetch loop"] >= LEAST, timeout=60)
+        await eventually(
+            lambda: "" in lasting and lasting[""].counts["fetch loop"] >= LEAST, timeout=60
+        )
         process.start()
         await after(broker, heard, handled, "fetch loop", LEAST)
     finally:
@@ -117,7 +127,9 @@ async def locked(path: str) -> AsyncIterator[None]:
     with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
 
         def begun() -> bool:
-            with suppress(sqlite3.OperationalError):  # another writes, and needs the event loop to end
+            with suppress(
+                sqlite3.OperationalError
+            ):  # another writes, and needs the event loop to end
                 other.execute("BEGIN IMMEDIATE")
             return other.in_transaction
 
@@ -131,12 +143,16 @@ async def test_a_file_that_is_locked_for_long_is_told_in_two_lines(
 ) -> None:
     """Reading goes on, so that an idle fetch loop does not notice."""
     handled: list[Any] = []
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}", connect_args={"timeout": 0.1})
+    engine = create_async_engine(
+        f"sqlite+aiosqlite:///{tmp_path / 'a.db'}", connect_args={"timeout": 0.1}
+    )
     broker = await busy(engine, logger, handled, timeout=5.0)  # for which each try waits
     try:
         async with locked(str(tmp_path / "a.db")):
             lasting = broker._wakeups.outages._lasting
-            await eventually(lambda: "" in lasting and lasting[""].counts["presence loop"] >= 2, timeout=60)
+            await eventually(
+                lambda: "" in lasting and lasting[""].counts["presence loop"] >= 2, timeout=60
+            )
         await after(broker, heard, handled, "presence loop", 2)
     finally:
         await broker.stop()

@@ -71,7 +71,12 @@ async def test_a_pause_holds_at_once_in_its_own_process(broker: SqlBroker, look:
     assert handled == [1]
     assert await untouched(look, 2)
     [paused] = await broker.admin.paused()
-    assert (paused.queue, paused.by, paused.reason, paused.until) == ("q", "Ann", "provider down", None)
+    assert (paused.queue, paused.by, paused.reason, paused.until) == (
+        "q",
+        "Ann",
+        "provider down",
+        None,
+    )
     assert await broker.ping(5.0)
     assert await broker.admin.resume("q")
     await eventually(lambda: sorted(handled) == [1, 2, 3])
@@ -79,7 +84,9 @@ async def test_a_pause_holds_at_once_in_its_own_process(broker: SqlBroker, look:
 
 
 @pytest.mark.parametrize("options", [{}, {"ordered": True}, {"batch": True}], ids=str)
-async def test_only_the_paused_queue_waits(broker: SqlBroker, look: Look, options: dict[str, Any]) -> None:
+async def test_only_the_paused_queue_waits(
+    broker: SqlBroker, look: Look, options: dict[str, Any]
+) -> None:
     handled = collect(broker, "a", "b", **options)
     await broker.admin.pause("a")
     await broker.start()
@@ -155,7 +162,9 @@ async def test_on_postgresql_it_is_heard_at_once(engine: AsyncEngine, other: Sql
         await broker.stop()
 
 
-async def test_a_pause_survives_all_processes(engine: AsyncEngine, broker: SqlBroker, look: Look) -> None:
+async def test_a_pause_survives_all_processes(
+    engine: AsyncEngine, broker: SqlBroker, look: Look
+) -> None:
     """A subscriber that starts claims nothing before it knows what is paused."""
     await broker.admin.pause("a")
     await broker.publish_batch(*range(10), queue="a")
@@ -267,7 +276,9 @@ async def test_one_subscriber_pauses_and_the_others_go_on(broker: SqlBroker, loo
     assert not subscriber.paused
 
 
-async def test_a_subscriber_gives_back_what_waits_when_it_pauses(broker: SqlBroker, look: Look) -> None:
+async def test_a_subscriber_gives_back_what_waits_when_it_pauses(
+    broker: SqlBroker, look: Look
+) -> None:
     handled: list[int] = []
 
     @broker.subscriber("q", **QUICK)

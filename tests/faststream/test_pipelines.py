@@ -64,7 +64,11 @@ async def test_opaque_bodies_to_a_destination(broker: SqlBroker, look: Look) -> 
 
 
 def test_the_pipelines_of_a_broker_and_its_routers() -> None:
-    broker, router, inner = SqlBroker(URL, logger=None), SqlBrokerRouter("r."), SqlBrokerRouter("i.")
+    broker, router, inner = (
+        SqlBroker(URL, logger=None),
+        SqlBrokerRouter("r."),
+        SqlBrokerRouter("i."),
+    )
     own = broker.pipeline("Own", Step("a"), Step("b"), forward_to="c")
     other = router.pipeline("Other", Step("a"), forward_to="d")
     deep = inner.pipeline("Deep", Step("a"), forward_to=DESTINATION)
@@ -91,12 +95,21 @@ def test_a_service_in_documents(version: str) -> None:
 
     shown, text = document(broker, version)
     assert set(shown["channels"]) == {
-        "p.email:Email", "p.email.paced:Email", "told:Told", "door:Forward", "high:Forward", "low:Forward",
-    }  # fmt: skip
+        "p.email:Email",
+        "p.email.paced:Email",
+        "told:Told",
+        "door:Forward",
+        "high:Forward",
+        "low:Forward",
+    }
     first = shown["channels"]["p.email:Email"]["description"]
-    assert first.startswith("Step 1 of 2 of the service Email: p.email → p.email.paced → p.email.send.")
+    assert first.startswith(
+        "Step 1 of 2 of the service Email: p.email → p.email.paced → p.email.send."
+    )
     assert shown["channels"]["told:Told"]["description"] == "by hand"
-    assert "the queue in the header 'destination'" in shown["channels"]["door:Forward"]["description"]
+    assert (
+        "the queue in the header 'destination'" in shown["channels"]["door:Forward"]["description"]
+    )
     assert "Opaque: any bytes." in text
     [server] = shown["servers"].values()
     assert {tag["name"]: tag.get("description") for tag in server["tags"]} == {
@@ -123,7 +136,9 @@ def test_a_service_in_documents(version: str) -> None:
         ("Taken", [Step("a")], "b", "there is a pipeline 'Taken' already"),
     ],
 )
-def test_what_is_no_pipeline_is_refused(name: Any, steps: Any, forward_to: Any, problem: str) -> None:
+def test_what_is_no_pipeline_is_refused(
+    name: Any, steps: Any, forward_to: Any, problem: str
+) -> None:
     broker = SqlBroker(URL, logger=None)
     broker.pipeline("Taken", Step("t"), forward_to="u")
     with pytest.raises(SetupError, match=problem):

@@ -72,8 +72,14 @@ VALUES: list[tuple[Options, str]] = [
     (given(lambda: Throttle(0, per="1m")), "rate must be a whole number from 1 to 1000000, got 0"),
     (given(lambda: Throttle(1.5, per="1m")), "rate must be a whole number"),  # type: ignore[arg-type]
     (given(lambda: Throttle(True, per="1m")), "rate must be a whole number"),
-    (given(lambda: Throttle(5, per="1m", burst=6)), "burst must be a whole number from 1 to 5, got 6"),
-    (given(lambda: Throttle(5, per="1m", burst=0)), "burst must be a whole number from 1 to 5, got 0"),
+    (
+        given(lambda: Throttle(5, per="1m", burst=6)),
+        "burst must be a whole number from 1 to 5, got 6",
+    ),
+    (
+        given(lambda: Throttle(5, per="1m", burst=0)),
+        "burst must be a whole number from 1 to 5, got 0",
+    ),
     (given(lambda: Throttle(1_000_000, per="1ms")), "lower the rate, or leave the policy out"),
     (
         given(lambda: Throttle(100_003, per="1m", burst=2)),
@@ -84,7 +90,10 @@ VALUES: list[tuple[Options, str]] = [
         "must be one of 'wait', 'backoff', 'drop', 'dead_l",
     ),  # type: ignore[arg-type]
     (given(lambda: Throttle(1, per=1, key="k")), "Throttle's key must be True or False"),  # type: ignore[arg-type]
-    (given(lambda: Concurrency(0)), "Concurrency's limit must be a whole number from 1 to 1000000, got 0"),
+    (
+        given(lambda: Concurrency(0)),
+        "Concurrency's limit must be a whole number from 1 to 1000000, got 0",
+    ),
     (given(lambda: Concurrency(-3)), "Concurrency's limit must be a whole number"),
     (
         given(lambda: Concurrency(1, without_key="dead_letter")),
@@ -98,7 +107,10 @@ VALUES: list[tuple[Options, str]] = [
     (given(lambda: Window("09:00", "09:00")), "so it never opens: choose different times"),
     (given(lambda: Window(time(9), "09:00")), "so it never opens"),
     (given(lambda: Window("09:00", "17:00", days=[])), "so it never opens: name at least one day"),
-    (given(lambda: Window("09:00", "17:00", days=["friday"])), "must be of mon, tue, .*, got 'friday'"),
+    (
+        given(lambda: Window("09:00", "17:00", days=["friday"])),
+        "must be of mon, tue, .*, got 'friday'",
+    ),
     (given(lambda: Window("9", "17:00")), "start cannot be '9': it is \"HH:MM\""),
     (given(lambda: Window("09:00", "24:30")), "end cannot be '24:30'"),
     (given(lambda: Window("24:00", "09:00")), 'use "00:00", the beginning of the day'),
@@ -111,14 +123,23 @@ VALUES: list[tuple[Options, str]] = [
 ]
 
 TOGETHER: list[tuple[Options, str]] = [
-    (lambda: {"policies": Delay(1)}, r"policies must be a list of Delay, .*: put brackets round it"),
+    (
+        lambda: {"policies": Delay(1)},
+        r"policies must be a list of Delay, .*: put brackets round it",
+    ),
     (lambda: {"policies": "Delay"}, "policies must be a list"),
     (lambda: {"policies": None}, "policies must be a list"),
     (lambda: {"policies": [Debounce]}, "got the class Debounce: call it"),
     (lambda: {"policies": ["1h"]}, "policies must hold Delay, Debounce, .*, got '1h'"),
-    (given(lambda: Delay(1), lambda: Delay(2)), "a Delay can be given once, .*: keep the one that you mean"),
+    (
+        given(lambda: Delay(1), lambda: Delay(2)),
+        "a Delay can be given once, .*: keep the one that you mean",
+    ),
     (given(lambda: Debounce(1), lambda: Debounce(2)), "a Debounce can be given once"),
-    (given(lambda: Window("09:00", "10:00"), lambda: Window("11:00", "12:00")), "a Window can be given once"),
+    (
+        given(lambda: Window("09:00", "10:00"), lambda: Window("11:00", "12:00")),
+        "a Window can be given once",
+    ),
     (given(lambda: Once(1), lambda: Once(2)), "a Once can be given once"),
     (given(lambda: BlockingWait(1), lambda: BlockingWait(2)), "a BlockingWait can be given once"),
     (
@@ -126,7 +147,9 @@ TOGETHER: list[tuple[Options, str]] = [
         "a Concurrency of the same kind can be given once",
     ),
     (
-        given(lambda: Throttle(1, per=1, key=True), lambda: Throttle(1, per=1, when_exceeded="drop")),
+        given(
+            lambda: Throttle(1, per=1, key=True), lambda: Throttle(1, per=1, when_exceeded="drop")
+        ),
         "can be given once",
     ),
     (
@@ -135,7 +158,10 @@ TOGETHER: list[tuple[Options, str]] = [
     ),
     (given(lambda: Once(1), lambda: Debounce(1)), "put Debounce.* first"),
     (given(lambda: Concurrency(1), lambda: Delay(1)), "put Delay.* first"),
-    (given(lambda: Debounce(1), lambda: Concurrency(2, per_key=True)), "says nothing more, .*: leave it out"),
+    (
+        given(lambda: Debounce(1), lambda: Concurrency(2, per_key=True)),
+        "says nothing more, .*: leave it out",
+    ),
     (
         given(lambda: Debounce(1), ordered=True),
         "ordered=True delivers every message of a key.*leave one of both out",
@@ -196,7 +222,14 @@ def test_a_route_refuses(options: Options, match: str) -> None:
             Throttle(3, per=1),
             Throttle(100, per="1h"),
         ],
-        [Delay(1), Debounce(1), Throttle(1, per=1, key=True), Throttle(9, per=1), Concurrency(3), Once("1h")],
+        [
+            Delay(1),
+            Debounce(1),
+            Throttle(1, per=1, key=True),
+            Throttle(9, per=1),
+            Concurrency(3),
+            Once("1h"),
+        ],
         [Concurrency(1), Concurrency(2, per_key=True), BlockingWait("1s")],
         [],
     ],
@@ -205,13 +238,17 @@ def test_a_route_refuses(options: Options, match: str) -> None:
 def test_what_can_work_is_taken(broker: SqlBroker, policies: list[Any]) -> None:
     """D3, Z12: composed in the order given."""
     broker.subscriber("q", policies=policies)(handle)
-    broker.include_router(SqlBrokerRouter(handlers=[SqlBrokerRoute(handle, "r", policies=policies)]))
+    broker.include_router(
+        SqlBrokerRouter(handlers=[SqlBrokerRoute(handle, "r", policies=policies)])
+    )
     assert len(broker.subscribers) == 2
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("policy", [Once(1), Concurrency(1), BlockingWait(1)], ids=str)
-async def test_the_ack_policy_of_the_broker_is_known_at_the_start(engine: AsyncEngine, policy: Any) -> None:
+async def test_the_ack_policy_of_the_broker_is_known_at_the_start(
+    engine: AsyncEngine, policy: Any
+) -> None:
     broker = SqlBroker(engine, logger=None, ack_policy=AckPolicy.ACK_FIRST)
     await broker.create_tables()
     broker.subscriber("q", policies=[policy])(handle)

@@ -10,7 +10,13 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from faststream_sqlbroker import NotSupportedError, PublishError, SetupError, SqlBroker, SqlBrokerResponse
+from faststream_sqlbroker import (
+    NotSupportedError,
+    PublishError,
+    SetupError,
+    SqlBroker,
+    SqlBrokerResponse,
+)
 from tests.faststream.conftest import Look
 
 
@@ -36,7 +42,9 @@ async def test_without_a_start(broker: SqlBroker, look: Look) -> None:
         ("text", b"text", {"content-type": "text/plain"}),
     ],
 )
-async def test_bodies(broker: SqlBroker, look: Look, body: Any, payload: bytes, headers: Any) -> None:
+async def test_bodies(
+    broker: SqlBroker, look: Look, body: Any, payload: bytes, headers: Any
+) -> None:
     await broker.publish(body, "q")
     row = await look.in_state("PENDING")
     assert bytes(row["payload"]) == payload
@@ -46,13 +54,24 @@ async def test_bodies(broker: SqlBroker, look: Look, body: Any, payload: bytes, 
 @pytest.mark.capability("delay, priority, key, deduplication, expiry")
 async def test_every_option(broker: SqlBroker, look: Look) -> None:
     await broker.publish(
-        "x", "q", headers={"content-type": "mine", "n": [1, None]}, correlation_id="c", reply_to="r",
-        priority=-7, key="k", dedup_id="d", delay="1h", expires_in=timedelta(hours=2),
-    )  # fmt: skip
+        "x",
+        "q",
+        headers={"content-type": "mine", "n": [1, None]},
+        correlation_id="c",
+        reply_to="r",
+        priority=-7,
+        key="k",
+        dedup_id="d",
+        delay="1h",
+        expires_in=timedelta(hours=2),
+    )
     row = await look.in_state("PENDING")
     assert headers_of(row) == {
-        "content-type": "mine", "correlation_id": "c", "reply_to": "r", "n": [1, None],
-    }  # fmt: skip
+        "content-type": "mine",
+        "correlation_id": "c",
+        "reply_to": "r",
+        "n": [1, None],
+    }
     assert (row["priority"], row["key"], row["dedup_id"]) == (-7, "k", "d")
     assert row["next_attempt_at"] - row["created_at"] >= timedelta(minutes=59)
     assert row["expires_at"] > row["next_attempt_at"]
@@ -120,7 +139,8 @@ async def test_p13_a_moment_may_be_a_length_of_time_from_now(
 
 
 @pytest.mark.parametrize(
-    "options", [{"delay": -1}, {"delay": "-1.5h"}, {"next_attempt_at": "-1h"}, {"next_attempt_at": -1.0}]
+    "options",
+    [{"delay": -1}, {"delay": "-1.5h"}, {"next_attempt_at": "-1h"}, {"next_attempt_at": -1.0}],
 )
 async def test_p13_a_negative_delay_is_due_at_once(
     broker: SqlBroker, look: Look, options: dict[str, Any]
@@ -275,7 +295,11 @@ async def test_publisher_headers_go_under_the_calls(broker: SqlBroker, look: Loo
     own, given = {"a": 1, "b": 1}, {"b": 2}
     publisher = broker.publisher("q", headers=own)
     await publisher.publish("x", headers=given)
-    assert headers_of(await look.in_state("PENDING")) == {"content-type": "text/plain", "a": 1, "b": 2}
+    assert headers_of(await look.in_state("PENDING")) == {
+        "content-type": "text/plain",
+        "a": 1,
+        "b": 2,
+    }
     assert (own, given) == ({"a": 1, "b": 1}, {"b": 2})
 
 
@@ -295,10 +319,16 @@ class Endless:
         self.items = [self]
 
 
-@pytest.mark.parametrize("body", [object(), Endless, "\ud800", {"a": "\ud800"}, ["x", {1: object()}]])
+@pytest.mark.parametrize(
+    "body", [object(), Endless, "\ud800", {"a": "\ud800"}, ["x", {1: object()}]]
+)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_body_that_cannot_be_encoded_is_refused(broker: SqlBroker, look: Look, body: Any) -> None:
-    with pytest.raises(PublishError, match=f"a body of type {type(body).__name__} cannot be encoded"):
+async def test_a_body_that_cannot_be_encoded_is_refused(
+    broker: SqlBroker, look: Look, body: Any
+) -> None:
+    with pytest.raises(
+        PublishError, match=f"a body of type {type(body).__name__} cannot be encoded"
+    ):
         await broker.publish(body, "q")
     with pytest.raises(PublishError, match="cannot be encoded"):
         await broker.publish_batch("good", body, queue="q")
@@ -334,7 +364,9 @@ async def test_statements_and_publishes_on_one_connection_take_turns(
             await connection.execute(text("SELECT 1"))
             own = [connection.execute(text("SELECT 1")) for _ in range(in_a_round)]
             published = [broker.publish(n, "q", connection=connection) for _ in range(in_a_round)]
-            await asyncio.gather(*(each for pair in zip(own, published, strict=True) for each in pair))
+            await asyncio.gather(
+                *(each for pair in zip(own, published, strict=True) for each in pair)
+            )
     assert len(await look.rows()) == rounds * in_a_round
 
 

@@ -61,7 +61,9 @@ async def test_answers_reach_kafka(broker: SqlBroker, look: Look) -> None:
     assert seen["content-type"] == "application/json"
 
 
-async def test_named_headers_are_handed_on_within_the_broker_too(broker: SqlBroker, look: Look) -> None:
+async def test_named_headers_are_handed_on_within_the_broker_too(
+    broker: SqlBroker, look: Look
+) -> None:
     """What the answer brings itself goes before."""
 
     @broker.subscriber("in", **QUICK, forward_headers=["traceparent", "who"])
@@ -73,7 +75,11 @@ async def test_named_headers_are_handed_on_within_the_broker_too(broker: SqlBrok
     await broker.publish("x", "in", headers={"traceparent": "t", "who": "message", "other": 1})
     await eventually(lambda: look.rows(archive=True))
     [row] = await eventually(look.rows)
-    headers = row["headers"] if isinstance(row["headers"], dict) else __import__("json").loads(row["headers"])
+    headers = (
+        row["headers"]
+        if isinstance(row["headers"], dict)
+        else __import__("json").loads(row["headers"])
+    )
     assert headers["traceparent"] == "t"
     assert headers["who"] == "answer"
     assert "other" not in headers
@@ -116,7 +122,11 @@ async def test_answers_reach_redis_and_failures_are_tried_again(
 
 
 async def test_the_order_of_each_key_is_kept_on_request(
-    engine: AsyncEngine, broker: SqlBroker, look: Look, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    engine: AsyncEngine,
+    broker: SqlBroker,
+    look: Look,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two brokers with several workers each, and publishes that fail: F2, promise 7."""
     remote = RedisBroker(redis_url, logger=None)
@@ -149,7 +159,9 @@ async def test_the_order_of_each_key_is_kept_on_request(
     await second.start()
     await look.archived(80)
     client: Any = await remote.connect()
-    sent = [json.loads(BinaryMessageFormatV1.parse(raw)[0]) for raw in await client.lrange(place, 0, -1)]
+    sent = [
+        json.loads(BinaryMessageFormatV1.parse(raw)[0]) for raw in await client.lrange(place, 0, -1)
+    ]
     assert len(sent) == 80
     for key in range(4):
         assert [n for k, n in sent if k == key] == list(range(20))
@@ -158,7 +170,9 @@ async def test_the_order_of_each_key_is_kept_on_request(
     await remote.stop()
 
 
-async def test_a_broker_that_is_not_started_is_named(look: Look, heard: Heard, broker: SqlBroker) -> None:
+async def test_a_broker_that_is_not_started_is_named(
+    look: Look, heard: Heard, broker: SqlBroker
+) -> None:
     kafka, remote = KafkaBroker("localhost:9092", logger=None), RedisBroker(logger=None)
 
     @broker.subscriber("a", **QUICK)
@@ -169,7 +183,9 @@ async def test_a_broker_that_is_not_started_is_named(look: Look, heard: Heard, b
         return body
 
     await broker.start()
-    said = [record.getMessage() for record in heard.records if "is not connected" in record.getMessage()]
+    said = [
+        record.getMessage() for record in heard.records if "is not connected" in record.getMessage()
+    ]
     assert len(said) == 2
     assert any("'orders:Publisher' of faststream.kafka" in text for text in said)
     assert any("'channel:Publisher' of faststream.redis" in text for text in said)

@@ -25,7 +25,9 @@ from tests.helpers import eventually
 pytestmark = pytest.mark.capability("`message.republish`: publish again, and count it")
 
 SETTLING = [p for p in AckPolicy if p is not AckPolicy.ACK_FIRST]
-effects = Table("effects", MetaData(), Column("id", Integer, primary_key=True), Column("body", String(50)))
+effects = Table(
+    "effects", MetaData(), Column("id", Integer, primary_key=True), Column("body", String(50))
+)
 
 Until = Callable[[SqlBrokerMessage], Awaitable[None]]
 
@@ -42,7 +44,9 @@ def until_three(counts: list[int]) -> Until:
 
 
 @pytest.mark.parametrize("policy", SETTLING)
-async def test_p10_a_handler_gives_up_by_the_count(broker: SqlBroker, look: Look, policy: AckPolicy) -> None:
+async def test_p10_a_handler_gives_up_by_the_count(
+    broker: SqlBroker, look: Look, policy: AckPolicy
+) -> None:
     """P10: kept apart from attempts and deliveries, which begin anew."""
     counts: list[int] = []
     again = until_three(counts)
@@ -131,7 +135,9 @@ async def test_all_of_a_batch(broker: SqlBroker, look: Look) -> None:
     assert [row["publish_count"] for row in rows] == [1, 2]
 
 
-async def test_what_was_published_with_its_ack_is_written_with_it(broker: SqlBroker, look: Look) -> None:
+async def test_what_was_published_with_its_ack_is_written_with_it(
+    broker: SqlBroker, look: Look
+) -> None:
     @broker.subscriber("q", **QUICK)
     async def handle(message: SqlBrokerMessage) -> None:
         await broker.publish("with it", "answers", with_ack=True)

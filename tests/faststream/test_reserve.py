@@ -74,7 +74,11 @@ async def test_commit_completes_and_keeps_a_changed_body(broker: SqlBroker, look
     await found.commit(body={"done": True})
     assert not found.held
     [row] = await look.archived()
-    assert (row["state"], row["payload"], row["attempts_count"]) == ("COMPLETED", b'{"done":true}', 1)
+    assert (row["state"], row["payload"], row["attempts_count"]) == (
+        "COMPLETED",
+        b'{"done":true}',
+        1,
+    )
     assert row["headers"] == {"x": 1, "content-type": "application/json"}
     with pytest.raises(SetupError, match="was committed already"):
         await found.rollback()
@@ -99,8 +103,16 @@ async def test_rollback_counts_an_attempt_and_waits(broker: SqlBroker, look: Loo
     await broker.publish("x", "q")
     await (await reserved(broker)).rollback("1h", error="no\x00 reply")
     row = await look.in_state("RETRYABLE")
-    assert (row["attempts_count"], row["deliveries_count"], row["last_error"]) == (1, 1, "no\ufffd reply")
-    assert timedelta(minutes=59) < row["next_attempt_at"] - row["last_attempt_at"] < timedelta(minutes=61)
+    assert (row["attempts_count"], row["deliveries_count"], row["last_error"]) == (
+        1,
+        1,
+        "no\ufffd reply",
+    )
+    assert (
+        timedelta(minutes=59)
+        < row["next_attempt_at"] - row["last_attempt_at"]
+        < timedelta(minutes=61)
+    )
     assert await broker.reserve("q") is None
     await broker.publish("y", "q")
     found = await reserved(broker, retry_strategy=ConstantRetryStrategy(delay_seconds=0))
@@ -192,7 +204,9 @@ async def test_extend_keeps_it_by_the_databases_clock(broker: SqlBroker, look: L
     await expire(look)
     await found.extend()  # nobody had it
     row = await look.in_state("PROCESSING")
-    assert timedelta(minutes=29) < row["lease_expires_at"] - row["acquired_at"] < timedelta(minutes=59)
+    assert (
+        timedelta(minutes=29) < row["lease_expires_at"] - row["acquired_at"] < timedelta(minutes=59)
+    )
     assert await broker.reserve("q") is None
     with pytest.raises(SetupError, match="lease must be longer than 0"):
         await found.extend(0)
@@ -222,7 +236,9 @@ async def test_a_short_lease_comes_back_by_itself(broker: SqlBroker) -> None:
     assert not first.held
 
 
-async def test_with_commits_at_the_end_and_rolls_back_on_an_error(broker: SqlBroker, look: Look) -> None:
+async def test_with_commits_at_the_end_and_rolls_back_on_an_error(
+    broker: SqlBroker, look: Look
+) -> None:
     await broker.publish("x", "q")
     async with await reserved(broker) as found:
         assert found.body == "x"
@@ -236,7 +252,9 @@ async def test_with_commits_at_the_end_and_rolls_back_on_an_error(broker: SqlBro
     assert (row["attempts_count"], "zero" in row["last_error"]) == (1, True)
 
 
-async def test_with_does_nothing_more_where_it_was_settled_inside(broker: SqlBroker, look: Look) -> None:
+async def test_with_does_nothing_more_where_it_was_settled_inside(
+    broker: SqlBroker, look: Look
+) -> None:
     await broker.publish("x", "q")
     with pytest.raises(ZeroDivisionError):
         async with await reserved(broker) as found:
@@ -262,7 +280,9 @@ async def test_with_does_not_mask_the_blocks_error_by_a_lost_lease(
             await (await reserved(SqlBroker(engine, logger=None))).commit()
 
 
-async def test_a_cancelled_block_gives_back_without_an_attempt(broker: SqlBroker, look: Look) -> None:
+async def test_a_cancelled_block_gives_back_without_an_attempt(
+    broker: SqlBroker, look: Look
+) -> None:
     inside = asyncio.Event()
 
     async def work() -> None:
@@ -281,7 +301,9 @@ async def test_a_cancelled_block_gives_back_without_an_attempt(broker: SqlBroker
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 2, 3, 5, 8, 30])
-async def test_a_cancelled_reserve_leases_nothing(broker: SqlBroker, look: Look, ticks: int) -> None:
+async def test_a_cancelled_reserve_leases_nothing(
+    broker: SqlBroker, look: Look, ticks: int
+) -> None:
     """The one between the answer to the COMMIT and the end of decoding included."""
     take, tries = Takes.take, 0
 
@@ -356,7 +378,9 @@ async def test_the_limit_of_deliveries_holds(broker: SqlBroker, look: Look, hear
     assert await broker.pop("q", max_deliveries=None) is not None
 
 
-async def test_a_body_that_cannot_be_decoded_can_be_settled(engine: AsyncEngine, look: Look) -> None:
+async def test_a_body_that_cannot_be_decoded_can_be_settled(
+    engine: AsyncEngine, look: Look
+) -> None:
     """Codec and decoder are the broker's, as for subscribers."""
 
     async def decoder(msg: StreamMessage[Any], original: Any) -> Any:
@@ -400,7 +424,9 @@ async def test_a_codec_encodes_and_decodes(engine: AsyncEngine, look: Look) -> N
     assert (row["payload"], row["headers"]["content-type"]) == (b"zyx", "text/backwards")
 
 
-async def test_waiting_is_ended_by_a_publish_a_due_time_and_its_own_limit(broker: SqlBroker) -> None:
+async def test_waiting_is_ended_by_a_publish_a_due_time_and_its_own_limit(
+    broker: SqlBroker,
+) -> None:
     began = monotonic()
     assert await broker.reserve("q", wait="200ms") is None
     assert 0.2 <= monotonic() - began < 5
@@ -416,7 +442,9 @@ async def test_waiting_is_ended_by_a_publish_a_due_time_and_its_own_limit(broker
     assert found.body == "y"
 
 
-async def test_many_take_each_message_once(broker: SqlBroker, engine: AsyncEngine, look: Look) -> None:
+async def test_many_take_each_message_once(
+    broker: SqlBroker, engine: AsyncEngine, look: Look
+) -> None:
     """M3: beside each other, several brokers at a time."""
     brokers = [broker, *(SqlBroker(engine, logger=None) for _ in range(3))]
     await broker.publish_batch(*range(60), queue="q")
@@ -458,7 +486,9 @@ async def test_beside_a_subscriber_each_message_goes_to_one(broker: SqlBroker, l
     assert sorted(handled) == list(range(100))
 
 
-async def test_a_subscriber_is_woken_by_what_is_moved_or_rolled_back(broker: SqlBroker, look: Look) -> None:
+async def test_a_subscriber_is_woken_by_what_is_moved_or_rolled_back(
+    broker: SqlBroker, look: Look
+) -> None:
     @broker.subscriber("r", "q", max_fetch_interval=60, wakeup="auto")
     async def handle(_body: str) -> None:
         pass
@@ -488,7 +518,9 @@ async def test_unanswered_commits(broker: SqlBroker, look: Look, database_url: s
         assert proxy.swallowed == 1
         assert found.deliveries_count == 1, "the unknown one was given back, uncharged"
         proxy.swallow_answer_to = COMMIT
-        with pytest.raises(UnknownOutcomeError, match="was written the first time, or the lease is gone"):
+        with pytest.raises(
+            UnknownOutcomeError, match="was written the first time, or the lease is gone"
+        ):
             await found.commit()
         assert [row["state"] for row in await look.archived()] == ["COMPLETED"]
         await broker.publish("y", "q")
@@ -549,6 +581,8 @@ async def test_rows_of_other_programs(broker: SqlBroker, look: Look) -> None:
     ],
 )
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_wrong_arguments_are_named(broker: SqlBroker, arguments: dict[str, Any], words: str) -> None:
+async def test_wrong_arguments_are_named(
+    broker: SqlBroker, arguments: dict[str, Any], words: str
+) -> None:
     with pytest.raises(SetupError, match=words):
         await broker.reserve(**arguments)

@@ -95,7 +95,9 @@ def consumes(broker: SqlBroker) -> None:
     @broker.subscriber("ordered", ordered=True, **many)
     @broker.subscriber("transactional", transactional=True, **many)
     @broker.subscriber("first", ack_policy=AckPolicy.ACK_FIRST, **many)
-    @broker.subscriber("limits", policies=[Throttle(100, "1s", key=True), Concurrency(5), Once("1m")], **many)
+    @broker.subscriber(
+        "limits", policies=[Throttle(100, "1s", key=True), Concurrency(5), Once("1m")], **many
+    )
     @broker.subscriber("debounced", policies=[Delay("1ms"), Debounce("1ms")], **many)
     async def handle(body: Any) -> None: ...
 
@@ -123,7 +125,9 @@ KINDS: list[Callable[[SqlBroker], None]] = [produces, consumes, answers, schedul
 async def publish_all(broker: SqlBroker, engine: AsyncEngine) -> None:
     """In every way that a producer has."""
     assert await broker.publish("x", "q") is not None
-    assert await broker.publish("x", "q", key="k", priority=3, headers={"a": 1}, delay=1, expires_in=60)
+    assert await broker.publish(
+        "x", "q", key="k", priority=3, headers={"a": 1}, delay=1, expires_in=60
+    )
     assert await broker.publish("x", "q", dedup_id="d") is not None
     assert await broker.publish("x", "q", dedup_id="d") is None
     assert len(await broker.publish_batch("a", "b", queue="q")) == 2
@@ -150,10 +154,13 @@ async def test_a_producer_needs_a_producers_rights(
     ids = [row["id"] for row in await look.rows()]
     assert len(ids) == 22
     refused = user.try_as(
-        "SELECT payload FROM message", "UPDATE message SET payload = 'x'", "DELETE FROM message",
+        "SELECT payload FROM message",
+        "UPDATE message SET payload = 'x'",
+        "DELETE FROM message",
         "INSERT INTO message (queue, payload, state) VALUES ('q', 'x', 'PENDING')",
-        "SELECT id FROM message_archive", "SELECT scope FROM message_policy_state",
-    )  # fmt: skip
+        "SELECT id FROM message_archive",
+        "SELECT scope FROM message_policy_state",
+    )
     assert len(refused) == 6
 
 
@@ -226,7 +233,9 @@ async def test_without_an_archive_it_needs_no_right(user: Account, its_engine: A
     for options in ({"schema": config}, {}):
         broker = SqlBroker(its_engine, logger=None, **options)  # type: ignore[arg-type]
 
-        @broker.subscriber("q", retain_in_archive_on_ack=False, retain_in_archive_on_reject=False, **QUICK)
+        @broker.subscriber(
+            "q", retain_in_archive_on_ack=False, retain_in_archive_on_reject=False, **QUICK
+        )
         async def handle(body: Any) -> None: ...
 
         assert "archive" not in await refusal(broker)
@@ -234,7 +243,9 @@ async def test_without_an_archive_it_needs_no_right(user: Account, its_engine: A
 
 
 @servers_only
-async def test_a_subscriber_that_is_added_later_is_checked(user: Account, its_broker: SqlBroker) -> None:
+async def test_a_subscriber_that_is_added_later_is_checked(
+    user: Account, its_broker: SqlBroker
+) -> None:
     produces(its_broker)
     await start_with_what_it_asks_for(its_broker, user)
     late = its_broker.subscriber("q", **QUICK)
@@ -250,7 +261,9 @@ async def test_a_subscriber_that_is_added_later_is_checked(user: Account, its_br
 @postgresql_only
 async def test_a_schema_that_may_not_be_used(user: Account, its_broker: SqlBroker) -> None:
     produces(its_broker)
-    user.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC", "GRANT INSERT, SELECT ON message TO {who}")
+    user.execute(
+        "REVOKE USAGE ON SCHEMA public FROM PUBLIC", "GRANT INSERT, SELECT ON message TO {who}"
+    )
     try:
         said = await refusal(its_broker)
         assert CURE.findall(said) == [f"GRANT USAGE ON SCHEMA public TO {user.name}"]
@@ -273,7 +286,9 @@ async def test_tables_in_a_schema_of_their_own(
     await SqlBroker(engine, schema=schema, logger=None).create_tables()
     broker = SqlBroker(its_engine, schema=schema, logger=None)
     produces(broker)
-    assert CURE.findall(await refusal(broker)) == [f'GRANT USAGE ON SCHEMA "Odd_One" TO {user.name}']
+    assert CURE.findall(await refusal(broker)) == [
+        f'GRANT USAGE ON SCHEMA "Odd_One" TO {user.name}'
+    ]
     user.execute(f'GRANT USAGE ON SCHEMA "Odd_One" TO {user.name}')
     grants = await start_with_what_it_asks_for(broker, user)
     assert all('"Odd_One"."Order' in grant for grant in grants)
@@ -309,7 +324,9 @@ async def test_through_pgbouncer(engine: AsyncEngine) -> None:
 # -- later --------------------------------------------------------------------------------------------
 
 
-async def test_ping_is_false_while_a_table_is_missing(engine: AsyncEngine, broker: SqlBroker) -> None:
+async def test_ping_is_false_while_a_table_is_missing(
+    engine: AsyncEngine, broker: SqlBroker
+) -> None:
     """Of a process, too, that has nothing to do."""
     await broker.start()
     assert await broker.ping(5.0)
@@ -402,7 +419,9 @@ class Gate:
 
         [self.subscriber] = broker.subscribers
 
-    async def hold(self, broker: SqlBroker, spoil: Callable[[], Awaitable[None]], look: Look) -> None:
+    async def hold(
+        self, broker: SqlBroker, spoil: Callable[[], Awaitable[None]], look: Look
+    ) -> None:
         """Publish 50 messages, and `spoil` something; returns when nothing is claimed any more."""
         for number in range(50):
             await broker.publish(number, "q")
@@ -471,7 +490,9 @@ async def test_claims_stop_for_a_reason_that_cannot_be_asked_for(
     await eventually(lambda: its_broker.ping(5.0))
 
 
-async def test_a_missing_archive_stops_claims(engine: AsyncEngine, broker: SqlBroker, look: Look) -> None:
+async def test_a_missing_archive_stops_claims(
+    engine: AsyncEngine, broker: SqlBroker, look: Look
+) -> None:
     gate = Gate(broker)
     await broker.start()
 
@@ -516,7 +537,9 @@ async def test_an_answer_that_may_not_be_written_stops_nobody_else(
 
 
 @servers_only
-async def test_who_declares_nothing_is_asked_for_nothing(user: Account, its_broker: SqlBroker) -> None:
+async def test_who_declares_nothing_is_asked_for_nothing(
+    user: Account, its_broker: SqlBroker
+) -> None:
     """A publish says what is missing then, and `ping` is false until it is there."""
     await its_broker.start()
     assert await its_broker.ping(5.0)

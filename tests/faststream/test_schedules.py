@@ -65,7 +65,9 @@ async def remember(look: Look, name: str = "s", **changes: Any) -> None:
     of = (table.c.scope == "schedule") & (table.c.key == name)
     async with look.engine.begin() as connection:
         await connection.execute(
-            update(table).where(of).values(info=state.dump(), lease_token=None, lease_expires_at=None)
+            update(table)
+            .where(of)
+            .values(info=state.dump(), lease_token=None, lease_expires_at=None)
         )
 
 
@@ -107,7 +109,9 @@ async def rows_of(look: Look, count: int) -> list[dict[str, Any]]:
 async def at_rest(look: Look, name: str = "s") -> bool:
     state, c = await remembered(look, name), look.tables.policy_state.c
     async with look.engine.connect() as connection:
-        found = await connection.execute(select(c.lease_token).where(c.scope == "schedule", c.key == name))
+        found = await connection.execute(
+            select(c.lease_token).where(c.scope == "schedule", c.key == name)
+        )
         return found.scalar_one() is None and state.decided_at is None
 
 
@@ -126,7 +130,14 @@ async def test_each_fire_time_is_published_once_by_two_brokers(
     async with other(engine) as second:
         for each in (broker, second):
             each.publish_on_schedule(
-                "s", EVERY_SECOND, "reports", {"n": 1}, missed="all", key="k", priority=5, headers={"a": 1}
+                "s",
+                EVERY_SECOND,
+                "reports",
+                {"n": 1},
+                missed="all",
+                key="k",
+                priority=5,
+                headers={"a": 1},
             )
             await each.start()
 
@@ -139,9 +150,16 @@ async def test_each_fire_time_is_published_once_by_two_brokers(
         at = await now(broker)
     rows = await look.rows()
     found = fire_times(rows)
-    assert found == [found[0] + timedelta(seconds=n) for n in range(len(found))], "none twice, none left out"
+    assert found == [found[0] + timedelta(seconds=n) for n in range(len(found))], (
+        "none twice, none left out"
+    )
     for row, fire_at in zip(rows, found, strict=True):
-        assert (row["queue"], row["key"], row["priority"], row["state"]) == ("reports", "k", 5, "PENDING")
+        assert (row["queue"], row["key"], row["priority"], row["state"]) == (
+            "reports",
+            "k",
+            5,
+            "PENDING",
+        )
         assert json.loads(bytes(row["payload"])) == {"n": 1}
         assert headers(row) == {
             "content-type": "application/json",
@@ -265,7 +283,11 @@ async def test_what_is_due_by_the_old_expression_is_published_before_the_new_one
         rows = await rows_of(look, 1)
         assert fire_times(rows) == [at - timedelta(days=1)]
         state = await remembered(look)
-        assert (state.expression, state.next_at, state.last_at) == (changed, first, at - timedelta(days=1))
+        assert (state.expression, state.next_at, state.last_at) == (
+            changed,
+            first,
+            at - timedelta(days=1),
+        )
 
 
 async def test_a_process_with_the_old_expression_follows_the_new_one(
@@ -372,7 +394,9 @@ async def test_a_function_that_fails_is_tried_again_and_the_time_is_not_lost(
     await remember(look, next_at=due)
     await broker.start()
     await eventually(
-        lambda: len(heard.texts("no message could be made for the schedule 's'", logging.ERROR)) == 1
+        lambda: (
+            len(heard.texts("no message could be made for the schedule 's'", logging.ERROR)) == 1
+        )
     )
     await eventually(lambda: _failures(look))
     assert await broker.ping(), "the application's errors are not the loop's"
@@ -414,7 +438,9 @@ async def test_a_function_that_fails_is_not_called_by_everybody(
         await first_start(broker, look)
         await remember(look, next_at=await now(broker))
         with patch.object(firing, "LONGEST_PAUSE", 0.5):
-            began = asyncio.get_running_loop().time()  # the first try may come before the last start
+            began = (
+                asyncio.get_running_loop().time()
+            )  # the first try may come before the last start
             for each in (broker, second, third):
                 await each.start()
             await eventually(lambda: len(tries) >= 4)
@@ -506,7 +532,9 @@ async def test_a_slow_function_keeps_its_schedule_and_holds_up_no_other(
         c = look.tables.policy_state.c
         async with engine.connect() as connection:
             of = (c.scope == "schedule") & (c.key == "s")
-            end: datetime = (await connection.execute(select(c.lease_expires_at).where(of))).scalar_one()
+            end: datetime = (
+                await connection.execute(select(c.lease_expires_at).where(of))
+            ).scalar_one()
             return end
 
     async def renewed_after(first: datetime) -> bool:
@@ -672,7 +700,9 @@ async def test_one_name_twice_is_refused(broker: SqlBroker) -> None:
         ({"dedup_id": "x"}, "has no option 'dedup_id'; there are headers, "),
     ],
 )
-async def test_wrong_set_up_is_refused_at_once(broker: SqlBroker, change: dict[str, Any], says: str) -> None:
+async def test_wrong_set_up_is_refused_at_once(
+    broker: SqlBroker, change: dict[str, Any], says: str
+) -> None:
     given = {"name": "s", "expression": "* * * * *", "queue": "q", **change}
     with pytest.raises(SetupError, match=says):
         broker.publish_on_schedule(
@@ -733,7 +763,9 @@ async def test_middlewares_of_publishing_see_it(engine: AsyncEngine, look: Look)
     assert set(seen) == {"s"}
 
 
-async def test_its_failures_stop_nothing_and_are_told(broker: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_its_failures_stop_nothing_and_are_told(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
     got: list[str] = []
 
     @broker.subscriber("q", **QUICK)
@@ -800,7 +832,9 @@ async def test_names_are_apart_and_compared_byte_by_byte(broker: SqlBroker, look
     assert {s.name for s in await broker.admin.schedules()} == set(names)
 
 
-async def test_its_rows_are_nobody_elses(broker: SqlBroker, look: Look, engine: AsyncEngine) -> None:
+async def test_its_rows_are_nobody_elses(
+    broker: SqlBroker, look: Look, engine: AsyncEngine
+) -> None:
     """Neither a lock nor an unknown outcome, and not cleaned up."""
     broker.publish_on_schedule("s", EVERY_SECOND, "q", "x")
     await first_start(broker, look)
@@ -809,4 +843,6 @@ async def test_its_rows_are_nobody_elses(broker: SqlBroker, look: Look, engine: 
     assert await broker.admin.unknown() == []
     assert await broker._store.policies.forget_expired(10) == 0
     async with engine.connect() as connection:
-        assert (await connection.execute(text("SELECT count(*) FROM message_policy_state"))).scalar_one() == 1
+        assert (
+            await connection.execute(text("SELECT count(*) FROM message_policy_state"))
+        ).scalar_one() == 1

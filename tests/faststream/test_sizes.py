@@ -89,7 +89,11 @@ async def check_outcomes(look: Look, heard: Heard) -> None:
     [failed] = [row for row in rows if row["state"] == "FAILED"]
     assert "MessageTooLargeError" in failed["last_error"]
     assert str(LIMIT) in failed["last_error"]
-    assert sorted(await bodies(look)) == [b"answer to first", b"answer to fourth", b"answer to third"]
+    assert sorted(await bodies(look)) == [
+        b"answer to first",
+        b"answer to fourth",
+        b"answer to third",
+    ]
     assert not heard.texts("refused by the database")
     assert not heard.texts("could not be written")
 
@@ -113,7 +117,9 @@ async def test_too_large_is_refused_before_anything_is_sent(
 ) -> None:
     """A broker that was never started says so, too, and the caller's transaction goes on."""
     expected = (
-        "max_allowed_packet is 1048576; send less" if database in {"mariadb", "mysql"} else "is 1048576; send"
+        "max_allowed_packet is 1048576; send less"
+        if database in {"mariadb", "mysql"}
+        else "is 1048576; send"
     )
     with pytest.raises(MessageTooLargeError, match=expected) as caught:
         await broker.publish(b"x" * LIMIT, "q")
@@ -218,7 +224,9 @@ async def test_a_batch_whose_answer_is_too_large_fails_as_a_whole(
     assert not heard.texts("refused by the database")
 
 
-async def test_a_schedule_whose_message_is_too_large_is_put_off(broker: SqlBroker, heard: Heard) -> None:
+async def test_a_schedule_whose_message_is_too_large_is_put_off(
+    broker: SqlBroker, heard: Heard
+) -> None:
     """As one whose function fails; other schedules go on."""
     broker.publish_on_schedule("large", "* * * * * *", "q", b"x" * LIMIT)
     await broker.start()

@@ -58,7 +58,9 @@ def test_the_password_is_not_shown(version: str) -> None:
 
 
 def test_an_address_given(version: str) -> None:
-    broker = SqlBroker(URL, logger=None, specification_url="sql://somewhere", protocol="sql", description="d")
+    broker = SqlBroker(
+        URL, logger=None, specification_url="sql://somewhere", protocol="sql", description="d"
+    )
     [server] = render(broker, version)[0]["servers"].values()
     assert (server["protocol"], server["description"]) == ("sql", "d")
     assert "somewhere" in json.dumps(server)

@@ -147,7 +147,9 @@ async def test_a_pool_too_small_for_transactional_workers_is_told_with_the_numbe
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_sqlite_has_one_writer_whatever_the_pool_gives(broker: SqlBroker, heard: Heard) -> None:
+async def test_sqlite_has_one_writer_whatever_the_pool_gives(
+    broker: SqlBroker, heard: Heard
+) -> None:
     @broker.subscriber("q", **QUICK, transactional=True, max_workers=20)
     async def handle(body: Any, connection: SqlConnection) -> None: ...
 
@@ -165,7 +167,9 @@ async def test_without_an_archive_each_subscriber_that_can_fail_is_told_of(
     broker = SqlBroker(engine, schema=schema, logger=logger, graceful_timeout=1.0)
     await broker.create_tables()
     subscribe(broker, "plain")
-    subscribe(broker, "acked", ack_policy=AckPolicy.ACK)  # it may still reject, or be rejected unread
+    subscribe(
+        broker, "acked", ack_policy=AckPolicy.ACK
+    )  # it may still reject, or be rejected unread
     subscribe(broker, "dead", dead_letter_queue="dead.letters")
     subscribe(broker, "unwanted", retain_in_archive_on_reject=False)
     subscribe(broker, "first", ack_policy=AckPolicy.ACK_FIRST)

@@ -25,7 +25,9 @@ async def test_stop_consume(broker: SqlBroker, look: Look) -> None:
 
     async def given_back() -> bool:
         rows = await look.rows()
-        return len(rows) == 2 and all((r["state"], r["deliveries_count"]) == ("PENDING", 0) for r in rows)
+        return len(rows) == 2 and all(
+            (r["state"], r["deliveries_count"]) == ("PENDING", 0) for r in rows
+        )
 
     await eventually(given_back)
     assert handled == ["a"]
@@ -90,9 +92,12 @@ async def test_a_subscriber_without_a_handler(broker: SqlBroker) -> None:
 def test_settings_can_be_read(broker: SqlBroker) -> None:
     strategy = ConstantRetryStrategy(delay_seconds=1, max_attempts=4, max_total_delay_seconds=None)
     config = broker.subscriber(
-        ["a", "b"], max_workers=3, retry_strategy=strategy, release_stuck_timeout="5m",
+        ["a", "b"],
+        max_workers=3,
+        retry_strategy=strategy,
+        release_stuck_timeout="5m",
         ack_policy=AckPolicy.MANUAL,
-    ).config  # fmt: skip
+    ).config
     assert config.queues == ("a", "b")
     assert (config.max_workers, config.retry_strategy) == (3, strategy)
     assert (config.max_deliveries, config.release_stuck_timeout) == (7, 300.0)
@@ -114,7 +119,9 @@ def test_settings_can_be_read(broker: SqlBroker) -> None:
     ],
     ids=repr,
 )
-def test_wrong_options_are_refused_at_the_decorator(broker: SqlBroker, wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_refused_at_the_decorator(
+    broker: SqlBroker, wrong: dict[str, Any]
+) -> None:
     with pytest.raises(SetupError):
         broker.subscriber(**wrong)
     assert broker.subscribers == []
@@ -127,7 +134,9 @@ async def test_a_timeout_cannot_end_a_synchronous_handler(broker: SqlBroker) -> 
     @broker.subscriber("q", handler_timeout=5)
     def handle(body: str) -> None: ...
 
-    with pytest.raises(SetupError, match="handler_timeout cannot end the synchronous handler 'handle'"):
+    with pytest.raises(
+        SetupError, match="handler_timeout cannot end the synchronous handler 'handle'"
+    ):
         await broker.start()
 
 
@@ -151,7 +160,9 @@ async def test_a_subscriber_starts_again_after_stop_consume(broker: SqlBroker, l
     assert seen == ["1", "2"]
 
 
-async def test_a_start_while_the_stop_is_under_way_waits_for_it(broker: SqlBroker, look: Look) -> None:
+async def test_a_start_while_the_stop_is_under_way_waits_for_it(
+    broker: SqlBroker, look: Look
+) -> None:
     running, go_on = asyncio.Event(), asyncio.Event()
     subscriber = broker.subscriber("q", **QUICK)
 

@@ -28,7 +28,10 @@ from tests.proxy import COMMIT, proxied
 pytestmark = pytest.mark.capability("`transactional=True`")
 metadata = MetaData()
 effects = Table(
-    "effects", metadata, Column("id", Integer, primary_key=True), Column("body", String(50), nullable=False)
+    "effects",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("body", String(50), nullable=False),
 )
 TWICE = ConstantRetryStrategy(delay_seconds=0.01, max_attempts=2)
 OPTIONS: Any = {**QUICK, "transactional": True, "retry_strategy": TWICE}
@@ -67,7 +70,9 @@ async def test_effects_answers_and_ack_appear_together(
 
     async def check() -> None:
         """Nobody else sees anything yet."""
-        if look.engine.dialect.name != "sqlite":  # whose readers in WAL mode see the old state all the same
+        if (
+            look.engine.dialect.name != "sqlite"
+        ):  # whose readers in WAL mode see the old state all the same
             seen.append((await bodies(), [r["state"] for r in await look.rows()]))
 
     if kind == "connection":
@@ -98,7 +103,9 @@ async def test_effects_answers_and_ack_appear_together(
     await eventually(lambda: look.rows(archive=True))
     assert [r["state"] for r in await look.rows(archive=True)] == ["COMPLETED"]
     assert len([r for r in await look.rows() if r["queue"] == "out"]) == 3
-    assert await bodies() == (["x"] if kind == "connection" else ["not flushed by the handler", "x"])
+    assert await bodies() == (
+        ["x"] if kind == "connection" else ["not flushed by the handler", "x"]
+    )
     assert seen in ([], [([], ["PROCESSING"])])
 
 
@@ -138,7 +145,11 @@ async def test_nothing_is_committed_without_the_ack(
         return
     assert await bodies() == []
     assert await look.rows() == []
-    expected = {"raise": "after the effect", "constraint": "IntegrityError", "rollback": "has ended"}
+    expected = {
+        "raise": "after the effect",
+        "constraint": "IntegrityError",
+        "rollback": "has ended",
+    }
     assert expected.get(how, "") in (row["last_error"] or "")
 
 
@@ -167,7 +178,9 @@ async def test_a_batch_commits_together(broker: SqlBroker, look: Look, bodies: A
 
     @broker.subscriber("in", **OPTIONS, batch=True)
     @broker.publisher("out")
-    async def handle(batch: list[str], connection: SqlConnection, message: SqlBrokerBatchMessage) -> str:
+    async def handle(
+        batch: list[str], connection: SqlConnection, message: SqlBrokerBatchMessage
+    ) -> str:
         calls.append(batch)
         for body in batch:
             await connection.execute(insert(effects).values(body=body))
@@ -230,7 +243,9 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
         await connection.execute(insert(effects).values(body=body))
         running.set()
         while not go_on.is_set():
-            await connection.execute(text("SELECT 1"))  # silent for a lease, it would lose its session
+            await connection.execute(
+                text("SELECT 1")
+            )  # silent for a lease, it would lose its session
             await asyncio.sleep(0.05)
 
     await broker.start()
@@ -259,7 +274,9 @@ async def test_a_session_that_dies_commits_nothing(
         calls.append(body)
         await connection.execute(insert(effects).values(body=f"{body}{len(calls)}"))
         if len(calls) == 1:
-            own = {"postgresql": "SELECT pg_backend_pid()"}.get(engine.dialect.name, "SELECT CONNECTION_ID()")
+            own = {"postgresql": "SELECT pg_backend_pid()"}.get(
+                engine.dialect.name, "SELECT CONNECTION_ID()"
+            )
             ids.append((await connection.execute(text(own))).scalar_one())
             running.set()
             await go_on.wait()
@@ -268,7 +285,9 @@ async def test_a_session_that_dies_commits_nothing(
     await broker.start()
     await broker.publish("x", "in")
     await running.wait()
-    kill = {"postgresql": f"SELECT pg_terminate_backend({ids[0]})"}.get(engine.dialect.name, f"KILL {ids[0]}")
+    kill = {"postgresql": f"SELECT pg_terminate_backend({ids[0]})"}.get(
+        engine.dialect.name, f"KILL {ids[0]}"
+    )
     async with engine.connect() as connection:
         await connection.execute(text(kill))
     go_on.set()

@@ -19,7 +19,9 @@ by_each_driver = pytest.mark.parametrize("driver", ["aiomysql", "asyncmy"])
 NAMES = {
     "usual": SqlBrokerSchemaConfig(),
     # Each is reserved by one of the two.
-    "reserved": SqlBrokerSchemaConfig(message_table_name="rank", message_archive_table_name="offset"),
+    "reserved": SqlBrokerSchemaConfig(
+        message_table_name="rank", message_archive_table_name="offset"
+    ),
 }
 
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerMessage, SqlBrokerRoute, SqlBrokerRouter
+from faststream_sqlbroker import (
+    SetupError,
+    SqlBroker,
+    SqlBrokerMessage,
+    SqlBrokerRoute,
+    SqlBrokerRouter,
+)
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -37,7 +43,12 @@ async def test_one_message_at_a_time_follows_the_weights(
 ) -> None:
     """Z2: one worker, claims of one message; the high queue is never empty before the low one is."""
     order = await order_of(
-        broker, look, {"high": 5, "low": 1}, {"high": 60, "low": 10}, fetch_batch_size=1, ordered=ordered
+        broker,
+        look,
+        {"high": 5, "low": 1},
+        {"high": 60, "low": 10},
+        fetch_batch_size=1,
+        ordered=ordered,
     )
     for start in range(0, 54, 6):
         assert order[start : start + 6].count("low") == 1, order
@@ -79,8 +90,12 @@ async def test_a_flood_that_goes_on_starves_nobody(broker: SqlBroker, look: Look
     await task
 
 
-async def test_four_queues_without_messages_leave_their_share(broker: SqlBroker, look: Look) -> None:
-    order = await order_of(broker, look, {"a": 1000, "b": 1000, "c": 1}, {"c": 50}, fetch_batch_size=5)
+async def test_four_queues_without_messages_leave_their_share(
+    broker: SqlBroker, look: Look
+) -> None:
+    order = await order_of(
+        broker, look, {"a": 1000, "b": 1000, "c": 1}, {"c": 50}, fetch_batch_size=5
+    )
     assert order == ["c"] * 50
 
 

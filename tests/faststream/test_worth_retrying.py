@@ -53,7 +53,9 @@ async def test_an_error_that_is_not_worth_a_retry_fails_at_once(
 
 
 async def test_other_errors_are_retried_up_to_the_limit(broker: SqlBroker, look: Look) -> None:
-    @broker.subscriber("q", **QUICK, retry_strategy=ConstantRetryStrategy(**SOON, retry_on=ConnectionError))
+    @broker.subscriber(
+        "q", **QUICK, retry_strategy=ConstantRetryStrategy(**SOON, retry_on=ConnectionError)
+    )
     async def handle(body: Any) -> None:
         raise ConnectionResetError
 
@@ -85,7 +87,9 @@ async def test_a_handler_that_asks_for_a_retry_gets_it(broker: SqlBroker, look: 
     assert (row["state"], row["attempts_count"]) == ("COMPLETED", 3)
 
 
-async def test_a_nack_while_an_error_is_handled_is_asked_about(broker: SqlBroker, look: Look) -> None:
+async def test_a_nack_while_an_error_is_handled_is_asked_about(
+    broker: SqlBroker, look: Look
+) -> None:
     strategy = ConstantRetryStrategy(**SOON, no_retry_on=ValueError)
 
     @broker.subscriber("q", **QUICK, retry_strategy=strategy)
@@ -103,7 +107,9 @@ async def test_a_nack_while_an_error_is_handled_is_asked_about(broker: SqlBroker
 
 async def test_a_reservation_is_asked_about(broker: SqlBroker, look: Look) -> None:
     await broker.publish("x", "q")
-    reserved = await broker.reserve("q", retry_strategy=ConstantRetryStrategy(**SOON, no_retry_on=ValueError))
+    reserved = await broker.reserve(
+        "q", retry_strategy=ConstantRetryStrategy(**SOON, no_retry_on=ValueError)
+    )
     assert reserved is not None
     with pytest.raises(ValueError, match="hopeless"):
         async with reserved:
@@ -170,9 +176,13 @@ async def _fails_at_once(broker: SqlBroker, look: Look, options: dict[str, Any])
     assert "number" in rows[0]["last_error"]
 
 
-@pytest.mark.parametrize("options", [{}, {"ack_policy": AckPolicy.MANUAL}, {"batch": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"ack_policy": AckPolicy.MANUAL}, {"batch": True}], ids=str
+)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_it_is_retried_if_asked_for(broker: SqlBroker, look: Look, options: dict[str, Any]) -> None:
+async def test_it_is_retried_if_asked_for(
+    broker: SqlBroker, look: Look, options: dict[str, Any]
+) -> None:
     strategy = ConstantRetryStrategy(**SOON)
     kind = list[Order] if options.get("batch") else Order
 
@@ -250,7 +260,9 @@ async def _returns_otherwise(order: Order) -> int:
 async def _with_a_dependency(order: Order, number: Annotated[int, Depends(_own_error)]) -> None: ...
 
 
-async def _with_a_misfit(order: Order, number: Annotated[int, Depends(lambda: "no number")]) -> None: ...
+async def _with_a_misfit(
+    order: Order, number: Annotated[int, Depends(lambda: "no number")]
+) -> None: ...
 
 
 async def _with_a_context(
@@ -314,7 +326,9 @@ def _needs(number: int) -> int:
     return number
 
 
-async def _of_a_dependencys_parameter(number: Any, same: Annotated[int, Depends(_needs)]) -> None: ...
+async def _of_a_dependencys_parameter(
+    number: Any, same: Annotated[int, Depends(_needs)]
+) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -337,7 +351,9 @@ async def test_several_parameters_are_filled_from_one_body(
     assert (row["state"], row["reason"]) == ("FAILED", "invalid_body")
 
 
-@pytest.mark.parametrize(("error", "reason"), [(ValueError, "invalid_body"), (ConnectionError, None)])
+@pytest.mark.parametrize(
+    ("error", "reason"), [(ValueError, "invalid_body"), (ConnectionError, None)]
+)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_decoder_of_ones_own_says_so_by_a_value_error(
     broker: SqlBroker, look: Look, error: type[Exception], reason: str | None

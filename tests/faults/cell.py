@@ -46,7 +46,9 @@ effects = Table(
     Column("number", Integer),
     Column("which", String(8)),
 )
-account = Table("account", _tables, Column("id", Integer, primary_key=True), Column("balance", Integer))
+account = Table(
+    "account", _tables, Column("id", Integer, primary_key=True), Column("balance", Integer)
+)
 Worker = subprocess.Popen[bytes] | Forked
 
 
@@ -71,7 +73,11 @@ class Cell:
         self.folder.mkdir(parents=True)
         # SQLite's writers wait for each other, so that a renewal may come late on a busy machine.
         self.lease = 4.0 if url.startswith("sqlite") else 2.0
-        self.options = {"release_stuck_timeout": self.lease, "queues": sorted(set(queues)), **options}
+        self.options = {
+            "release_stuck_timeout": self.lease,
+            "queues": sorted(set(queues)),
+            **options,
+        }
         self.workers: list[Worker] = []
         self.history = History()
         self.number = 0
@@ -89,18 +95,24 @@ class Cell:
         self.engine: AsyncEngine = create_async_engine(self.straight)
         # Made at once: `close` is called however far we come.
         self.publisher = Store(
-            create_async_engine(self.url), build_tables(SqlBrokerSchemaConfig()), statement_timeout=3.0
+            create_async_engine(self.url),
+            build_tables(SqlBrokerSchemaConfig()),
+            statement_timeout=3.0,
         )
         self.store = Store(self.engine, build_tables(SqlBrokerSchemaConfig()))
         await self.store.create_tables()
         await self.store.setup()
         async with self.engine.begin() as connection:
             await connection.run_sync(_tables.create_all)
-            await connection.execute(insert(account), [{"id": 1, "balance": 0}, {"id": 2, "balance": 0}])
+            await connection.execute(
+                insert(account), [{"id": 1, "balance": 0}, {"id": 2, "balance": 0}]
+            )
         if self.options.get("refusing"):
             await self._refuse_some()
         if self.login is not None:
-            await self.execute(*self.login.grants([*self.store.tables.ours, *_tables.sorted_tables]))
+            await self.execute(
+                *self.login.grants([*self.store.tables.ours, *_tables.sorted_tables])
+            )
         if self.prepare is not None:
             await self.prepare(self)
         while len(self.workers) < self.count:
@@ -122,7 +134,9 @@ class Cell:
                 f"CREATE TRIGGER refuse BEFORE INSERT ON message WHEN {when} BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
             return
-        await self.execute(f"ALTER TABLE message ADD CONSTRAINT refuse CHECK (NOT ({bad.format('')}))")
+        await self.execute(
+            f"ALTER TABLE message ADD CONSTRAINT refuse CHECK (NOT ({bad.format('')}))"
+        )
 
     def start(self, url: str | None = None, **options: Any) -> Worker:
         """One more worker; `url` is its way to the database, if it has one of its own."""
@@ -173,7 +187,10 @@ class Cell:
         self.number += count
         rows = [
             NewMessage(
-                queue, json.dumps(n).encode(), HEADERS, key=plan.key_of(n) if queue == ORDERED else None
+                queue,
+                json.dumps(n).encode(),
+                HEADERS,
+                key=plan.key_of(n) if queue == ORDERED else None,
             )
             for n in numbers
         ]
@@ -234,7 +251,9 @@ class Cell:
 
     async def _live(self) -> set[int]:
         async with self.engine.connect() as connection:
-            left = await connection.execute(text("SELECT payload FROM message WHERE queue <> 'out'"))
+            left = await connection.execute(
+                text("SELECT payload FROM message WHERE queue <> 'out'")
+            )
             return {int(bytes(payload)) for payload in left.scalars()}
 
     async def goes_on(self, while_what: str, queue: str, count: int = 5) -> None:
@@ -244,7 +263,9 @@ class Cell:
             await eventually(lambda: self._gone(numbers), timeout=WORKING, step=0.05)
         except AssertionError:
             left = sorted(numbers & await self._live())
-            self.history.stuck.append(f"messages {left} were not handled for {WORKING:.0f} s {while_what}")
+            self.history.stuck.append(
+                f"messages {left} were not handled for {WORKING:.0f} s {while_what}"
+            )
 
     async def _gone(self, numbers: set[int]) -> bool:
         return not numbers & await self._live()
@@ -259,7 +280,9 @@ class Cell:
         try:
             await eventually(published, timeout=WORKING, step=0.1)
         except AssertionError:
-            self.history.stuck.append(f"nothing could be published for {WORKING:.0f} s {after_what}")
+            self.history.stuck.append(
+                f"nothing could be published for {WORKING:.0f} s {after_what}"
+            )
 
     def disturb_all(self) -> None:
         """Note that no worker of now can be relied on to renew."""

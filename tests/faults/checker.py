@@ -59,7 +59,9 @@ def no_repeats_in_vain(h: History) -> list[str]:
     """2: while no outcome can be written, for want of a right, handlers are not started again and again."""
     found = []
     for frozen in h.frozen:
-        inside = [d for d in h.deliveries if frozen.start <= d.at < frozen.end and d.queue != AT_MOST_ONCE]
+        inside = [
+            d for d in h.deliveries if frozen.start <= d.at < frozen.end and d.queue != AT_MOST_ONCE
+        ]
         found += [
             f"{d.pid}, which was started while a right was missing, started message {d.number}"
             for d in inside
@@ -78,10 +80,14 @@ def health_is_told(h: History) -> list[str]:
     found = []
     for frozen in h.frozen:
         told = [said for said in h.health.values() if said[0][0] < frozen.start]
-        if told and all(_was_healthy(said, frozen.start, frozen.end + HEALTH_DELAY) for said in told):
+        if told and all(
+            _was_healthy(said, frozen.start, frozen.end + HEALTH_DELAY) for said in told
+        ):
             found.append("no process said that it was not healthy while a right was missing")
     last = {pid: said[-1] for pid, said in h.health.items() if pid not in h.killed}
-    return found + [f"{pid} is still not healthy" for pid, (_, healthy) in last.items() if not healthy]
+    return found + [
+        f"{pid} is still not healthy" for pid, (_, healthy) in last.items() if not healthy
+    ]
 
 
 def _was_healthy(said: Sequence[tuple[float, bool]], start: float, end: float) -> bool:
@@ -94,7 +100,9 @@ def stale_workers_change_nothing(h: History) -> list[str]:
     """3: no delivery is given twice, and what the archive says is what its last delivery ended in."""
     found = []
     given = Counter((d.number, d.deliveries) for d in h.deliveries)
-    found += [f"delivery {d} of message {n} was started {c} times" for (n, d), c in given.items() if c > 1]
+    found += [
+        f"delivery {d} of message {n} was started {c} times" for (n, d), c in given.items() if c > 1
+    ]
     last = _last(h)
     for row in h.archived:
         number, count = row["number"], row["deliveries_count"]
@@ -104,11 +112,17 @@ def stale_workers_change_nothing(h: History) -> list[str]:
         ended = last.get((number, count))
         if row["state"] == "COMPLETED" and row["queue"] != AT_MOST_ONCE:
             if ended is None or ended.ended not in MAY_BE_COMPLETED:
-                found.append(f"message {number} is COMPLETED, but its delivery {count} ended with {ended}")
+                found.append(
+                    f"message {number} is COMPLETED, but its delivery {count} ended with {ended}"
+                )
             elif ended.lost and not ended.unknown:
-                found.append(f"message {number} is COMPLETED by delivery {count}, whose lease was lost")
+                found.append(
+                    f"message {number} is COMPLETED by delivery {count}, whose lease was lost"
+                )
         elif row["state"] == "FAILED" and ended is not None and ended.ended == "ack":
-            found.append(f"message {number} is FAILED ({row['reason']}), but its delivery {count} was acked")
+            found.append(
+                f"message {number} is FAILED ({row['reason']}), but its delivery {count} was acked"
+            )
     return found
 
 
@@ -124,13 +138,19 @@ def live_holders_keep_their_leases(h: History) -> list[str]:
 def at_most_once_is_kept(h: History) -> list[str]:
     """4: ACK_FIRST starts once or never; never only after a crash or an unknown commit."""
     starts = Counter(d.number for d in h.deliveries if d.queue == AT_MOST_ONCE)
-    return [f"message {n} of ACK_FIRST was started {times} times" for n, times in starts.items() if times > 1]
+    return [
+        f"message {n} of ACK_FIRST was started {times} times"
+        for n, times in starts.items()
+        if times > 1
+    ]
 
 
 def cut_off_starts_are_listed(h: History) -> list[str]:
     """4: a removed message whose handler has not ended is listed; one whose handler has ended is not."""
     starts = _by_number(h)
-    removed = {r["number"] for r in h.archived if r["queue"] == AT_MOST_ONCE and r["state"] == "COMPLETED"}
+    removed = {
+        r["number"] for r in h.archived if r["queue"] == AT_MOST_ONCE and r["state"] == "COMPLETED"
+    }
     found = [f"message {n} is listed, and was not removed first" for n in h.listed - removed]
     for row in h.archived:
         number = row["number"]
@@ -160,9 +180,13 @@ def order_is_kept(h: History) -> list[str]:
                 continue
             # Published by a COMMIT without an answer, it may have come later than its number says.
             if after.number < before.number and not (_stale(after, h) or after.number in h.unknown):
-                found.append(f"message {after.number} of {key!r} was started after message {before.number}")
+                found.append(
+                    f"message {after.number} of {key!r} was started after message {before.number}"
+                )
             if (before.ended_at is None or before.ended_at > after.at) and not _stale(before, h):
-                found.append(f"message {after.number} of {key!r} was started while {before.number} ran")
+                found.append(
+                    f"message {after.number} of {key!r} was started while {before.number} ran"
+                )
     return found
 
 
@@ -188,11 +212,15 @@ def transactions_are_exactly_once(h: History) -> list[str]:
         else:
             right = not first and not second
         if not right:
-            found.append(f"message {number} is {state} ({reason}) with effects {first} and {second}")
+            found.append(
+                f"message {number} is {state} ({reason}) with effects {first} and {second}"
+            )
     for number, row in done.items():
         delivery = last.get((number, row["deliveries_count"]))
         inside = delivery is not None and delivery.ended == "committed"
-        if inside != (row["reason"] == ENDED_INSIDE) and not (inside and row["reason"] == "max_deliveries"):
+        if inside != (row["reason"] == ENDED_INSIDE) and not (
+            inside and row["reason"] == "max_deliveries"
+        ):
             found.append(
                 f"message {number} is {row['state']} ({row['reason']}), and its handler ended with "
                 f"{delivery and delivery.ended}"
@@ -225,7 +253,9 @@ def answers_follow_acks(h: History) -> list[str]:
 
 def batches_are_answered_whole(h: History) -> list[str]:
     """6: the answer of a batch is there once, with the acks of all of its messages, or not at all."""
-    wanted = {number for number, d in _completed(h).items() if d.queue == BATCH and d.answer is not None}
+    wanted = {
+        number for number, d in _completed(h).items() if d.queue == BATCH and d.answer is not None
+    }
     answered = Counter(number for answer in h.answers if answer.joint for number in answer.numbers)
     found = [
         f"message {n} of a batch is COMPLETED, and {answered[n]} answers of batches are for it"
@@ -252,8 +282,14 @@ def limits_hold(h: History) -> list[str]:
         # ACK_FIRST charges the attempt before the start, which may then never come.
         charged_first = row["queue"] == AT_MOST_ONCE
         if attempts > row["deliveries_count"] or (attempts > starts[number] and not charged_first):
-            found.append(f"message {number} was charged {attempts} attempts for {starts[number]} starts")
-        if row["state"] == "FAILED" and row["reason"] == "max_attempts" and attempts < h.max_attempts:
+            found.append(
+                f"message {number} was charged {attempts} attempts for {starts[number]} starts"
+            )
+        if (
+            row["state"] == "FAILED"
+            and row["reason"] == "max_attempts"
+            and attempts < h.max_attempts
+        ):
             found.append(f"message {number} gave up after {attempts} attempts")
     return found
 
@@ -295,6 +331,8 @@ def _last(h: History) -> dict[tuple[int, int], Delivery]:
 def _completed(h: History) -> dict[int, Delivery]:
     """Completed messages of chaining subscribers, with the delivery that completed them."""
     last = _last(h)
-    rows = [row for row in h.archived if row["state"] == "COMPLETED" and row["queue"] != AT_MOST_ONCE]
+    rows = [
+        row for row in h.archived if row["state"] == "COMPLETED" and row["queue"] != AT_MOST_ONCE
+    ]
     marks = [(row["number"], row["deliveries_count"]) for row in rows]
     return {mark[0]: last[mark] for mark in marks if mark in last}

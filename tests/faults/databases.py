@@ -14,7 +14,11 @@ from tests.faults.faults import Fault
 from tests.faults.logins import Login
 from tools.private import STARTERS, CannotStartError, Process
 
-DRIVERS = {"postgresql": "postgresql+asyncpg", "mariadb": "mariadb+aiomysql", "mysql": "mysql+aiomysql"}
+DRIVERS = {
+    "postgresql": "postgresql+asyncpg",
+    "mariadb": "mariadb+aiomysql",
+    "mysql": "mysql+aiomysql",
+}
 _numbers = itertools.count()
 
 
@@ -53,7 +57,11 @@ def own_server(kind: str) -> Iterator[OwnServer]:
 
 @contextmanager
 def place_for(
-    fault: Fault, kind: str, admin: Callable[[str], Engine], folder: Path, own: OwnServer | None = None
+    fault: Fault,
+    kind: str,
+    admin: Callable[[str], Engine],
+    folder: Path,
+    own: OwnServer | None = None,
 ) -> Iterator[Place]:
     """What `fault` needs on the database `kind`; if that is a server of its own, `own` or a new one.
 
@@ -136,7 +144,9 @@ def fresh_database(kind: str, admin: Callable[[str], Engine], folder: Path) -> I
     with engine.connect() as connection:
         connection.execute(text(f"CREATE DATABASE {name}"))
     try:
-        yield engine.url.set(drivername=DRIVERS[kind], database=name).render_as_string(hide_password=False)
+        yield engine.url.set(drivername=DRIVERS[kind], database=name).render_as_string(
+            hide_password=False
+        )
     finally:
         with engine.connect() as connection:
             connection.execute(text(f"DROP DATABASE IF EXISTS {name}{force}"))

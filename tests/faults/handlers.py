@@ -93,7 +93,9 @@ class Handlers:
                 self.end(one, "nack")
                 await one.nack()
         # What is settled by hand is settled alone; the answers go with all others, or with none.
-        acked = [(number, one) for number, one in pairs if not plan.leaves(number, one.attempts_count)]
+        acked = [
+            (number, one) for number, one in pairs if not plan.leaves(number, one.attempts_count)
+        ]
         outcome = self._outcome(acked)
         for number, one in acked:
             self.end(one, outcome, None if outcome == "refused" else self._size(number))
@@ -148,7 +150,9 @@ class Handlers:
             await self._send_same()
 
     async def _send_same(self) -> None:
-        await self._broker.publish(b"", "out", with_ack=True, headers={"numbers": []}, dedup_id=plan.SAME)
+        await self._broker.publish(
+            b"", "out", with_ack=True, headers={"numbers": []}, dedup_id=plan.SAME
+        )
 
     def _size(self, number: int) -> int:
         return plan.answer_size(number, self._manners.large)
@@ -161,13 +165,19 @@ class Handlers:
         """What the ack of these messages will come to."""
         if any(self._priority(*pair) for pair in pairs):
             return "refused"
-        return "tried" if any(plan.may_be_too_large(n, self._manners.large) for n, _ in pairs) else "ack"
+        return (
+            "tried"
+            if any(plan.may_be_too_large(n, self._manners.large) for n, _ in pairs)
+            else "ack"
+        )
 
 
 class TransactionHandlers(Handlers):
     """Handlers whose transaction comes to harm while they work, and who go on."""
 
-    async def catching(self, number: int, message: SqlBrokerMessage, connection: SqlConnection) -> Any:
+    async def catching(
+        self, number: int, message: SqlBrokerMessage, connection: SqlConnection
+    ) -> Any:
         """Change two rows that others change in the other order, and repeat what a deadlock has ended."""
         self.start(number, message)
         outcome = "ack"
@@ -197,7 +207,9 @@ class TransactionHandlers(Handlers):
                 break
         return outcome
 
-    async def ending(self, number: int, message: SqlBrokerMessage, connection: SqlConnection) -> Any:
+    async def ending(
+        self, number: int, message: SqlBrokerMessage, connection: SqlConnection
+    ) -> Any:
         """End the transaction behind the broker's back, and go on."""
         self.start(number, message)
         await effect(connection, number, FIRST)
@@ -211,7 +223,9 @@ class TransactionHandlers(Handlers):
         self.end(message, outcome, size)
         return _response(b"x" * size, [number])
 
-    async def _end_it(self, number: int, message: SqlBrokerMessage, connection: SqlConnection) -> str:
+    async def _end_it(
+        self, number: int, message: SqlBrokerMessage, connection: SqlConnection
+    ) -> str:
         """What the database takes for the transaction's end, if anything: what it says of the handler's end."""
         if number % 4 == 0 and message.attempts_count == 0:
             await connection.execute(text("ROLLBACK"))

@@ -107,7 +107,9 @@ class History:
 def read(folder: Path) -> list[dict[str, Any]]:
     """All events in `folder`, in the order of their times."""
     lines = (line for path in folder.iterdir() for line in path.read_bytes().split(b"\n"))
-    return sorted((json.loads(line) for line in lines if line), key=lambda event: float(event["at"]))
+    return sorted(
+        (json.loads(line) for line in lines if line), key=lambda event: float(event["at"])
+    )
 
 
 def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
@@ -133,10 +135,15 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
                 unknown.add((event["pid"], event["id"]))
     return [
         Delivery(
-            s["number"], s["queue"], s["deliveries"], s["attempts"], s["pid"], s["at"],
+            s["number"],
+            s["queue"],
+            s["deliveries"],
+            s["attempts"],
+            s["pid"],
+            s["at"],
             *ends.get((s["pid"], s["id"], s["deliveries"]), (None, None, None)),
             (s["pid"], s["id"], s["deliveries"]) in lost,
             (s["pid"], s["id"]) in unknown,
         )
         for s in starts
-    ]  # fmt: skip
+    ]

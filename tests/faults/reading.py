@@ -49,7 +49,9 @@ async def _read_unknown(h: History, store: Store, patience: float) -> None:
     listed: set[int] = set()
 
     async def over() -> bool:
-        notes = await _select(store, "SELECT 1 FROM message_policy_state WHERE scope LIKE 'ack_first:%'")
+        notes = await _select(
+            store, "SELECT 1 FROM message_policy_state WHERE scope LIKE 'ack_first:%'"
+        )
         listed.clear()
         listed.update(unknown.message_id for unknown in await store.starts.unknown(None, 10_000))
         return len(notes) == len(listed)

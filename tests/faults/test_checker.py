@@ -16,9 +16,14 @@ BOTH = [(1, history.FIRST), (1, history.LAST)]
 
 def row(**fields: Any) -> dict[str, Any]:
     return {
-        "number": 1, "queue": "plain", "state": "COMPLETED", "attempts_count": 1, "deliveries_count": 1,
-        "reason": None, **fields,
-    }  # fmt: skip
+        "number": 1,
+        "queue": "plain",
+        "state": "COMPLETED",
+        "attempts_count": 1,
+        "deliveries_count": 1,
+        "reason": None,
+        **fields,
+    }
 
 
 def good(**fields: Any) -> History:
@@ -36,7 +41,10 @@ def test_a_good_history_breaks_nothing() -> None:
     assert broken(good()) == []
     crashed = replace(FIRST, ended=None)
     again = replace(FIRST, deliveries=2, pid=8, at=2.0)
-    assert broken(good(deliveries=[crashed, again], killed={7}, archived=[row(deliveries_count=2)])) == []
+    assert (
+        broken(good(deliveries=[crashed, again], killed={7}, archived=[row(deliveries_count=2)]))
+        == []
+    )
     again = replace(FIRST, deliveries=2, attempts=1, at=2.0)
     counted = row(deliveries_count=2, attempts_count=2)
     for ended in ("nack", "refused", "tried", "caught", "rolled back"):
@@ -52,7 +60,10 @@ def test_a_batch_with_its_answers_breaks_nothing() -> None:
     assert broken(good(committed=known, deliveries=both, archived=rows, answers=answers)) == []
     # What was nacked by itself is not in the answer of the others.
     alone = [both[0], replace(both[1], ended="nack", answer=None)]
-    failed = [rows[0], row(number=2, queue="batch", state="FAILED", reason="max_attempts", attempts_count=3)]
+    failed = [
+        rows[0],
+        row(number=2, queue="batch", state="FAILED", reason="max_attempts", attempts_count=3),
+    ]
     failed[1]["deliveries_count"] = 3
     starts = [*alone, *(replace(alone[1], deliveries=n, at=float(n)) for n in (2, 3))]
     answers = [ANSWER, Answer((1,), 9, joint=True)]
@@ -78,7 +89,9 @@ def test_a_stale_worker_may_be_out_of_order() -> None:
     late = replace(KEYED, at=2.0, lost=True)
     assert "7 order" not in broken(good(deliveries=[replace(KEYED, number=5), late]))
     crashed = replace(KEYED, ended=None, ended_at=None)
-    assert "7 order" not in broken(good(deliveries=[crashed, replace(KEYED, number=5, at=2.0)], killed={7}))
+    assert "7 order" not in broken(
+        good(deliveries=[crashed, replace(KEYED, number=5, at=2.0)], killed={7})
+    )
     assert "7 order" not in broken(good(deliveries=[KEYED, replace(KEYED, number=5, at=2.0)]))
 
 
@@ -95,46 +108,65 @@ CASES: dict[str, tuple[str, History]] = {
     "rolled back, but seen": ("1 nothing lost", good(rolled_back={1}, committed={})),
     "from nowhere": ("1 nothing lost", good(committed={})),
     "again for no reason": (
-        "2 no repeat without a reason", good(deliveries=[FIRST, AGAIN], archived=[row(deliveries_count=2)]),
+        "2 no repeat without a reason",
+        good(deliveries=[FIRST, AGAIN], archived=[row(deliveries_count=2)]),
     ),
-    "one queue waits for another": ("1 nothing stands still", good(stuck=["messages [1] were not handled"])),
+    "one queue waits for another": (
+        "1 nothing stands still",
+        good(stuck=["messages [1] were not handled"]),
+    ),
     "again and again": (
         "2 no repeat in vain",
         good(
-            deliveries=[replace(FIRST, deliveries=n, at=float(n)) for n in (1, 2, 3)], killed={7},
-            frozen=[Frozen(0.5, 4.0)], archived=[row(deliveries_count=3)],
+            deliveries=[replace(FIRST, deliveries=n, at=float(n)) for n in (1, 2, 3)],
+            killed={7},
+            frozen=[Frozen(0.5, 4.0)],
+            archived=[row(deliveries_count=3)],
         ),
     ),
     "begun without a right": (
-        "2 no repeat in vain", good(deliveries=[replace(FIRST, pid=8)], frozen=[FROZEN]),
+        "2 no repeat in vain",
+        good(deliveries=[replace(FIRST, pid=8)], frozen=[FROZEN]),
     ),
     "well without a right": ("health told", good(frozen=[FROZEN], health={7: [(0.1, True)]})),
     "unwell for ever": (
-        "health told", good(frozen=[FROZEN], health={7: [(0.1, True), (1.0, False)]}),
+        "health told",
+        good(frozen=[FROZEN], health={7: [(0.1, True), (1.0, False)]}),
     ),
     "one delivery twice": (
-        "3 stale workers change nothing", good(deliveries=[FIRST, replace(FIRST, pid=8)], killed={7}),
+        "3 stale workers change nothing",
+        good(deliveries=[FIRST, replace(FIRST, pid=8)], killed={7}),
     ),
     "settled by the older": (
-        "3 stale workers change nothing", good(deliveries=[FIRST, AGAIN], killed={7, 8}),
+        "3 stale workers change nothing",
+        good(deliveries=[FIRST, AGAIN], killed={7, 8}),
     ),
-    "completed, not acked": ("3 stale workers change nothing", good(deliveries=[replace(FIRST, ended="nack")])),
+    "completed, not acked": (
+        "3 stale workers change nothing",
+        good(deliveries=[replace(FIRST, ended="nack")]),
+    ),
     "completed, but the answer was refused": (
-        "3 stale workers change nothing", good(deliveries=[replace(FIRST, ended="refused")]),
+        "3 stale workers change nothing",
+        good(deliveries=[replace(FIRST, ended="refused")]),
     ),
     "completed, but the lease was lost": (
-        "3 stale workers change nothing", good(deliveries=[replace(FIRST, lost=True)], disturbed={7}),
+        "3 stale workers change nothing",
+        good(deliveries=[replace(FIRST, lost=True)], disturbed={7}),
     ),
     "failed, but acked": (
-        "3 stale workers change nothing", good(archived=[row(state="FAILED", reason="x")], answers=[]),
+        "3 stale workers change nothing",
+        good(archived=[row(state="FAILED", reason="x")], answers=[]),
     ),
     "a lease lost for nothing": (
-        "3 live holders keep their leases", good(deliveries=[replace(FIRST, lost=True, unknown=True)]),
+        "3 live holders keep their leases",
+        good(deliveries=[replace(FIRST, lost=True, unknown=True)]),
     ),
     "at most once, twice": (
         "4 at most once",
         good(
-            committed={1: "once"}, killed={7}, answers=[],
+            committed={1: "once"},
+            killed={7},
+            answers=[],
             deliveries=[replace(FIRST, queue="once"), replace(AGAIN, queue="once")],
             archived=[row(queue="once", deliveries_count=2)],
         ),
@@ -142,7 +174,10 @@ CASES: dict[str, tuple[str, History]] = {
     "cut off, not listed": (
         "4 cut-off starts are listed",
         good(
-            committed={1: "once"}, killed={7}, answers=[], archived=[row(queue="once")],
+            committed={1: "once"},
+            killed={7},
+            answers=[],
+            archived=[row(queue="once")],
             deliveries=[replace(FIRST, queue="once", ended=None)],
         ),
     ),
@@ -153,42 +188,67 @@ CASES: dict[str, tuple[str, History]] = {
     "listed, but ended": (
         "4 cut-off starts are listed",
         good(
-            committed={1: "once"}, answers=[], archived=[row(queue="once")], listed={1},
+            committed={1: "once"},
+            answers=[],
+            archived=[row(queue="once")],
+            listed={1},
             deliveries=[replace(FIRST, queue="once")],
         ),
     ),
     "listed, but not removed": ("4 cut-off starts are listed", good(listed={-5})),
-    "out of order": ("7 order", good(deliveries=[replace(KEYED, number=5), replace(KEYED, at=2.0)])),
-    "two of a key at a time": ("7 order", good(deliveries=[KEYED, replace(KEYED, number=5, at=1.2)])),
+    "out of order": (
+        "7 order",
+        good(deliveries=[replace(KEYED, number=5), replace(KEYED, at=2.0)]),
+    ),
+    "two of a key at a time": (
+        "7 order",
+        good(deliveries=[KEYED, replace(KEYED, number=5, at=1.2)]),
+    ),
     "no effect": ("5 transactions", good(committed={1: "tx"}, archived=[TX])),
-    "half of the effects": ("5 transactions", good(committed={1: "tx"}, archived=[TX], effects=BOTH[1:])),
-    "the effects twice": ("5 transactions", good(committed={1: "tx"}, archived=[TX], effects=BOTH * 2)),
+    "half of the effects": (
+        "5 transactions",
+        good(committed={1: "tx"}, archived=[TX], effects=BOTH[1:]),
+    ),
+    "the effects twice": (
+        "5 transactions",
+        good(committed={1: "tx"}, archived=[TX], effects=BOTH * 2),
+    ),
     "an effect of nothing": ("5 transactions", good(effects=BOTH)),
     "an effect of a failure": (
         "5 transactions",
         good(
-            committed={1: "tx"}, answers=[], deliveries=[replace(FIRST, queue="tx", ended="nack")],
-            archived=[row(queue="tx", state="FAILED", reason="max_attempts")], effects=BOTH[:1],
+            committed={1: "tx"},
+            answers=[],
+            deliveries=[replace(FIRST, queue="tx", ended="nack")],
+            archived=[row(queue="tx", state="FAILED", reason="max_attempts")],
+            effects=BOTH[:1],
         ),
     ),
     "an effect after the handler's own COMMIT": (
         "5 transactions",
         good(
-            committed={1: "ending"}, answers=[], deliveries=[replace(FIRST, queue="ending", ended="committed")],
-            archived=[row(queue="ending", state="FAILED", reason="transaction_ended")], effects=BOTH,
+            committed={1: "ending"},
+            answers=[],
+            deliveries=[replace(FIRST, queue="ending", ended="committed")],
+            archived=[row(queue="ending", state="FAILED", reason="transaction_ended")],
+            effects=BOTH,
         ),
     ),
     "completed after the handler's own COMMIT": (
         "5 transactions",
         good(
-            committed={1: "ending"}, deliveries=[replace(FIRST, queue="ending", ended="committed")],
-            archived=[row(queue="ending")], effects=BOTH,
+            committed={1: "ending"},
+            deliveries=[replace(FIRST, queue="ending", ended="committed")],
+            archived=[row(queue="ending")],
+            effects=BOTH,
         ),
     ),
     "said to have been ended": (
         "5 transactions",
         good(
-            committed={1: "tx"}, answers=[], deliveries=[replace(FIRST, queue="tx")],
+            committed={1: "tx"},
+            answers=[],
+            deliveries=[replace(FIRST, queue="tx")],
             archived=[row(queue="tx", state="FAILED", reason="transaction_ended")],
         ),
     ),
@@ -198,39 +258,50 @@ CASES: dict[str, tuple[str, History]] = {
     "an answer that was not to be": ("6 answers", good(deliveries=[replace(FIRST, answer=None)])),
     "two of one dedup_id": ("6 answers", good(answers=[ANSWER, Answer(()), Answer(())])),
     "an answer of a failure": (
-        "6 answers", good(archived=[row(state="FAILED", reason="max_attempts", attempts_count=3, deliveries_count=3)]),
+        "6 answers",
+        good(
+            archived=[
+                row(state="FAILED", reason="max_attempts", attempts_count=3, deliveries_count=3)
+            ]
+        ),
     ),
     "a batch without its answer": (
-        "6 answers of batches", good(committed={1: "batch"}, deliveries=[BATCHED], archived=[IN_BATCH]),
+        "6 answers of batches",
+        good(committed={1: "batch"}, deliveries=[BATCHED], archived=[IN_BATCH]),
     ),
     "a batch with two": (
         "6 answers of batches",
         good(
-            committed={1: "batch"}, deliveries=[BATCHED], archived=[IN_BATCH],
+            committed={1: "batch"},
+            deliveries=[BATCHED],
+            archived=[IN_BATCH],
             answers=[ANSWER, *[Answer((1,), 9, joint=True)] * 2],
         ),
     ),
     "the answer of a batch that was not acked": (
         "6 answers of batches",
         good(
-            committed={1: "batch"}, deliveries=[replace(BATCHED, ended="nack")],
+            committed={1: "batch"},
+            deliveries=[replace(BATCHED, ended="nack")],
             archived=[row(queue="batch", state="FAILED", reason="max_attempts")],
             answers=[Answer((1,), 9, joint=True)],
         ),
     ),
     "beyond the attempts": ("8 limits", good(deliveries=[replace(FIRST, attempts=3)])),
     "beyond the deliveries": (
-        "8 limits", good(deliveries=[replace(FIRST, deliveries=31)], archived=[row(deliveries_count=31)]),
+        "8 limits",
+        good(deliveries=[replace(FIRST, deliveries=31)], archived=[row(deliveries_count=31)]),
     ),
     "an attempt too many": ("8 limits", good(archived=[row(attempts_count=2, deliveries_count=2)])),
     "gave up early": (
         "8 limits",
         good(
-            deliveries=[replace(FIRST, ended="nack")], answers=[],
+            deliveries=[replace(FIRST, ended="nack")],
+            answers=[],
             archived=[row(state="FAILED", reason="max_attempts", attempts_count=1)],
         ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

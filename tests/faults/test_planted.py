@@ -17,32 +17,53 @@ PLANTED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "read-only sessions stay": ("server read-only for a while", "postgresql", "1 nothing lost", {}),
     "no idle limit": ("machine that vanishes without a word", "mariadb", "1 nothing lost", {}),
     "answers on one row": (
-        "answers that the database refuses", "postgresql", "3 stale workers change nothing",
+        "answers that the database refuses",
+        "postgresql",
+        "3 stale workers change nothing",
         {"queues": ("batch",)},
     ),
     "unproven transactions": (
-        "deadlocks that handlers catch", "mariadb", "5 transactions", {"queues": ("catching",)},
+        "deadlocks that handlers catch",
+        "mariadb",
+        "5 transactions",
+        {"queues": ("catching",)},
     ),
     "no fence": (
-        "leases given back under their handlers", "postgresql", "3 stale workers change nothing",
+        "leases given back under their handlers",
+        "postgresql",
+        "3 stale workers change nothing",
         {"queues": ("plain",)},
     ),
     "no renewal": (
         # Here no lease is renewed, however busy the machine is.
-        "nothing", "postgresql", "3 live holders keep their leases", {"queues": ("plain",), "processor": False},
+        "nothing",
+        "postgresql",
+        "3 live holders keep their leases",
+        {"queues": ("plain",), "processor": False},
     ),
     "blind repeat": (
-        "connection cut between COMMIT and its answer", "postgresql", "6 answers", {"queues": ("plain",)},
+        "connection cut between COMMIT and its answer",
+        "postgresql",
+        "6 answers",
+        {"queues": ("plain",)},
     ),
-    "forgotten outcomes": ("database out of reach", "postgresql", "2 no repeat without a reason", {}),
+    "forgotten outcomes": (
+        "database out of reach",
+        "postgresql",
+        "2 no repeat without a reason",
+        {},
+    ),
     "claims without locks": ("nothing", "postgresql", "3 stale workers change nothing", {}),
     "lost claims": ("nothing", "postgresql", "1 nothing lost", {}),
     "unnoted starts": (
-        "kill -9 in a handler", "postgresql", "4 cut-off starts are listed", {"queues": ("once",)},
+        "kill -9 in a handler",
+        "postgresql",
+        "4 cut-off starts are listed",
+        {"queues": ("once",)},
     ),
     "claims without order": ("nothing", "postgresql", "7 order", {"queues": ("ordered",)}),
     "commit before effects": ("nothing", "postgresql", "5 transactions", {"queues": ("tx",)}),
-}  # fmt: skip
+}
 """The fault that shows a defect, the database, the rule that must be broken, and options of the cell."""
 
 
@@ -55,7 +76,9 @@ async def test_a_planted_defect_is_caught(
     monkeypatch.setattr(cell, "WORKING", 8.0)
     for seed in range(1, 11):
         with place_for(FAULTS[fault], kind, servers.admin, tmp_path) as place:
-            broken = await run_cell(fault, place, tmp_path, seed, rounds=2, defect=defect, **options)
+            broken = await run_cell(
+                fault, place, tmp_path, seed, rounds=2, defect=defect, **options
+            )
         if broken[rule]:
             return
     pytest.fail(f"{defect!r} was not caught by {rule!r}: {broken}")

@@ -16,7 +16,12 @@ from tests.faults.run import run_cell
 from tools.private import CannotDownloadError, CannotStartError
 
 pytestmark = pytest.mark.timeout(240)
-CELLS = [(name, kind) for name, fault in FAULTS.items() for kind in fault.databases if kind in fault.short]
+CELLS = [
+    (name, kind)
+    for name, fault in FAULTS.items()
+    for kind in fault.databases
+    if kind in fault.short
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), CELLS, ids=[f"{name} - {kind}" for name, kind in CELLS])

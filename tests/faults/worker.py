@@ -31,10 +31,13 @@ from tests.faults.history import Recorder
 LOST, UNKNOWN = (
     ("lease lost", "go back without an attempt"),
     (
-        "settle unknown", "is not known to be committed", "could not be committed", "does not say whether",
+        "settle unknown",
+        "is not known to be committed",
+        "could not be committed",
+        "does not say whether",
         "could not be written while stopping",
     ),
-)  # fmt: skip
+)
 """What the broker says of a delivery that is not its own any more, and of one that may or must start again after an ack."""
 
 
@@ -53,7 +56,10 @@ class Reports(logging.Handler):
         lost = not unknown and any(part in said for part in LOST)
         if not lost and not unknown:
             return
-        delivery, several = re.search(r"delivery (\d+)", said), re.search(r"messages \[([\d, ]+)\]", said)
+        delivery, several = (
+            re.search(r"delivery (\d+)", said),
+            re.search(r"messages \[([\d, ]+)\]", said),
+        )
         if lost and not delivery and not several:
             return  # an old outcome of a delivery whose loss has been told: it may have come back meanwhile
         extra = {"deliveries": int(delivery[1])} if delivery else {}
@@ -129,7 +135,9 @@ async def note_health(recorder: Recorder, broker: SqlBroker) -> None:
         await asyncio.sleep(0.1)
 
 
-async def work(broker: SqlBroker, recorder: Recorder, lease: float, *, health: bool, processor: bool) -> None:
+async def work(
+    broker: SqlBroker, recorder: Recorder, lease: float, *, health: bool, processor: bool
+) -> None:
     """Run until SIGTERM."""
     watches = [asyncio.create_task(note_stalls(recorder, lease, processor=processor))]
     if health:
@@ -139,7 +147,9 @@ async def work(broker: SqlBroker, recorder: Recorder, lease: float, *, health: b
         watch.cancel()
 
 
-def subscribe(broker: SqlBroker, handlers: TransactionHandlers, queues: set[str], options: Any) -> None:
+def subscribe(
+    broker: SqlBroker, handlers: TransactionHandlers, queues: set[str], options: Any
+) -> None:
     """A subscriber for each of `queues`."""
     retry = {"retry_strategy": ConstantRetryStrategy(delay_seconds=0.02, max_attempts=3)}
     subscribers: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -180,16 +190,24 @@ def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     )
     handlers = TransactionHandlers(broker, recorder, seed, manners)
     used: dict[str, Any] = {
-        "max_workers": 3, "fetch_batch_size": 20, "flush_batch_size": 10, "flush_interval": 0.02,
-        "max_fetch_interval": 0.3, "release_stuck_interval": 0.5, "max_deliveries": 30, **given,
-    }  # fmt: skip
+        "max_workers": 3,
+        "fetch_batch_size": 20,
+        "flush_batch_size": 10,
+        "flush_interval": 0.02,
+        "max_fetch_interval": 0.3,
+        "release_stuck_interval": 0.5,
+        "max_deliveries": 30,
+        **given,
+    }
     subscribe(broker, handlers, queues, used)
     store = broker.config.broker_config.store
     if die:
         dying(store, die, seed)
     if defect:
         defects.plant(defect, store)
-    asyncio.run(work(broker, recorder, given["release_stuck_timeout"], health=health, processor=processor))
+    asyncio.run(
+        work(broker, recorder, given["release_stuck_timeout"], health=health, processor=processor)
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ async def _archived(rig: Rig, count: int) -> bool:
 
 
 @on_servers
-async def test_an_answer_whose_dedup_id_an_open_transaction_holds_delays_no_others(rig: Rig) -> None:
+async def test_an_answer_whose_dedup_id_an_open_transaction_holds_delays_no_others(
+    rig: Rig,
+) -> None:
     store = Store(rig.store.engine, rig.store.tables, statement_timeout=3.0)
     [held] = await rig.put()
 

@@ -39,7 +39,9 @@ async def test_a_failing_handler_is_tried_again_and_then_dead_lettered(rig: Rig)
 
     async def handle(row: ClaimedMessage) -> None:
         calls.append(row.payload)
-        row.settle_as(Nack(error=ValueError(f"no {row.payload!r}")) if row.payload == b"0" else Ack())
+        row.settle_as(
+            Nack(error=ValueError(f"no {row.payload!r}")) if row.payload == b"0" else Ack()
+        )
 
     await rig.put(2)
     await rig.consumer(handle, retry_strategy=quick(), **FAST).start()

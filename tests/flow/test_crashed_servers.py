@@ -43,7 +43,9 @@ async def engine(server: tuple[str, Process]) -> AsyncIterator[AsyncEngine]:
         # What is written stays in memory until a commit.
         connection.execute(text("ALTER SYSTEM SET wal_writer_delay = '10s'"))
         connection.execute(text("SELECT pg_reload_conf()"))
-    engine = create_async_engine(url.set(drivername="postgresql+asyncpg", database=name), poolclass=NullPool)
+    engine = create_async_engine(
+        url.set(drivername="postgresql+asyncpg", database=name), poolclass=NullPool
+    )
     yield engine
     await engine.dispose()
 
@@ -71,7 +73,9 @@ def crash(server: tuple[str, Process]) -> None:
     wait_until_ready(url)
 
 
-async def lock_until_crash(bench: Bench, engine: AsyncEngine, server: tuple[str, Process]) -> HandlerLock:
+async def lock_until_crash(
+    bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
+) -> HandlerLock:
     """A lock whose transaction was cut off, and whose number the server has forgotten."""
     connection = await engine.connect()
     locked = await lock(bench, connection)

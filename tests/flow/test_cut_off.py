@@ -14,7 +14,11 @@ from faststream_sqlbroker.flow import policies, unheeded
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
-QUICK: dict[str, Any] = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "release_stuck_interval": 60}
+QUICK: dict[str, Any] = {
+    "max_fetch_interval": 0.05,
+    "flush_interval": 0.01,
+    "release_stuck_interval": 60,
+}
 ONCE: dict[str, Any] = {**QUICK, "policies": [Once("1h")]}
 
 

@@ -27,8 +27,11 @@ pytestmark = pytest.mark.capability("`transactional=True`")
 
 TWICE = ConstantRetryStrategy(delay_seconds=0.0, max_attempts=2)
 QUICK: dict[str, Any] = {
-    "transactional": True, "max_fetch_interval": 0.05, "flush_interval": 0.01, "retry_strategy": TWICE,
-}  # fmt: skip
+    "transactional": True,
+    "max_fetch_interval": 0.05,
+    "flush_interval": 0.01,
+    "retry_strategy": TWICE,
+}
 Step = Callable[[AsyncConnection], Awaitable[Any]]
 
 
@@ -97,7 +100,12 @@ def refuses(rig: Rig) -> bool:
 
 @pytest.mark.parametrize(
     ("then", "outcome"),
-    [((), Ack()), ((), Move("other")), (("SAVEPOINT mine", effect(2)), Ack()), (("BEGIN", effect(2)), Ack())],
+    [
+        ((), Ack()),
+        ((), Move("other")),
+        (("SAVEPOINT mine", effect(2)), Ack()),
+        (("BEGIN", effect(2)), Ack()),
+    ],
     ids=["ack", "move", "savepoint", "begin"],
 )
 async def test_after_a_rollback_the_attempt_fails(
@@ -133,11 +141,17 @@ async def test_outside_of_the_transaction_nothing_is_executed(rig: Rig, effects:
 @pytest.mark.parametrize(
     ("then", "outcome"),
     [
-        ((), Ack()), ((), Move("other")), ((), Nack()), ((), Nack(delay=0.0)), ((), Postpone(0.0)),
-        (("BEGIN", effect(2)), Ack()), (("ROLLBACK",), Ack()), ((effect(2),), Ack()),
+        ((), Ack()),
+        ((), Move("other")),
+        ((), Nack()),
+        ((), Nack(delay=0.0)),
+        ((), Postpone(0.0)),
+        (("BEGIN", effect(2)), Ack()),
+        (("ROLLBACK",), Ack()),
+        ((effect(2),), Ack()),
     ],
     ids=["ack", "move", "nack", "delay", "postpone", "begin", "rollback", "more"],
-)  # fmt: skip
+)
 async def test_what_was_committed_is_never_done_again(
     rig: Rig, effects: Any, outcome: Any, then: tuple[str, ...]
 ) -> None:
@@ -145,7 +159,11 @@ async def test_what_was_committed_is_never_done_again(
     await rig.put(1)
     await rig.consumer(handle, **QUICK).start()
     [row] = await archived(rig)
-    assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "transaction_ended", 1)
+    assert (row["state"], row["reason"], row["attempts_count"]) == (
+        "FAILED",
+        "transaction_ended",
+        1,
+    )
     assert "has ended the transaction" in row["last_error"]
     assert handle.started == 1
     assert await effects() == [1]
@@ -173,7 +191,9 @@ async def test_the_dead_letter_queue_gets_what_was_committed(rig: Rig, effects: 
     consumer = rig.consumer(Handler(sql(effect(1), "COMMIT")), **QUICK, dead_letter_queue="dead")
     await consumer.start()
     await eventually(lambda: _queues(rig, ["dead"]))
-    assert '"reason": "transaction_ended"' in str((await rig.rows())[0]["headers"]).replace("'", '"')
+    assert '"reason": "transaction_ended"' in str((await rig.rows())[0]["headers"]).replace(
+        "'", '"'
+    )
 
 
 async def test_a_batch_ends_together(rig: Rig, effects: Any) -> None:
@@ -312,7 +332,9 @@ async def test_a_deadlock_that_is_caught_fails_the_attempt(
     [row] = await archived(rig)
     assert [error.orig and error.orig.args[0] for error in deadlock.errors] == [1213]
     async with engine.connect() as connection:
-        values = list((await connection.execute(text("SELECT v FROM account ORDER BY id"))).scalars())
+        values = list(
+            (await connection.execute(text("SELECT v FROM account ORDER BY id"))).scalars()
+        )
     if attempts == 1:
         assert (row["state"], row["reason"]) == ("FAILED", "max_attempts")
         assert "deadlock" in row["last_error"]
@@ -500,7 +522,11 @@ async def test_what_was_committed_before_a_stop_is_never_done_again(
     await consumer.stop(0.0)
     if end == "COMMIT" or (end and "CREATE" in end and commits_ddl(rig)):
         [row] = await archived(rig)
-        assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "transaction_ended", 1)
+        assert (row["state"], row["reason"], row["attempts_count"]) == (
+            "FAILED",
+            "transaction_ended",
+            1,
+        )
         assert await effects() == [1]
     else:
         row = await rig.one()

@@ -79,7 +79,9 @@ Failure = Callable[[HandlerTransaction], None]
 class Handler:
     """Leaves an effect a start, acks, and makes the commit of its first `times` starts fail."""
 
-    def __init__(self, fail: Failure = fails_at_commit, *, times: int = 1, outcome: Any = None) -> None:
+    def __init__(
+        self, fail: Failure = fails_at_commit, *, times: int = 1, outcome: Any = None
+    ) -> None:
         self._fail, self._times, self._outcome = fail, times, outcome or Ack()
         self.started = 0
 
@@ -100,7 +102,9 @@ Effects = Callable[[], Awaitable[list[int]]]
 @pytest.mark.parametrize(
     "fail", [fails_at_commit, fails_at_flush, fails_at_settle], ids=["commit", "flush", "settle"]
 )
-async def test_it_runs_again_and_no_attempt_is_charged(rig: Rig, effects: Effects, fail: Failure) -> None:
+async def test_it_runs_again_and_no_attempt_is_charged(
+    rig: Rig, effects: Effects, fail: Failure
+) -> None:
     handle = Handler(fail)
     await rig.put(1)
     consumer = rig.consumer(handle, **ONE_ATTEMPT)
@@ -109,7 +113,9 @@ async def test_it_runs_again_and_no_attempt_is_charged(rig: Rig, effects: Effect
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("COMPLETED", 1, 2)
     assert "found a deadlock" in row["last_error"]
     assert (handle.started, await effects()) == (2, [2])
-    [warning] = rig.logged("go back without an attempt: what their handler did could not be committed")
+    [warning] = rig.logged(
+        "go back without an attempt: what their handler did could not be committed"
+    )
     assert "found a deadlock" in warning
     assert consumer.inflight.lease_lost_count == 0
 
@@ -219,7 +225,9 @@ async def test_what_may_run_once_does_not_run_again(rig: Rig, effects: Effects) 
 
 
 @on_servers
-async def test_an_answer_whose_dedup_id_an_open_transaction_holds(rig: Rig, effects: Effects) -> None:
+async def test_an_answer_whose_dedup_id_an_open_transaction_holds(
+    rig: Rig, effects: Effects
+) -> None:
     store = Store(rig.store.engine, rig.store.tables, statement_timeout=1.0)
     handle = Handler(times=0)
 
@@ -233,7 +241,9 @@ async def test_an_answer_whose_dedup_id_an_open_transaction_holds(rig: Rig, effe
         # What hangs hangs for long on MySQL and MariaDB, whose server goes on waiting without its client.
         await rig.consumer(answering, store=store, **ONE_ATTEMPT, max_deliveries=None).start()
         await eventually(lambda: handle.started == 1)
-        await eventually(lambda: rig.logged("without an attempt") or rig.logged("nobody knows"), timeout=60)
+        await eventually(
+            lambda: rig.logged("without an attempt") or rig.logged("nobody knows"), timeout=60
+        )
         await other.rollback()
     [row] = await eventually(lambda: rig.rows(archive=True), timeout=90)
     assert (row["state"], row["attempts_count"]) == ("COMPLETED", 1)
@@ -273,7 +283,9 @@ async def test_a_session_that_the_server_has_ended(rig: Rig, effects: Effects) -
 
 
 @on_servers
-async def test_what_was_committed_behind_our_back_is_not_done_again(rig: Rig, effects: Effects) -> None:
+async def test_what_was_committed_behind_our_back_is_not_done_again(
+    rig: Rig, effects: Effects
+) -> None:
     """The connection is lost after it: that passes, but half of the handler is committed."""
     handle = Handler(times=0)
 
@@ -288,7 +300,11 @@ async def test_what_was_committed_behind_our_back_is_not_done_again(rig: Rig, ef
     await rig.put(1)
     await rig.consumer(committing, **ONE_ATTEMPT).start()
     [row] = await archived(rig)
-    assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "transaction_ended", 1)
+    assert (row["state"], row["reason"], row["attempts_count"]) == (
+        "FAILED",
+        "transaction_ended",
+        1,
+    )
     assert (handle.started, await effects()) == (1, [1])
     assert not rig.logged("without an attempt")
 

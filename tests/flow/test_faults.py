@@ -19,7 +19,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.exceptions import SetupError, StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import (
+    SetupError,
+    StoreError,
+    TransientStoreError,
+    UnknownOutcomeError,
+)
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.store import Store
@@ -78,11 +83,15 @@ async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
     inflight.add([row])
     inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
     await flusher.flush_one()
-    assert (inflight.settle_unknown_count, inflight.lease_lost_count) == (3, 1), "that doubt is over"
+    assert (inflight.settle_unknown_count, inflight.lease_lost_count) == (3, 1), (
+        "that doubt is over"
+    )
 
 
 @on_servers
-async def test_a_publish_whose_commit_was_not_answered_says_so(rig: Rig, far: tuple[Proxy, Store]) -> None:
+async def test_a_publish_whose_commit_was_not_answered_says_so(
+    rig: Rig, far: tuple[Proxy, Store]
+) -> None:
     proxy, store = far
     await store.insert([NewMessage("q", b"first")])
     proxy.swallow_answer_to = COMMIT
@@ -92,7 +101,9 @@ async def test_a_publish_whose_commit_was_not_answered_says_so(rig: Rig, far: tu
 
 
 @on_servers
-async def test_ack_first_does_not_run_what_may_not_be_removed(rig: Rig, far: tuple[Proxy, Store]) -> None:
+async def test_ack_first_does_not_run_what_may_not_be_removed(
+    rig: Rig, far: tuple[Proxy, Store]
+) -> None:
     """Promise 4: at most once, so an unknown commit means not run."""
     proxy, store = far
     await rig.put()
@@ -101,7 +112,9 @@ async def test_ack_first_does_not_run_what_may_not_be_removed(rig: Rig, far: tup
 
     async def unanswered(*arguments: Any) -> Any:
         # Their commits are not the ones meant.
-        await asyncio.gather(*(loop.stop() for loop in consumer._loops if loop is not consumer._flush_loop))
+        await asyncio.gather(
+            *(loop.stop() for loop in consumer._loops if loop is not consumer._flush_loop)
+        )
         proxy.swallow_answer_to = COMMIT
         return await original(*arguments)
 
@@ -127,7 +140,9 @@ async def test_ack_first_is_committed_before_the_handler_starts(rig: Rig) -> Non
     await eventually(lambda: seen)
     assert seen[0] == []
     assert [r["state"] for r in await rig.rows(archive=True)] == ["COMPLETED"]
-    assert [r["state"] for r in await rig.rows()] == ["PROCESSING"] * 2, "prefetched ones are not removed"
+    assert [r["state"] for r in await rig.rows()] == ["PROCESSING"] * 2, (
+        "prefetched ones are not removed"
+    )
     go_on.set()
     await eventually(lambda: len(seen) == 3)
 
@@ -375,7 +390,9 @@ async def test_whatever_settles_answer_everything_ends_once(rig: Rig) -> None:
         await consumer.start()
         await eventually(lambda: _count(rig, 150), timeout=60)
         await eventually(lambda: not consumer.inflight.held, timeout=30)
-    assert sorted(row.id for row in rig.handled) == sorted(r["id"] for r in await rig.rows(archive=True))
+    assert sorted(row.id for row in rig.handled) == sorted(
+        r["id"] for r in await rig.rows(archive=True)
+    )
     assert {r["state"] for r in await rig.rows(archive=True)} == {"COMPLETED"}
     assert not rig.logged("lease lost")
 
@@ -392,7 +409,9 @@ async def test_outcomes_that_cannot_be_written_while_stopping_are_reported(rig: 
         await consumer.stop(1)
     row = await rig.one()
     assert row["state"] == "PROCESSING"
-    assert rig.logged(f"1 outcomes could not be written while stopping; messages [{row['id']}] come back")
+    assert rig.logged(
+        f"1 outcomes could not be written while stopping; messages [{row['id']}] come back"
+    )
 
 
 async def test_an_outcome_whose_write_hangs_while_stopping_is_reported(rig: Rig) -> None:
@@ -464,7 +483,10 @@ async def test_drivers_own_errors_are_worth_a_repeat(rig: Rig) -> None:
     import pymysql
 
     errors = rig.store._errors
-    for error in (asyncpg.InterfaceError("connection is closed"), pymysql.err.InterfaceError("(0, '')")):
+    for error in (
+        asyncpg.InterfaceError("connection is closed"),
+        pymysql.err.InterfaceError("(0, '')"),
+    ):
         assert isinstance(errors.of(error), TransientStoreError)
     assert errors.of(KeyError("a bug")) is None
 

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Once, Policy, Throttle, Window
+from faststream_sqlbroker.core.policies import (
+    Concurrency,
+    Debounce,
+    Delay,
+    Once,
+    Policy,
+    Throttle,
+    Window,
+)
 from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.flow.forward import Forward
 from faststream_sqlbroker.subscriber.options import make_settings
@@ -32,7 +40,9 @@ POLICIES: list[list[Policy]] = [
 async def foreign(rig: Rig, ahead: int, key: str, headers: str | None = None) -> None:
     """What a producer inserts whose clock is so many seconds ahead."""
     columns = f"queue, payload, headers, {rig.quoted('key')}, created_at"
-    values = f"'q', :payload, {'CAST(:headers AS jsonb)' if is_postgresql(rig) else ':headers'}, :key"
+    values = (
+        f"'q', :payload, {'CAST(:headers AS jsonb)' if is_postgresql(rig) else ':headers'}, :key"
+    )
     await rig.execute(
         f"INSERT INTO message ({columns}) VALUES ({values}, {rig.past(-ahead)})",
         payload=b"1",
@@ -72,7 +82,9 @@ async def test_a_burst_with_a_time_ahead_ends_like_any_other(rig: Rig, ahead: in
 
 @pytest.mark.parametrize("ahead", [HOUR, FAR])
 @pytest.mark.parametrize("policies", POLICIES, ids=lambda policies: "-".join(map(str, policies)))
-async def test_no_policy_waits_for_a_time_ahead(rig: Rig, policies: list[Policy], ahead: int) -> None:
+async def test_no_policy_waits_for_a_time_ahead(
+    rig: Rig, policies: list[Policy], ahead: int
+) -> None:
     """Alone, before and after messages of the same key, at the start and while the queue is consumed."""
     await foreign(rig, ahead, "first")
     await rig.put(1, key="both")

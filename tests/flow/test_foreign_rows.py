@@ -32,7 +32,9 @@ async def test_sqlite_stores_anything(
     rig: Rig, values: str, payload: bytes, headers: dict[str, str], key: str | None
 ) -> None:
     """Columns there take values of any type."""
-    await rig.execute(f"INSERT INTO message (queue, payload, headers, \"key\") VALUES ('q', {values})")
+    await rig.execute(
+        f"INSERT INTO message (queue, payload, headers, \"key\") VALUES ('q', {values})"
+    )
     await rig.put(1)
     consumer = rig.consumer(max_fetch_interval=0.05)
     await consumer.start()
@@ -50,7 +52,9 @@ async def test_postgresql_refuses_moments_that_python_does_not_have(
 ) -> None:
     """One such row would stop every claim of the subscriber."""
     with pytest.raises(IntegrityError, match="message_times_check"):
-        await rig.execute(f"INSERT INTO message (queue, payload, {column}) VALUES ('q', '1', '{value}')")
+        await rig.execute(
+            f"INSERT INTO message (queue, payload, {column}) VALUES ('q', '1', '{value}')"
+        )
 
 
 @pytest.mark.parametrize("database", MYSQL, indirect=True)
@@ -82,9 +86,17 @@ async def test_p3_a_zero_date_is_delivered_at_once(rig: Rig, column: str, ordere
 
 
 UNUSABLE = [
-    "datetime('now')", "'soon'", "''", "x'00ff'", "CAST(x'ff' AS TEXT)", "9e999", "-9e999", "1700000000000000000",
-    "253402300800000000", "-9223372036854775808",
-]  # fmt: skip
+    "datetime('now')",
+    "'soon'",
+    "''",
+    "x'00ff'",
+    "CAST(x'ff' AS TEXT)",
+    "9e999",
+    "-9e999",
+    "1700000000000000000",
+    "253402300800000000",
+    "-9223372036854775808",
+]
 """What a foreign producer may write as a time on SQLite: text, bytes, infinities, nanoseconds, before the year 1."""
 
 
@@ -94,7 +106,9 @@ UNUSABLE = [
     [{}, {"ordered": True}, {"batch": True}, {"policies": [Debounce("10ms")]}],
     ids=["plain", "ordered", "batch", "policies"],
 )
-async def test_p3_an_unusable_due_time_is_delivered_at_once(rig: Rig, options: dict[str, Any]) -> None:
+async def test_p3_an_unusable_due_time_is_delivered_at_once(
+    rig: Rig, options: dict[str, Any]
+) -> None:
     """P3: with a warning. Such a row sorts after, or before, all that are due some day."""
     said: list[str] = []
     rig.store.dialect.warn = said.append
@@ -140,13 +154,17 @@ async def test_p3_a_row_that_is_not_due_hides_none_that_is_unusable(rig: Rig) ->
 
 
 @sqlite
-@pytest.mark.parametrize("column", ["created_at", "expires_at", "first_attempt_at", "last_attempt_at"])
+@pytest.mark.parametrize(
+    "column", ["created_at", "expires_at", "first_attempt_at", "last_attempt_at"]
+)
 @pytest.mark.parametrize("value", ["datetime('now')", "9e999", "x'00'"])
 async def test_p3_another_unusable_time_is_put_right(rig: Rig, column: str, value: str) -> None:
     """P3: delivered with a warning, and what the archive keeps can be read."""
     said: list[str] = []
     rig.store.dialect.warn = said.append
-    await rig.execute(f"INSERT INTO message (queue, payload, {column}) VALUES ('q', x'31', {value})")
+    await rig.execute(
+        f"INSERT INTO message (queue, payload, {column}) VALUES ('q', x'31', {value})"
+    )
     await rig.put(1)
     consumer = rig.consumer(max_fetch_interval=0.05)
     await consumer.start()
@@ -179,7 +197,9 @@ async def test_a_time_of_zero_is_a_time(rig: Rig) -> None:
 @sqlite
 @pytest.mark.parametrize("column", ["attempts_count", "publish_count"])
 async def test_a_row_that_cannot_be_a_message_is_a_dead_letter(rig: Rig, column: str) -> None:
-    await rig.execute(f"INSERT INTO message (queue, payload, {column}) VALUES ('q', x'31', 'nonsense')")
+    await rig.execute(
+        f"INSERT INTO message (queue, payload, {column}) VALUES ('q', x'31', 'nonsense')"
+    )
     await rig.put(1)
     consumer = rig.consumer(max_fetch_interval=0.05)
     await consumer.start()
@@ -191,7 +211,9 @@ async def test_a_row_that_cannot_be_a_message_is_a_dead_letter(rig: Rig, column:
     assert consumer.healthy
 
 
-@pytest.mark.parametrize("value", ["1" * 5000, "[" * 1500 + "]" * 1500], ids=["huge number", "deep"])
+@pytest.mark.parametrize(
+    "value", ["1" * 5000, "[" * 1500 + "]" * 1500], ids=["huge number", "deep"]
+)
 async def test_headers_that_python_refuses_to_parse_stay_text(rig: Rig, value: str) -> None:
     headers = f'{{"n": {value}}}'
     # MariaDB allows 32 levels, MySQL 100 and no number beyond a double's.
@@ -211,7 +233,9 @@ async def test_headers_that_python_refuses_to_parse_stay_text(rig: Rig, value: s
 
 async def _archived(rig: Rig) -> list[dict[str, object]] | None:
     async with rig.store.engine.connect() as connection:
-        result = await connection.exec_driver_sql("SELECT id, state, reason, payload FROM message_archive")
+        result = await connection.exec_driver_sql(
+            "SELECT id, state, reason, payload FROM message_archive"
+        )
         rows = [dict(row._mapping) for row in result]
     return rows if len(rows) == 2 else None
 

@@ -106,9 +106,13 @@ async def test_the_server_is_told_the_limit_and_the_application_gets_its_own_bac
     lease = [(row.id, row.lease_token)]
     async with store.transaction() as transaction:
         assert await transaction.lock(lease, 120.0) == {row.id}
-        assert await transaction.connection.run_sync(limit_of, database) == (7 if application == 7 else 120)
+        assert await transaction.connection.run_sync(limit_of, database) == (
+            7 if application == 7 else 120
+        )
         assert await transaction.hold(lease, 500.0) == {row.id}
-        assert await transaction.connection.run_sync(limit_of, database) >= (7 if application == 7 else 500)
+        assert await transaction.connection.run_sync(limit_of, database) >= (
+            7 if application == 7 else 500
+        )
     assert await left() == application
     async with store.transaction() as transaction:
         await transaction.lock(lease, 120.0)
@@ -193,7 +197,9 @@ async def test_an_order_is_free_again(rig: Rig, far: tuple[Proxy, Store]) -> Non
 
 
 @on_servers
-async def test_rows_that_were_being_settled_are_free_again(rig: Rig, far: tuple[Proxy, Store]) -> None:
+async def test_rows_that_were_being_settled_are_free_again(
+    rig: Rig, far: tuple[Proxy, Store]
+) -> None:
     proxy, store = far
     await rig.put(4)
     rows = await rig.claim(4, lease=600.0)
@@ -210,14 +216,19 @@ async def settled(rig: Rig, settlements: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
-async def test_a_deduplicated_publish_keeps_nobody_waiting(rig: Rig, far: tuple[Proxy, Store]) -> None:
+async def test_a_deduplicated_publish_keeps_nobody_waiting(
+    rig: Rig, far: tuple[Proxy, Store]
+) -> None:
     """Whoever publishes the same dedup_id waits for the first one's COMMIT; PostgreSQL has it in the statement."""
     proxy, store = far
     row = NewMessage("q", b"1", dedup_id="same")
 
     async def publish() -> bool:
         try:
-            return await Store(rig.store.engine, rig.store.tables, statement_timeout=5.0).insert([row]) != []
+            return (
+                await Store(rig.store.engine, rig.store.tables, statement_timeout=5.0).insert([row])
+                != []
+            )
         except TransientStoreError:
             return False
 
@@ -227,7 +238,9 @@ async def test_a_deduplicated_publish_keeps_nobody_waiting(rig: Rig, far: tuple[
 
 
 @on_servers
-async def test_a_handlers_row_is_free_again_after_its_lease(rig: Rig, far: tuple[Proxy, Store]) -> None:
+async def test_a_handlers_row_is_free_again_after_its_lease(
+    rig: Rig, far: tuple[Proxy, Store]
+) -> None:
     proxy, store = far
     await rig.put()
     [row] = await rig.claim(lease=600.0)
@@ -246,7 +259,9 @@ async def test_a_handlers_row_is_free_again_after_its_lease(rig: Rig, far: tuple
 
 
 @on_servers
-async def test_a_handler_that_idles_for_too_long_fails_and_its_connection_is_replaced(rig: Rig) -> None:
+async def test_a_handler_that_idles_for_too_long_fails_and_its_connection_is_replaced(
+    rig: Rig,
+) -> None:
     """The server has ended its session: nothing of it is committed."""
     await rig.put()
     [row] = await rig.claim(lease=600.0)

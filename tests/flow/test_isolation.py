@@ -27,7 +27,9 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
         await eventually(lambda: consumer.inflight.running == 1)
         await rig.store.insert([NewMessage("q", b"suspect", delay=3600)])
         await rig.execute(TWICE_LOST)
-        await rig.execute(f"UPDATE message SET next_attempt_at = {rig.past(1)} WHERE state = 'PENDING'")
+        await rig.execute(
+            f"UPDATE message SET next_attempt_at = {rig.past(1)} WHERE state = 'PENDING'"
+        )
         await eventually(lambda: consumer._fetcher._isolation._known)
         await rig.put(20)
         await eventually(lambda: len(rig.handled) == 20)
@@ -100,7 +102,9 @@ async def test_what_waits_is_given_back_so_that_a_suspect_can_run(rig: Rig) -> N
     await rig.execute(TWICE_LOST)
     await rig.put(30)
     with patch("faststream_sqlbroker.flow.isolation.HOLD", 5.0):
-        await rig.consumer(handle, max_workers=1, fetch_batch_size=20, max_fetch_interval=0.05).start()
+        await rig.consumer(
+            handle, max_workers=1, fetch_batch_size=20, max_fetch_interval=0.05
+        ).start()
         await eventually(lambda: len(rig.handled) == 31, timeout=30)
     assert order.index(b"suspect") <= 3
     assert {row.deliveries_count for row in rig.handled} == {1, 3}, "giving back charges nothing"

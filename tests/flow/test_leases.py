@@ -35,7 +35,9 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
         await rig.ack(row)
 
     async def over() -> bool:
-        return await rig.store.now() > max(row.acquired_at for row in started) + timedelta(seconds=lease)
+        return await rig.store.now() > max(row.acquired_at for row in started) + timedelta(
+            seconds=lease
+        )
 
     await rig.put(3)
     await rig.consumer(handle, max_workers=3, **options).start()
@@ -96,7 +98,9 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
     await rig.put(1, key="next")
     await eventually(lambda: len(rig.handled) == 2)
     await consumer.stop(5)
-    assert [row.key for row in rig.handled] == [None, "next"], "of the lost, only the one that had started"
+    assert [row.key for row in rig.handled] == [None, "next"], (
+        "of the lost, only the one that had started"
+    )
     assert consumer.inflight.lease_lost_count == 3, "its outcome was not even sent"
     assert {r["state"] for r in await rig.rows()} == {"PENDING"}
     assert [r["key"] for r in await rig.rows(archive=True)] == ["next"]
@@ -142,7 +146,9 @@ async def test_the_own_older_outcome_is_dropped_when_a_row_comes_back(rig: Rig) 
     assert consumer.inflight.held == {second.id: second}
 
 
-@pytest.mark.parametrize("outcome", [Nack(0.0), Postpone(0.0), Move("r")], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize(
+    "outcome", [Nack(0.0), Postpone(0.0), Move("r")], ids=lambda o: type(o).__name__
+)
 async def test_a_message_may_be_claimed_again_before_its_outcome_is_known_to_be_written(
     rig: Rig, outcome: Outcome
 ) -> None:
@@ -201,7 +207,9 @@ async def test_what_came_back_is_told_whatever_becomes_of_old_states(
     await rig.claim(1)
     await rig.expire()
     told: list[None] = []
-    releaser = StuckReleaser(rig.store, ["q"], rig.log, interval=60.0, released=lambda: told.append(None))
+    releaser = StuckReleaser(
+        rig.store, ["q"], rig.log, interval=60.0, released=lambda: told.append(None)
+    )
     assert await releaser.tick() == 0.0
     assert told == [None]
     if forgotten is None:

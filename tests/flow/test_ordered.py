@@ -174,7 +174,9 @@ async def test_a_crowd_that_cannot_go_on_is_not_searched_without_rest(rig: Rig) 
     await rig.put(1, key="m", delay=60)
     await rig.put(150, key="m")
     for n in range(0, 350, 50):
-        await rig.store.insert([NewMessage("q", b"x", key=f"k{n + i:03}", delay=60.0) for i in range(50)])
+        await rig.store.insert(
+            [NewMessage("q", b"x", key=f"k{n + i:03}", delay=60.0) for i in range(50)]
+        )
     claims = 0
     claim_ordered = rig.store.claim_ordered
 

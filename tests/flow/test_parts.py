@@ -81,8 +81,10 @@ async def test_a_stop_gives_back_what_has_not_started(rig: Rig) -> None:
     assert handle.calls == [ids, ids[:1]]
     rows = await rig.rows()
     assert [(r["state"], r["attempts_count"], r["deliveries_count"]) for r in rows] == [
-        ("PENDING", 0, 1), ("PENDING", 0, 0), ("PENDING", 0, 0),
-    ]  # fmt: skip
+        ("PENDING", 0, 1),
+        ("PENDING", 0, 0),
+        ("PENDING", 0, 0),
+    ]
     assert consumer.inflight.empty
 
 
@@ -118,15 +120,21 @@ async def test_a_cancelled_part_gives_back_the_keys_of_the_others_first(rig: Rig
     assert await states(rig) == [("PENDING", 0, 1), ("PENDING", 0, 0), ("PENDING", 0, 0)]
     await rig.consumer(ack_all, **ONCE).start()
     assert await ends(rig, 3) == [
-        (ids[0], "FAILED", "unknown_outcome"), (ids[1], "COMPLETED", None), (ids[2], "COMPLETED", None),
-    ]  # fmt: skip
+        (ids[0], "FAILED", "unknown_outcome"),
+        (ids[1], "COMPLETED", None),
+        (ids[2], "COMPLETED", None),
+    ]
 
 
 async def test_a_stop_between_parts_gives_back_their_keys_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys of what has failed are being given back when the worker is cancelled."""
-    give_back_keys, reached, may_end = rig.store.policies.give_back_keys, asyncio.Event(), asyncio.Event()
+    give_back_keys, reached, may_end = (
+        rig.store.policies.give_back_keys,
+        asyncio.Event(),
+        asyncio.Event(),
+    )
 
     async def slow(*args: Any) -> None:
         reached.set()
@@ -185,14 +193,18 @@ async def test_what_ack_first_has_removed_starts_also_during_a_stop(rig: Rig) ->
 
 @BOTH
 @pytest.mark.parametrize("why", ["lost", "expired"])
-async def test_what_may_not_start_any_more_is_left_out(rig: Rig, options: dict[str, Any], why: str) -> None:
+async def test_what_may_not_start_any_more_is_left_out(
+    rig: Rig, options: dict[str, Any], why: str
+) -> None:
     """It has lost its lease, or has expired, while the part before it ran; its key can be claimed again."""
     ids = await put(rig, 3)
     handle, given_back = Parts(), []
     give_back_keys = rig.store.policies.give_back_keys
 
     async def give_back(rows: list[ClaimedMessage]) -> None:
-        given_back.append([(row.id, consumer.inflight.has_no_outcome(row) or row.lease_lost) for row in rows])
+        given_back.append(
+            [(row.id, consumer.inflight.has_no_outcome(row) or row.lease_lost) for row in rows]
+        )
         await give_back_keys(rows)
 
     rig.store.policies.give_back_keys = give_back  # type: ignore[method-assign]

@@ -243,7 +243,9 @@ async def test_a_concurrency_is_never_exceeded(rig: Rig, per_key: bool) -> None:
         row.settle_as(Ack())
 
     for _ in range(2):
-        await rig.consumer(handle, policies=[Concurrency(2, per_key=per_key)], max_workers=5, **QUICK).start()
+        await rig.consumer(
+            handle, policies=[Concurrency(2, per_key=per_key)], max_workers=5, **QUICK
+        ).start()
     await rig.put(20, key="a")
     await archived(rig, 20)
     assert most <= 2
@@ -275,7 +277,10 @@ async def test_a_key_is_handled_once(rig: Rig) -> None:
     assert len([row for row in rig.handled if row.key == "a"]) == 1
     assert len(rig.handled) == 3
     first = next(row.id for row in rig.handled if row.key == "a")
-    assert {(row["reason"], row["related_id"]) for row in rows} == {(None, None), ("duplicate", first)}
+    assert {(row["reason"], row["related_id"]) for row in rows} == {
+        (None, None),
+        ("duplicate", first),
+    }
 
 
 async def test_only_what_may_be_repeated_is_retried(rig: Rig) -> None:
@@ -357,7 +362,9 @@ async def test_a_message_without_the_key_is_a_dead_letter_if_the_policy_says_so(
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-async def test_what_is_committed_after_its_burst_was_delivered_is_superseded_by_it(rig: Rig) -> None:
+async def test_what_is_committed_after_its_burst_was_delivered_is_superseded_by_it(
+    rig: Rig,
+) -> None:
     """Z1: the last e-mail of a burst is not followed by an older one, whose transaction took longer."""
     await rig.consumer(policies=[Debounce("200ms")], **QUICK).start()
     async with rig.store.engine.begin() as slow:

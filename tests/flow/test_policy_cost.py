@@ -63,7 +63,8 @@ async def test_a_subscriber_without_policies_sends_what_it_always_sent(rig: Rig)
     assert sum(known[s] for s in upkeep) <= 1, "once in a long while, for all of a broker"
     asked = {s for s in known if "max_allowed_packet" in s}  # of each connection, once
     assert (
-        sum(known[s] for s in asked) <= rig.store.engine.pool.checkedin() + rig.store.engine.pool.checkedout()
+        sum(known[s] for s in asked)
+        <= rig.store.engine.pool.checkedin() + rig.store.engine.pool.checkedout()
     )
     others = set(known) - set(expected) - set(inserts) - upkeep - asked
     assert not others
@@ -83,7 +84,9 @@ def one_key(kind: str, count: int, each: str) -> str:
         "postgresql": f"(SELECT n FROM generate_series(0, {count - 1}) AS x(n))",
     }.get(kind, mysql_numbers(count))
     columns = f"queue, payload, {key}, created_at, next_attempt_at"
-    return f"INSERT INTO message ({columns}) SELECT 'q', 'x', {each}, {past}, {past} FROM {numbers} s"
+    return (
+        f"INSERT INTO message ({columns}) SELECT 'q', 'x', {each}, {past}, {past} FROM {numbers} s"
+    )
 
 
 async def claimed(store: Store, most: int) -> tuple[list[tuple[str | None, int]], int]:
@@ -116,7 +119,9 @@ async def test_a_burst_of_one_key_settles_in_sets(rig: Rig, database: str) -> No
     assert found == [("a", last)]
     assert sum(seen.values()) <= EACH * (scans + 5), told
     assert await _value(rig.store.engine, "SELECT count(*) FROM message_archive") == count
-    superseded = f"state = 'DISCARDED' AND reason = 'superseded' AND related_id > id AND id < {last}"
+    superseded = (
+        f"state = 'DISCARDED' AND reason = 'superseded' AND related_id > id AND id < {last}"
+    )
     assert (
         await _value(rig.store.engine, f"SELECT count(*) FROM message_archive WHERE {superseded}")
         == count - 1

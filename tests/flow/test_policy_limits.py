@@ -58,7 +58,9 @@ async def test_a_suspect_gets_a_slot_and_starves_nobody(rig: Rig, key: bool) -> 
 
 
 @pytest.mark.parametrize("exceeded", ["drop", "dead_letter"])
-async def test_a_backlog_is_looked_at_whatever_a_claim_leaves_of_it(rig: Rig, exceeded: Any) -> None:
+async def test_a_backlog_is_looked_at_whatever_a_claim_leaves_of_it(
+    rig: Rig, exceeded: Any
+) -> None:
     """Z10: with few workers each claim grants few slots; the next goes on where it has stopped."""
     await backlog(rig, 40, 30)
     process = Process(rig, [Throttle(15, per="1h", burst=15, when_exceeded=exceeded)])
@@ -190,7 +192,9 @@ async def test_the_first_of_a_key_gets_the_next_slot_again(rig: Rig) -> None:
     assert (await process.claim()).rows == []
     next_slots = {row["id"]: row["next_attempt_at"] for row in await rig.rows()}
     assert first.id == ids[0]
-    assert abs(next_slots[first.id] - slot_of(first) - timedelta(minutes=15)) < timedelta(milliseconds=1)
+    assert abs(next_slots[first.id] - slot_of(first) - timedelta(minutes=15)) < timedelta(
+        milliseconds=1
+    )
 
 
 async def test_a_key_stays_in_order_though_its_slots_are_short(rig: Rig) -> None:
@@ -210,7 +214,12 @@ async def test_a_key_stays_in_order_though_its_slots_are_short(rig: Rig) -> None
 
 @pytest.mark.parametrize(
     "policies",
-    [[Debounce("100ms")], [Throttle(1, per="1ms", key=True)], [Concurrency(1, per_key=True)], [Once("1h")]],
+    [
+        [Debounce("100ms")],
+        [Throttle(1, per="1ms", key=True)],
+        [Concurrency(1, per_key=True)],
+        [Once("1h")],
+    ],
     ids=str,
 )
 async def test_keys_are_what_they_are(rig: Rig, policies: list[Policy]) -> None:
@@ -252,7 +261,9 @@ async def test_a_policy_before_it_does_not_forget_the_slots_of_a_throttle(rig: R
     assert (await Process(rig, [Concurrency(10), throttle]).claim()).rows == []
 
 
-async def test_a_passing_error_does_not_cost_the_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_passing_error_does_not_cost_the_retry(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Z4: what may be repeated is, also when its key could not be given back at first."""
     handled: list[int] = []
     give_back, failures = rig.store.policies.give_back_keys, iter([TransientStoreError("busy")])
@@ -278,8 +289,11 @@ async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
 ) -> None:
     """Z4: the lease of a slow process has run out, and its message was called unknown, before it gave the key back."""
     give_back, late, go_on, given_back = (
-        rig.store.policies.give_back_keys, asyncio.Event(), asyncio.Event(), asyncio.Event(),
-    )  # fmt: skip
+        rig.store.policies.give_back_keys,
+        asyncio.Event(),
+        asyncio.Event(),
+        asyncio.Event(),
+    )
 
     async def give_back_late(rows: Sequence[ClaimedMessage]) -> None:
         late.set()
@@ -295,7 +309,9 @@ async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
     await slow.start()
     [first] = await rig.put(1, key="a")
     await late.wait()
-    other = rig.consumer(store=Store(rig.store.engine, rig.store.tables), policies=[Once("1h")], **QUICK)
+    other = rig.consumer(
+        store=Store(rig.store.engine, rig.store.tables), policies=[Once("1h")], **QUICK
+    )
     await other.start()
     await rig.expire()
     await rig.store.release_stuck(["q"], 10)

@@ -15,7 +15,9 @@ HOURLY: Any = {"per": "1h", "max_lag": "1h"}
 
 async def claim(rig: Rig, throttle: Throttle) -> Claim:
     """As a process does that has just started."""
-    claimed, _ = await rig.store.policies.claim(Wanted(["q"], 10, 60.0, uuid4(), [throttle]), Memory())
+    claimed, _ = await rig.store.policies.claim(
+        Wanted(["q"], 10, 60.0, uuid4(), [throttle]), Memory()
+    )
     return claimed
 
 
@@ -42,7 +44,9 @@ async def test_nothing_is_claimed_for_a_worker_that_waits_for_its_slot(rig: Rig)
         row.settle_as(Ack())
 
     policies = [Throttle(10, per="1s", max_lag="500ms")]
-    consumer = rig.consumer(handle, policies=policies, max_workers=1, max_fetch_interval=0.05, wakeup="poll")
+    consumer = rig.consumer(
+        handle, policies=policies, max_workers=1, max_fetch_interval=0.05, wakeup="poll"
+    )
     ids = await rig.put(3)
     await consumer.start()
     await archived(rig, 3)

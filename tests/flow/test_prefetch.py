@@ -96,7 +96,9 @@ async def test_nothing_is_fetched_ahead_of_a_handler_that_nobody_knows(rig: Rig)
     await eventually(lambda: started == 9)
 
 
-async def test_what_waits_is_leased_and_renewed_for_less(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_is_leased_and_renewed_for_less(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
     consumer = await _held_up(rig, gate)
@@ -107,7 +109,9 @@ async def test_what_waits_is_leased_and_renewed_for_less(rig: Rig, monkeypatch: 
     assert PREFETCH_LEASE - 10 < ends_in <= PREFETCH_LEASE
     age(rows, PREFETCH_LEASE / 2)
     before = [row.renewed_monotonic for row in rows]
-    await eventually(lambda: all(r.renewed_monotonic > b for r, b in zip(rows, before, strict=True)))
+    await eventually(
+        lambda: all(r.renewed_monotonic > b for r, b in zip(rows, before, strict=True))
+    )
     assert all(row.prefetched for row in rows), "still by the shorter lease"
     again = await rig.store.lease_ends_in(["q"])
     assert again is not None
@@ -118,7 +122,11 @@ async def test_what_waits_is_leased_and_renewed_for_less(rig: Rig, monkeypatch: 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"handler_timeout": 60.0}, {"batch": True, "fetch_batch_size": 2, "max_not_processed_factor": 3}],
+    [
+        {},
+        {"handler_timeout": 60.0},
+        {"batch": True, "fetch_batch_size": 2, "max_not_processed_factor": 3},
+    ],
 )
 async def test_a_row_with_little_left_is_renewed_before_it_starts(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
@@ -229,7 +237,9 @@ async def test_a_batch_that_is_cut_off_while_a_lease_is_renewed_goes_back_whole(
 ) -> None:
     monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
-    consumer = await _held_up_any(rig, gate, batch=True, fetch_batch_size=3, max_not_processed_factor=3)
+    consumer = await _held_up_any(
+        rig, gate, batch=True, fetch_batch_size=3, max_not_processed_factor=3
+    )
     rows, renew, asked = waiting(consumer), rig.store.renew, asyncio.Event()
 
     async def hang(leases: Any, lease: float, **given: Any) -> set[int]:

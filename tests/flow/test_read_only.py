@@ -91,7 +91,9 @@ async def test_each_operation_recovers_by_itself(rig: Rig, server: Server) -> No
     assert len(await rig.rows()) == 3
 
 
-async def test_a_read_only_server_is_asked_twice_and_said_to_be_so(rig: Rig, server: Server) -> None:
+async def test_a_read_only_server_is_asked_twice_and_said_to_be_so(
+    rig: Rig, server: Server
+) -> None:
     await server.turned()
     server.read_only, opened = True, server.opened
     with pytest.raises(TransientStoreError, match=r"(?i)read.?only"):
@@ -151,14 +153,18 @@ async def test_subscribers_go_on(rig: Rig, server: Server) -> None:
     assert {row["deliveries_count"] for row in await rig.rows(archive=True)} == {1}
 
 
-async def test_a_handler_that_could_not_write_gets_another_connection(rig: Rig, server: Server) -> None:
+async def test_a_handler_that_could_not_write_gets_another_connection(
+    rig: Rig, server: Server
+) -> None:
     """MySQL, MariaDB and SQLite let it lock its row, so that only the handler finds out."""
 
     async def handle(rows: list[ClaimedMessage]) -> None:
         transaction = current.get()
         assert transaction is not None
         try:
-            await transaction.connection.execute(text("UPDATE message SET last_error = 'by the handler'"))
+            await transaction.connection.execute(
+                text("UPDATE message SET last_error = 'by the handler'")
+            )
         except DBAPIError as error:
             rows[0].settle_as(Nack(error=error))
         else:
@@ -166,7 +172,9 @@ async def test_a_handler_that_could_not_write_gets_another_connection(rig: Rig, 
 
     inflight = Inflight()
     settings = make_settings("q", {"transactional": True})
-    deliveries = TransactionalDeliveries(rig.store, inflight, settings, rig.log, stopping=lambda: False)
+    deliveries = TransactionalDeliveries(
+        rig.store, inflight, settings, rig.log, stopping=lambda: False
+    )
     await rig.put(2)
     first, second = await rig.claim(2)
     inflight.add([first, second])

@@ -41,7 +41,11 @@ def run(admin: Engine, *statements: str) -> None:
 
 def turn(admin: Engine, *, read_only: bool) -> None:
     if admin.dialect.name == "postgresql":
-        run(admin, f"ALTER SYSTEM SET default_transaction_read_only = {read_only}", "SELECT pg_reload_conf()")
+        run(
+            admin,
+            f"ALTER SYSTEM SET default_transaction_read_only = {read_only}",
+            "SELECT pg_reload_conf()",
+        )
     else:
         run(admin, f"SET GLOBAL read_only = {int(read_only)}")
 

@@ -138,7 +138,9 @@ async def test_claims_begin_a_little_before_the_last_row_while_looks_are_slow(ri
     assert [p.since for p in ready.known()] == [None], "looks are not slow"
 
 
-async def test_a_look_that_finds_an_earlier_row_is_not_undone_by_the_claim_under_way(rig: Rig) -> None:
+async def test_a_look_that_finds_an_earlier_row_is_not_undone_by_the_claim_under_way(
+    rig: Rig,
+) -> None:
     await rig.put(1)
     [message] = await rig.claim(1)
     due = message.next_attempt_at
@@ -157,7 +159,9 @@ async def test_a_look_that_finds_an_earlier_row_is_not_undone_by_the_claim_under
 async def test_what_a_slow_look_does_not_find_is_not_crawled_over_again() -> None:
     """A process that starts under a held snapshot: its claims begin where the look has found the first row."""
     at = MINUTES
-    ready = Ready(Looks(found(1.0, ReadyPair("b", 0, -9.0, at - timedelta(seconds=9)), at=at)), ["a", "b"])  # type: ignore[arg-type]
+    ready = Ready(
+        Looks(found(1.0, ReadyPair("b", 0, -9.0, at - timedelta(seconds=9)), at=at)), ["a", "b"]
+    )  # type: ignore[arg-type]
     await ready.look()
     begins = {pair.queue: pair.since for pair in ready.known()}
     assert begins == {"a": at - module.LATE_COMMITS, "b": at - timedelta(seconds=9)}

@@ -38,7 +38,9 @@ async def test_one_bad_outcome_does_not_delay_the_others(rig: Rig) -> None:
     refuse = "last_error NOT LIKE '%poison%'"
     if rig.store.dialect_name == "sqlite":
         trigger = "BEGIN SELECT RAISE(ABORT, 'refused by a trigger'); END"
-        await rig.execute(f"CREATE TRIGGER refuse BEFORE UPDATE ON message WHEN NOT (NEW.{refuse}) {trigger}")
+        await rig.execute(
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON message WHEN NOT (NEW.{refuse}) {trigger}"
+        )
     else:
         await rig.execute(f"ALTER TABLE message ADD CONSTRAINT refused_by_check CHECK ({refuse})")
     await rig.put(9)
@@ -111,7 +113,12 @@ async def test_a_dead_letter_whose_queue_is_refused_stays_one(rig: Rig) -> None:
         await flusher.flush_one()
         await eventually(lambda: _retried(flusher))
     dead = await rig.one(archive=True)
-    assert (dead["state"], dead["reason"], dead["queue"], dead["headers"]) == ("FAILED", "bad", "q", None)
+    assert (dead["state"], dead["reason"], dead["queue"], dead["headers"]) == (
+        "FAILED",
+        "bad",
+        "q",
+        None,
+    )
     assert await rig.rows() == []
 
 
@@ -119,7 +126,11 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
     """The archive is away for a moment (renamed, a partition missing, rights withdrawn)."""
     await rig.execute("ALTER TABLE message_archive RENAME TO away")
     await rig.put(30)
-    quick = {"release_stuck_timeout": 10.0, "release_stuck_interval": 0.1, "max_fetch_interval": 0.05}
+    quick = {
+        "release_stuck_timeout": 10.0,
+        "release_stuck_interval": 0.1,
+        "max_fetch_interval": 0.05,
+    }
     consumer = rig.consumer(fetch_batch_size=10, flush_interval=0.01, **quick)
     await consumer.start()
     await eventually(lambda: rig.logged("they are kept and tried again"))
@@ -191,14 +202,18 @@ async def test_what_may_not_be_updated_for_a_moment_is_neither_dead_nor_gone(
     rig: Rig, outcome: Any, archive: str | None
 ) -> None:
     """Least of all where there is no archive, in which a dead letter would be a deleted message."""
-    store = Store(rig.store.engine, build_tables(SqlBrokerSchemaConfig(message_archive_table_name=archive)))
+    store = Store(
+        rig.store.engine, build_tables(SqlBrokerSchemaConfig(message_archive_table_name=archive))
+    )
     await rig.put(3)
     rows = await rig.claim(3)
     inflight = Inflight()
     flusher = Flusher(store, inflight, rig.log, batch_size=10, interval=1)
     inflight.add(rows)
     for row in rows:
-        inflight.finish(settle(row, outcome, SettleRules(retry_strategy=NoLimit()), ended_after=0.0))
+        inflight.finish(
+            settle(row, outcome, SettleRules(retry_strategy=NoLimit()), ended_after=0.0)
+        )
     with patch.object(store, "settle", side_effect=StoreError("no")):
         await flusher.flush_one()
         for _ in range(2 * DEAD_AFTER):
@@ -279,7 +294,9 @@ async def test_a_refused_outcome_whose_lease_is_lost_is_dropped(rig: Rig) -> Non
 
 
 @on_servers
-async def test_a_login_that_is_refused_for_a_moment_is_no_bad_outcome(rig: Rig, servers: Servers) -> None:
+async def test_a_login_that_is_refused_for_a_moment_is_no_bad_outcome(
+    rig: Rig, servers: Servers
+) -> None:
     """Passwords rotate; on PostgreSQL (28000), MariaDB and MySQL (1045) nothing is dropped or dead-lettered."""
     kind = rig.store.dialect_name
     lock, unlock = _account(servers.admin(kind), kind)
@@ -353,7 +370,9 @@ def _account(admin: Engine, kind: str) -> tuple[Callable[..., None], Callable[[]
             ],
             ["DROP USER rotating"],
         )
-    return lambda *, drop_too=drop, drop=False: run(*(drop_too if drop else withdraw)), lambda: run(*unlock)
+    return lambda *, drop_too=drop, drop=False: run(*(drop_too if drop else withdraw)), lambda: run(
+        *unlock
+    )
 
 
 async def _retried(flusher: Flusher) -> bool:

@@ -40,7 +40,9 @@ async def test_a_handler_that_raises_cancelled_error_does_not_end_its_worker(rig
 @pytest.mark.parametrize("database", MYSQL, indirect=True)
 async def test_a_driver_in_autocommit_mode_still_claims_each_row_once(rig: Rig) -> None:
     """SQLAlchemy does not know of the driver's own mode."""
-    engine = create_async_engine(rig.store.engine.url, connect_args={"autocommit": True}, pool_size=20)
+    engine = create_async_engine(
+        rig.store.engine.url, connect_args={"autocommit": True}, pool_size=20
+    )
     store = Store(engine, rig.store.tables, max_connections=10)
     await rig.put(300)
     pairs = await store.ready_pairs(("q",))
@@ -99,7 +101,11 @@ async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> N
             await asyncio.sleep(0.3)
             await rig.ack(row)
 
-        quick = {"max_fetch_interval": 0.05, "release_stuck_interval": 0.1, "release_stuck_timeout": 1}
+        quick = {
+            "max_fetch_interval": 0.05,
+            "release_stuck_interval": 0.1,
+            "release_stuck_timeout": 1,
+        }
         consumer = rig.consumer(handle, store=store, **quick)
         await consumer.start()
         await eventually(lambda: rig.handled)
@@ -108,7 +114,9 @@ async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> N
         started = time.monotonic()
         await consumer.stop(0.5)
         took = time.monotonic() - started
-        assert took < 15, "1 s for claims, 3 s for writes, 2 s to end connections; and a busy machine"
+        assert took < 15, (
+            "1 s for claims, 3 s for writes, 2 s to end connections; and a busy machine"
+        )
         proxy.flow()
         await engine.dispose()
 

@@ -124,7 +124,9 @@ async def test_transactions_of_the_broker_are_marked(store: Store) -> None:
         assert (await transaction.connection.execute(marks)).scalars().all() == [60_000]
         assert await transaction.hold([(row.id, token)], 90) == {row.id}
         assert (await transaction.connection.execute(marks)).scalars().all() == [60_000, 90_000]
-    found = await store._transactions.run(lambda c: c.execute(marks).scalars().all(), asyncio.Semaphore())
+    found = await store._transactions.run(
+        lambda c: c.execute(marks).scalars().all(), asyncio.Semaphore()
+    )
     assert found == [round(IDLE * 1000)]
 
 
@@ -187,7 +189,9 @@ async def test_a_user_who_may_end_no_session_is_not_refused(store: Store, raw: A
             )
 
 
-async def test_a_subscriber_takes_what_such_a_session_held(store: Store, rig: Rig, raw: Any) -> None:
+async def test_a_subscriber_takes_what_such_a_session_held(
+    store: Store, rig: Rig, raw: Any
+) -> None:
     await store.insert([NewMessage("q", b"x")])
     await fall_silent(raw, "SELECT * FROM message FOR UPDATE")
     consumer = rig.consumer(rig.ack, max_fetch_interval=0.05, release_stuck_interval=0.1)

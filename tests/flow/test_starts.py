@@ -16,7 +16,11 @@ from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, Unk
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
-QUICK: dict[str, Any] = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "release_stuck_timeout": 0.6}
+QUICK: dict[str, Any] = {
+    "max_fetch_interval": 0.05,
+    "flush_interval": 0.01,
+    "release_stuck_timeout": 0.6,
+}
 
 
 async def unknown(rig: Rig) -> list[UnknownOutcome]:
@@ -59,7 +63,9 @@ async def test_a_handler_that_runs_for_long_is_not_listed(rig: Rig) -> None:
             return list((await connection.execute(select(state.c.lease_expires_at))).scalars())
 
     await rig.put(2)
-    consumer = rig.consumer(handle, ack_first=True, max_workers=2, **{**QUICK, "release_stuck_timeout": 5.0})
+    consumer = rig.consumer(
+        handle, ack_first=True, max_workers=2, **{**QUICK, "release_stuck_timeout": 5.0}
+    )
     await consumer.start()
     await eventually(lambda: consumer.inflight.running == 2)
     first = max(await ends())
@@ -93,7 +99,9 @@ async def test_a_handler_that_was_cancelled_is_listed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-async def test_a_removal_without_an_answer_does_not_run_and_is_listed(rig: Rig, committed: bool) -> None:
+async def test_a_removal_without_an_answer_does_not_run_and_is_listed(
+    rig: Rig, committed: bool
+) -> None:
     """If it was committed. If not, the message comes back when its lease has run out."""
     starts = rig.store.starts
     remove = starts.remove_first
@@ -148,7 +156,9 @@ async def test_an_end_that_cannot_be_written_is_written_later(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("how", ["refused", "passing", "hangs"])
-async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(rig: Rig, how: str) -> None:
+async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(
+    rig: Rig, how: str
+) -> None:
     """The handler ends during the stop, while the outcome of an expired message cannot be written."""
     running, go, expired = asyncio.Event(), asyncio.Event(), asyncio.Event()
 

@@ -42,7 +42,9 @@ def never_closed(rig: Rig) -> tuple[Any, asyncio.Event]:
     return slow_to_close, closing
 
 
-async def test_a_stop_after_the_commit_loses_no_lease(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_after_the_commit_loses_no_lease(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker is cancelled while its connection closes: nothing is left to be written."""
     slow_to_close, closing = never_closed(rig)
 
@@ -58,7 +60,9 @@ async def test_a_stop_after_the_commit_loses_no_lease(rig: Rig, monkeypatch: pyt
     assert consumer.inflight.empty
 
 
-async def test_a_nack_that_outlived_its_lease_is_not_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_nack_that_outlived_its_lease_is_not_lost(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rollback frees the row, with a lease that has run out under its lock."""
     transaction, settle, release = rig.store.transaction, rig.store.settle, rig.store.release_stuck
     search, looked, released = rig.store.lease_ends_in, asyncio.Event(), []
@@ -186,7 +190,11 @@ async def test_what_runs_once_keeps_no_key_if_its_lease_is_lost_before_its_trans
 
 
 async def stopped_at(
-    reached: asyncio.Event, transaction: Any, handler: Any, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    reached: asyncio.Event,
+    transaction: Any,
+    handler: Any,
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A consumer of one message, with `transaction` as the store's, is stopped when that has `reached` its place."""
     await rig.put(1, key="k")

@@ -13,7 +13,12 @@ from uuid import UUID, uuid4
 from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.units import settle_units
-from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import (
+    AccessError,
+    StoreError,
+    TransientStoreError,
+    UnknownOutcomeError,
+)
 
 Mark = tuple[int, UUID]
 ACK, FAILED, BACK = "acked or moved", "a failed attempt", "back in its queue"
@@ -70,7 +75,9 @@ class Database:
             assert (s.id, s.lease_token) not in self.rows.written, "written twice"
             gone = s.leaves or s.queue is not None
             acked = gone and s.state is not MessageState.FAILED
-            self.rows.written[s.id, s.lease_token] = ACK if acked else FAILED if s.attempted else BACK
+            self.rows.written[s.id, s.lease_token] = (
+                ACK if acked else FAILED if s.attempted else BACK
+            )
             if gone:
                 del self.rows.tokens[s.id]
             else:
@@ -98,7 +105,9 @@ class Database:
         self.rows.tokens.update(marks)
         return marks
 
-    def settle_whole(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> SettleResult:
+    def settle_whole(
+        self, settlements: Sequence[Settlement], *, skip_locked: bool = False
+    ) -> SettleResult:
         """One transaction."""
         dialect: Any = self
         before = copy.deepcopy(self.rows)
@@ -117,7 +126,9 @@ class Store:
         self.dialect = Mock(has_archive=True)
         self.calls: list[asyncio.Future[str]] = []
 
-    async def settle(self, settlements: Sequence[Settlement], *, skip_locked: bool = False) -> SettleResult:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, skip_locked: bool = False
+    ) -> SettleResult:
         call = asyncio.get_running_loop().create_future()
         self.calls.append(call)
         try:

@@ -31,7 +31,9 @@ class Direct:
         self.sizes: list[int] = []
         self.fault: Callable[[Sequence[Settlement]], None] = lambda _parts: None
 
-    async def settle(self, parts: Sequence[Settlement], *, skip_locked: bool = False) -> SettleResult:
+    async def settle(
+        self, parts: Sequence[Settlement], *, skip_locked: bool = False
+    ) -> SettleResult:
         self.sizes.append(len(parts))
         self.fault(parts)
         return self.database.settle_whole(parts, skip_locked=skip_locked)
@@ -56,7 +58,9 @@ class Bench:
         first = len(self.database.rows.tokens) + len(self.database.rows.written)
         self.database.rows.tokens.update(dict.fromkeys(range(first + 1, first + count + 1)))
         rows = [
-            ClaimedMessage(i, "q", b"", {}, 0, None, 0, 1, 1, NOW, NOW, None, None, None, NOW, token)
+            ClaimedMessage(
+                i, "q", b"", {}, 0, None, 0, 1, 1, NOW, NOW, None, None, None, NOW, token
+            )
             for i, token in self.database.claim(count)
         ]
         self.inflight.add(rows)
@@ -240,8 +244,11 @@ async def test_what_is_refused_in_a_batch_that_was_set_apart_is_refused_by_itsel
     for _ in range(5):
         await bench.repeat()
     assert [bench.inflight.state(row) for row in rows] == [
-        State.SET_APART, State.REFUSED, State.WRITTEN, State.WRITTEN
-    ]  # fmt: skip
+        State.SET_APART,
+        State.REFUSED,
+        State.WRITTEN,
+        State.WRITTEN,
+    ]
 
 
 async def test_a_lesser_version_is_written_whole_too() -> None:
@@ -297,7 +304,9 @@ def _late_lock(bench: Bench, row: int) -> Any:
     return settle_whole
 
 
-async def test_what_was_written_beside_rows_that_a_failure_left_locked_is_no_success_of_theirs() -> None:
+async def test_what_was_written_beside_rows_that_a_failure_left_locked_is_no_success_of_theirs() -> (
+    None
+):
     """A server may not have given up a try that its client has: with traffic beside it, it would fail for ever."""
     bench = Bench()
     rows = bench.claim(2)

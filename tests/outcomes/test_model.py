@@ -35,9 +35,22 @@ NOW = datetime.now(timezone.utc)
 EDGES = {(source, target) for source, _, target in TRANSITIONS}
 ENDS = {State.WRITTEN, State.LOST}
 MOVERS = (
-    "add", "finish", "finish_all", "take", "take_due", "answered", "put_back", "set_apart", "refuse", "keep",
-    "nack", "lose", "drop", "give_back_waiting", "_leave",
-)  # fmt: skip
+    "add",
+    "finish",
+    "finish_all",
+    "take",
+    "take_due",
+    "answered",
+    "put_back",
+    "set_apart",
+    "refuse",
+    "keep",
+    "nack",
+    "lose",
+    "drop",
+    "give_back_waiting",
+    "_leave",
+)
 """What may change states."""
 walked: set[tuple[State | None, State]] = set()
 """By all examples."""
@@ -94,8 +107,15 @@ class Machine(RuleBasedStateMachine):
     """One subscriber: claims, workers, the flush and the repeats, over a database that others use as well."""
 
     moods: ClassVar[list[str]] = [
-        "ok", "ok", "ok", "ok", "down", "down", "unknown, committed", "unknown, not committed"
-    ]  # fmt: skip
+        "ok",
+        "ok",
+        "ok",
+        "ok",
+        "down",
+        "down",
+        "unknown, committed",
+        "unknown, not committed",
+    ]
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,9 +150,21 @@ class Machine(RuleBasedStateMachine):
         self.ids, self.names = itertools.count(1), itertools.count(1)
 
     kinds: ClassVar[dict[str, int]] = {
-        "claim": 3, "start": 4, "end": 5, "end_in_transaction": 1, "give_back": 1, "flush": 6, "answer": 10, "repeat": 4,
-        "renew": 2, "expire": 3, "lose": 3, "lock": 2, "refuse": 2, "cancel": 1,
-    }  # fmt: skip
+        "claim": 3,
+        "start": 4,
+        "end": 5,
+        "end_in_transaction": 1,
+        "give_back": 1,
+        "flush": 6,
+        "answer": 10,
+        "repeat": 4,
+        "renew": 2,
+        "expire": 3,
+        "lose": 3,
+        "lock": 2,
+        "refuse": 2,
+        "cancel": 1,
+    }
 
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
@@ -147,7 +179,9 @@ class Machine(RuleBasedStateMachine):
             "cancel": not self.tasks,
             **dict.fromkeys(("renew", "expire", "lose", "lock", "refuse"), not self.inflight.held),
         }
-        possible = [kind for kind, n in self.kinds.items() if not impossible.get(kind) for _ in range(n)]
+        possible = [
+            kind for kind, n in self.kinds.items() if not impossible.get(kind) for _ in range(n)
+        ]
         getattr(self, data.draw(st.sampled_from(possible), "kind"))(data)
 
     def spin(self) -> None:
@@ -173,7 +207,9 @@ class Machine(RuleBasedStateMachine):
             self.database.rows.tokens[next(self.ids)] = None
         self.take_in([self.row(*mark) for mark in self.database.claim(limit)], self.inflight.add)
 
-    def take_in(self, rows: list[ClaimedMessage], take_in: Callable[[list[ClaimedMessage]], None]) -> None:
+    def take_in(
+        self, rows: list[ClaimedMessage], take_in: Callable[[list[ClaimedMessage]], None]
+    ) -> None:
         """What was claimed is ours."""
         take_in(rows)
         self.inflight.rows += rows
@@ -184,7 +220,7 @@ class Machine(RuleBasedStateMachine):
     def row(self, number: int, token: UUID) -> ClaimedMessage:
         return ClaimedMessage(
             number, "q", b"", {}, 0, None, 0, 1, 1, NOW, NOW, None, None, None, NOW, token
-        )  # fmt: skip
+        )
 
     def start(self, data: st.DataObject) -> None:
         """A worker takes a batch."""
@@ -198,7 +234,9 @@ class Machine(RuleBasedStateMachine):
         if rows:
             self.running.append(rows)
 
-    outcomes = st.sampled_from([Ack(), Ack(), Ack(), Ack(), Move("next"), Nack(), Reject(), Release()])
+    outcomes = st.sampled_from(
+        [Ack(), Ack(), Ack(), Ack(), Move("next"), Nack(), Reject(), Release()]
+    )
 
     def end(self, data: st.DataObject) -> None:
         """A handler ends, with an answer or without."""
@@ -207,7 +245,9 @@ class Machine(RuleBasedStateMachine):
 
     def settled(self, rows: list[ClaimedMessage], data: st.DataObject) -> list[Settlement]:
         alike = data.draw(st.booleans(), "all acked")
-        outcomes: list[Outcome] = [Ack() if alike else data.draw(self.outcomes, "outcome") for _ in rows]
+        outcomes: list[Outcome] = [
+            Ack() if alike else data.draw(self.outcomes, "outcome") for _ in rows
+        ]
         for row, outcome in zip(rows, outcomes, strict=True):
             row.outcome = outcome
         if data.draw(st.booleans(), "answer"):
@@ -228,7 +268,9 @@ class Machine(RuleBasedStateMachine):
         rows = self.running.pop(data.draw(st.integers(0, len(self.running) - 1), "which"))
         rows = [row for row in rows if not row.lease_lost]
         settlements = self.settled(rows, data) if rows else []
-        self.may_fail |= {row.payload for s in settlements if s.unit is not None for row in s.unit.chained}
+        self.may_fail |= {
+            row.payload for s in settlements if s.unit is not None for row in s.unit.chained
+        }
 
         async def commit() -> None:
             try:
@@ -283,15 +325,21 @@ class Machine(RuleBasedStateMachine):
         """Find out which leases are gone."""
         tokens = self.database.rows.tokens
         held = list(self.inflight.held.values())
-        self.inflight.lose([row for row in held if tokens.get(row.id) != row.lease_token], "renew", "")
+        self.inflight.lose(
+            [row for row in held if tokens.get(row.id) != row.lease_token], "renew", ""
+        )
 
     # -- others -------------------------------------------------------------------------------------
 
     def expire(self, data: st.DataObject) -> None:
         """A lease runs out and is given back; nothing here knows."""
-        apart = {s.id for batch in self.inflight.batches for s in batch.parts} & self.inflight.held.keys()
+        apart = {
+            s.id for batch in self.inflight.batches for s in batch.parts
+        } & self.inflight.held.keys()
         unusual = apart and data.draw(st.booleans(), "with an unusual outcome")
-        number = data.draw(st.sampled_from(sorted(apart if unusual else self.inflight.held)), "message")
+        number = data.draw(
+            st.sampled_from(sorted(apart if unusual else self.inflight.held)), "message"
+        )
         if number in self.database.rows.tokens and number not in self.database.locked:
             self.database.rows.tokens[number] = None
 
@@ -337,7 +385,9 @@ class Machine(RuleBasedStateMachine):
         running = {id(row) for rows in self.running for row in rows}
         for row in self.inflight.rows:
             mark, state = (row.id, row.lease_token), self.inflight.state(row)
-            assert self.told[mark] == (state is State.LOST), f"{state}, told {self.told[mark]} times"
+            assert self.told[mark] == (state is State.LOST), (
+                f"{state}, told {self.told[mark]} times"
+            )
             if state is State.WRITTEN:
                 assert mark in self.database.rows.written
             if state is State.LOST and mark in self.database.rows.written:
@@ -352,7 +402,9 @@ class Machine(RuleBasedStateMachine):
             acked = {mark for mark in marks if rows.written.get(mark) == ACK}
             assert acked in (set(), marks), f"{len(acked)} of {len(marks)} acked"
             assert rows.answers[answer] == bool(acked)
-            if answer not in self.may_fail and not self.refused_rows & {number for number, _ in marks}:
+            if answer not in self.may_fail and not self.refused_rows & {
+                number for number, _ in marks
+            }:
                 assert FAILED not in {rows.written.get(mark) for mark in marks}, (
                     "it would only have had to wait"
                 )
@@ -361,7 +413,11 @@ class Machine(RuleBasedStateMachine):
     def units_stay_whole(self) -> None:
         """Side by side, with nothing between."""
         for parts in (self.inflight.queued, *(b.parts for b in self.inflight.batches)):
-            units = [unit for unit, _ in itertools.groupby(parts, key=lambda s: s.unit) if unit is not None]
+            units = [
+                unit
+                for unit, _ in itertools.groupby(parts, key=lambda s: s.unit)
+                if unit is not None
+            ]
             assert len(units) == len(set(units))
 
     @invariant()
@@ -372,7 +428,10 @@ class Machine(RuleBasedStateMachine):
         assert inflight.settled_count == states[State.WRITTEN]
         assert inflight.lease_lost_count + inflight.settle_unknown_count == states[State.LOST]
         waiting = (
-            states[State.QUEUED] + states[State.WRITING] + states[State.SET_APART] + states[State.REFUSED]
+            states[State.QUEUED]
+            + states[State.WRITING]
+            + states[State.SET_APART]
+            + states[State.REFUSED]
         )
         assert len(inflight.unwritten) == waiting
         assert inflight.writing_count == states[State.WRITING]

@@ -12,14 +12,22 @@ FOREIGN, FUTURE, DUE = 100_000, 100_000, 300
 FEWER = 10
 """MySQL and MariaDB get a part of the crowds: they take ten seconds for all, and a walk shows as clearly."""
 TABLES = build_tables(SqlBrokerSchemaConfig())
-SYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql", "mysql": "mysql+pymysql"}
+SYNC_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "mariadb": "mariadb+pymysql",
+    "mysql": "mysql+pymysql",
+}
 
 
 def crowd(kind: str) -> list[str]:
     """INSERTs: other queues' due rows, our queue's future ones, and the few that are due."""
 
     def numbers(count: int) -> str:
-        of = f"generate_series(1, {count}) AS s(n)" if kind == "postgresql" else f"{mysql_numbers(count)} s"
+        of = (
+            f"generate_series(1, {count}) AS s(n)"
+            if kind == "postgresql"
+            else f"{mysql_numbers(count)} s"
+        )
         return f"FROM {of}"
 
     if kind == "postgresql":

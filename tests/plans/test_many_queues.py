@@ -19,7 +19,9 @@ from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import SYNC_DRIVERS, TABLES
 
 mysqls = pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
-statistics = pytest.mark.parametrize("analyzed", [True, False], ids=["fresh statistics", "stale statistics"])
+statistics = pytest.mark.parametrize(
+    "analyzed", [True, False], ids=["fresh statistics", "stale statistics"]
+)
 
 COUNT, DUE, LATER, LIMIT = 1_000, 10_000, 20_000, 100
 NAMES = [f"q{n:04d}" for n in range(COUNT)]
@@ -141,8 +143,12 @@ STEPS = {
         "SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at>?)",
     ],
     "claim": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
-    "claim_others": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
-    "claim_apart": ["SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"],
+    "claim_others": [
+        "SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"
+    ],
+    "claim_apart": [
+        "SEARCH m USING INDEX message_ready (queue=? AND priority=? AND next_attempt_at<?)"
+    ],
     "lease_ends_in": ["SEARCH m USING INDEX message_leased (queue=? AND lease_expires_at>?)"],
     "release_stuck": ["SEARCH m USING INDEX message_leased (queue=? AND lease_expires_at<?)"],
     "release_claim": ["SEARCH m USING INDEX message_leased (queue=?)"],

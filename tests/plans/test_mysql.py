@@ -51,7 +51,9 @@ def reads(connection: Connection, at_most: int) -> Iterator[None]:
     assert scanned <= 20 * LIMIT, dict(counters)
 
 
-def claim(dialect: MysqlDialect, connection: Connection, limit: int = LIMIT) -> list[ClaimedMessage]:
+def claim(
+    dialect: MysqlDialect, connection: Connection, limit: int = LIMIT
+) -> list[ClaimedMessage]:
     pairs = [p for p in dialect.ready_pairs(connection, ["q"]) if p.due_in <= 0]
     return dialect.claim(connection, pairs, limit, 60.0, uuid4())
 
@@ -68,7 +70,9 @@ def test_claim(dialect: MysqlDialect, connection: Connection, limit: int) -> Non
 
 
 def test_claim_when_nothing_is_due(dialect: MysqlDialect, connection: Connection) -> None:
-    connection.execute(text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < UTC_TIMESTAMP(6)"))
+    connection.execute(
+        text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < UTC_TIMESTAMP(6)")
+    )
     connection.commit()
     pairs = dialect.ready_pairs(connection, ["q"])
     assert len(pairs) == 3
@@ -79,9 +83,13 @@ def test_claim_when_nothing_is_due(dialect: MysqlDialect, connection: Connection
 
 STEPS: dict[str, Callable[[MysqlDialect, Connection, list[ClaimedMessage]], Any]] = {
     "ack": lambda d, c, rows: d.settle(c, [_settled(r, Ack()) for r in rows]),
-    "retry": lambda d, c, rows: d.settle(c, [_settled(r, Nack(error=ValueError("no"))) for r in rows]),
+    "retry": lambda d, c, rows: d.settle(
+        c, [_settled(r, Nack(error=ValueError("no"))) for r in rows]
+    ),
     "dead letter": lambda d, c, rows: d.settle(c, [_settled(r, Reject(), TO_DEAD) for r in rows]),
-    "renew": lambda d, c, rows: d.renew(c, [(r.id, r.lease_token) for r in rows], 60.0, skip_locked=True),
+    "renew": lambda d, c, rows: d.renew(
+        c, [(r.id, r.lease_token) for r in rows], 60.0, skip_locked=True
+    ),
     "extend": lambda d, c, rows: d.renew(c, [(r.id, r.lease_token) for r in rows], 60.0),
 }
 

@@ -8,7 +8,14 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 
-from faststream_sqlbroker.core.policies import Concurrency, Debounce, Delay, Policy, Throttle, Window
+from faststream_sqlbroker.core.policies import (
+    Concurrency,
+    Debounce,
+    Delay,
+    Policy,
+    Throttle,
+    Window,
+)
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.mysql import MysqlDialect
 from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
@@ -42,7 +49,9 @@ def put(connection: Connection, count: int, due: str) -> None:
     columns = "queue, payload, priority, key, next_attempt_at"
     values = f"'q', 'x', n % 3, 'k' || n % 100, {due}"
     connection.execute(
-        text(f"INSERT INTO message ({columns}) SELECT {values} FROM generate_series(1, {count}) AS s(n)")
+        text(
+            f"INSERT INTO message ({columns}) SELECT {values} FROM generate_series(1, {count}) AS s(n)"
+        )
     )
 
 
@@ -51,7 +60,13 @@ LATER = 4_000_000_000_000_000
 ONE: dict[str, Any] = {"queue": "q", "priority": 0}
 STATEMENTS: dict[str, dict[str, Any]] = {
     "ready_pairs": {"queues": ["q"]},
-    "claim": {"queues": ["q"] * 3, "priorities": [2, 1, 0], "since": [None] * 3, "limit": 100, "lease": 60.0},
+    "claim": {
+        "queues": ["q"] * 3,
+        "priorities": [2, 1, 0],
+        "since": [None] * 3,
+        "limit": 100,
+        "lease": 60.0,
+    },
     "policy_arrivals": {**ONE, "before": 0, "own": 2, "since": 0, "size": 5000},
     "policy_due": {**ONE, "before": 0, "now": LATER, "size": 100},
     "policy_due_others": {**ONE, "before": 0, "now": LATER, "size": 100, **Suspicion().binds},
@@ -84,7 +99,11 @@ def test_a_million_delayed_messages_change_nothing(few: Engine) -> None:
     vacuum(few)
     before = buffers(few)
     with few.begin() as connection:
-        put(connection, DELAYED, "statement_timestamp() + n * interval '1 millisecond' + interval '1 hour'")
+        put(
+            connection,
+            DELAYED,
+            "statement_timestamp() + n * interval '1 millisecond' + interval '1 hour'",
+        )
     vacuum(few)
     after = buffers(few)
     # A descent for each message and each of its keys, which are fifty.
@@ -104,8 +123,11 @@ def vacuum(engine: Engine) -> None:
 
 LIMIT = 100
 WHOLE: list[list[Policy]] = [
-    [Concurrency(1000)], [Throttle(1000, "1s", burst=1000)], [Window("00:00", "24:00")], [Concurrency(1000, per_key=True)],
-]  # fmt: skip
+    [Concurrency(1000)],
+    [Throttle(1000, "1s", burst=1000)],
+    [Window("00:00", "24:00")],
+    [Concurrency(1000, per_key=True)],
+]
 INTAKE: list[list[Policy]] = [[Delay("1h")], [Debounce("1h")]]
 
 
@@ -119,7 +141,8 @@ def test_a_claim_reads_what_is_due(crowded: Engine, policies: list[Policy]) -> N
         if policies in INTAKE:
             with reads(connection, at_most=200 + 12 * DUE):
                 assert (
-                    dialect.scheduled.claim(connection, wanted, Memory()).rows == [] or policies == INTAKE[1]
+                    dialect.scheduled.claim(connection, wanted, Memory()).rows == []
+                    or policies == INTAKE[1]
                 )
             return
         with reads(connection, at_most=200 + 12 * LIMIT):

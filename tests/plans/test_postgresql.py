@@ -37,7 +37,9 @@ def explain(connection: Connection, name: str, **binds: Any) -> dict[str, Any]:
     connection.exec_driver_sql("DEALLOCATE ALL")
     connection.exec_driver_sql(f"PREPARE p AS {compiled}".replace("%", "%%"))
     values = ", ".join(literal(binds[b]) for b in compiled.positiontup)
-    result = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE p ({values})")
+    result = connection.exec_driver_sql(
+        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE p ({values})"
+    )
     found = result.scalar_one()
     plan: dict[str, Any] = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
     return plan
@@ -50,7 +52,9 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def check(plan: dict[str, Any], *, indexes: set[str], buffers: int) -> None:
-    message = [n for n in nodes(plan) if n.get("Relation Name") == "message" and "Scan" in n["Node Type"]]
+    message = [
+        n for n in nodes(plan) if n.get("Relation Name") == "message" and "Scan" in n["Node Type"]
+    ]
     assert message
     assert not [n for n in message if n["Node Type"] == "Seq Scan"], plan
     assert {n["Index Name"] for n in nodes(plan) if "Index Name" in n} <= indexes
@@ -66,7 +70,9 @@ def test_a_look_at_many_queues_is_not_compiled(crowded: Engine) -> None:
         connection.exec_driver_sql("SET plan_cache_mode = force_custom_plan")
         connection.exec_driver_sql(f"PREPARE many AS {statement}".replace("%", "%%"))
         names = literal([f"none{n}" for n in range(1000)])
-        found = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) EXECUTE many ({names})").scalar_one()
+        found = connection.exec_driver_sql(
+            f"EXPLAIN (FORMAT JSON) EXECUTE many ({names})"
+        ).scalar_one()
         plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
     assert plan["Total Cost"] < jit_above / 2
 
@@ -86,7 +92,9 @@ def test_claim(crowded: Engine, limit: int, name: str) -> None:
     """Updating 100 rows touches their pages and four indexes; reading them must add little."""
     with crowded.connect() as connection:
         binds = {"limit": limit, "lease": 60.0, "token": uuid4(), **Suspicion().binds}
-        plan = explain(connection, name, queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds)
+        plan = explain(
+            connection, name, queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds
+        )
         check(plan, indexes={"message_ready"}, buffers=60 + 40 * limit)
         reading = next(n for n in nodes(plan) if n.get("Index Name") == "message_ready")
         assert reading["Actual Rows"] * reading["Actual Loops"] <= limit + 2
@@ -94,11 +102,15 @@ def test_claim(crowded: Engine, limit: int, name: str) -> None:
 
 def test_claim_when_nothing_is_due(crowded: Engine) -> None:
     with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < now()"))
+        connection.execute(
+            text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < now()")
+        )
         connection.execute(text("VACUUM message"))
     with crowded.connect() as connection:
         binds = {"limit": 100, "lease": 60.0, "token": uuid4()}
-        plan = explain(connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds)
+        plan = explain(
+            connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds
+        )
         check(plan, indexes={"message_ready"}, buffers=60)
 
 
@@ -116,7 +128,9 @@ def test_a_claim_that_begins_late_does_not_read_what_a_held_snapshot_keeps(crowd
         buffers = {}
         for name, since in (("all", None), ("late", begin)):
             binds = {"limit": 5, "lease": 60.0, "token": uuid4()}
-            plan = explain(connection, "claim", queues=["s"], priorities=[0], since=[since], **binds)
+            plan = explain(
+                connection, "claim", queues=["s"], priorities=[0], since=[since], **binds
+            )
             [reading] = [n for n in nodes(plan) if n.get("Index Name") == "message_ready"]
             assert reading["Actual Rows"] == 5
             buffers[name] = reading["Shared Hit Blocks"] + reading["Shared Read Blocks"]
@@ -128,7 +142,9 @@ def leased(crowded: Engine) -> Iterator[tuple[Connection, dict[str, list[Any]]]]
     """A connection, and 100 rows leased on it by two tokens."""
     with crowded.connect() as connection:
         ids = list(
-            connection.execute(text("SELECT id FROM message WHERE queue = 'other7' LIMIT 100")).scalars()
+            connection.execute(
+                text("SELECT id FROM message WHERE queue = 'other7' LIMIT 100")
+            ).scalars()
         )
         tokens = [uuid4(), uuid4()]
         token_of = [tokens[n % 2] for n in range(LEASED)]
@@ -170,9 +186,11 @@ def test_what_settles_goes_by_the_primary_key(
     if name in {"archive", "update"}:
         extra |= {
             "states": ["COMPLETED" if name == "archive" else "RETRYABLE"] * LEASED,
-            "attempts": [1] * LEASED, "charges": [0] * LEASED, "ends": [0.5] * LEASED,
+            "attempts": [1] * LEASED,
+            "charges": [0] * LEASED,
+            "ends": [0.5] * LEASED,
             "errors": ["no"] * LEASED,
-        }  # fmt: skip
+        }
     plan = explain(connection, name, **pairs, places=list(range(1, LEASED + 1)), **extra)
     check(plan, indexes={"message_pkey"}, buffers=60 * LEASED)
 
@@ -192,9 +210,7 @@ SIZE = 100
 @pytest.fixture
 def one_key(crowded: Engine) -> Engine:
     """Many due messages of one key, the first of them leased, and a hundred other keys behind."""
-    insert = (
-        "INSERT INTO message (queue, payload, key) SELECT 'o', 'x', {} FROM generate_series(1, {}) AS s(n)"
-    )
+    insert = "INSERT INTO message (queue, payload, key) SELECT 'o', 'x', {} FROM generate_series(1, {}) AS s(n)"
     with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text(insert.format("'m'", BLOCKED)))
         connection.execute(text(insert.format("'z' || s.n % 100", 1000)))
@@ -210,9 +226,22 @@ def one_key(crowded: Engine) -> Engine:
 
 ORDERED: dict[str, dict[str, Any]] = {
     "ordered_window": {"queue": "o", "priority": 0, "size": SIZE, "mask": 0},
-    "ordered_window_others": {"queue": "o", "priority": 0, "size": SIZE, "mask": 0, **Suspicion().binds},
+    "ordered_window_others": {
+        "queue": "o",
+        "priority": 0,
+        "size": SIZE,
+        "mask": 0,
+        **Suspicion().binds,
+    },
     "ordered_keys": {"queue": "o", "start": "", "size": SIZE},
-    "ordered_free": {"queue": "o", "priority": 0, "size": 1000, "due": "2000-01-01", "id": 0, "mask": 0},
+    "ordered_free": {
+        "queue": "o",
+        "priority": 0,
+        "size": 1000,
+        "due": "2000-01-01",
+        "id": 0,
+        "mask": 0,
+    },
     "ordered_busy": {"queue": "o"},
 }
 
@@ -222,4 +251,6 @@ def test_ordered_claims_do_not_walk_what_waits_behind_a_head(one_key: Engine, na
     """A descent or two of an index for each message or key that is looked at."""
     with one_key.connect() as connection:
         plan = explain(connection, name, **ORDERED[name])
-        check(plan, indexes={"message_ready", "message_key", "message_leased"}, buffers=60 + 10 * SIZE)
+        check(
+            plan, indexes={"message_ready", "message_key", "message_leased"}, buffers=60 + 10 * SIZE
+        )

@@ -25,7 +25,9 @@ def test_lists_go_by_the_primary_key(name: str, tmp_path) -> None:
     engine.dispose()
     compiled = SQL[name].compile(dialect=DRIVER)
     connection = sqlite3.connect(path)
-    rows = connection.execute(f"EXPLAIN QUERY PLAN {compiled}", dict.fromkeys(compiled.params, 1)).fetchall()
+    rows = connection.execute(
+        f"EXPLAIN QUERY PLAN {compiled}", dict.fromkeys(compiled.params, 1)
+    ).fetchall()
     connection.close()
     steps = [row[3] for row in rows if "LIST" not in row[3] and "TEMP B-TREE" not in row[3]]
     assert sorted(steps) == [

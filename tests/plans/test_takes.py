@@ -22,7 +22,9 @@ WARM = 12
 
 
 @pytest.fixture(params=["never analysed", "analysed empty"])
-async def one_connection(engine: AsyncEngine, request: pytest.FixtureRequest) -> AsyncIterator[AsyncEngine]:
+async def one_connection(
+    engine: AsyncEngine, request: pytest.FixtureRequest
+) -> AsyncIterator[AsyncEngine]:
     """Tables that nobody analyses any more, and an engine of one connection."""
     broker = SqlBroker(engine)
     await broker.create_tables()
@@ -66,7 +68,9 @@ async def take_all_ways(broker: SqlBroker, *, empty: bool) -> None:
         assert await broker.pop("q") is not None
 
 
-async def test_m1_m3_pop_and_reserve_are_bounded_without_analyze(one_connection: AsyncEngine) -> None:
+async def test_m1_m3_pop_and_reserve_are_bounded_without_analyze(
+    one_connection: AsyncEngine,
+) -> None:
     """The connection has planned every statement for a table of a few rows; then 40 000 come."""
     broker = SqlBroker(one_connection)
     for _ in range(WARM):

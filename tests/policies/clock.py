@@ -51,7 +51,9 @@ class Clock:
         self.now = now
         if self._postgresql:
             async with self.engine.begin() as connection:
-                await connection.execute(text("UPDATE test_clock.shown SET us = :now"), {"now": now})
+                await connection.execute(
+                    text("UPDATE test_clock.shown SET us = :now"), {"now": now}
+                )
 
     def _connected(self, connection: Any, _record: Any) -> None:
         connection.create_function("julianday", 1, lambda _: 2440587.5 + self.now / 86_400_000_000)

@@ -60,10 +60,26 @@ class Message:
 class Machine(RuleBasedStateMachine):
     """A queue under policies; a model of them says after each claim what had to come."""
 
-    kinds: ClassVar[Sequence[str]] = ("publish", "wait", "settle", "wait", "settle", "claim", "publish")
+    kinds: ClassVar[Sequence[str]] = (
+        "publish",
+        "wait",
+        "settle",
+        "wait",
+        "settle",
+        "claim",
+        "publish",
+    )
     policies: ClassVar[st.SearchStrategy[Sequence[Policy]]]
     orders: ClassVar[st.SearchStrategy[bool]] = st.just(False)
-    outcomes: ClassVar[Sequence[str]] = ("ack", "ack", "nack", "reject", "postpone", "release", "crash")
+    outcomes: ClassVar[Sequence[str]] = (
+        "ack",
+        "ack",
+        "nack",
+        "reject",
+        "postpone",
+        "release",
+        "crash",
+    )
     expires: ClassVar[st.SearchStrategy[int | None]] = st.none()
     late: ClassVar[st.SearchStrategy[int]] = st.just(0)
     ahead: ClassVar[st.SearchStrategy[int]] = st.just(0)
@@ -109,10 +125,14 @@ class Machine(RuleBasedStateMachine):
         ahead = data.draw(self.ahead, "ahead")
         for _ in range(count):
             fields: dict[str, Any] = {"expires_in": expires / 1e6} if expires else {}
-            message = self.world.put(key, delay=delay, ago=ago, ahead=ahead, priority=priority, **fields)
+            message = self.world.put(
+                key, delay=delay, ago=ago, ahead=ahead, priority=priority, **fields
+            )
             written = self.now - ago
             gone = None if not expires else self.now + expires
-            self.live[message] = Message(message, key, priority, written + ahead, written + delay, gone)
+            self.live[message] = Message(
+                message, key, priority, written + ahead, written + delay, gone
+            )
             self.published(self.live[message])
 
     def published(self, message: Message) -> None:

@@ -72,7 +72,11 @@ class DebounceMachine(Machine):
             self.arrive(message, self.of[message.key])
         for burst in (burst for key in self.of.values() for burst in key.bursts):
             for gone in burst.gone & set(self.live):
-                others = [burst.chosen] if gone in burst.late else [i for _, i in burst.arrivals if i != gone]
+                others = (
+                    [burst.chosen]
+                    if gone in burst.late
+                    else [i for _, i in burst.arrivals if i != gone]
+                )
                 self.reasons[gone] = {("superseded", i) for i in others}
                 del self.live[gone]
 
@@ -82,7 +86,9 @@ class DebounceMachine(Machine):
 
     def arrive(self, message: Message, key: Key) -> None:
         at = self.arrival(message)
-        closed = [burst for burst in key.bursts[-2:] if burst is not key.bursts[-1] or not burst.open]
+        closed = [
+            burst for burst in key.bursts[-2:] if burst is not key.bursts[-1] or not burst.open
+        ]
         if closed and closed[-1].takes_late((at, message.id)):
             closed[-1].late.add(message.id)
             return
@@ -99,7 +105,9 @@ class DebounceMachine(Machine):
         self.take_part()
         archived = self.archived()
         assert set(archived) == set(self.reasons), "others are superseded"
-        assert all((row["reason"], row["related_id"]) in self.reasons[i] for i, row in archived.items())
+        assert all(
+            (row["reason"], row["related_id"]) in self.reasons[i] for i, row in archived.items()
+        )
         assert all(row["state"] == "DISCARDED" for row in archived.values())
         self.reasons.clear()
         for row in claim.rows:
@@ -132,7 +140,9 @@ class DebounceMachine(Machine):
         for key in self.of.values():
             if key.current in self.live:
                 current = self.live[key.current]
-                assert current.lease or current.id in claimed or current.due > self.now, "it is tried again"
+                assert current.lease or current.id in claimed or current.due > self.now, (
+                    "it is tried again"
+                )
             elif (burst := self.turn(key)) is not None:
                 pause = min(max(SHORTEST_PAUSE, key.settled_at - key.busy_since), LONGEST_PAUSE)
                 assert self.now < max(burst.due, key.settled_at + pause), "it waits too long"

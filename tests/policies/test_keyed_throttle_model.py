@@ -19,12 +19,20 @@ EXAMPLES = {"sqlite": 15, "postgresql": 6, "mariadb": 6, "mysql": 6}
 
 throttles = st.builds(
     lambda rate, per, burst, lag, exceeded, key: Throttle(
-        rate, per=per * UNIT / 1e6, burst=min(burst, rate), key=key or exceeded == "wait", when_exceeded=exceeded,
+        rate,
+        per=per * UNIT / 1e6,
+        burst=min(burst, rate),
+        key=key or exceeded == "wait",
+        when_exceeded=exceeded,
         max_lag=lag * UNIT / 1e6,
     ),
-    st.integers(1, 4), st.integers(1, 6), st.integers(1, 4), st.sampled_from([1, 2, 100]),
-    st.sampled_from(["wait", "wait", "backoff", "drop", "dead_letter"]), st.booleans(),
-)  # fmt: skip
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 100]),
+    st.sampled_from(["wait", "wait", "backoff", "drop", "dead_letter"]),
+    st.booleans(),
+)
 
 
 class KeyedThrottleMachine(Machine):
@@ -91,14 +99,18 @@ class KeyedThrottleMachine(Machine):
         for key, slots in granted.items():
             for slot in sorted(slots):
                 if key is not None:
-                    assert slot == earliest([self.policy], self.slots[key], self.now), "not the earliest slot"
+                    assert slot == earliest([self.policy], self.slots[key], self.now), (
+                        "not the earliest slot"
+                    )
                     self.slots[key].append(slot)
             assert key is None or allowed(limits([self.policy]), self.slots[key])
 
     def nothing_was_free(self, message: Message) -> None:
         log = self.log_of(message)
         assert log is not None, "a message without a key takes no slot"
-        assert earliest([self.policy], self.slots[log], self.now) > self.now, "there was a slot for it"
+        assert earliest([self.policy], self.slots[log], self.now) > self.now, (
+            "there was a slot for it"
+        )
 
     def nobody_is_forgotten(self, claim: Claim, limit: int) -> None:
         """With room left, what has a slot now is leased, and nobody waits without having asked."""
@@ -109,7 +121,9 @@ class KeyedThrottleMachine(Machine):
             # What has come back with its old due time may be seen by the next look at everything only.
             seen = self.now >= message.returned + WHOLE_LOOK * 1e6 and not message.suspect
             if message.lease is None and message.id not in ids and seen:
-                assert message.due > self.now or claim.more or claim.again == 0, "it waits without a slot"
+                assert message.due > self.now or claim.more or claim.again == 0, (
+                    "it waits without a slot"
+                )
 
     def ended(self, message: Message, how: str) -> None:
         # Its slot is gone, so the next attempt must show another: if it were the same, it would not be the earliest.

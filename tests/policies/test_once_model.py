@@ -32,9 +32,20 @@ class OnceMachine(Machine):
     """Workers claim keys before they start handlers: some at a time, some twice, some after they have lost the lease."""
 
     kinds: ClassVar = (
-        "publish", "wait", "claim", "settle", "settle", "settle", "start_handlers", "start_handlers",
-        "start_handlers", "start_handlers", "give_back_late", "operator_looks", "maintain",
-    )  # fmt: skip
+        "publish",
+        "wait",
+        "claim",
+        "settle",
+        "settle",
+        "settle",
+        "start_handlers",
+        "start_handlers",
+        "start_handlers",
+        "start_handlers",
+        "give_back_late",
+        "operator_looks",
+        "maintain",
+    )
     policies: ClassVar = st.integers(4, 60).map(lambda n: (Once(n * UNIT / 1e6),))
     outcomes: ClassVar = ("crash", "crash", "release", "retry", "ack", "reject")
 
@@ -65,7 +76,11 @@ class OnceMachine(Machine):
             owner = self.owners.get(row.key or "")
             before = owner and owner.delivery
             assert verdicts[row.id] == self.expected(row), row.id
-            if verdicts[row.id][0] is Verdict.UNKNOWN and before and data.draw(st.booleans(), "late"):
+            if (
+                verdicts[row.id][0] is Verdict.UNKNOWN
+                and before
+                and data.draw(st.booleans(), "late")
+            ):
                 self.give_back(self.claimed[before])
                 self.listed()
 

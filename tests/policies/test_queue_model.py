@@ -20,8 +20,10 @@ EXAMPLES = {"sqlite": 20, "postgresql": 8, "mariadb": 8, "mysql": 8}
 delay = st.integers(1, 4).map(lambda n: [Delay(n * UNIT / 1e6)])
 throttle = st.builds(
     lambda rate, per, burst: Throttle(rate, per=per * UNIT / 1e6, burst=min(burst, rate)),
-    st.integers(1, 6), st.integers(1, 8), st.integers(1, 6),
-)  # fmt: skip
+    st.integers(1, 6),
+    st.integers(1, 8),
+    st.integers(1, 6),
+)
 concurrency = st.builds(Concurrency, st.integers(1, 3))
 per_key = st.builds(Concurrency, st.integers(1, 2), per_key=st.just(True))
 nothing: st.SearchStrategy[list[Policy]] = st.just([])
@@ -84,13 +86,19 @@ class QueueMachine(Machine):
         if room > 0 and self.throttles:
             room = min(room, self.granted(room))
         assert [row.id for row in claim.rows] == (self.expected(room) if room > 0 else [])
-        for number, row in enumerate(r for r in claim.rows if not self.live[r.id].expired(self.now)):
+        for number, row in enumerate(
+            r for r in claim.rows if not self.live[r.id].expired(self.now)
+        ):
             self.started(row.slot, microseconds(row.acquired_at), number)
         if self.throttles:
             assert allowed(limits(self.throttles), self.slots)
             next_slot = earliest(self.throttles, self.slots, self.now)
             ids = {row.id for row in claim.rows}
-            waiting = [m for m in self.live.values() if m.due <= self.now and not m.lease and m.id not in ids]
+            waiting = [
+                m
+                for m in self.live.values()
+                if m.due <= self.now and not m.lease and m.id not in ids
+            ]
             if claim.gated:
                 assert claim.again is not None
                 assert self.now + claim.again * 1e6 <= max(next_slot, self.now + 1_000), (

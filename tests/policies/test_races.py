@@ -118,7 +118,9 @@ async def hands(database_url: str) -> AsyncIterator[list[Hand]]:
     await clock.engine.dispose()
 
 
-def before_writes(monkeypatch: pytest.MonkeyPatch, hand: Hand, connection: AsyncConnection) -> list[str]:
+def before_writes(
+    monkeypatch: pytest.MonkeyPatch, hand: Hand, connection: AsyncConnection
+) -> list[str]:
     """Commit the first claim when the second has read everything; which write that was."""
     reached: list[str] = []
 
@@ -180,7 +182,11 @@ async def published(hand: Hand, publisher: AsyncConnection) -> tuple[int, int]:
     if half:
         first = await hand.put()
         await clock.set(clock.now + half)
-    late = await hand.store.insert_in(publisher, [NewMessage(QUEUE, b"late", key="a")]) if race.late else [0]
+    late = (
+        await hand.store.insert_in(publisher, [NewMessage(QUEUE, b"late", key="a")])
+        if race.late
+        else [0]
+    )
     await clock.set(clock.now + (half or 1_000))
     if not half:
         first = await hand.put()

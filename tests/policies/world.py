@@ -54,7 +54,10 @@ class World:
         await self.store.setup()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.run(self.store.close())
         self.run(self.clock.engine.dispose())
@@ -86,10 +89,14 @@ class World:
         """Let time pass."""
         self.run(self.clock.set(self.now + length))
 
-    def put(self, key: str | None, *, delay: int = 0, ago: int = 0, ahead: int = 0, **fields: Any) -> int:
+    def put(
+        self, key: str | None, *, delay: int = 0, ago: int = 0, ahead: int = 0, **fields: Any
+    ) -> int:
         """Publish; `ago`: it was written so long ago, and its commit is seen only now; `ahead`: by a clock that is."""
         [message] = self.run(
-            self.store.insert([NewMessage(QUEUE, b"1", key=key, delay=delay / MICROSECONDS, **fields)])
+            self.store.insert(
+                [NewMessage(QUEUE, b"1", key=key, delay=delay / MICROSECONDS, **fields)]
+            )
         )
         assert message is not None
         if ago or ahead:
@@ -109,8 +116,12 @@ class World:
 
     def claim(self, process: int, limit: int) -> Claim:
         """What one of the processes leases."""
-        wanted = Wanted([QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered, suspicion=self.suspicion)
-        claim, self.memories[process] = self.run(self.store.policies.claim(wanted, self.memories[process]))
+        wanted = Wanted(
+            [QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered, suspicion=self.suspicion
+        )
+        claim, self.memories[process] = self.run(
+            self.store.policies.claim(wanted, self.memories[process])
+        )
         return claim
 
     def settle(self, row: ClaimedMessage, outcome: Outcome) -> None:
@@ -127,7 +138,9 @@ class World:
     async def _expire(self, message: int) -> None:
         table, past = self.store.tables.message, START - timedelta(days=1)
         async with self.clock.engine.begin() as connection:
-            await connection.execute(update(table).where(table.c.id == message).values(lease_expires_at=past))
+            await connection.execute(
+                update(table).where(table.c.id == message).values(lease_expires_at=past)
+            )
 
     def live(self) -> dict[int, dict[str, Any]]:
         """The messages of the queue, by id."""

@@ -29,7 +29,9 @@ class Fleet(Bench):
         self.said = folder.parent / "said"
         self.workers: list[Process] = []
 
-    def start(self, handler: str = "quick", env: dict[str, str] | None = None, **options: Any) -> Any:
+    def start(
+        self, handler: str = "quick", env: dict[str, str] | None = None, **options: Any
+    ) -> Any:
         """Start one worker."""
         return self.run("worker", handler, json.dumps(options), env=env)
 
@@ -45,7 +47,9 @@ class Fleet(Bench):
         headers = '{"content-type": "application/json"}'
         for first in range(0, count, 1000):
             end = min(count, first + 1000)
-            await self.store.insert([NewMessage(queue, str(n).encode(), headers) for n in range(first, end)])
+            await self.store.insert(
+                [NewMessage(queue, str(n).encode(), headers) for n in range(first, end)]
+            )
 
     def started(self) -> dict[int, Counter[int]]:
         """How often each process has started each body."""
@@ -85,7 +89,9 @@ class Fleet(Bench):
                 worker.send_signal(signal.SIGTERM)
         for worker in self.workers:
             code = await self.ended(worker)
-            assert code in {0, -signal.SIGKILL}, f"a worker ended with {code}: {self.said.read_text()}"
+            assert code in {0, -signal.SIGKILL}, (
+                f"a worker ended with {code}: {self.said.read_text()}"
+            )
 
 
 @pytest.fixture

@@ -55,7 +55,9 @@ def nothing_lost(left: Left, published: Iterable[int], states: str = "COMPLETED"
     if {row["id"] for row in left.rows} != set(published):
         wrong.append(f"published {sorted(published)}, archived {[row['id'] for row in left.rows]}")
     wrong += [
-        f"{row['id']} is {row['state']}: {row['reason']}" for row in left.rows if row["state"] not in states
+        f"{row['id']} is {row['state']}: {row['reason']}"
+        for row in left.rows
+        if row["state"] not in states
     ]
     starts = defaultdict(list)
     for start in left.starts:
@@ -82,7 +84,9 @@ def delayed(left: Left, delay: int) -> list[str]:
 def in_window(left: Left, opens: int, closes: int) -> list[str]:
     """Every claim within the window."""
     wrong = _not_before(left, {row["id"]: opens for row in left.rows})
-    return wrong + [f"{s.id} was claimed after the window" for s in left.starts if s.acquired >= closes]
+    return wrong + [
+        f"{s.id} was claimed after the window" for s in left.starts if s.acquired >= closes
+    ]
 
 
 def _not_before(left: Left, earliest: dict[int, int]) -> list[str]:
@@ -93,7 +97,9 @@ def _not_before(left: Left, earliest: dict[int, int]) -> list[str]:
     ]
 
 
-def debounced(left: Left, window: int, max_wait: int | None = None, *, leading: bool = False) -> list[str]:
+def debounced(
+    left: Left, window: int, max_wait: int | None = None, *, leading: bool = False
+) -> list[str]:
     """Of each burst, as created_at says, its last message (leading: its first) was delivered, and no other.
 
     A message dated before its burst's end, but not certain to be committed by then, may have missed it.
@@ -145,11 +151,17 @@ def _superseded(rows: Sequence[dict[str, Any]], *, leading: bool) -> list[str]:
         if row["state"] != "DISCARDED":
             continue
         seen, other = {row["id"]}, row
-        while other is not None and other["state"] == "DISCARDED" and other["reason"] == "superseded":
+        while (
+            other is not None and other["state"] == "DISCARDED" and other["reason"] == "superseded"
+        ):
             by = other["related_id"]
             other = None if by in seen else by_id.get(by)
             seen.add(by)
-        if other is None or other["state"] != "COMPLETED" or (other["id"] < row["id"]) is not leading:
+        if (
+            other is None
+            or other["state"] != "COMPLETED"
+            or (other["id"] < row["id"]) is not leading
+        ):
             wrong.append(f"{row['id']} is {row['reason']!r}, which was not delivered in its place")
     return wrong
 
@@ -174,7 +186,9 @@ def throttled(
         if start.at < start.slot - 1:
             wrong.append(f"{start.id} was started {start.slot - start.at} µs before its slot")
         if max_lag is not None and start.at > start.slot + max_lag + SLACK:
-            late.append(f"{start.id} was started {(start.at - start.slot) / SECOND} s after its slot")
+            late.append(
+                f"{start.id} was started {(start.at - start.slot) / SECOND} s after its slot"
+            )
     for key, taken in slots.items():
         wrong += [f"{key}: {line}" for line in over_rate(taken, rate, per)]
     return wrong if len(late) <= 1 + len(left.starts) // FEW else wrong + late
@@ -194,7 +208,11 @@ def once(left: Left, unknown: set[int]) -> list[str]:
     """No key has run twice without having asked for it; what the killed process held is listed, and nothing else."""
     wrong = []
     runs, asked = Counter(s.key for s in left.starts), Counter(s.key for s in left.again)
-    wrong += [f"{key} ran {n} times, asked for {asked[key]}" for key, n in runs.items() if n > 1 + asked[key]]
+    wrong += [
+        f"{key} ran {n} times, asked for {asked[key]}"
+        for key, n in runs.items()
+        if n > 1 + asked[key]
+    ]
     failed = {row["id"] for row in left.rows if row["reason"] == "unknown_outcome"}
     if failed != unknown:
         wrong.append(f"FAILED as unknown_outcome: {sorted(failed)}, listed: {sorted(unknown)}")
@@ -228,7 +246,8 @@ def ordered(left: Left) -> list[str]:
 def most_at_once(rows: Iterable[dict[str, Any]]) -> int:
     """How many leases were there at the same moment, by the database's clock: from claims to archivals."""
     moments = sorted(
-        [(micros(row["acquired_at"]), 1) for row in rows] + [(micros(row["archived_at"]), -1) for row in rows]
+        [(micros(row["acquired_at"]), 1) for row in rows]
+        + [(micros(row["archived_at"]), -1) for row in rows]
     )
     most = now = 0
     for _, change in moments:

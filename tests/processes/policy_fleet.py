@@ -50,7 +50,9 @@ class PolicyFleet:
         self.published: dict[str, list[int]] = defaultdict(list)
         self._took: dict[int, int] = {}
 
-    def start(self, subscribers: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Process:
+    def start(
+        self, subscribers: Mapping[str, Any], env: Mapping[str, str] | None = None
+    ) -> Process:
         """Start one worker with these."""
         return self.fleet.run("policy_worker", json.dumps(subscribers), env=env)
 
@@ -66,7 +68,9 @@ class PolicyFleet:
 
     async def put(self, keys: Mapping[str, Keys]) -> None:
         """For each queue one message for each of its keys, all in one statement."""
-        messages = [NewMessage(queue, b"1", key=key) for queue, given in keys.items() for key in given]
+        messages = [
+            NewMessage(queue, b"1", key=key) for queue, given in keys.items() for key in given
+        ]
         if not messages:
             return
         asked = monotonic()
@@ -93,7 +97,8 @@ class PolicyFleet:
             for line in path.read_text().splitlines()
         ]
         return sorted(
-            (s for s in found if s.again is again and queue in {None, s.queue}), key=lambda s: (s.at, s.id)
+            (s for s in found if s.again is again and queue in {None, s.queue}),
+            key=lambda s: (s.at, s.id),
         )
 
     async def left(self) -> dict[str, Left]:

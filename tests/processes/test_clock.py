@@ -53,7 +53,9 @@ def faketime() -> str:
     [("postgresql", "-3600"), ("postgresql", "+3600"), ("mariadb", "+3600"), ("mysql", "-3600")],
     indirect=["database"],
 )
-async def test_a_shifted_process_neither_hurries_nor_lags(fleet: Fleet, faketime: str, shift: str) -> None:
+async def test_a_shifted_process_neither_hurries_nor_lags(
+    fleet: Fleet, faketime: str, shift: str
+) -> None:
     env = {"LD_PRELOAD": faketime, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     published = subprocess.run(
         [sys.executable, "-c", PUBLISH, fleet.url],

@@ -57,7 +57,11 @@ async def test_sigterm_hands_back_a_thousand_messages(fleet: Fleet) -> None:
     running = 40
     await fleet.publish(1_000 + running)
     worker = fleet.start(
-        "hang_later", max_workers=running, fetch_batch_size=1_000, graceful_timeout=0.5, longest_wait=60.0
+        "hang_later",
+        max_workers=running,
+        fetch_batch_size=1_000,
+        graceful_timeout=0.5,
+        longest_wait=60.0,
     )
 
     async def all_is_held() -> bool:
@@ -70,7 +74,10 @@ async def test_sigterm_hands_back_a_thousand_messages(fleet: Fleet) -> None:
     await eventually(all_is_held, timeout=30)
     worker.send_signal(signal.SIGTERM)
     assert await fleet.ended(worker) == 0
-    assert await fleet.count("state = 'PENDING' AND attempts_count = 0 AND lease_token IS NULL") == 1_000
+    assert (
+        await fleet.count("state = 'PENDING' AND attempts_count = 0 AND lease_token IS NULL")
+        == 1_000
+    )
     assert await fleet.count("deliveries_count = 0") == 1_000 - running
     assert await fleet.count("deliveries_count = 1") == running
     assert await fleet.count(archive=True) == running
@@ -95,7 +102,9 @@ async def test_a_message_that_kills_its_process_ends_in_the_dead_letters(fleet: 
     for _ in range(limit + 2):
         worker = fleet.start("poison", **leases)
         await eventually(
-            lambda worker=worker: worker.poll() is not None or _is_settled(fleet), timeout=30, step=0.05
+            lambda worker=worker: worker.poll() is not None or _is_settled(fleet),
+            timeout=30,
+            step=0.05,
         )
         if worker.poll() is None:
             break
@@ -104,24 +113,34 @@ async def test_a_message_that_kills_its_process_ends_in_the_dead_letters(fleet: 
     await fleet.stop()
     assert fleet.total()[0] == limit
     dead = [r for r in await fleet.rows(archive=True) if r["payload"] == b"0"]
-    assert [(r["state"], r["reason"], r["attempts_count"]) for r in dead] == [("FAILED", "max_deliveries", 0)]
+    assert [(r["state"], r["reason"], r["attempts_count"]) for r in dead] == [
+        ("FAILED", "max_deliveries", 0)
+    ]
     assert dead[0]["deliveries_count"] == limit + 1
     assert await fleet.count("state = 'COMPLETED'", archive=True) == 2
 
 
-async def test_f6_with_two_deliveries_no_neighbour_of_a_poison_message_is_lost(fleet: Fleet) -> None:
+async def test_f6_with_two_deliveries_no_neighbour_of_a_poison_message_is_lost(
+    fleet: Fleet,
+) -> None:
     """Neither those that were leased with it and never started, nor those that meet another one later."""
     neighbours = 5
     await fleet.publish(1 + neighbours)
     options = {
-        "max_deliveries": 2, "max_workers": 1, "release_stuck_timeout": 10, "release_stuck_interval": 0.1,
-        "retry_strategy": None, "counts_as_quick": True,
-    }  # fmt: skip
+        "max_deliveries": 2,
+        "max_workers": 1,
+        "release_stuck_timeout": 10,
+        "release_stuck_interval": 0.1,
+        "retry_strategy": None,
+        "counts_as_quick": True,
+    }
     deaths = 0
     for _ in range(8):
         worker = fleet.start("poison", **options)
         await eventually(
-            lambda worker=worker: worker.poll() is not None or _is_settled(fleet), timeout=30, step=0.05
+            lambda worker=worker: worker.poll() is not None or _is_settled(fleet),
+            timeout=30,
+            step=0.05,
         )
         if worker.poll() is None:
             break
@@ -153,4 +172,7 @@ async def test_a_synchronous_handler_that_cannot_be_cancelled_keeps_its_lease(fl
     await eventually(lambda: len(fleet.total()) == 1, timeout=30)
     worker.send_signal(signal.SIGTERM)
     assert await fleet.ended(worker) == 0
-    assert await fleet.count("state = 'PROCESSING' AND deliveries_count = 1 AND attempts_count = 0") == 1
+    assert (
+        await fleet.count("state = 'PROCESSING' AND deliveries_count = 1 AND attempts_count = 0")
+        == 1
+    )

@@ -11,7 +11,9 @@ FORWARDS = {"a": "b", "b": "c", "c": "q"}
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.capability("chains of queues: nothing lost or doubled by SIGKILL between the steps"),
+    pytest.mark.capability(
+        "chains of queues: nothing lost or doubled by SIGKILL between the steps"
+    ),
 ]
 
 

@@ -25,9 +25,14 @@ class Lockers:
     def start(self, what: str, count: int = 0, env: dict[str, str] | None = None) -> Process:
         """Start one."""
         started = start(
-            "tests.processes.locker", self.url, str(self.folder), what, str(count),
-            said=self.folder / "said", env=env,
-        )  # fmt: skip
+            "tests.processes.locker",
+            self.url,
+            str(self.folder),
+            what,
+            str(count),
+            said=self.folder / "said",
+            env=env,
+        )
         self.running.append(started)
         return started
 
@@ -61,7 +66,9 @@ def lockers(broker: SqlBroker, database_url: str, tmp_path: Path) -> Iterator[Lo
 async def test_four_processes_count_without_losing_one(lockers: Lockers) -> None:
     """Z5: a number in a file, which nothing else guards."""
     running = [lockers.start("count", EACH) for _ in range(4)]
-    await eventually(lambda: all(each.poll() is not None for each in running), timeout=100, step=0.1)
+    await eventually(
+        lambda: all(each.poll() is not None for each in running), timeout=100, step=0.1
+    )
     assert [each.returncode for each in running] == [0] * 4
     assert int((lockers.folder / "number").read_text()) == 4 * EACH
     assert sorted(lockers.fences()) == list(range(1, 4 * EACH + 1))
@@ -106,7 +113,9 @@ async def test_processes_whose_clocks_are_an_hour_off_neither_steal_nor_are_robb
     async with broker.lock("number", lease="30s") as lock:
         thieves = [lockers.start("count", 1, env) for env in (late, early)]
         names = {str(thief.pid) for thief in thieves}
-        await eventually(lambda: names <= {path.name for path in lockers.folder.iterdir()}, timeout=30)
+        await eventually(
+            lambda: names <= {path.name for path in lockers.folder.iterdir()}, timeout=30
+        )
         await asyncio.sleep(1)
         assert lockers.fences() == []
         await lock.extend()

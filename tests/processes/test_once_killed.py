@@ -8,14 +8,21 @@ from tests.processes.conftest import Fleet
 from tests.processes.policy_fleet import PolicyFleet
 
 OPTIONS: dict[str, Any] = {
-    "max_workers": 1, "max_fetch_interval": 0.1, "release_stuck_timeout": 1.0, "release_stuck_interval": 0.1,
-}  # fmt: skip
+    "max_workers": 1,
+    "max_fetch_interval": 0.1,
+    "release_stuck_timeout": 1.0,
+    "release_stuck_interval": 0.1,
+}
 SUBSCRIBERS = {"q": {"policies": [["Once", ["1h"], {}]], "act": "retry_first", "options": OPTIONS}}
 
 
 @pytest.mark.parametrize(
     ("dies", "starts_before", "tried_again"),
-    [("after claim_keys", 0, False), ("before give_back_keys", 1, False), ("after give_back_keys", 1, True)],
+    [
+        ("after claim_keys", 0, False),
+        ("before give_back_keys", 1, False),
+        ("after give_back_keys", 1, True),
+    ],
 )
 async def test_what_was_given_back_is_tried_again_and_the_rest_is_unknown(
     fleet: Fleet, dies: str, starts_before: int, tried_again: bool

@@ -42,8 +42,12 @@ def alone(opens: str, closes: str, later: str) -> dict[str, dict[str, Any]]:
         "once": {"policies": [["Once", ["1h"], {}]], "seconds": 0.3},
         "most": {"policies": [["Concurrency", [2], {}]], **slow},
         "most_by_key": {"policies": [["Concurrency", [1], {"per_key": True}]], **slow},
-        "blocking": {"policies": [["BlockingWait", ["300ms"], {}]], "act": "fail_first", "options": {"max_workers": 1}},
-    }  # fmt: skip
+        "blocking": {
+            "policies": [["BlockingWait", ["300ms"], {}]],
+            "act": "fail_first",
+            "options": {"max_workers": 1},
+        },
+    }
 
 
 def composed(opens: str, closes: str) -> dict[str, dict[str, Any]]:
@@ -52,17 +56,22 @@ def composed(opens: str, closes: str) -> dict[str, dict[str, Any]]:
     return {
         "debounce_throttle": {"policies": [["Debounce", ["400ms"], {}], throttle], "seconds": 0.1},
         "window_throttle_ordered": {
-            "policies": [["Window", [opens, closes], {}], throttle], "act": "retry_first", "seconds": 0.05,
+            "policies": [["Window", [opens, closes], {}], throttle],
+            "act": "retry_first",
+            "seconds": 0.05,
             "options": {"ordered": True},
         },
         "once_retry": {"policies": [["Once", ["1h"], {}]], "act": "retry_first", "seconds": 0.2},
         "all": {
             "policies": [
-                ["Delay", ["200ms"], {}], ["Debounce", ["400ms"], {}], throttle, ["Once", ["1s"], {}],
+                ["Delay", ["200ms"], {}],
+                ["Debounce", ["400ms"], {}],
+                throttle,
+                ["Once", ["1s"], {}],
                 ["Concurrency", [3], {}],
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def in_bursts(tick: int) -> Keys:
@@ -86,14 +95,27 @@ def streams(tick: int) -> Keys:
 
 
 FEEDS: dict[str, Callable[[int], Keys]] = {
-    "delay": at(0, 15, [None]), "debounce": in_bursts, "stream": streams, "leading": in_bursts,
-    "throttle": at(0, 9, [None] * 4), "bursts": at(0, 0, [None] * 25), "by_key": at(0, 4, ["a", "b", None]),
-    "drop": at(0, 9, [None] * 2), "dead": at(0, 9, [None] * 2), "backoff": at(0, 2, [None] * 4),
-    "window": at(0, 9, [None]), "closed": at(0, 2, [None]), "once": some, "most": at(4, 15, ["a"]),
-    "most_by_key": at(6, 17, ["a", "b"]), "blocking": at(0, 2, [None]),
-    "debounce_throttle": in_bursts, "window_throttle_ordered": at(0, 5, ["a", "b", "c"]), "once_retry": some,
+    "delay": at(0, 15, [None]),
+    "debounce": in_bursts,
+    "stream": streams,
+    "leading": in_bursts,
+    "throttle": at(0, 9, [None] * 4),
+    "bursts": at(0, 0, [None] * 25),
+    "by_key": at(0, 4, ["a", "b", None]),
+    "drop": at(0, 9, [None] * 2),
+    "dead": at(0, 9, [None] * 2),
+    "backoff": at(0, 2, [None] * 4),
+    "window": at(0, 9, [None]),
+    "closed": at(0, 2, [None]),
+    "once": some,
+    "most": at(4, 15, ["a"]),
+    "most_by_key": at(6, 17, ["a", "b"]),
+    "blocking": at(0, 2, [None]),
+    "debounce_throttle": in_bursts,
+    "window_throttle_ordered": at(0, 5, ["a", "b", "c"]),
+    "once_retry": some,
     "all": in_bursts,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +139,9 @@ async def test_with_one_process_killed_in_the_middle(fleet: Fleet, processes: in
     async with policies.watched() as seen:
         await policies.up(processes)
         await policies.feed(range(KILL_AT), STEP, FEEDS)
-        await eventually(lambda: len([s for s in policies.starts() if s.pid == victim.pid]) > 3, timeout=120)
+        await eventually(
+            lambda: len([s for s in policies.starts() if s.pid == victim.pid]) > 3, timeout=120
+        )
         await policies.feed([KILL_AT], STEP, FEEDS)
         policies.kill(victim)
         if processes == 1:
@@ -129,9 +153,11 @@ async def test_with_one_process_killed_in_the_middle(fleet: Fleet, processes: in
     left = await policies.left()
     listed = {q: {u.message_id for u in await fleet.store.starts.unknown(q, 1000)} for q in FEEDS}
     wrong = {
-        queue: lines for queue in FEEDS
-        if queue != "closed" and (lines := check(queue, policies, left[queue], listed[queue], seen, (opens, closes)))
-    }  # fmt: skip
+        queue: lines
+        for queue in FEEDS
+        if queue != "closed"
+        and (lines := check(queue, policies, left[queue], listed[queue], seen, (opens, closes)))
+    }
     assert not wrong, wrong
     assert await fleet.count("deliveries_count > 1 OR reason = 'unknown_outcome'", archive=True) > 0
 
@@ -156,21 +182,33 @@ async def settled(fleet: Fleet, within: float) -> None:
             "next_attempt_at",
             "lease_expires_at",
         )
-        rows = [[str(row[c]) for c in columns] for row in await fleet.rows() if row["queue"] != "closed"]
+        rows = [
+            [str(row[c]) for c in columns] for row in await fleet.rows() if row["queue"] != "closed"
+        ]
         msg = f"at {await fleet.store.now()} there are {len(rows)}: {rows[:20]}"
         raise AssertionError(msg) from error
 
 
 ENDS = {
-    "debounce": "COMPLETED DISCARDED", "stream": "COMPLETED DISCARDED", "leading": "COMPLETED DISCARDED",
-    "drop": "COMPLETED DISCARDED", "dead": "COMPLETED FAILED", "once": "COMPLETED DISCARDED FAILED",
-    "once_retry": "COMPLETED DISCARDED FAILED", "debounce_throttle": "COMPLETED DISCARDED",
+    "debounce": "COMPLETED DISCARDED",
+    "stream": "COMPLETED DISCARDED",
+    "leading": "COMPLETED DISCARDED",
+    "drop": "COMPLETED DISCARDED",
+    "dead": "COMPLETED FAILED",
+    "once": "COMPLETED DISCARDED FAILED",
+    "once_retry": "COMPLETED DISCARDED FAILED",
+    "debounce_throttle": "COMPLETED DISCARDED",
     "all": "COMPLETED DISCARDED FAILED",
-}  # fmt: skip
+}
 
 
 def check(
-    queue: str, policies: PolicyFleet, left: Left, unknown: set[int], seen: Seen, window: tuple[Any, Any]
+    queue: str,
+    policies: PolicyFleet,
+    left: Left,
+    unknown: set[int],
+    seen: Seen,
+    window: tuple[Any, Any],
 ) -> list[str]:
     """What is wrong with what was left of `queue`."""
     wrong = checks.nothing_lost(left, policies.published[queue], ENDS.get(queue, "COMPLETED"))
@@ -183,21 +221,28 @@ def dropped(left: Left, state: str) -> list[str]:
     ended = left.of(state)
     wrong += [f"{row['id']}: {row['reason']}" for row in ended if row["reason"] != "throttled"]
     return (
-        wrong if ended and left.of("COMPLETED") else [*wrong, f"{len(ended)} of {len(left.rows)} are {state}"]
+        wrong
+        if ended and left.of("COMPLETED")
+        else [*wrong, f"{len(ended)} of {len(left.rows)} are {state}"]
     )
 
 
 def at_most(seen: Seen, queue: str, most: int, *, by_key: bool = False) -> list[str]:
     """Leases that were seen together."""
     return [
-        f"{n} leases of {q}, {key}" for (q, key), n in seen.most.items()
+        f"{n} leases of {q}, {key}"
+        for (q, key), n in seen.most.items()
         if q == queue and (key is not None) is by_key and n > most
-    ]  # fmt: skip
+    ]
 
 
 def in_order(left: Left, seen: Seen, window: tuple[Any, Any]) -> list[str]:
     opens, closes = map(micros, window)
-    wrong = checks.in_window(left, opens, closes) + checks.throttled(left, 20, SECOND) + checks.ordered(left)
+    wrong = (
+        checks.in_window(left, opens, closes)
+        + checks.throttled(left, 20, SECOND)
+        + checks.ordered(left)
+    )
     return wrong + at_most(seen, "window_throttle_ordered", 1, by_key=True)
 
 

@@ -23,7 +23,9 @@ OPENS = 8
     [("postgresql", "-3600"), ("mariadb", "+3600"), ("mysql", "-3600")],
     indirect=["database"],
 )
-async def test_a_shifted_process_keeps_the_databases_time(fleet: Fleet, faketime: str, shift: str) -> None:
+async def test_a_shifted_process_keeps_the_databases_time(
+    fleet: Fleet, faketime: str, shift: str
+) -> None:
     """Z7, Z10, P1, P6."""
     policies = PolicyFleet(fleet)
     now = await fleet.store.now()
@@ -35,14 +37,21 @@ async def test_a_shifted_process_keeps_the_databases_time(fleet: Fleet, faketime
         "window": [["Window", [f"{opens:%H:%M:%S.%f}", f"{closes:%H:%M:%S.%f}"], {}]],
     }
     options = {"max_workers": 4, "max_fetch_interval": 0.25}
-    subscribers = {queue: {"policies": wanted, "options": options} for queue, wanted in given.items()}
+    subscribers = {
+        queue: {"policies": wanted, "options": options} for queue, wanted in given.items()
+    }
     env = {"LD_PRELOAD": faketime, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     policies.start(subscribers, env=env)
     policies.start(subscribers, env=env)
     await policies.up(2)
     for _ in range(2):
         await policies.put(
-            {"delay": [None] * 5, "debounce": ["a", "b", "c"] * 3, "throttle": [None] * 8, "window": [None]}
+            {
+                "delay": [None] * 5,
+                "debounce": ["a", "b", "c"] * 3,
+                "throttle": [None] * 8,
+                "window": [None],
+            }
         )
         begun = await fleet.store.now()
         # A second burst of each key, when the first has ended.

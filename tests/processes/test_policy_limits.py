@@ -26,7 +26,9 @@ async def test_a_concurrency_is_exact(fleet: Fleet) -> None:
     }
     for given in subscribers.values():
         given["options"] = {**LEASE, "max_workers": 20}
-    await policies.put({"q": [f"k{n % 2}" for n in range(120)], "by_key": [f"k{n % 4}" for n in range(120)]})
+    await policies.put(
+        {"q": [f"k{n % 2}" for n in range(120)], "by_key": [f"k{n % 4}" for n in range(120)]}
+    )
     async with policies.watched() as seen:
         for _ in range(PROCESSES):
             policies.start(subscribers)
@@ -35,12 +37,15 @@ async def test_a_concurrency_is_exact(fleet: Fleet) -> None:
     assert await fleet.count("deliveries_count = 1 AND state = 'COMPLETED'", archive=True) == 240
     assert seen.looks > 50
     assert seen.most["q", None] <= 3
-    assert max(n for (queue, key), n in seen.most.items() if queue == "by_key" and key is not None) <= 3
+    assert (
+        max(n for (queue, key), n in seen.most.items() if queue == "by_key" and key is not None)
+        <= 3
+    )
     left = await policies.left()
     assert checks.most_at_once(left["q"].rows) == 3
-    assert {key: checks.most_at_once(rows) for key, rows in left["by_key"].by_key.items()} == dict.fromkeys(
-        [f"k{n}" for n in range(4)], 3
-    )
+    assert {
+        key: checks.most_at_once(rows) for key, rows in left["by_key"].by_key.items()
+    } == dict.fromkeys([f"k{n}" for n in range(4)], 3)
     assert len({start.pid for start in left["q"].starts}) > 1, "the work was not shared"
 
 

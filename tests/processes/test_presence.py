@@ -84,7 +84,9 @@ async def test_a_pause_survives_the_restart_of_all_workers(fleet: Fleet) -> None
         async def told() -> bool:
             found = await workers(fleet, *pids)
             lease = 4 * QUICK["presence_interval"]
-            return all((s.lease_expires_at - paused.since).total_seconds() > lease + 0.1 for s in found)
+            return all(
+                (s.lease_expires_at - paused.since).total_seconds() > lease + 0.1 for s in found
+            )
 
         await eventually(told, timeout=60, step=0.05)
 

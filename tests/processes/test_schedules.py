@@ -28,9 +28,12 @@ class Schedulers:
     def start(self, env: dict[str, str] | None = None) -> Process:
         """Start one."""
         started = start(
-            "tests.processes.scheduler", self.url, str(self.folder),
-            said=self.folder.parent / "said", env=env,
-        )  # fmt: skip
+            "tests.processes.scheduler",
+            self.url,
+            str(self.folder),
+            said=self.folder.parent / "said",
+            env=env,
+        )
         self.running.append(started)
         return started
 
@@ -44,7 +47,9 @@ class Schedulers:
         before = {name: len(rows) for name, rows in (await self.published()).items()}
 
         async def there() -> bool:
-            return all(len(rows) >= before[name] + count for name, rows in (await self.published()).items())
+            return all(
+                len(rows) >= before[name] + count for name, rows in (await self.published()).items()
+            )
 
         await eventually(there, timeout=timeout, step=0.1)
 
@@ -52,7 +57,9 @@ class Schedulers:
         """SIGTERM to all; those that were not killed end well."""
         for each in self.running:
             each.terminate()
-        await eventually(lambda: all(each.poll() is not None for each in self.running), timeout=30, step=0.05)
+        await eventually(
+            lambda: all(each.poll() is not None for each in self.running), timeout=30, step=0.05
+        )
 
     async def check(self) -> None:
         """Each second from the first one on has one message of each schedule, up to the last one that was published."""
@@ -71,7 +78,9 @@ class Schedulers:
 
 
 @pytest.fixture
-async def schedulers(engine: AsyncEngine, database_url: str, tmp_path: Path) -> AsyncIterator[Schedulers]:
+async def schedulers(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+) -> AsyncIterator[Schedulers]:
     broker = SqlBroker(engine, logger=None)
     await broker.create_tables()
     await broker._store.setup()
@@ -85,7 +94,9 @@ async def schedulers(engine: AsyncEngine, database_url: str, tmp_path: Path) -> 
             each.wait()
 
 
-async def test_four_processes_publish_each_second_once_though_they_are_killed(schedulers: Schedulers) -> None:
+async def test_four_processes_publish_each_second_once_though_they_are_killed(
+    schedulers: Schedulers,
+) -> None:
     """Z9: kill -9 at any moment, and again with the ones that took their place."""
     running = [schedulers.start() for _ in range(4)]
     await schedulers.more(3)
@@ -119,5 +130,7 @@ async def test_processes_whose_clocks_are_an_hour_off_fire_when_the_database_say
     now = await schedulers.broker._store.now()
     for rows in (await schedulers.published()).values():
         for row in rows:
-            assert abs(now - datetime.fromisoformat(row["headers"]["fire-time"])) < timedelta(minutes=5)
+            assert abs(now - datetime.fromisoformat(row["headers"]["fire-time"])) < timedelta(
+                minutes=5
+            )
     assert schedulers.callers() >= 1

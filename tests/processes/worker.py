@@ -97,7 +97,10 @@ def main() -> None:
     interval = options.pop("presence_interval", 5.0)
     _change(options)
     broker = SqlBroker(
-        create_async_engine(url), graceful_timeout=graceful_timeout, presence_interval=interval, logger=None
+        create_async_engine(url),
+        graceful_timeout=graceful_timeout,
+        presence_interval=interval,
+        logger=None,
     )
     handle: Callable[[int], Awaitable[None]] = getattr(Handlers(Path(folder)), handler)
     broker.subscriber("q", **options)(handle)

@@ -40,9 +40,9 @@ async def test_both_ways_make_the_tables_that_are_needed(engine: AsyncEngine, wa
     for _ in range(2):
         await run(engine, WAYS[way])
         assert await run(engine, lambda c: differences(c, TABLES)) == []
-    assert await run(engine, lambda c: c.execute(text("SELECT * FROM message_schema_version")).all()) == [
-        ("0002",)
-    ]
+    assert await run(
+        engine, lambda c: c.execute(text("SELECT * FROM message_schema_version")).all()
+    ) == [("0002",)]
 
 
 async def test_processes_that_start_together_create_the_tables_once(database_url: str) -> None:
@@ -97,7 +97,10 @@ BROKEN = {
         "DROP INDEX message_dedup{on}",
         "index message_dedup on message is missing: CREATE UNIQUE INDEX",
     ),
-    "the archive": ("DROP TABLE message_archive", "table 'message_archive' is missing: CREATE TABLE"),
+    "the archive": (
+        "DROP TABLE message_archive",
+        "table 'message_archive' is missing: CREATE TABLE",
+    ),
 }
 
 
@@ -139,7 +142,10 @@ async def test_an_altered_column_is_named_and_mended_on_mysql(engine: AsyncEngin
     await run(engine, WAYS["create_tables"])
     for change in ("reason VARCHAR(20)", "payload BLOB NULL", "attempts_count INT NOT NULL"):
         await run(
-            engine, lambda c, change=change: c.execute(text(f"ALTER TABLE message_archive MODIFY {change}"))
+            engine,
+            lambda c, change=change: c.execute(
+                text(f"ALTER TABLE message_archive MODIFY {change}")
+            ),
         )
     lines = await run(engine, lambda c: differences(c, TABLES))
     assert len(lines) == 4, lines  # the payload is both too small and nullable
@@ -196,7 +202,8 @@ async def test_the_database_refuses(engine: AsyncEngine, wrong: dict[str, Any]) 
         values = values.replace(":lease_token", "CAST(:lease_token AS uuid)")
     with pytest.raises(DBAPIError):
         await run(
-            engine, lambda c: c.execute(text(f"INSERT INTO message ({columns}) VALUES ({values})"), wrong)
+            engine,
+            lambda c: c.execute(text(f"INSERT INTO message ({columns}) VALUES ({values})"), wrong),
         )
 
 

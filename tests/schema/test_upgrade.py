@@ -41,7 +41,10 @@ def write(connection: Connection, tables: Tables) -> None:
         insert(tables.archive).from_select(
             columns,
             kept.with_only_columns(
-                *(text("'COMPLETED'") if name == "state" else tables.message.c[name] for name in columns)
+                *(
+                    text("'COMPLETED'") if name == "state" else tables.message.c[name]
+                    for name in columns
+                )
             ),
         )
     )
@@ -64,14 +67,19 @@ async def test_a_table_with_messages_is_upgraded(engine: AsyncEngine) -> None:
             assert table is not None
             found = (await connection.execute(select(table.c.hops, table.c.policy_key))).all()
             assert [tuple(row) for row in found] == [(0, None)] * 3
-        assert await connection.scalar(text("SELECT version_num FROM message_schema_version")) == "0002"
+        assert (
+            await connection.scalar(text("SELECT version_num FROM message_schema_version"))
+            == "0002"
+        )
 
 
 async def test_an_upgrade_that_ended_half_way_goes_on(engine: AsyncEngine) -> None:
     """MySQL and MariaDB commit each statement."""
     async with engine.begin() as connection:
         await connection.run_sync(old_tables)
-        await connection.execute(text("ALTER TABLE message ADD COLUMN hops SMALLINT DEFAULT 0 NOT NULL"))
+        await connection.execute(
+            text("ALTER TABLE message ADD COLUMN hops SMALLINT DEFAULT 0 NOT NULL")
+        )
         await connection.run_sync(lambda c: upgrade(c, CONFIG))
         assert await connection.run_sync(lambda c: differences(c, NOW)) == []
 
@@ -104,7 +112,9 @@ async def test_no_row_is_written_anew(engine: AsyncEngine, database: str) -> Non
         assert await connection.run_sync(lambda c: differences(c, NOW)) == []
 
 
-async def test_create_tables_leaves_old_tables_and_the_start_says_what_to_do(engine: AsyncEngine) -> None:
+async def test_create_tables_leaves_old_tables_and_the_start_says_what_to_do(
+    engine: AsyncEngine,
+) -> None:
     async with engine.begin() as connection:
         await connection.run_sync(old_tables)
     broker = SqlBroker(engine, logger=None)

@@ -60,7 +60,10 @@ def _start(folder: Path) -> SparkSession:
             problems.append(install(package) or "")
         try:
             return build_session(
-                "tests", databases=("postgresql", "mysql", "sqlite"), master="local[2]", config=config
+                "tests",
+                databases=("postgresql", "mysql", "sqlite"),
+                master="local[2]",
+                config=config,
             )
         except SetupError as error:
             problems.append(str(error))
@@ -76,8 +79,12 @@ class Archive:
     def __init__(self, url: str, config: SqlBrokerSchemaConfig | None = None) -> None:
         self.url = url
         self.engine: Engine = create_engine(_synchronous(url))
-        self.kind = "postgresql" if self.engine.dialect.name == "postgresql" else self.engine.dialect.name
-        tables = build_tables(config or SqlBrokerSchemaConfig(), dialect_name=self.engine.dialect.name)
+        self.kind = (
+            "postgresql" if self.engine.dialect.name == "postgresql" else self.engine.dialect.name
+        )
+        tables = build_tables(
+            config or SqlBrokerSchemaConfig(), dialect_name=self.engine.dialect.name
+        )
         self.archive, self.message = tables.archive, tables.message
         with self.engine.begin() as connection:
             for statement in ddl(tables, self.engine.dialect.name):
@@ -92,7 +99,9 @@ class Archive:
         with self.engine.begin() as own:
             own.execute(self.archive.insert(), complete)
 
-    def add_many(self, count: int, *, first: int = 1, step: timedelta = timedelta(seconds=1)) -> None:
+    def add_many(
+        self, count: int, *, first: int = 1, step: timedelta = timedelta(seconds=1)
+    ) -> None:
         """`count` rows, `step` apart, over three queues."""
         self.add(
             *(
@@ -104,7 +113,9 @@ class Archive:
     def count(self) -> int:
         """Rows of the archive."""
         with self.engine.connect() as connection:
-            return int(connection.execute(select(func.count()).select_from(self.archive)).scalar_one())
+            return int(
+                connection.execute(select(func.count()).select_from(self.archive)).scalar_one()
+            )
 
     def execute(self, statement: str, **values: Any) -> Any:
         """Run SQL in a transaction of its own."""
@@ -149,7 +160,9 @@ def archived(**given: Any) -> dict[str, Any]:
 
 def _synchronous(url: str) -> str:
     parsed = make_url(url)
-    driver = {"postgresql": "psycopg", "sqlite": "pysqlite"}.get(parsed.get_backend_name(), "pymysql")
+    driver = {"postgresql": "psycopg", "sqlite": "pysqlite"}.get(
+        parsed.get_backend_name(), "pymysql"
+    )
     return parsed.set(drivername=f"{parsed.get_backend_name()}+{driver}").render_as_string(
         hide_password=False
     )

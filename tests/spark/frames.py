@@ -15,10 +15,14 @@ _IN_UTC: dict[str, Any] = (
 """From 4.3 on Spark wants to be told."""
 
 
-def plain_frame(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: StructType | str) -> DataFrame:
+def plain_frame(
+    spark: SparkSession, rows: Iterable[Sequence[Any]], schema: StructType | str
+) -> DataFrame:
     """A DataFrame of `rows`; `createDataFrame` with the same would run each action in Python workers."""
     struct = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
     types = to_arrow_schema(struct, **_IN_UTC)
     columns = zip(*rows, strict=True) if (rows := list(rows)) else [[] for _ in types]
-    arrays = [pa.array(list(values), field.type) for values, field in zip(columns, types, strict=True)]
+    arrays = [
+        pa.array(list(values), field.type) for values, field in zip(columns, types, strict=True)
+    ]
     return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=types), struct)

@@ -36,11 +36,15 @@ def settle_in(table: Table, connection: Connection, number: int) -> None:
 def archived_at(archive: Archive, connection: Connection, number: int) -> datetime:
     """The row's, as that connection sees it."""
     column = archive.archive.c
-    found: datetime = connection.execute(select(column.archived_at).where(column.id == number)).scalar_one()
+    found: datetime = connection.execute(
+        select(column.archived_at).where(column.id == number)
+    ).scalar_one()
     return found
 
 
-def rows_before(archive: Archive, horizon: Horizon, connection: Connection | None = None) -> set[int]:
+def rows_before(
+    archive: Archive, horizon: Horizon, connection: Connection | None = None
+) -> set[int]:
     """Ids of what is archived before the horizon, as a new statement sees it."""
     columns = archive.archive.c
     statement = select(columns.id).where(columns.archived_at < horizon.moment)

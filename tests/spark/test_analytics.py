@@ -13,7 +13,13 @@ from pyspark.sql import functions as F
 
 from faststream_sqlbroker.core.reasons import NO_OUTCOME, RETRY_STRATEGY_ERROR, SETTLE_ERROR
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, analytics, decode_payload, read_archive
+from faststream_sqlbroker.spark import (
+    ARCHIVE_SCHEMA,
+    MESSAGE_SCHEMA,
+    analytics,
+    decode_payload,
+    read_archive,
+)
 from faststream_sqlbroker.spark.analytics import RESULTS
 from tests.spark.conftest import START, Archive, archived
 from tests.spark.frames import plain_frame
@@ -54,7 +60,9 @@ def frame_of(spark: SparkSession) -> Callable[..., DataFrame]:
     return make
 
 
-def frame(spark: SparkSession, rows: list[dict[str, Any]], schema: Any = ARCHIVE_SCHEMA) -> DataFrame:
+def frame(
+    spark: SparkSession, rows: list[dict[str, Any]], schema: Any = ARCHIVE_SCHEMA
+) -> DataFrame:
     texts = {"headers": lambda v: v if v is None or isinstance(v, str) else json.dumps(v)}
     data = [tuple(texts.get(n, lambda v: v)(row.get(n)) for n in schema.names) for row in rows]
     return plain_frame(spark, data, schema)
@@ -70,7 +78,8 @@ def rows(found: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(
         plain,
         key=lambda row: [
-            (v is None, str(v)) if not isinstance(v, datetime) else (False, v.isoformat()) for v in row
+            (v is None, str(v)) if not isinstance(v, datetime) else (False, v.isoformat())
+            for v in row
         ],
     )
 
@@ -109,7 +118,11 @@ def test_throughput(frame_of: Any) -> None:
     noon = at("2026-03-01T12:00:00+00:00")
     data = frame_of(
         {"archived_at": noon, "payload": b"12"},
-        {"archived_at": noon + timedelta(seconds=59.999999), "payload": "é".encode(), "state": "FAILED"},
+        {
+            "archived_at": noon + timedelta(seconds=59.999999),
+            "payload": "é".encode(),
+            "state": "FAILED",
+        },
         {"archived_at": noon + timedelta(seconds=60), "payload": b""},
         {"archived_at": noon, "queue": "00123", "state": "DISCARDED", "payload": b"\xff"},
     )
@@ -136,9 +149,13 @@ def test_buckets_are_of_utc_in_every_zone(spark: SparkSession, frame_of: Any, zo
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
         data = frame_of(
-            {"archived_at": old}, *({"archived_at": d + HOUR * n / 2} for d in days for n in range(48))
+            {"archived_at": old},
+            *({"archived_at": d + HOUR * n / 2} for d in days for n in range(48)),
         )
-        hours = [(at("1969-12-31T23:00:00+00:00"), 1), *((d + HOUR * n, 2) for d in days for n in range(24))]
+        hours = [
+            (at("1969-12-31T23:00:00+00:00"), 1),
+            *((d + HOUR * n, 2) for d in days for n in range(24)),
+        ]
         assert rows(analytics.throughput(data, HOUR), "bucket", "messages") == hours
         whole = [(at("1969-12-31T00:00:00+00:00"), 1), *((day, 48) for day in days)]
         trend = analytics.latency_trend(data, "24h", by=()).where("phase = 'total'")
@@ -148,14 +165,25 @@ def test_buckets_are_of_utc_in_every_zone(spark: SparkSession, frame_of: Any, zo
 
 
 def message(
-    published: float, due: float, claimed: float | None, ended: float | None, archived_: float, **more: Any
+    published: float,
+    due: float,
+    claimed: float | None,
+    ended: float | None,
+    archived_: float,
+    **more: Any,
 ) -> Any:
     """A row by seconds after START."""
     times = {
-        "created_at": published, "next_attempt_at": due, "acquired_at": claimed, "first_attempt_at": ended,
-        "last_attempt_at": ended, "archived_at": archived_,
-    }  # fmt: skip
-    return {name: None if t is None else START + timedelta(seconds=t) for name, t in times.items()} | more
+        "created_at": published,
+        "next_attempt_at": due,
+        "acquired_at": claimed,
+        "first_attempt_at": ended,
+        "last_attempt_at": ended,
+        "archived_at": archived_,
+    }
+    return {
+        name: None if t is None else START + timedelta(seconds=t) for name, t in times.items()
+    } | more
 
 
 def phases(found: DataFrame) -> dict[tuple[Any, ...], tuple[int, float]]:
@@ -172,7 +200,8 @@ def test_phases_of_latency(frame_of: Any) -> None:
         message(0, 0, 2, 5, 6, queue="plain"),
         message(0, 3600, 3602, 3605, 3606, queue="delayed"),
         # Tried at 1 and again at 101, after a pause of 99 seconds.
-        message(0, 100, 101, 104, 105, queue="retried", attempts_count=2) | {"first_attempt_at": START},
+        message(0, 100, 101, 104, 105, queue="retried", attempts_count=2)
+        | {"first_attempt_at": START},
         # Due in the past by its publisher's wish.
         message(50, 0, 52, 55, 56, queue="past"),
         # Its producer's clock is an hour ahead.
@@ -185,14 +214,25 @@ def test_phases_of_latency(frame_of: Any) -> None:
         message(0, 10, None, None, 11, queue="superseded", state="DISCARDED"),
     )
     assert phases(analytics.latency(data)) == {
-        ("plain", "wait"): (1, 2), ("plain", "work"): (1, 3), ("plain", "total"): (1, 6),
-        ("delayed", "wait"): (1, 2), ("delayed", "work"): (1, 3), ("delayed", "total"): (1, 3606),
-        ("retried", "wait"): (1, 1), ("retried", "work"): (1, 3), ("retried", "total"): (1, 105),
-        ("past", "wait"): (1, 2), ("past", "work"): (1, 3), ("past", "total"): (1, 6),
-        ("ahead", "wait"): (1, 2), ("ahead", "work"): (1, 3), ("ahead", "total"): (1, 0),
+        ("plain", "wait"): (1, 2),
+        ("plain", "work"): (1, 3),
+        ("plain", "total"): (1, 6),
+        ("delayed", "wait"): (1, 2),
+        ("delayed", "work"): (1, 3),
+        ("delayed", "total"): (1, 3606),
+        ("retried", "wait"): (1, 1),
+        ("retried", "work"): (1, 3),
+        ("retried", "total"): (1, 105),
+        ("past", "wait"): (1, 2),
+        ("past", "work"): (1, 3),
+        ("past", "total"): (1, 6),
+        ("ahead", "wait"): (1, 2),
+        ("ahead", "work"): (1, 3),
+        ("ahead", "total"): (1, 0),
         ("expired", "wait"): (1, 2),
-        ("given up", "wait"): (1, 10), ("given up", "total"): (1, 21),
-    }  # fmt: skip
+        ("given up", "wait"): (1, 10),
+        ("given up", "total"): (1, 21),
+    }
     by_two = phases(analytics.latency(data, ("state", "priority")))
     assert by_two["FAILED", 0, "total"] == (1, 21)
     assert phases(analytics.latency(data, by=()))["work",] == (5, 3)
@@ -201,8 +241,9 @@ def test_phases_of_latency(frame_of: Any) -> None:
         "phase = 'total'"
     )
     assert rows(halves, "bucket", "queue", "p50") == [
-        (START, "plain", 6.0), (START + timedelta(minutes=1), "retried", 105.0),
-    ]  # fmt: skip
+        (START, "plain", 6.0),
+        (START + timedelta(minutes=1), "retried", 105.0),
+    ]
     for options in ({"by": "nothing"}, {"accuracy": 0}, {"accuracy": 2**31}):
         with pytest.raises(SetupError, match=r"nothing|accuracy"):
             analytics.latency(data, **options)
@@ -213,10 +254,14 @@ def test_latency_by_columns_of_any_name(frame_of: Any) -> None:
     names = {"queue": "pair", "state": "took", "priority": "found"}
     data = frame_of({})
     for column, name in names.items():
-        found = analytics.latency(data.withColumn(name, F.col(column)), by=name, accuracy=2**31 - 1).first()
+        found = analytics.latency(
+            data.withColumn(name, F.col(column)), by=name, accuracy=2**31 - 1
+        ).first()
         assert (found[name], found.messages) == (data.first()[column], 1)
     for name in ("phase", "messages", "MAX"):
-        with pytest.raises(SetupError, match=rf"by has '{name}'.* the result has .*phase.*: rename"):
+        with pytest.raises(
+            SetupError, match=rf"by has '{name}'.* the result has .*phase.*: rename"
+        ):
             analytics.latency(data.withColumn(name, F.lit(1)), by=("queue", name))
     bucketed = data.withColumn("bucket", F.lit("mine"))
     with pytest.raises(SetupError, match="by has 'bucket'"):
@@ -232,7 +277,9 @@ def test_percentiles_are_numpys(frame_of: Any, spark: SparkSession) -> None:
     data = frame(spark, [archived(**base, id=0, queue="q")]).crossJoin(
         plain_frame(spark, [(int(m),) for m in micros], "m long")
     )
-    data = data.withColumn("archived_at", F.timestamp_micros(F.unix_micros("created_at") + F.col("m")))
+    data = data.withColumn(
+        "archived_at", F.timestamp_micros(F.unix_micros("created_at") + F.col("m"))
+    )
     total = analytics.latency(data).where("phase = 'total'").first()
     shares = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
     for name, share in shares.items():
@@ -241,21 +288,34 @@ def test_percentiles_are_numpys(frame_of: Any, spark: SparkSession) -> None:
     assert total["mean"] == pytest.approx(micros.mean() / 1e6)
     rough = analytics.latency(data, accuracy=100).where("phase = 'total'").first()
     for name, share in shares.items():
-        near = np.quantile(micros, [share - 0.01, min(1, share + 0.01)], method="inverted_cdf") / 1e6
+        near = (
+            np.quantile(micros, [share - 0.01, min(1, share + 0.01)], method="inverted_cdf") / 1e6
+        )
         assert near[0] <= rough[name] <= near[1], name
 
 
 def test_retries_and_failure_rates(frame_of: Any) -> None:
     data = frame_of(
-        {}, {"attempts_count": 3}, {"attempts_count": 3, "state": "FAILED"}, {"attempts_count": 0, "state": "DISCARDED"},
+        {},
+        {"attempts_count": 3},
+        {"attempts_count": 3, "state": "FAILED"},
+        {"attempts_count": 0, "state": "DISCARDED"},
         {"queue": "letters", "headers": dead("orders")},
         {"queue": "letters", "headers": dead("orders"), "state": "FAILED"},
         {"queue": "dropped", "state": "DISCARDED", "headers": None},
-        {"queue": "odd", "headers": '{"dead-letter": 5}'}, {"queue": "odd", "headers": "{broken"},
-    )  # fmt: skip
-    assert rows(analytics.retry_histogram(data.where("queue = 'orders'")), "attempts", "messages", *ENDS.split()[::2]) == [
-        (0, 1, 0, 0, 1), (1, 1, 1, 0, 0), (3, 2, 1, 1, 0),
-    ]  # fmt: skip
+        {"queue": "odd", "headers": '{"dead-letter": 5}'},
+        {"queue": "odd", "headers": "{broken"},
+    )
+    assert rows(
+        analytics.retry_histogram(data.where("queue = 'orders'")),
+        "attempts",
+        "messages",
+        *ENDS.split()[::2],
+    ) == [
+        (0, 1, 0, 0, 1),
+        (1, 1, 1, 0, 0),
+        (3, 2, 1, 1, 0),
+    ]
     assert rows(analytics.failure_rate(data)) == [
         ("dropped", 0, 0, 1, 0, None),
         ("letters", 1, 1, 0, 0, 0.5),
@@ -300,7 +360,9 @@ def test_top_errors(frame_of: Any) -> None:
     ]
     assert rows(analytics.top_errors(data, 1), "messages", "last_at") == [(3, latest)]
     assert analytics.top_errors(data, None).count() == 5
-    with pytest.raises(SetupError, match="limit must be a whole number of 1 or more or None, got 0"):
+    with pytest.raises(
+        SetupError, match="limit must be a whole number of 1 or more or None, got 0"
+    ):
         analytics.top_errors(data, 0)
 
 
@@ -331,8 +393,12 @@ def test_dead_letters_age(spark: SparkSession, frame_of: Any) -> None:
     assert rows(analytics.dlq_age(data), "queue", "oldest_age") == later
     assert rows(analytics.dlq_age(data, now - 8 * DAY), "queue", "messages") == [("orders", 2)]
     waiting = {"id": 1, "queue": "letters", "next_attempt_at": now - 2 * DAY}
-    live = frame(spark, [waiting | {"headers": dead("mail")}, waiting | {"headers": None}], MESSAGE_SCHEMA)
-    found = rows(analytics.dlq_age(data, now.isoformat(), live=live), "queue", "messages", "1d_to_7d")
+    live = frame(
+        spark, [waiting | {"headers": dead("mail")}, waiting | {"headers": None}], MESSAGE_SCHEMA
+    )
+    found = rows(
+        analytics.dlq_age(data, now.isoformat(), live=live), "queue", "messages", "1d_to_7d"
+    )
     assert found == [("mail", 2, 2), ("orders", 9, 2)]
     with pytest.raises(SetupError, match=r"as_of .* has no time zone"):
         analytics.dlq_age(data, "2026-03-01T00:00:00")
@@ -371,12 +437,15 @@ def test_what_waits_in_dead_letter_queues_is_as_old_as_its_last_attempt_there(
 def test_duplicate_deliveries(frame_of: Any) -> None:
     expired = message(0, 0, 2, None, 3, state="DISCARDED", attempts_count=0)
     data = frame_of(
-        {}, {"attempts_count": 2, "deliveries_count": 2}, {"attempts_count": 1, "deliveries_count": 4},
-        expired | {"deliveries_count": 1}, expired | {"deliveries_count": 2},
+        {},
+        {"attempts_count": 2, "deliveries_count": 2},
+        {"attempts_count": 1, "deliveries_count": 4},
+        expired | {"deliveries_count": 1},
+        expired | {"deliveries_count": 2},
         # Postponed: deliveries are uncharged, attempts are not counted.
         {"attempts_count": 1, "deliveries_count": 0},
         {"queue": "quiet"},
-    )  # fmt: skip
+    )
     assert rows(analytics.duplicate_deliveries(data)) == [
         ("orders", 6, 2, 4, 2 / 6, 3),
         ("quiet", 1, 0, 0, 0.0, 0),
@@ -385,23 +454,36 @@ def test_duplicate_deliveries(frame_of: Any) -> None:
 
 def test_policy_effects(frame_of: Any) -> None:
     gone = [
-        ("superseded", "superseded"), ("superseded by 4", "superseded"), ("duplicate of 9", "duplicate"),
-        ("expired", "expired"), ("throttled", "throttled"), ("superseded by somebody", "other"), (None, "other"),
-    ]  # fmt: skip
+        ("superseded", "superseded"),
+        ("superseded by 4", "superseded"),
+        ("duplicate of 9", "duplicate"),
+        ("expired", "expired"),
+        ("throttled", "throttled"),
+        ("superseded by somebody", "other"),
+        (None, "other"),
+    ]
     failed = ["throttled", "no_key", "failed_once", "unknown_outcome", "max_deliveries"]
     failed += [NO_OUTCOME, RETRY_STRATEGY_ERROR, SETTLE_ERROR]
     data = frame_of(
         *({"state": "DISCARDED", "reason": reason} for reason, _ in gone),
-        *({"state": "FAILED", "reason": reason} for reason in (*failed, "max_attempts", "rejected", None)),
-        {"reason": "expired"}, {},
-    )  # fmt: skip
+        *(
+            {"state": "FAILED", "reason": reason}
+            for reason in (*failed, "max_attempts", "rejected", None)
+        ),
+        {"reason": "expired"},
+        {},
+    )
     assert rows(analytics.policy_effects(data)) == sorted(
         [
-            ("orders", "superseded", "DISCARDED", 2, 2 / 20), ("orders", "other", "DISCARDED", 2, 2 / 20),
-            *(("orders", effect, "DISCARDED", 1, 1 / 20) for effect in ("duplicate", "expired", "throttled")),
+            ("orders", "superseded", "DISCARDED", 2, 2 / 20),
+            ("orders", "other", "DISCARDED", 2, 2 / 20),
+            *(
+                ("orders", effect, "DISCARDED", 1, 1 / 20)
+                for effect in ("duplicate", "expired", "throttled")
+            ),
             *(("orders", effect, "FAILED", 1, 1 / 20) for effect in failed),
         ]
-    )  # fmt: skip
+    )
 
 
 def test_hot_keys(frame_of: Any) -> None:
@@ -413,8 +495,10 @@ def test_hot_keys(frame_of: Any) -> None:
         {"key": "a", "queue": "other", "headers": {"tenant": "t"}},
     )
     assert rows(analytics.hot_keys(data)) == [
-        ("orders", "a", 3, 3 / 6, 3, 0, 0), ("orders", "b", 2, 2 / 6, 1, 1, 0), ("other", "a", 1, 1.0, 1, 0, 0),
-    ]  # fmt: skip
+        ("orders", "a", 3, 3 / 6, 3, 0, 0),
+        ("orders", "b", 2, 2 / 6, 1, 1, 0),
+        ("other", "a", 1, 1.0, 1, 0, 0),
+    ]
     assert [row.key for row in analytics.hot_keys(data, 2).collect()] == ["a", "b"]
     tenants = analytics.hot_keys(data, key=F.get_json_object("headers", "$.tenant"))
     assert rows(tenants, "queue", "key", "share") == [("other", "t", 1.0)]
@@ -426,8 +510,10 @@ def test_sessions(frame_of: Any) -> None:
     moments = [START, START + gap - tick, START + 2 * gap - tick, START + 5 * gap]
     data = frame_of(
         *({"key": "a", "created_at": moment} for moment in moments),
-        {"key": "b", "created_at": START}, {"key": "a", "queue": "other", "created_at": START}, {"key": None},
-    )  # fmt: skip
+        {"key": "b", "created_at": START},
+        {"key": "a", "queue": "other", "created_at": START},
+        {"key": None},
+    )
     found = rows(analytics.sessions(data, gap))
     assert found == [
         ("orders", "a", START, moments[1], 2, (gap - tick).total_seconds()),
@@ -443,10 +529,12 @@ def test_sessions(frame_of: Any) -> None:
 
 def test_payload_schemas(frame_of: Any) -> None:
     data = frame_of(
-        {"payload": b'{"user": 1, "amount": 9.5}'}, {"payload": b'{"user": 2, "tags": ["x"]}'}, {"payload": b"\xff"},
+        {"payload": b'{"user": 1, "amount": 9.5}'},
+        {"payload": b'{"user": 2, "tags": ["x"]}'},
+        {"payload": b"\xff"},
         {"queue": "texts", "headers": {"content-type": "text/plain"}, "payload": b"hello"},
         {"queue": "bytes", "headers": None, "payload": b"\x00"},
-    )  # fmt: skip
+    )
     assert rows(analytics.payload_schema(data)) == [
         ("bytes", 1, 0, "VOID"),
         ("orders", 3, 2, "STRUCT<amount: DECIMAL(2,1), tags: ARRAY<STRING>, user: BIGINT>"),
@@ -463,7 +551,13 @@ def test_payload_schemas_decode_the_payloads(frame_of: Any) -> None:
             "none": [],
             "OBJECT": {"VOID": None},
         },
-        {"OBJECT<`x` OBJECT<": {"y z": 1}, "é.b": True, "``": {"OBJECT<": {}}, "": {}, "select": 10**20},
+        {
+            "OBJECT<`x` OBJECT<": {"y z": 1},
+            "é.b": True,
+            "``": {"OBJECT<": {}},
+            "": {},
+            "select": 10**20,
+        },
     ]
     for body in bodies:
         data = frame_of({"payload": json.dumps(body).encode()})
@@ -471,8 +565,9 @@ def test_payload_schemas_decode_the_payloads(frame_of: Any) -> None:
         found = decode_payload(data, schema, error="error").first()
         assert found.error is None, schema
         assert json.loads(json.dumps(found.body.asDict(recursive=True), default=float)) == {
-            **body, **({"list": [{"a": 1.5, "b": None}, {"a": None, "b": None}]} if "list" in body else {})
-        }, schema  # fmt: skip
+            **body,
+            **({"list": [{"a": 1.5, "b": None}, {"a": None, "b": None}]} if "list" in body else {}),
+        }, schema
 
 
 def test_figures_from_a_database(spark: SparkSession, archive: Archive) -> None:
@@ -487,7 +582,12 @@ def test_figures_from_a_database(spark: SparkSession, archive: Archive) -> None:
             "last_error": "KeyError: 'x'",
             "reason": "rejected",
         },
-        {"id": 3, "queue": "b", "headers": dead("00123", error="OSError: no"), "payload": b"\xff\x00"},
+        {
+            "id": 3,
+            "queue": "b",
+            "headers": dead("00123", error="OSError: no"),
+            "payload": b"\xff\x00",
+        },
         {
             "id": 4,
             "queue": "b",
@@ -498,12 +598,18 @@ def test_figures_from_a_database(spark: SparkSession, archive: Archive) -> None:
         },
     )
     data = read_archive(spark, archive.url)
-    assert rows(analytics.throughput(data, HOUR), "bucket", "queue", "messages", "payload_bytes") == [
-        (START, "00123", 1, 26), (START, "b", 2, 28), (START + HOUR, "00123", 1, 26),
-    ]  # fmt: skip
+    assert rows(
+        analytics.throughput(data, HOUR), "bucket", "queue", "messages", "payload_bytes"
+    ) == [
+        (START, "00123", 1, 26),
+        (START, "b", 2, 28),
+        (START + HOUR, "00123", 1, 26),
+    ]
     assert phases(analytics.latency(data.where("id = 1"))) == {
-        ("00123", "wait"): (1, 2.5), ("00123", "work"): (1, 0.5), ("00123", "total"): (1, 3604.0)
-    }  # fmt: skip
+        ("00123", "wait"): (1, 2.5),
+        ("00123", "work"): (1, 0.5),
+        ("00123", "total"): (1, 3604.0),
+    }
     assert rows(analytics.failure_rate(data), "queue", "moved", "rate") == [
         ("00123", 1, 2 / 3),
         ("b", 0, 0.0),
@@ -512,4 +618,6 @@ def test_figures_from_a_database(spark: SparkSession, archive: Archive) -> None:
         ("00123", "KeyError"),
         ("00123", "OSError"),
     ]
-    assert rows(analytics.policy_effects(data), "queue", "effect", "share") == [("b", "superseded", 0.5)]
+    assert rows(analytics.policy_effects(data), "queue", "effect", "share") == [
+        ("b", "superseded", 0.5)
+    ]

@@ -38,7 +38,9 @@ def lines(output: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("command", ["export --path x", "replay --job x", "report --out x.html"])
-def test_a_database_that_is_not_there_is_one_line(spark: SparkSession, tmp_path: Path, command: str) -> None:
+def test_a_database_that_is_not_there_is_one_line(
+    spark: SparkSession, tmp_path: Path, command: str
+) -> None:
     words = [str(tmp_path / word) if word.startswith("x") else word for word in command.split()]
     done = run(*words, SQLBROKER_URL="postgresql://user:s3cr3t@127.0.0.1:1/x")
     assert isinstance(done.exception, StoreError)
@@ -52,13 +54,18 @@ def test_a_database_that_is_not_there_is_one_line(spark: SparkSession, tmp_path:
     [
         ("report --out x.html --path /none", "Path does not exist: file:/none"),
         ("replay --job x --path /none", "Path does not exist: file:/none"),
-        ("export --path /proc/nope", "java.io.IOException: Mkdirs failed to create file:/proc/nope"),
+        (
+            "export --path /proc/nope",
+            "java.io.IOException: Mkdirs failed to create file:/proc/nope",
+        ),
     ],
 )
 def test_what_spark_cannot_do_is_one_line(
     spark: SparkSession, archive: Archive, tmp_path: Path, command: str, words: str
 ) -> None:
-    done = run(*command.replace("x.html", str(tmp_path / "x.html")).split(), SQLBROKER_URL=archive.url)
+    done = run(
+        *command.replace("x.html", str(tmp_path / "x.html")).split(), SQLBROKER_URL=archive.url
+    )
     assert isinstance(done.exception, StoreError)
     assert str(done.exception).startswith("Spark answered: ")
     assert words in str(done.exception)
@@ -67,11 +74,15 @@ def test_what_spark_cannot_do_is_one_line(
 
 def test_sparks_errors_tell_no_password() -> None:
     with pytest.raises(StoreError) as told, database_errors():
-        raise AnalysisException("Path does not exist: s3a://key:s3c/r3t@bucket/lake, \x1b[2J\n  at line 2")
+        raise AnalysisException(
+            "Path does not exist: s3a://key:s3c/r3t@bucket/lake, \x1b[2J\n  at line 2"
+        )
     assert str(told.value) == "Spark answered: Path does not exist: s3a://bucket/lake, \ufffd[2J"
 
 
-@pytest.mark.parametrize("command", ["report --out x.html --table", "replay --job x --archive-table"])
+@pytest.mark.parametrize(
+    "command", ["report --out x.html --table", "replay --job x --archive-table"]
+)
 def test_a_table_that_is_not_there_is_named(
     spark: SparkSession, archive: Archive, tmp_path: Path, command: str
 ) -> None:
@@ -105,9 +116,21 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
     assert "15 rows written; 0 windows had no rows" in done.output
     status = run("status", path)
     assert "without a gap up to 2026-03-04 00:00:00+00:00; 15 rows" in status.output
-    assert [line[:3] for line in lines(status.output)] == [[f"2026-03-0{day}", "5", "1"] for day in (1, 2, 3)]
+    assert [line[:3] for line in lines(status.output)] == [
+        [f"2026-03-0{day}", "5", "1"] for day in (1, 2, 3)
+    ]
     archive.execute("UPDATE message_archive SET id = 77 WHERE id = 12")
-    dry = run("prune", "--url", archive.url, "--exported", path, "--older-than", "1d12h", *named, "--dry-run")
+    dry = run(
+        "prune",
+        "--url",
+        archive.url,
+        "--exported",
+        path,
+        "--older-than",
+        "1d12h",
+        *named,
+        "--dry-run",
+    )
     assert (dry.exit_code, archive.count()) == (1, 20)
     assert "10 rows would be removed; 1 windows were refused" in dry.output
     wet = run("prune", "--exported", path, *named, SQLBROKER_URL=archive.url)
@@ -163,7 +186,17 @@ async def test_an_export_that_was_killed_is_ended_by_the_next(
     fill(archive, 8)
     path = tmp_path / "lake"
     process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "archive", "export", "--path", str(path), "--to", "2026-03-09"],
+        [
+            sys.executable,
+            "-c",
+            MAIN,
+            "archive",
+            "export",
+            "--path",
+            str(path),
+            "--to",
+            "2026-03-09",
+        ],
         env=os.environ | {"SQLBROKER_URL": archive.url},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -33,11 +33,15 @@ def test_cuts_mean_the_same_in_every_session(new_database: Any, number: int, poo
     with database.connect() as connection:
         if pooled:  # the next statement goes to another session, which has the defaults
             connection.exec_driver_sql("RESET DateStyle")
-        cuts = database.predicates(connection, "message_archive", None, "archived_at", since, number)
+        cuts = database.predicates(
+            connection, "message_archive", None, "archived_at", since, number
+        )
     jdbc = create_engine(archive.engine.url, connect_args={"options": "-c DateStyle=ISO"})
     with jdbc.connect() as connection:
         sizes = [
-            connection.exec_driver_sql(f"SELECT count(*) FROM message_archive WHERE {cut}").scalar_one()
+            connection.exec_driver_sql(
+                f"SELECT count(*) FROM message_archive WHERE {cut}"
+            ).scalar_one()
             for cut in cuts
         ]
     jdbc.dispose()

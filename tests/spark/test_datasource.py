@@ -38,17 +38,23 @@ PUSH = "spark.sql.python.filterPushdown.enabled"
 TIMES = [field.name for field in ARCHIVE_SCHEMA if field.dataType.simpleString() == "timestamp"]
 
 
-def load(spark: SparkSession, archive: Archive, *, schema: str | None = None, **options: Any) -> DataFrame:
+def load(
+    spark: SparkSession, archive: Archive, *, schema: str | None = None, **options: Any
+) -> DataFrame:
     reader = spark.read.format("sqlbroker").option("url", archive.url).options(**options)
     return (reader if schema is None else reader.schema(schema)).load()
 
 
 def as_numbers(frame: DataFrame) -> dict[int, dict[str, Any]]:
     """Rows by id; times as microseconds, which no time zone of Python's or Java's can move."""
-    columns = [F.unix_micros(name).alias(name) if name in TIMES else F.col(name) for name in frame.columns]
+    columns = [
+        F.unix_micros(name).alias(name) if name in TIMES else F.col(name) for name in frame.columns
+    ]
     found = [row.asDict() for row in frame.select(*columns).collect()]
     assert len({row["id"] for row in found}) == len(found), "a row came twice"
-    return {row["id"]: row | {"headers": row["headers"] and json.loads(row["headers"])} for row in found}
+    return {
+        row["id"]: row | {"headers": row["headers"] and json.loads(row["headers"])} for row in found
+    }
 
 
 def of_table(archive: Archive) -> dict[int, dict[str, Any]]:
@@ -66,7 +72,9 @@ def odd_rows() -> list[dict[str, Any]]:
         datetime(2026, 11, 1, 4, tzinfo=timezone.utc),
     )
     hours = [
-        start + timedelta(minutes=30 * n, microseconds=n + 1) for start in (spring, autumn) for n in range(8)
+        start + timedelta(minutes=30 * n, microseconds=n + 1)
+        for start in (spring, autumn)
+        for n in range(8)
     ]
     rows: list[dict[str, Any]] = [{"id": n, "archived_at": at} for n, at in enumerate(hours, 1)]
     rows += [
@@ -77,7 +85,12 @@ def odd_rows() -> list[dict[str, Any]]:
             "headers": {"a": "ü🎉", "n": [1, None]},
             "payload": b"\xff\xfe\x00\x80",
         },
-        {"id": 102, "payload": bytes(range(256)) * 4096, "state": "FAILED", "last_error": "E: é\n🎉" * 99},
+        {
+            "id": 102,
+            "payload": bytes(range(256)) * 4096,
+            "state": "FAILED",
+            "last_error": "E: é\n🎉" * 99,
+        },
         {"id": 103, "payload": b"", "priority": -100, "reason": "why", "origin_id": 2**62},
         {
             "id": 2**62,
@@ -114,11 +127,16 @@ def test_headers_that_are_a_bare_number_are_text(new_database: Any) -> None:
 
 def rows_of(reader: BatchReader) -> list[list[dict[str, Any]]]:
     """What Spark would be given, cut by cut."""
-    return [[row for batch in reader.read(cut) for row in batch.to_pylist()] for cut in reader.partitions()]
+    return [
+        [row for batch in reader.read(cut) for row in batch.to_pylist()]
+        for cut in reader.partitions()
+    ]
 
 
 def read(archive: Archive, schema: StructType, **options: str) -> list[list[dict[str, Any]]]:
-    return rows_of(make_reader(parse_options({"url": archive.url, **options}, streaming=False), schema))
+    return rows_of(
+        make_reader(parse_options({"url": archive.url, **options}, streaming=False), schema)
+    )
 
 
 ID = StructType([StructField("id", LongType())])
@@ -176,7 +194,9 @@ def test_the_live_table(archive: Archive) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"numPartitions": "2"}])
 def test_a_table_that_is_not_there_is_named(archive: Archive, more: dict[str, str]) -> None:
-    reader = make_reader(parse_options({"url": archive.url, "table": "typo", **more}), ARCHIVE_SCHEMA)
+    reader = make_reader(
+        parse_options({"url": archive.url, "table": "typo", **more}), ARCHIVE_SCHEMA
+    )
     with pytest.raises(SetupError, match="there is no table 'typo' in the database"):
         reader.partitions()
 
@@ -229,7 +249,9 @@ def test_filters_pushed_and_not_pushed_give_the_same_rows(archive: Archive) -> N
 
 def through(filters: list[Any], archive: Archive) -> list[dict[str, Any]]:
     """What Spark would be given by a reader that pushes `filters`."""
-    reader = FilteringReader(parse_options({"url": archive.url, "numPartitions": "2"}), ARCHIVE_SCHEMA)
+    reader = FilteringReader(
+        parse_options({"url": archive.url, "numPartitions": "2"}), ARCHIVE_SCHEMA
+    )
     assert list(reader.pushFilters(filters)) == filters
     return sorted((row for rows in rows_of(reader) for row in rows), key=itemgetter("id"))
 
@@ -298,12 +320,21 @@ def test_filters_reach_the_database() -> None:
         ),
         ({"url": URL, "fetchSize": "0"}, "fetchSize must be a whole number of 1 or more"),
         ({"url": URL, "pushFilters": "yes"}, "pushFilters must be one of 'true', 'false'"),
-        ({"url": URL, "partitioner": "hash"}, "partitioner must be one of 'auto', 'id', 'ctid', 'time'"),
+        (
+            {"url": URL, "partitioner": "hash"},
+            "partitioner must be one of 'auto', 'id', 'ctid', 'time'",
+        ),
         ({"url": URL, "queues": "[1]"}, "queues must be names between commas or a JSON list"),
         ({"url": URL, "safetyLag": "soon"}, "safetyLag"),
-        ({"url": URL, "maxWindowPerTrigger": "0s"}, "maxWindowPerTrigger must be longer than 0 seconds"),
+        (
+            {"url": URL, "maxWindowPerTrigger": "0s"},
+            "maxWindowPerTrigger must be longer than 0 seconds",
+        ),
         ({"url": URL, "table": "a", "path": "b"}, "the table is named twice"),
-        ({"url": URL, "password": "a", "passwordEnv": "b"}, "password and passwordEnv are both given"),
+        (
+            {"url": URL, "password": "a", "passwordEnv": "b"},
+            "password and passwordEnv are both given",
+        ),
         (
             {"url": URL, "passwordEnv": "NOT_THERE"},
             "passwordEnv names 'NOT_THERE', which is not in the environment",
@@ -321,9 +352,13 @@ def test_what_cannot_be_is_refused(options: dict[str, str], words: str) -> None:
 
 
 def test_options_of_the_other_way_are_refused() -> None:
-    with pytest.raises(SetupError, match=r"'until' is not for spark.readStream; allowed are .*safetyLag"):
+    with pytest.raises(
+        SetupError, match=r"'until' is not for spark.readStream; allowed are .*safetyLag"
+    ):
         parse_options({"url": URL, "until": "2026-03-01"}, streaming=True)
-    with pytest.raises(SetupError, match=r"'maxRowsPerTrigger' is not for spark.read; allowed are .*since"):
+    with pytest.raises(
+        SetupError, match=r"'maxRowsPerTrigger' is not for spark.read; allowed are .*since"
+    ):
         parse_options({"url": URL, "maxRowsPerTrigger": "9"}, streaming=False)
     with pytest.raises(NotSupportedError, match="'oracle' is not supported"):
         parse_options({"url": "oracle://user@host/name"})
@@ -332,7 +367,12 @@ def test_options_of_the_other_way_are_refused() -> None:
 def test_credentials_come_from_options_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_PASSWORD", "s@/ %&=?#'\\")
     found = parse_options(
-        {"URL": URL, "User": "other", "passwordEnv": "SOURCE_PASSWORD", "primary": "postgresql://p/d"}
+        {
+            "URL": URL,
+            "User": "other",
+            "passwordEnv": "SOURCE_PASSWORD",
+            "primary": "postgresql://p/d",
+        }
     )
     assert found.address.properties["user"] == "other"
     assert found.address.properties["password"] == "s@/ %&=?#'\\"
@@ -351,7 +391,9 @@ def test_a_schema_is_a_choice_of_columns(spark: SparkSession, new_database: Any)
     found = load(spark, archive, schema="payload binary, created_at timestamp, id long").collect()
     assert [(bytes(row.payload), row.id) for row in found] == [(b"\xff", 1)]
     for wrong in ("id int", "ID long", "nothing string"):
-        with pytest.raises(Exception, match=r"is not in the table; allowed are id bigint, queue string"):
+        with pytest.raises(
+            Exception, match=r"is not in the table; allowed are id bigint, queue string"
+        ):
             load(spark, archive, schema=wrong).collect()
 
 
@@ -362,7 +404,9 @@ def test_columns_of_a_schema_are_checked_without_spark() -> None:
 
 def test_batches_are_bounded(archive: Archive) -> None:
     """M5: 1 MiB payloads come in batches of about 8 MB, many small rows in batches of fetchSize."""
-    archive.add(*({"id": n, "payload": b"\xff" * (1 << 20), "archived_at": START} for n in range(12)))
+    archive.add(
+        *({"id": n, "payload": b"\xff" * (1 << 20), "archived_at": START} for n in range(12))
+    )
     archive.add(*({"id": 100 + n, "payload": b"", "archived_at": START} for n in range(50)))
     options = parse_options({"url": archive.url})
     fields = wanted_fields(ARCHIVE_SCHEMA, options.selection)
@@ -370,7 +414,9 @@ def test_batches_are_bounded(archive: Archive) -> None:
     names = ", ".join(database.column(field) for field in fields)
     table = options.selection.name(database)
     batches = list(
-        source_rows.read_batches(options.address, f"SELECT {names} FROM {table} ORDER BY id", fields, 20)
+        source_rows.read_batches(
+            options.address, f"SELECT {names} FROM {table} ORDER BY id", fields, 20
+        )
     )
     assert sum(batch.num_rows for batch in batches) == 62
     assert max(batch.num_rows for batch in batches) <= 20

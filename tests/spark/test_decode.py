@@ -32,13 +32,39 @@ from tests.spark.frames import plain_frame
 JSON = '{"content-type": "application/json"}'
 ROWS = "headers string, payload binary"
 BROKEN = [
-    '{"a": 1', '{"a": 1} x', '{"a": 1}, {"a": 2}', "1} x", "1] [2", '{"a": 1}}', "{'a': 1}", "", " ", "\x00",
-    '{"a": 1},', '{"a": 1}\x00', "nul", '"x', "[1, 2", '{"a": 1},"b":2', '{"a": 1},"v":{"a":2}', '{"a": 1},"s":2',
-    '1,"b":2', '"x","b":{}', '[1],"b":[2', '[1],"v":[2]', "1,2", "1],[2", "1]", '1],"b":[2', 'null,"b":1',
-]  # fmt: skip
+    '{"a": 1',
+    '{"a": 1} x',
+    '{"a": 1}, {"a": 2}',
+    "1} x",
+    "1] [2",
+    '{"a": 1}}',
+    "{'a': 1}",
+    "",
+    " ",
+    "\x00",
+    '{"a": 1},',
+    '{"a": 1}\x00',
+    "nul",
+    '"x',
+    "[1, 2",
+    '{"a": 1},"b":2',
+    '{"a": 1},"v":{"a":2}',
+    '{"a": 1},"s":2',
+    '1,"b":2',
+    '"x","b":{}',
+    '[1],"b":[2',
+    '[1],"v":[2]',
+    "1,2",
+    "1],[2",
+    "1]",
+    '1],"b":[2',
+    'null,"b":1',
+]
 
 
-def decoded(spark: SparkSession, rows: list[tuple[str | None, bytes]], schema: Any = "variant") -> list[Any]:
+def decoded(
+    spark: SparkSession, rows: list[tuple[str | None, bytes]], schema: Any = "variant"
+) -> list[Any]:
     """(body as a Python value, error) of each row."""
     frame = decode_payload(plain_frame(spark, rows, ROWS), schema, error="error")
     return [
@@ -62,7 +88,11 @@ def test_the_content_type_decides(spark: SparkSession) -> None:
     rows = [
         (JSON, value, None),
         ('{"Content-Type": "Application/JSON; Charset=UTF-8"}', value, None),
-        ('{"x": {"content-type": "no"}, "CONTENT-TYPE": " application/vnd.api+json "}', value, None),
+        (
+            '{"x": {"content-type": "no"}, "CONTENT-TYPE": " application/vnd.api+json "}',
+            value,
+            None,
+        ),
         ('{"content-type": "text/plain"}', text, None),
         ('{"content-type": "TEXT/html;charset=utf-8"}', text, None),
         ('{"content-type": "application/octet-stream"}', None, "content_type"),
@@ -76,7 +106,9 @@ def test_the_content_type_decides(spark: SparkSession) -> None:
         ("{broken", value, None),
         ('{"a": 1, "a": 2}', value, None),
     ]
-    assert decoded(spark, [(headers, body) for headers, _, _ in rows]) == [(v, e) for _, v, e in rows]
+    assert decoded(spark, [(headers, body) for headers, _, _ in rows]) == [
+        (v, e) for _, v, e in rows
+    ]
 
 
 def test_nothing_broken_becomes_a_value_or_an_error(spark: SparkSession) -> None:
@@ -91,10 +123,23 @@ def test_nothing_broken_becomes_a_value_or_an_error(spark: SparkSession) -> None
 
 
 def test_variants_hold_any_json(spark: SparkSession) -> None:
-    values = [0, -1.5, True, "é\U0001f600", "", [], {}, [[{"a": None}]], {"s": 1, "v": {"s": 2}}, 2**62]
+    values = [
+        0,
+        -1.5,
+        True,
+        "é\U0001f600",
+        "",
+        [],
+        {},
+        [[{"a": None}]],
+        {"s": 1, "v": {"s": 2}},
+        2**62,
+    ]
     rows = [(JSON, json.dumps(value).encode()) for value in values]
     assert decoded(spark, rows) == [(value, None) for value in values]
-    frame = decode_payload(plain_frame(spark, [(JSON, b"null"), (JSON, b' {"user": {"id": "7"}} \n')], ROWS))
+    frame = decode_payload(
+        plain_frame(spark, [(JSON, b"null"), (JSON, b' {"user": {"id": "7"}} \n')], ROWS)
+    )
     null, user = frame.selectExpr(
         "is_variant_null(body) AS n", "try_variant_get(body, '$.user.id', 'int') AS i"
     ).collect()
@@ -116,7 +161,11 @@ def test_a_schema_takes_what_fits_it_whole(spark: SparkSession) -> None:
         "null",
         '"x"',
     ]
-    others += ['{"o": {"a": "x"}}', '{"o": {"m": {"k": "x"}}}', '{"o": {"l": [{"n": 1}, {"n": "x"}]}}']
+    others += [
+        '{"o": {"a": "x"}}',
+        '{"o": {"m": {"k": "x"}}}',
+        '{"o": {"l": [{"n": 1}, {"n": "x"}]}}',
+    ]
     nested = "a INT, b STRING, o STRUCT<a: INT, m: MAP<STRING, INT>, l: ARRAY<STRUCT<n: INT>>>"
     found = decoded(spark, [(JSON, text.encode()) for text in others], nested)
     assert found == [(None, "mismatch")] * len(others)
@@ -131,8 +180,10 @@ def test_columns_are_those_asked_for(spark: SparkSession) -> None:
     assert decode_payload(frame).columns == ["headers", "payload", "id", "body"]
     other = decode_payload(frame, "a INT", column="the body", error="why not")
     assert other.drop("headers", "payload").first().asDict(recursive=True) == {
-        "id": 7, "the body": {"a": 1}, "why not": None
-    }  # fmt: skip
+        "id": 7,
+        "the body": {"a": 1},
+        "why not": None,
+    }
     with pytest.raises(SetupError, match=r"lacks \['headers'\]"):
         decode_payload(frame.drop("headers"))
     for schema in (5, None, "a NOTHING", dict):
@@ -172,12 +223,23 @@ def test_a_model_is_a_schema(spark: SparkSession) -> None:
     """What Pydantic writes of a model is what Spark reads with its schema, in a session of any zone."""
     order = Order.model_validate(
         {
-            "order-no": 1, "lines": [{"price": "1234567.89"}], "placed": "2026-03-08T02:30:00.123456-05:00",
-            "local": "2026-03-08T02:30:00.5", "day": "2026-11-01", "customer": UUID(int=5), "colour": "red",
-            "kind": "b", "rate": 0.1, "scores": {"x": "12.5"}, "raw": b"text", "extra": {"k": [1]},
-            "flags": [True], "moment": "2026-03-08T02:30:00", "choice": "c",
+            "order-no": 1,
+            "lines": [{"price": "1234567.89"}],
+            "placed": "2026-03-08T02:30:00.123456-05:00",
+            "local": "2026-03-08T02:30:00.5",
+            "day": "2026-11-01",
+            "customer": UUID(int=5),
+            "colour": "red",
+            "kind": "b",
+            "rate": 0.1,
+            "scores": {"x": "12.5"},
+            "raw": b"text",
+            "extra": {"k": [1]},
+            "flags": [True],
+            "moment": "2026-03-08T02:30:00",
+            "choice": "c",
         }
-    )  # fmt: skip
+    )
     body, error = one(
         spark, json.dumps(order.model_dump(mode="json", by_alias=True) | {"choice": "c"}), Order
     )
@@ -189,11 +251,20 @@ def test_a_model_is_a_schema(spark: SparkSession) -> None:
         "moment": datetime(2026, 3, 8, 2, 30, tzinfo=timezone.utc),
     }
     assert body == {
-        "order-no": 1, "lines": [{"price": Decimal("1234567.89"), "count": 1}],
-        "local": datetime(2026, 3, 8, 2, 30, 0, 500000), "day": date(2026, 11, 1), "customer": str(UUID(int=5)),
-        "colour": "red", "kind": "b", "note": None, "rate": 0.1, "scores": {"x": Decimal("12.5")}, "raw": "text",
-        "flags": [True], "choice": "c",
-    }  # fmt: skip
+        "order-no": 1,
+        "lines": [{"price": Decimal("1234567.89"), "count": 1}],
+        "local": datetime(2026, 3, 8, 2, 30, 0, 500000),
+        "day": date(2026, 11, 1),
+        "customer": str(UUID(int=5)),
+        "colour": "red",
+        "kind": "b",
+        "note": None,
+        "rate": 0.1,
+        "scores": {"x": Decimal("12.5")},
+        "raw": "text",
+        "flags": [True],
+        "choice": "c",
+    }
 
 
 def test_a_field_that_is_there_twice(spark: SparkSession) -> None:
@@ -208,7 +279,10 @@ def test_the_room_of_decimals_without_places(spark: SparkSession) -> None:
     assert struct_of(model).simpleString() == "struct<x:decimal(38,18)>"
     assert one(spark, f'{{"x": {"9" * 20}}}', model) == ({"x": Decimal("9" * 20)}, None)
     assert one(spark, f'{{"x": {"9" * 21}}}', model) == (None, "mismatch")
-    assert one(spark, '{"x": 0.1234567890123456785}', model) == ({"x": Decimal("0.123456789012345679")}, None)
+    assert one(spark, '{"x": 0.1234567890123456785}', model) == (
+        {"x": Decimal("0.123456789012345679")},
+        None,
+    )
 
 
 def test_struct_of_types() -> None:
@@ -220,7 +294,9 @@ def test_struct_of_types() -> None:
     assert struct_of(Order, by_alias=False).names[0] == "number"
     assert all(field.nullable for field in struct_of(Order))
     free = create_model(
-        "Free", plain=(Decimal, ...), places=(Annotated[Decimal, Field(decimal_places=3)] | None, None)
+        "Free",
+        plain=(Decimal, ...),
+        places=(Annotated[Decimal, Field(decimal_places=3)] | None, None),
     )
     assert struct_of(free).simpleString() == "struct<plain:decimal(38,18),places:decimal(38,3)>"
 
@@ -242,13 +318,17 @@ class Item(BaseModel):
 def test_a_root_model_is_its_root(spark: SparkSession) -> None:
     """Its JSON has no field of that name."""
     item = Item(
-        tags=Tags(["a"]), prices={"x": Price(Decimal("1.50"))}, one=RootModel[Line](Line(price=Decimal(2)))
+        tags=Tags(["a"]),
+        prices={"x": Price(Decimal("1.50"))},
+        one=RootModel[Line](Line(price=Decimal(2))),
     )
     body, error = one(spark, item.model_dump_json(), Item)
     assert error is None
     assert body == {
-        "tags": ["a"], "prices": {"x": Decimal("1.50")}, "one": {"price": Decimal(2), "count": 1}
-    }  # fmt: skip
+        "tags": ["a"],
+        "prices": {"x": Decimal("1.50")},
+        "one": {"price": Decimal(2), "count": 1},
+    }
     assert struct_of(Item).simpleString() == (
         "struct<tags:array<string>,prices:map<string,decimal(9,2)>,one:struct<price:decimal(9,2),count:bigint>>"
     )
@@ -273,7 +353,16 @@ class Tree(BaseModel):
 
 @pytest.mark.parametrize(
     "annotation",
-    [complex, int | str, tuple[int, str], dict[int, str], Literal["a", 1], list, type(None), object()],
+    [
+        complex,
+        int | str,
+        tuple[int, str],
+        dict[int, str],
+        Literal["a", 1],
+        list,
+        type(None),
+        object(),
+    ],
 )
 def test_what_has_no_counterpart_is_named(annotation: Any) -> None:
     class Bad(BaseModel):
@@ -283,7 +372,8 @@ def test_what_has_no_counterpart_is_named(annotation: Any) -> None:
     Bad.model_fields["odd"].annotation = annotation
     outer = create_model("Outer", inner=(list[Bad] | None, None))
     with pytest.raises(
-        SetupError, match=r"Outer\.inner\.odd is annotated .* no counterpart in Spark: annotate it as Any"
+        SetupError,
+        match=r"Outer\.inner\.odd is annotated .* no counterpart in Spark: annotate it as Any",
     ):
         struct_of(outer)
 
@@ -306,7 +396,10 @@ def test_models_that_cannot_be_a_schema() -> None:
 
 
 def collect(frame: DataFrame) -> list[Any]:
-    return [row.body.toPython() if row.body is not None else None for row in frame.orderBy("id").collect()]
+    return [
+        row.body.toPython() if row.body is not None else None
+        for row in frame.orderBy("id").collect()
+    ]
 
 
 async def test_what_the_broker_publishes(spark: SparkSession, archive: Archive) -> None:
@@ -317,7 +410,9 @@ async def test_what_the_broker_publishes(spark: SparkSession, archive: Archive) 
     async with broker:
         for body in bodies:
             await broker.publish(body, "orders")
-        await broker.publish({"x": 1}, "orders", headers={"content-type": "application/x; charset=utf-8"})
+        await broker.publish(
+            {"x": 1}, "orders", headers={"content-type": "application/x; charset=utf-8"}
+        )
     await engine.dispose()
     moved = (
         "INSERT INTO message_archive (id, queue, priority, headers, payload, state, attempts_count, "

@@ -16,7 +16,13 @@ from pyspark.sql import functions as F
 from sqlalchemy import select
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError, SetupError
-from faststream_sqlbroker.spark import compact_export, describe_export, export, export_archive, read_export
+from faststream_sqlbroker.spark import (
+    compact_export,
+    describe_export,
+    export,
+    export_archive,
+    read_export,
+)
 from faststream_sqlbroker.spark.columns import ARCHIVE_FIELDS
 from faststream_sqlbroker.spark.entries import Entry
 from faststream_sqlbroker.spark.figures import NOTHING, Figures, compute_figures, figure_columns
@@ -26,7 +32,9 @@ from faststream_sqlbroker.spark.windows import parse_window
 from tests.spark.conftest import Archive
 from tests.spark.frames import plain_frame
 
-pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
+pytestmark = pytest.mark.capability(
+    "Spark: the archive exported to Parquet, compared with the database"
+)
 
 NAMES = [field.name for field in ARCHIVE_FIELDS]
 TIMES = [field.name for field in ARCHIVE_FIELDS if field.type == "timestamp"]
@@ -64,7 +72,9 @@ def of_table(archive: Archive, until: datetime) -> list[tuple[Any, ...]]:
     table = archive.archive
     with archive.engine.connect() as connection:
         rows = connection.execute(
-            select(*(table.c[name] for name in NAMES)).where(table.c.archived_at < until).order_by(table.c.id)
+            select(*(table.c[name] for name in NAMES))
+            .where(table.c.archived_at < until)
+            .order_by(table.c.id)
         )
         return [tuple(row) for row in rows]
 
@@ -118,7 +128,11 @@ def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
         "date=2026-03-10",
     ]
     dates = read_export(spark, str(path)).groupBy("date").count().collect()
-    assert {str(row[0]): row[1] for row in dates} == {"2026-03-07": 2, "2026-03-08": 4, "2026-03-10": 1}
+    assert {str(row[0]): row[1] for row in dates} == {
+        "2026-03-07": 2,
+        "2026-03-08": 4,
+        "2026-03-10": 1,
+    }
     before = contents(path)
     again = export_archive(spark, archive.url, str(path), since="2026-03-01", until=UNTIL)
     assert {one.action for one in again.windows} == {"unchanged"}
@@ -175,7 +189,9 @@ def test_a_source_that_changes_while_it_is_read_is_caught(
     export_archive(spark, archive.url, path, until="2026-03-08")
 
     def touch(_lake: Lake, _folder: str, number: int) -> None:
-        archive.execute("UPDATE message_archive SET payload = :new WHERE id = 5", new=bytes([number]))
+        archive.execute(
+            "UPDATE message_archive SET payload = :new WHERE id = 5", new=bytes([number])
+        )
 
     with monkeypatch.context() as patched:
         calls = change_after_write(patched, touch)
@@ -206,7 +222,9 @@ def test_a_file_that_is_gone_is_caught(
             file.unlink()
 
     calls = change_after_write(monkeypatch, lose)
-    result = export_archive(spark, archive.url, str(tmp_path / "lake"), until="2026-03-08", verify="counts")
+    result = export_archive(
+        spark, archive.url, str(tmp_path / "lake"), until="2026-03-08", verify="counts"
+    )
     assert (result.rows, len(calls)) == (2, 2)
     assert read_export(spark, str(tmp_path / "lake")).count() == 2
 
@@ -245,16 +263,25 @@ def test_the_window_that_since_lies_in_is_exported_with_its_earlier_rows(
     archive.add({"id": 2, "archived_at": MARCH + timedelta(hours=33)})
     given = {"since": MARCH + timedelta(hours=12), "until": MARCH + timedelta(days=2)}
     result = export_archive(spark, archive.url, str(tmp_path), verify="counts", **given)
-    assert [(one.name, one.rows) for one in result.windows] == [("2026-03-07", 1), ("2026-03-08", 1)]
+    assert [(one.name, one.rows) for one in result.windows] == [
+        ("2026-03-07", 1),
+        ("2026-03-08", 1),
+    ]
 
 
 def test_every_column_changes_the_figures(spark: SparkSession) -> None:
     """The check can fail: a change of any one value shows."""
     row: dict[str, Any] = {
-        field.name: {"string": "a", "binary": bytearray(b"a"), "timestamp": MARCH}.get(field.type, 1)
+        field.name: {"string": "a", "binary": bytearray(b"a"), "timestamp": MARCH}.get(
+            field.type, 1
+        )
         for field in ARCHIVE_FIELDS
     }
-    other = {"string": "b", "binary": bytearray(b"b"), "timestamp": MARCH + timedelta(microseconds=1)}
+    other = {
+        "string": "b",
+        "binary": bytearray(b"b"),
+        "timestamp": MARCH + timedelta(microseconds=1),
+    }
     rows = [row]
     for field in ARCHIVE_FIELDS:
         rows.append(row | {field.name: other.get(field.type, 2)})
@@ -308,15 +335,22 @@ def test_two_exports_of_one_path_are_refused(spark: SparkSession, tmp_path: Path
     second.note_empty(parse_window("2026-03-08", "day"))
     second.finish()
     early.begin(early.need_state()["source"])
-    assert [one.name for one in Lake(spark, str(tmp_path)).windows()] == ["2026-03-07", "2026-03-08"]
+    assert [one.name for one in Lake(spark, str(tmp_path)).windows()] == [
+        "2026-03-07",
+        "2026-03-08",
+    ]
 
 
-def test_compaction_makes_files_few_and_keeps_every_row(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_makes_files_few_and_keeps_every_row(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     lake, window = lake_of_one(spark, tmp_path)
     before = compute_figures(lake.read(window), checksums=True)
     assert [one.files for one in compact_export(spark, str(tmp_path), since="2026-03-08")] == []
     done = compact_export(spark, str(tmp_path), until="2026-03-08")
-    assert [(one.name, one.rows, one.files_before, one.files) for one in done] == [("2026-03-07", 10, 3, 1)]
+    assert [(one.name, one.rows, one.files_before, one.files) for one in done] == [
+        ("2026-03-07", 10, 3, 1)
+    ]
     assert compute_figures(lake.read(window), checksums=True) == before
     kept = contents(tmp_path)
     assert compact_export(spark, str(tmp_path)) == []
@@ -331,7 +365,9 @@ def test_compaction_refuses_a_window_that_has_lost_a_file(
     lake_of_one(spark, tmp_path)
     next((tmp_path / "date=2026-03-07").glob("*.parquet")).unlink()
     kept = contents(tmp_path / "date=2026-03-07")
-    with pytest.raises(SetupError, match=r"window 2026-03-07 of .* has 2 files, and not 3: read again"):
+    with pytest.raises(
+        SetupError, match=r"window 2026-03-07 of .* has 2 files, and not 3: read again"
+    ):
         read_export(spark, str(tmp_path))
     with pytest.raises(ExportMismatchError, match="put the window's folder back"):
         compact_export(spark, str(tmp_path))
@@ -386,7 +422,9 @@ def test_what_the_state_does_not_know_is_never_replaced(
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_an_empty_archive_and_wrong_options(spark: SparkSession, archive: Archive, tmp_path: Path) -> None:
+def test_an_empty_archive_and_wrong_options(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
     path = str(tmp_path / "lake")
     with pytest.raises(SetupError, match="window must be one of 'day', 'hour', got 'week'"):
         export_archive(spark, archive.url, path, window="week")  # type: ignore[arg-type]

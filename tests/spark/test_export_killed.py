@@ -16,7 +16,9 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark import export, export_archive, read_export
 from tests.spark.test_export import MARCH, of_lake, of_table
 
-pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
+pytestmark = pytest.mark.capability(
+    "Spark: the archive exported to Parquet, compared with the database"
+)
 
 DAY: dict[str, Any] = {"since": "2026-03-07", "until": "2026-03-08", "verify": "counts"}
 
@@ -57,5 +59,7 @@ def test_an_export_that_is_killed_while_it_replaces_a_window_is_ended_by_the_nex
         read_export(spark, str(path))
     result = export_archive(spark, archive.url, str(path), **DAY)
     assert [(one.action, one.rows, one.files) for one in result.windows] == [("unchanged", 4, 1)]
-    assert of_lake(read_export(spark, str(path))) == gone + of_table(archive, MARCH + timedelta(days=1))
+    assert of_lake(read_export(spark, str(path))) == gone + of_table(
+        archive, MARCH + timedelta(days=1)
+    )
     assert [one.name for one in (path / "_sqlbroker").iterdir()] == ["state.json"]

@@ -19,7 +19,9 @@ from tests.spark.conftest import Archive
 from tests.spark.horizons import archived_at, find, settle
 from tests.spark.test_export import MARCH, of_lake, of_table
 
-pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
+pytestmark = pytest.mark.capability(
+    "Spark: the archive exported to Parquet, compared with the database"
+)
 
 WITHOUT_SNAPSHOTS = pytest.mark.parametrize("kind", ["mariadb", "sqlite"])
 HOUR = timedelta(hours=1)
@@ -40,7 +42,9 @@ def before_the_read(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], Non
     """
     rows, calls = transfer._rows, list[int]()
 
-    def changed(job: Any, connection: Any, selection: Any, snapshot: Any, counts: Any, kept: Any) -> Any:
+    def changed(
+        job: Any, connection: Any, selection: Any, snapshot: Any, counts: Any, kept: Any
+    ) -> Any:
         known = None if kept is None else kept.localCheckpoint()
         calls.append(len(calls) + 1)
         change(calls[-1])
@@ -52,7 +56,11 @@ def before_the_read(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], Non
 
 @WITHOUT_SNAPSHOTS
 def test_a_row_that_goes_while_its_window_is_exported_again_stays_in_the_lake(
-    spark: SparkSession, new_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    spark: SparkSession,
+    new_database: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     """Proves D5: it is neither what only the lake has nor what the database still has; the window is tried again."""
     archive: Archive = new_database(kind)
@@ -66,12 +74,18 @@ def test_a_row_that_goes_while_its_window_is_exported_again_stays_in_the_lake(
 
     with monkeypatch.context() as patched:
         before_the_read(patched, remove)
-        with pytest.raises(ExportMismatchError, match=r"found rows=3.*, without 1 rows that the lake has"):
-            export_archive(spark, archive.url, path, since=MARCH, until="2026-03-08", verify="counts")
+        with pytest.raises(
+            ExportMismatchError, match=r"found rows=3.*, without 1 rows that the lake has"
+        ):
+            export_archive(
+                spark, archive.url, path, since=MARCH, until="2026-03-08", verify="counts"
+            )
     assert ids(spark, path) == [1, 2, 3]
     with monkeypatch.context() as patched:
         calls = before_the_read(patched, lambda number: remove(3) if number == 1 else None)
-        result = export_archive(spark, archive.url, path, since=MARCH, until="2026-03-08", verify="counts")
+        result = export_archive(
+            spark, archive.url, path, since=MARCH, until="2026-03-08", verify="counts"
+        )
     assert [(one.action, one.rows) for one in result.windows] == [("again", 4)]
     assert calls == [1, 2]
     assert ids(spark, path) == [1, 2, 3, 9]
@@ -79,7 +93,11 @@ def test_a_row_that_goes_while_its_window_is_exported_again_stays_in_the_lake(
 
 @WITHOUT_SNAPSHOTS
 def test_a_window_whose_only_row_goes_while_it_is_read_has_no_rows(
-    spark: SparkSession, new_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    spark: SparkSession,
+    new_database: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     """Proves D5: nothing is put in its place, and the lake stays readable; a row that comes later is exported."""
     archive: Archive = new_database(kind)
@@ -99,7 +117,11 @@ def test_a_window_whose_only_row_goes_while_it_is_read_has_no_rows(
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 async def test_a_window_stays_open_while_a_transaction_may_bring_rows_of_it(
-    spark: SparkSession, new_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    spark: SparkSession,
+    new_database: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     """Proves D5: past midnight too; once it has committed, the window is exported with its row, once."""
     archive: Archive = new_database(kind)
@@ -118,7 +140,9 @@ async def test_a_window_stays_open_while_a_transaction_may_bring_rows_of_it(
         transaction.commit()
     await eventually(lambda: find(archive.url).moment > now, timeout=30)
     result = export_archive(spark, archive.url, path, safety_lag=0, verify="counts")
-    assert [(one.name, one.action, one.rows) for one in result.windows] == [("2026-03-07", "exported", 2)]
+    assert [(one.name, one.action, one.rows) for one in result.windows] == [
+        ("2026-03-07", "exported", 2)
+    ]
     assert of_lake(read_export(spark, path)) == of_table(archive, midnight)
 
 

@@ -33,7 +33,9 @@ def place(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
         hadoop.unset("fs.viewfs.mounttable.lake.link./data")
     elif request.param == "objects":
         hadoop.set("fs.objects.impl", "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme")
-        hadoop.set("fs.viewfs.overload.scheme.target.objects.impl", "org.apache.hadoop.fs.LocalFileSystem")
+        hadoop.set(
+            "fs.viewfs.overload.scheme.target.objects.impl", "org.apache.hadoop.fs.LocalFileSystem"
+        )
         hadoop.set("fs.viewfs.mounttable.store.link./data", tmp_path.as_uri())
         yield "objects://store/data/a/state"
         for name in (
@@ -44,7 +46,9 @@ def place(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
             hadoop.unset(f"fs.{name}")
     else:
         yield (
-            str(tmp_path / "a" / "state") if request.param == "plain" else (tmp_path / "a" / "state").as_uri()
+            str(tmp_path / "a" / "state")
+            if request.param == "plain"
+            else (tmp_path / "a" / "state").as_uri()
         )
 
 
@@ -56,7 +60,9 @@ def test_what_is_written_is_read(spark: SparkSession, place: str, tmp_path: Path
         write_json(spark, path, content)
         assert read_json(spark, path) == content
     folder = tmp_path / "a" / "state"
-    assert [found.name for found in folder.iterdir() if not found.name.endswith(".crc")] == ["orders.json"]
+    assert [found.name for found in folder.iterdir() if not found.name.endswith(".crc")] == [
+        "orders.json"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +134,9 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert [found.name for found in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_what_killed_writers_left_is_removed(spark: SparkSession, place: str, tmp_path: Path) -> None:
+def test_what_killed_writers_left_is_removed(
+    spark: SparkSession, place: str, tmp_path: Path
+) -> None:
     """Not what another writer, of this file or the next, may be writing."""
     folder = tmp_path / "a" / "state"
     write_json(spark, f"{place}/orders.json", {"n": 1})
@@ -166,7 +174,9 @@ def test_what_is_there_and_cannot_be_read_is_not_nothing(
     else:  # as another user's file is for us: not even root can open it as a file
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(path))
-    with pytest.raises(SetupError, match=r"/x is there and cannot be read \(.*\): give the path of a file"):
+    with pytest.raises(
+        SetupError, match=r"/x is there and cannot be read \(.*\): give the path of a file"
+    ):
         read_json(spark, str(path))
 
 

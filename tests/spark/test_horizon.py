@@ -18,7 +18,15 @@ from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
 from tests.helpers import eventually
 from tests.spark.conftest import Archive
-from tests.spark.horizons import archived_at, find, passes, rows_before, running, settle, stands_still
+from tests.spark.horizons import (
+    archived_at,
+    find,
+    passes,
+    rows_before,
+    running,
+    settle,
+    stands_still,
+)
 
 servers_only = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 postgresql_only = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -26,7 +34,9 @@ mariadb_only = pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 sqlite_only = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["write", "read", "commit", "rollback", "horizon"]), st.integers(0, 2)),
+    st.tuples(
+        st.sampled_from(["write", "read", "commit", "rollback", "horizon"]), st.integers(0, 2)
+    ),
     min_size=5,
     max_size=25,
 )
@@ -74,16 +84,21 @@ async def test_a_procedure_that_commits_on_its_way(archive: Archive) -> None:
         database = database_of(parse_address(archive.url))
         with database.connect() as connection:
             await eventually(
-                lambda: database.scalar(connection, "SELECT count(*) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND backend_xid IS NOT NULL AND xact_start > query_start")
-            )  # fmt: skip
+                lambda: database.scalar(
+                    connection,
+                    "SELECT count(*) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND backend_xid IS NOT NULL AND xact_start > query_start",
+                )
+            )
             horizon = find_horizon(database, connection, margin=0)
     with archive.engine.connect() as connection:
         assert connection.execute(text("SELECT at FROM t")).scalar_one() >= horizon.moment
 
 
 @given(steps=STEPS)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_nothing_is_added_below_any_horizon(archive: Archive, steps: list[tuple[str, int]]) -> None:
     """D4, by a model: three sessions write, read, commit and roll back in any order, without a margin."""
     archive.execute("DELETE FROM message_archive")
@@ -123,7 +138,11 @@ def test_postgresql_hides_others_sessions_from_a_plain_role(archive: Archive) ->
     """D4: what cannot be seen is waited for by the lag, and the text says what to grant."""
     role = f"sqlbroker_plain_{os.getpid()}"
     archive.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'plain'")
-    url = make_url(archive.url).set(username=role, password="plain").render_as_string(hide_password=False)
+    url = (
+        make_url(archive.url)
+        .set(username=role, password="plain")
+        .render_as_string(hide_password=False)
+    )
     try:
         with archive.engine.connect() as writer:
             settle(archive, writer, 1)
@@ -162,7 +181,11 @@ def test_sessions_that_do_not_tell_what_they_do(archive: Archive) -> None:
 def test_mariadb_hides_transactions_without_the_privilege(archive: Archive) -> None:
     """D4: as on PostgreSQL."""
     user, name = f"sqlbroker_{os.getpid()}", make_url(archive.url).database
-    url = make_url(archive.url).set(username=user, password="plain").render_as_string(hide_password=False)
+    url = (
+        make_url(archive.url)
+        .set(username=user, password="plain")
+        .render_as_string(hide_password=False)
+    )
     archive.execute(f"CREATE USER {user}@'%' IDENTIFIED BY 'plain'")
     try:
         archive.execute(f"GRANT SELECT ON {name}.* TO {user}@'%'")

@@ -46,7 +46,9 @@ class Pair:
         with database.connect() as connection:
             condition = f"archived_at < {database.moment(until)}"
             return set(
-                connection.exec_driver_sql(f"SELECT id FROM message_archive WHERE {condition}").scalars()
+                connection.exec_driver_sql(
+                    f"SELECT id FROM message_archive WHERE {condition}"
+                ).scalars()
             )
 
 
@@ -91,7 +93,11 @@ def test_a_standby_asks_its_primary(pair: Pair) -> None:
             writer.execute(text("SET LOCAL synchronous_commit = off"))
             settle(pair.archive, writer, number)
         horizon = find(pair.standby, primary=pair.primary)
-        assert pair.rows(horizon.moment) == set(range(1, number + 1)) == rows_before(pair.archive, horizon)
+        assert (
+            pair.rows(horizon.moment)
+            == set(range(1, number + 1))
+            == rows_before(pair.archive, horizon)
+        )
 
 
 def test_a_stream_that_goes_on_by_a_standby(pair: Pair) -> None:
@@ -128,7 +134,10 @@ async def test_a_standby_by_itself_lags_behind_what_it_has_replayed(pair: Pair) 
     try:
         with database.connect() as connection:
             await eventually(
-                lambda: database.scalar(connection, "SELECT pg_get_wal_replay_pause_state()") == "paused"
+                lambda: (
+                    database.scalar(connection, "SELECT pg_get_wal_replay_pause_state()")
+                    == "paused"
+                )
             )
         with pair.archive.engine.begin() as writer:
             settle(pair.archive, writer, 2)
@@ -149,7 +158,10 @@ def test_a_primary_that_is_none(pair: Pair, servers: Servers) -> None:
     other = servers.admin("postgresql").url.render_as_string(hide_password=False)
     for wrong, words in (
         (other, "another cluster or database"),
-        (make_url(pair.primary).set(database="template1").render_as_string(), "another cluster or database"),
+        (
+            make_url(pair.primary).set(database="template1").render_as_string(),
+            "another cluster or database",
+        ),
         (pair.standby, "is a standby itself"),
         ("sqlite:////tmp/none.db", "is a sqlite database"),
     ):
@@ -170,7 +182,9 @@ def test_a_prepared_transaction(pair: Pair) -> None:
             assert horizon.source == "safety lag"
             assert "prepared" in horizon.detail
             assert at - MINUTE <= horizon.moment <= at - MINUTE + timedelta(seconds=10)
-            assert find(pair.standby, primary=pair.primary, safety_lag="1m").moment == horizon.moment
+            assert (
+                find(pair.standby, primary=pair.primary, safety_lag="1m").moment == horizon.moment
+            )
         finally:
             connection.exec_driver_sql("COMMIT PREPARED 'p'")
     assert rows_before(pair.archive, find(pair.primary)) == {1}
@@ -180,7 +194,9 @@ def test_rows_of_a_publication_come_with_their_own_times(pair: Pair) -> None:
     database = database_of(parse_address(pair.primary))
     options = "connect = false, slot_name = NONE, enabled = false"
     with database.connect() as connection:
-        connection.exec_driver_sql(f"CREATE SUBSCRIPTION s CONNECTION '' PUBLICATION p WITH ({options})")
+        connection.exec_driver_sql(
+            f"CREATE SUBSCRIPTION s CONNECTION '' PUBLICATION p WITH ({options})"
+        )
         try:
             horizon = find(pair.primary, safety_lag="1m")
             assert (horizon.source, "subscribes" in horizon.detail) == ("safety lag", True)
@@ -222,7 +238,9 @@ def in_new_york(mariadb_in_new_york: Archive) -> Archive:
         ("2026-07-01 12:00:00", datetime(2026, 7, 1, 16, 0, tzinfo=timezone.utc)),
     ],
 )
-def test_the_hour_that_comes_twice_is_the_earlier(in_new_york: Archive, local: str, utc: datetime) -> None:
+def test_the_hour_that_comes_twice_is_the_earlier(
+    in_new_york: Archive, local: str, utc: datetime
+) -> None:
     """InnoDB says when transactions began in the server's time zone."""
     database = database_of(parse_address(in_new_york.url))
     with database.connect() as connection:
@@ -282,7 +300,9 @@ def test_an_xa_transaction_whose_client_has_gone(in_new_york: Archive) -> None:
     assert find(in_new_york.url).source == "transactions"
 
 
-def test_a_list_of_transactions_that_stays_old(in_new_york: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_transactions_that_stays_old(
+    in_new_york: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """InnoDB shows an old list for as long as somebody reads it more often than every 0.1 s."""
     monkeypatch.setattr(mysql, "FRESH_WITHIN", 0.3)
     with in_new_york.engine.connect() as writer:

@@ -89,7 +89,9 @@ def test_windows_follow_each_other(loads: Loads, caplog: pytest.LogCaptureFixtur
     assert windows[1][2] == "since=20260301T000008.000000Z"
     assert len(caplog.records) == 4
     line = caplog.records[1].getMessage()
-    assert "from 2026-03-01T00:00:08+00:00 until 2026-03-01T00:00:16+00:00; by transactions: " in line
+    assert (
+        "from 2026-03-01T00:00:08+00:00 until 2026-03-01T00:00:16+00:00; by transactions: " in line
+    )
     assert loads.state["until"] == "2026-03-01T00:00:32+00:00"
     assert [path.name for path in loads.path.parent.iterdir()] == ["orders.json"]
     password = make_url(loads.archive.url).password
@@ -103,7 +105,9 @@ async def test_both_wrong_ways_lose_rows(loads: Loads) -> None:
         settle(archive, connection, 10)
     loaded = Counter(await until_loaded(loads, {10}))
     with archive.engine.connect() as reader, archive.engine.connect() as slow:
-        last_id, last_at = reader.execute(select(func.max(columns.id), func.max(columns.archived_at))).one()
+        last_id, last_at = reader.execute(
+            select(func.max(columns.id), func.max(columns.archived_at))
+        ).one()
         late = {5} if archive.kind == "sqlite" else {5, 11}
         if archive.kind != "sqlite":  # which lets nobody overtake a writer
             settle(archive, slow, 11)
@@ -120,7 +124,9 @@ async def test_both_wrong_ways_lose_rows(loads: Loads) -> None:
         slow.commit()
         reader.rollback()
         by_id |= set(reader.execute(select(columns.id).where(columns.id > last_id)).scalars())
-        by_time |= set(reader.execute(select(columns.id).where(columns.archived_at > last_at)).scalars())
+        by_time |= set(
+            reader.execute(select(columns.id).where(columns.archived_at > last_at)).scalars()
+        )
     assert 5 not in by_id
     assert 11 not in by_time
     loaded += Counter(await until_loaded(loads, late))
@@ -139,7 +145,9 @@ async def until_loaded(loads: Loads, wanted: set[int]) -> list[int]:
     return found
 
 
-def test_a_load_that_fails_is_repeated_as_it_was(loads: Loads, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_load_that_fails_is_repeated_as_it_was(
+    loads: Loads, caplog: pytest.LogCaptureFixture
+) -> None:
     """D4: the watermark stays, and the same window comes again, whatever was archived meanwhile."""
     loads.archive.add_many(5)
     with pytest.raises(RuntimeError, match="disk full"), loads.open() as first:
@@ -152,7 +160,14 @@ def test_a_load_that_fails_is_repeated_as_it_was(loads: Loads, caplog: pytest.Lo
     )
     with caplog.at_level(logging.INFO, "faststream_sqlbroker.spark"), loads.open() as again:
         assert (again.since, again.until, again.name) == (first.since, first.until, first.name)
-        assert ids(again) == [1, 2, 3, 4, 5, 6]  # 6 is no row that the database's clock could have given
+        assert ids(again) == [
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+        ]  # 6 is no row that the database's clock could have given
     assert "again, as the last load of it did not end well" in caplog.text
     with pytest.raises(KeyboardInterrupt), loads.open():
         raise KeyboardInterrupt
@@ -194,7 +209,10 @@ def test_the_state_of_other_rows_is_refused(loads: Loads, tmp_path: Path) -> Non
     for other, words in (
         ({}, r"its queues is \['queue 1'\] and here it is None"),
         ({"queues": ["queue 1"], "states": ["failed"]}, "its states is None and here it is"),
-        ({"queues": ["queue 1"], "source": "the shop"}, "its database is '.*' and here it is 'the shop'"),
+        (
+            {"queues": ["queue 1"], "source": "the shop"},
+            "its database is '.*' and here it is 'the shop'",
+        ),
         ({"queues": ["queue 1"], "table": "old_archive"}, "its table is 'message_archive'"),
     ):
         with pytest.raises(SetupError, match=words), loads.open(**other):
@@ -265,7 +283,9 @@ def test_where_the_first_load_begins(loads: Loads) -> None:
 
 
 @pytest.mark.parametrize("since", [START + timedelta(seconds=6), "2100-01-01"])
-def test_a_first_load_that_fails_is_repeated_whatever_since_is_then(loads: Loads, since: Any) -> None:
+def test_a_first_load_that_fails_is_repeated_whatever_since_is_then(
+    loads: Loads, since: Any
+) -> None:
     """Its folder would stay beside another's, with the same rows, or nothing would ever be read again."""
     loads.archive.add_many(10)
     with pytest.raises(RuntimeError), loads.open() as first:
@@ -276,7 +296,9 @@ def test_a_first_load_that_fails_is_repeated_whatever_since_is_then(loads: Loads
     assert loads.state["until"] == first.until.isoformat()
 
 
-def test_a_load_is_repeated_by_a_server_that_is_behind(loads: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_is_repeated_by_a_server_that_is_behind(
+    loads: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """D4: what is not there yet is left for the next load, also where that is the whole window."""
     loads.archive.add_many(10)
 
@@ -364,7 +386,9 @@ def test_a_loader_killed_between_its_data_and_its_state(loads: Loads, tmp_path: 
     lake = tmp_path / "lake"
     loads.archive.add_many(5)
     command = [sys.executable, "-c", LOADER, loads.archive.url, str(loads.path), str(lake)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert "written\n" in iter(process.stdout.readline, "")
@@ -386,7 +410,9 @@ def writing(archive: Archive) -> Iterator[None]:
     """A process that archives with slow and overlapping transactions."""
     url = archive.engine.url.render_as_string(hide_password=False)
     command = [sys.executable, "-m", "tests.spark.late_writer", url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "started\n"

@@ -16,7 +16,9 @@ from faststream_sqlbroker.spark.folders import Folders
 from faststream_sqlbroker.spark.lake import Lake
 from tests.spark.test_export import lake_of_one, put
 
-pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
+pytestmark = pytest.mark.capability(
+    "Spark: the archive exported to Parquet, compared with the database"
+)
 
 STEPS = [(Folders, "move"), (Folders, "delete"), (module, "write_json")]
 
@@ -90,7 +92,9 @@ def test_a_process_that_dies_at_any_step_of_a_replacement_loses_nothing(
     assert ends == {10, 12}
 
 
-@pytest.mark.parametrize(("lost", "expected"), [(False, 12), (True, 10)], ids=["forwards", "backwards"])
+@pytest.mark.parametrize(
+    ("lost", "expected"), [(False, 12), (True, 10)], ids=["forwards", "backwards"]
+)
 def test_a_process_that_dies_at_any_step_of_a_recovery_loses_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, expected: int
 ) -> None:
@@ -186,13 +190,17 @@ def test_of_two_exports_that_begin_together_one_stops(
         ("pending", {"window": "2026-03-07", "folder": "a", "entry": {}}),
     ],
 )
-def test_a_damaged_state_is_named(spark: SparkSession, tmp_path: Path, part: str, value: Any) -> None:
+def test_a_damaged_state_is_named(
+    spark: SparkSession, tmp_path: Path, part: str, value: Any
+) -> None:
     """By whoever reads it; `...` is a part that is missing."""
     path = tmp_path / "_sqlbroker/state.json"
     Lake(spark, str(tmp_path)).begin({"window": "day"})
     state = json.loads(path.read_text()) | {part: value}
     path.write_text(json.dumps({name: one for name, one in state.items() if one is not ...}))
     before = path.read_bytes()
-    with pytest.raises(SetupError, match=r"state\.json is a damaged state of an export \(.*\): restore it"):
+    with pytest.raises(
+        SetupError, match=r"state\.json is a damaged state of an export \(.*\): restore it"
+    ):
         Lake(spark, str(tmp_path))
     assert path.read_bytes() == before

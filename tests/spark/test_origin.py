@@ -15,7 +15,9 @@ from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
 from tests.spark.conftest import Archive
 from tests.spark.test_export import MARCH
 
-pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
+pytestmark = pytest.mark.capability(
+    "Spark: the archive exported to Parquet, compared with the database"
+)
 
 
 def described(url: str, name: str | None = None, queues: list[str] | None = None) -> dict[str, Any]:
@@ -26,12 +28,18 @@ def described(url: str, name: str | None = None, queues: list[str] | None = None
 @pytest.mark.parametrize(
     ("one", "same", "other"),
     [
-        ("postgresql://me:s3cr3t@a/shop", "postgresql+asyncpg://you@a:5432/shop", "postgresql://me@b/shop"),
+        (
+            "postgresql://me:s3cr3t@a/shop",
+            "postgresql+asyncpg://you@a:5432/shop",
+            "postgresql://me@b/shop",
+        ),
         ("mysql://me:s3cr3t@a/shop", "mysql+aiomysql://you@a:3306/shop", "mysql://me@a:3307/shop"),
         ("sqlite:////f/shop.db", "sqlite+aiosqlite:////f/g/../shop.db", "sqlite:////g/shop.db"),
     ],
 )
-def test_databases_of_one_name_are_told_apart_by_their_place(one: str, same: str, other: str) -> None:
+def test_databases_of_one_name_are_told_apart_by_their_place(
+    one: str, same: str, other: str
+) -> None:
     """By neither driver nor user; a name that is given stands for all addresses."""
     assert described(one) == described(same)
     assert "s3cr3t" not in str(described(one))

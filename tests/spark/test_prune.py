@@ -46,7 +46,9 @@ def fill(archive: Archive, days: int = 4) -> None:
 def ids(archive: Archive) -> list[int]:
     """Those that the database still has."""
     with archive.engine.connect() as connection:
-        return list(connection.execute(text("SELECT id FROM message_archive ORDER BY id")).scalars())
+        return list(
+            connection.execute(text("SELECT id FROM message_archive ORDER BY id")).scalars()
+        )
 
 
 def test_only_what_a_verified_export_has_is_removed(
@@ -80,13 +82,17 @@ def test_by_age_alone(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "CHUNK", 3)
     fill(archive)
     with archive.engine.begin() as connection:
-        connection.execute(archive.archive.insert().from_select(
-            [c.name for c in archive.archive.c if c.name != "archived_at"],
-            archive.archive.select().where(archive.archive.c.id == 1).with_only_columns(
-                (archive.archive.c.id + 1000).label("id"),
-                *(c for c in archive.archive.c if c.name not in ("id", "archived_at")),
-            ),
-        ))  # fmt: skip
+        connection.execute(
+            archive.archive.insert().from_select(
+                [c.name for c in archive.archive.c if c.name != "archived_at"],
+                archive.archive.select()
+                .where(archive.archive.c.id == 1)
+                .with_only_columns(
+                    (archive.archive.c.id + 1000).label("id"),
+                    *(c for c in archive.archive.c if c.name not in ("id", "archived_at")),
+                ),
+            )
+        )
     age = timedelta(hours=1)
     dry = prune_archive(archive.url, older_than=age, dry_run=True)
     assert (dry.rows, dry.dry_run, len(ids(archive))) == (20, True, 21)
@@ -103,7 +109,9 @@ def test_rows_are_listed_by_pages(archive: Archive, monkeypatch: pytest.MonkeyPa
     statements = list[str]()
     database = database_of(parse_address(archive.url))
     with database.connect() as connection:
-        event.listen(connection, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        event.listen(
+            connection, "before_cursor_execute", lambda *given: statements.append(given[2])
+        )
         rows = list_rows(database, connection, select_rows(ARCHIVE, until=START + DAY * 2))
         oldest = list_oldest(database, connection, select_rows(ARCHIVE), 2)
     assert list(rows.ids) == [20, 15, 16, 17, 18, 19, 14]
@@ -263,7 +271,10 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
             prune_archive(archive.url, exported=path, spark=spark)
     assert (partitions(archive), ids(archive)) == ([], [])
     prune_archive(archive.url, exported=path, spark=spark)
-    assert archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'") == []
+    assert (
+        archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'")
+        == []
+    )
 
 
 @OF_POSTGRESQL
@@ -284,7 +295,10 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
     result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.rows, result.partitions) == (5, ("archive_2026_03_01",))
     assert [(one.rows, one.refused) for one in result.windows] == [
-        (1, "1 of its rows are not in the export: export again (5 others went with a partition before)")
+        (
+            1,
+            "1 of its rows are not in the export: export again (5 others went with a partition before)",
+        )
     ]
     assert ids(archive) == [99]
 
@@ -307,10 +321,15 @@ def test_a_detachment_that_was_cut_short_is_ended(
         connection.exec_driver_sql("SET statement_timeout = '300ms'")
         with pytest.raises(OperationalError, match="statement timeout"):
             partitions_.drop(part, figures)
-    assert archive_rows(archive, "SELECT inhdetachpending FROM pg_inherits WHERE inhdetachpending") == [True]
+    assert archive_rows(
+        archive, "SELECT inhdetachpending FROM pg_inherits WHERE inhdetachpending"
+    ) == [True]
     prune_archive(archive.url, exported=path, spark=spark)
     assert (partitions(archive), ids(archive)) == ([], [])
-    assert archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'") == []
+    assert (
+        archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'")
+        == []
+    )
 
 
 def die(*_given: Any) -> bool:
@@ -320,8 +339,11 @@ def die(*_given: Any) -> bool:
 
 def notes(archive: Archive) -> list[str]:
     """Comments on tables."""
-    return archive_rows(archive, "SELECT description FROM pg_description WHERE objsubid = 0 AND "
-                        "description LIKE 'faststream_sqlbroker prune%'")  # fmt: skip
+    return archive_rows(
+        archive,
+        "SELECT description FROM pg_description WHERE objsubid = 0 AND "
+        "description LIKE 'faststream_sqlbroker prune%'",
+    )
 
 
 @OF_POSTGRESQL
@@ -398,7 +420,9 @@ def test_a_partition_whose_place_was_taken_is_named(
             with pytest.raises(KeyboardInterrupt):
                 pruning.drop(pruning.find()[0], Figures())
         archive.add({"id": 99, "archived_at": START})
-        with pytest.raises(SetupError, match=r"archive_2026_03_01 was a partition .* make room for it"):
+        with pytest.raises(
+            SetupError, match=r"archive_2026_03_01 was a partition .* make room for it"
+        ):
             pruning.resume()
         archive.execute("COMMENT ON TABLE archive_2026_03_01 IS NULL")
         pruning.resume()
@@ -462,8 +486,8 @@ async def test_the_broker_settles_into_a_partitioned_archive(archive: Archive) -
         await broker.publish_batch(1, 2, 3, queue="orders")
         await eventually(lambda: archive.count() == 3)
     await engine.dispose()
-    assert archive_rows(archive, "SELECT DISTINCT tableoid::regclass::text FROM message_archive") == [
-        f"archive_{today:%Y_%m_%d}"
-    ]
+    assert archive_rows(
+        archive, "SELECT DISTINCT tableoid::regclass::text FROM message_archive"
+    ) == [f"archive_{today:%Y_%m_%d}"]
     states = archive_rows(archive, "SELECT state FROM message_archive ORDER BY state")
     assert states == ["COMPLETED", "COMPLETED", "FAILED"]

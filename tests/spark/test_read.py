@@ -45,7 +45,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def micros(frame: DataFrame) -> list[dict[str, Any]]:
     """The rows by id, times as whole microseconds: Python's own conversion has a time zone of its own."""
-    exact = frame.select(*(F.unix_micros(c).alias(c) if c in TIMES else F.col(c) for c in frame.columns))
+    exact = frame.select(
+        *(F.unix_micros(c).alias(c) if c in TIMES else F.col(c) for c in frame.columns)
+    )
     rows = [row.asDict() for row in exact.collect()]
     for row in rows:
         row["payload"] = None if row.get("payload") is None else bytes(row["payload"])
@@ -56,7 +58,9 @@ def truth(archive: Archive, table: Any = None) -> list[dict[str, Any]]:
     """The table by SQLAlchemy, in the same form."""
     table = archive.archive if table is None else table
     with archive.engine.connect() as connection:
-        rows = [dict(row._mapping) for row in connection.execute(select(table).order_by(table.c.id))]
+        rows = [
+            dict(row._mapping) for row in connection.execute(select(table).order_by(table.c.id))
+        ]
     for row in rows:
         for name, value in row.items():
             if isinstance(value, datetime):
@@ -76,8 +80,12 @@ def fill(archive: Archive) -> None:
         row |= {
             "id": number,
             "queue": (HOSTILE, "00123", "Orders", "orders")[number % 4],
-            "payload": (b"\xff\xfe\x00not text\x80", b"", b'{"n": 1}', bytes(range(256)))[number % 4],
-            "headers": (None, {}, {"a": "ö\u2028'\"\\", "n": 1.5}, {"deep": {"list": [1, None]}})[number % 4],
+            "payload": (b"\xff\xfe\x00not text\x80", b"", b'{"n": 1}', bytes(range(256)))[
+                number % 4
+            ],
+            "headers": (None, {}, {"a": "ö\u2028'\"\\", "n": 1.5}, {"deep": {"list": [1, None]}})[
+                number % 4
+            ],
             "state": ("COMPLETED", "FAILED", "DISCARDED")[number % 3],
             "priority": (-100, 0, 100)[number % 3],
             "key": (None, HOSTILE, "")[number % 3],
@@ -86,7 +94,9 @@ def fill(archive: Archive) -> None:
             "related_id": (None, 5)[number % 2],
             "hops": number % 3,
             "policy_key": (None, HOSTILE)[number % 2],
-            "expires_at": (None, datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC))[number % 2],
+            "expires_at": (None, datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC))[
+                number % 2
+            ],
             "first_attempt_at": (None, row["archived_at"])[number % 2],
             "origin_id": (None, 2**62)[number % 2],
             "attempts_count": number * 1000,
@@ -227,7 +237,9 @@ def test_no_text_can_break_out_of_a_filter(spark: SparkSession, archive: Archive
     }
     for word in ("eq", "starts", "contains"):
         wanted = {name: c for name, c in checks.items() if name.endswith(word)}
-        rows = [frame.filter(c).select(F.lit(name).alias("name"), "id") for name, c in wanted.items()]
+        rows = [
+            frame.filter(c).select(F.lit(name).alias("name"), "id") for name, c in wanted.items()
+        ]
         union = rows[0]
         for one in rows[1:]:
             union = union.union(one)
@@ -244,8 +256,12 @@ def test_no_text_can_break_out_of_a_filter(spark: SparkSession, archive: Archive
 def test_options_choose_rows(spark: SparkSession, archive: Archive) -> None:
     fill(archive)
     rows = truth(archive)
-    read = read_archive(spark, archive.url, queues=[HOSTILE, "orders"], states=["failed", "DISCARDED"])
-    expected = [r["id"] for r in rows if r["queue"] in (HOSTILE, "orders") and r["state"] != "COMPLETED"]
+    read = read_archive(
+        spark, archive.url, queues=[HOSTILE, "orders"], states=["failed", "DISCARDED"]
+    )
+    expected = [
+        r["id"] for r in rows if r["queue"] in (HOSTILE, "orders") and r["state"] != "COMPLETED"
+    ]
     assert sorted(row.id for row in read.select("id").collect()) == expected != []
     assert read_archive(spark, archive.url, queues=[]).count() == 0
     assert read_archive(spark, archive.url, until="2026-03-01").count() == 0
@@ -276,7 +292,9 @@ def test_partitions_are_of_about_the_same_size(spark: SparkSession, new_database
         archive.analyze()
         for since in (None, START - timedelta(days=1)):
             frame = read_archive(spark, archive.url, num_partitions=4, since=since)
-            sizes = [row["count"] for row in frame.groupBy(F.spark_partition_id()).count().collect()]
+            sizes = [
+                row["count"] for row in frame.groupBy(F.spark_partition_id()).count().collect()
+            ]
             assert sum(sizes) == 2000
             assert len(sizes) >= 3, (kind, since, sizes)
             assert max(sizes) < 1200, (kind, since, sizes)
@@ -284,7 +302,9 @@ def test_partitions_are_of_about_the_same_size(spark: SparkSession, new_database
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("minutes", [None, 5])
-def test_the_ends_of_the_times_come_from_the_index(new_database: Any, kind: str, minutes: int | None) -> None:
+def test_the_ends_of_the_times_come_from_the_index(
+    new_database: Any, kind: str, minutes: int | None
+) -> None:
     """Not from all its rows, which each reader would wait for."""
     archive = new_database(kind)
     if kind == "postgresql":
@@ -296,7 +316,9 @@ def test_the_ends_of_the_times_come_from_the_index(new_database: Any, kind: str,
     since = None if minutes is None else START + timedelta(minutes=minutes)
     times = select_rows(ARCHIVE, since=since).times(database)
     with database.connect() as connection:
-        event.listen(connection.engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+        event.listen(
+            connection.engine, "before_cursor_execute", lambda *given: asked.append(given[2])
+        )
         database.predicates(connection, "message_archive", None, "archived_at", times, 2)
         [statement] = [one for one in asked if "max(" in one.lower()]
         plan = str(connection.exec_driver_sql(f"EXPLAIN {statement}").all())
@@ -333,7 +355,9 @@ def test_the_live_table(spark: SparkSession, archive: Archive) -> None:
     frame = read_messages(spark, archive.url)
     assert frame.schema == MESSAGE_SCHEMA
     hidden = {"lease_token", "policy_marks", "claimable", "headers"}
-    expected = [{k: v for k, v in row.items() if k not in hidden} for row in truth(archive, archive.message)]
+    expected = [
+        {k: v for k, v in row.items() if k not in hidden} for row in truth(archive, archive.message)
+    ]
     exact = frame.withColumn("lease_expires_at", F.unix_micros("lease_expires_at"))
     assert without_headers(micros(exact)) == expected
     assert read_messages(spark, archive.url, states=["processing"], queues=["00123"]).count() == 1
@@ -341,7 +365,9 @@ def test_the_live_table(spark: SparkSession, archive: Archive) -> None:
         read_messages(spark, archive.url, states=["completed"])
 
 
-def test_the_live_table_is_not_cut_by_blocks_that_rows_leave(spark: SparkSession, new_database: Any) -> None:
+def test_the_live_table_is_not_cut_by_blocks_that_rows_leave(
+    spark: SparkSession, new_database: Any
+) -> None:
     """A row that is claimed while it is read would be read by two connections, or by none."""
     archive = new_database("postgresql")
     rows = [{"queue": "orders", "payload": b"x" * 500} for _ in range(200)]
@@ -377,7 +403,10 @@ def test_one_snapshot_over_all_partitions(spark: SparkSession, archive: Archive)
         assert frame.count() == 300
         assert {row.id for row in frame.select("id").collect()} == set(range(1, 301))
         assert waiting.count() == 0
-        assert snapshot.connection.exec_driver_sql("SELECT count(*) FROM message_archive").scalar() == 300
+        assert (
+            snapshot.connection.exec_driver_sql("SELECT count(*) FROM message_archive").scalar()
+            == 300
+        )
     assert read_archive(spark, archive.url, num_partitions=3).count() == 210
     with pytest.raises(Exception, match="snapshot"):
         frame.count()
@@ -430,19 +459,29 @@ def test_a_snapshot_that_is_none_is_refused(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [2, "auto"])
-def test_a_table_that_is_not_there_is_named(spark: SparkSession, archive: Archive, number: Any) -> None:
+def test_a_table_that_is_not_there_is_named(
+    spark: SparkSession, archive: Archive, number: Any
+) -> None:
     for options, words in (
         ({"table": "typo"}, "there is no table 'typo' in the database"),
-        ({"schema": "nowhere"}, "there is no table 'message_archive' in the database .*, schema 'nowhere'"),
+        (
+            {"schema": "nowhere"},
+            "there is no table 'message_archive' in the database .*, schema 'nowhere'",
+        ),
     ):
         with pytest.raises(SetupError, match=words):
             read_archive(spark, archive.url, num_partitions=number, **options)
 
 
-def test_a_dataframe_is_closed_at_the_databases_clock(spark: SparkSession, archive: Archive) -> None:
+def test_a_dataframe_is_closed_at_the_databases_clock(
+    spark: SparkSession, archive: Archive
+) -> None:
     """What is archived after it was made does not appear in a later action, unless that is asked for."""
     archive.add({"id": 1})
-    closed, open_ = read_archive(spark, archive.url), read_archive(spark, archive.url, snapshot=False)
+    closed, open_ = (
+        read_archive(spark, archive.url),
+        read_archive(spark, archive.url, snapshot=False),
+    )
     archive.add({"id": 2, "archived_at": datetime(2999, 1, 1, tzinfo=UTC)})
     assert (closed.count(), open_.count()) == (1, 2)
 

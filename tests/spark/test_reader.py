@@ -19,6 +19,8 @@ def test_a_reader_loads_the_archive(
         given(user, *grants("reader", database)[""])
         url = user.url.set(username=user.name, password=PASSWORD)
         assert read_archive(spark, url).count() == 5
-        frame = spark.read.format("sqlbroker").option("url", url.render_as_string(hide_password=False))
+        frame = spark.read.format("sqlbroker").option(
+            "url", url.render_as_string(hide_password=False)
+        )
         assert frame.load().count() == 5
         assert user.try_as("DELETE FROM message_archive", "SELECT payload FROM message")

@@ -29,7 +29,13 @@ from faststream_sqlbroker.dialects.policy_state import forget_expired
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, ReplayResult, read_archive, replay, replay_writer
+from faststream_sqlbroker.spark import (
+    ARCHIVE_SCHEMA,
+    ReplayResult,
+    read_archive,
+    replay,
+    replay_writer,
+)
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.replay_rows import Copy, Plan, copy_row
@@ -46,7 +52,9 @@ ROOT = Path(__file__).parent.parent.parent
 def messages(archive: Archive) -> list[Any]:
     """The live table's rows in the order of their ids."""
     with archive.engine.connect() as connection:
-        return list(connection.execute(select(archive.message).order_by(archive.message.c.id)).all())
+        return list(
+            connection.execute(select(archive.message).order_by(archive.message.c.id)).all()
+        )
 
 
 def origins(archive: Archive) -> Counter[int]:
@@ -59,7 +67,9 @@ def marks(archive: Archive) -> list[Any]:
 
 def state_of(archive: Archive) -> Table:
     """The table of the marks."""
-    return build_tables(SqlBrokerSchemaConfig(), dialect_name=archive.engine.dialect.name).policy_state
+    return build_tables(
+        SqlBrokerSchemaConfig(), dialect_name=archive.engine.dialect.name
+    ).policy_state
 
 
 def publish(df: DataFrame, archive: Archive, **options: Any) -> ReplayResult:
@@ -107,7 +117,12 @@ def test_a_replayed_row_is_a_new_message_that_says_where_it_comes_from(
         dry_run=False,
         headers={"reply_to": None, "why": "bug 7"},
     )
-    assert (done.rows, done.queues, done.already, done.bytes) == (2, {"00123": 1, "other": 1}, 0, 12)
+    assert (done.rows, done.queues, done.already, done.bytes) == (
+        2,
+        {"00123": 1, "other": 1},
+        0,
+        12,
+    )
     rows = {row.origin_id: row for row in messages(archive)}
     row = rows[41]._mapping
     expected = {
@@ -145,7 +160,9 @@ def test_a_replayed_row_is_a_new_message_that_says_where_it_comes_from(
     assert [mark.expires_at - mark.created_at for mark in marks] == [timedelta(days=30)] * 2
 
 
-def test_a_dry_run_says_what_would_happen_and_writes_nothing(spark: SparkSession, archive: Archive) -> None:
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(
+    spark: SparkSession, archive: Archive
+) -> None:
     archive.add_many(30)
     df = frame(spark, archive)
     first = publish(df.where("id <= 10"), archive, job="j")
@@ -207,7 +224,9 @@ def test_two_runs_of_a_job_at_the_same_time_publish_each_row_once(
     df = frame(spark, archive)
 
     def run(number: int) -> int:
-        return publish(df, archive, job="same", batch_size=5 + number, num_partitions=2 + number).messages
+        return publish(
+            df, archive, job="same", batch_size=5 + number, num_partitions=2 + number
+        ).messages
 
     with ThreadPoolExecutor(2) as pool:
         published = list(pool.map(run, range(2)))
@@ -285,7 +304,9 @@ def test_a_commit_without_an_answer_is_repeated_and_writes_nothing_twice(
             cut.append(statement)
             raise OperationalError(statement, None, ConnectionError("gone"))
 
-    event.listen(task._engine, "after_cursor_execute" if committed else "before_cursor_execute", lose)
+    event.listen(
+        task._engine, "after_cursor_execute" if committed else "before_cursor_execute", lose
+    )
     counts = task.run(rows_of(10))
     assert len(cut) == 2
     assert counts["orders"].fresh == 10
@@ -358,11 +379,18 @@ task.run(rows)
 """
 
 
-def test_a_killed_worker_leaves_whole_batches_and_the_job_goes_on(archive: Archive, tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_whole_batches_and_the_job_goes_on(
+    archive: Archive, tmp_path: Path
+) -> None:
     """M5: kill -9 half way, just before a COMMIT and just after one; then the job runs again."""
-    for moment, commits, there in (("before_cursor_execute", 10, 18), ("after_cursor_execute", 30, 60)):
+    for moment, commits, there in (
+        ("before_cursor_execute", 10, 18),
+        ("after_cursor_execute", 30, 60),
+    ):
         given = tmp_path / moment
-        given.write_bytes(pickle.dumps((writer_of(archive, batch_size=2), rows_of(200), moment, commits)))
+        given.write_bytes(
+            pickle.dumps((writer_of(archive, batch_size=2), rows_of(200), moment, commits))
+        )
         worker = subprocess.run(
             [sys.executable, "-c", KILLED, str(given)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -388,7 +416,9 @@ async def test_what_failed_is_kept_looked_at_and_replayed(
     async def handle(body: dict[str, int], message: SqlBrokerMessage) -> None:
         if broken and body["order"] % 2:
             raise ValueError(f"no stock for {body['order']}")
-        handled.append((body["order"], message.headers.get("replay-of"), message.headers.get("replay-job")))
+        handled.append(
+            (body["order"], message.headers.get("replay-of"), message.headers.get("replay-job"))
+        )
 
     async with broker:
         await broker.start()
@@ -403,7 +433,9 @@ async def test_what_failed_is_kept_looked_at_and_replayed(
         broken = False
         handled.clear()
         # In a thread: the broker may have just locked SQLite's file, and its event loop must go on to unlock it.
-        done = await asyncio.to_thread(publish, spark.read.parquet(lake), archive, job="stock is back")
+        done = await asyncio.to_thread(
+            publish, spark.read.parquet(lake), archive, job="stock is back"
+        )
         assert (done.messages, done.queues) == (5, {"orders": 5})
         await eventually(lambda: archive.count() == 15)
     await engine.dispose()
@@ -411,7 +443,11 @@ async def test_what_failed_is_kept_looked_at_and_replayed(
     states = archive.execute(
         "SELECT state, publish_count, count(*) FROM message_archive GROUP BY 1, 2 ORDER BY 1, 2"
     )
-    assert [tuple(row) for row in states] == [("COMPLETED", 1, 5), ("COMPLETED", 2, 5), ("FAILED", 1, 5)]
+    assert [tuple(row) for row in states] == [
+        ("COMPLETED", 1, 5),
+        ("COMPLETED", 2, 5),
+        ("FAILED", 1, 5),
+    ]
     assert not messages(archive)
     assert publish(failed, archive, job="stock is back").messages == 0
 
@@ -502,8 +538,10 @@ def test_a_copy_is_no_dead_letter() -> None:
     [row] = rows_of(1)
     row["headers"] = '{"dead-letter": {"queue": "orders"}, "a": null}'
     assert copy_row(row, Plan("j", "orders", {})).values["headers"] == {
-        "a": None, "replay-of": 1, "replay-job": "j"
-    }  # fmt: skip
+        "a": None,
+        "replay-of": 1,
+        "replay-job": "j",
+    }
     given = copy_row(row, Plan("j", None, {"dead-letter": 5})).values["headers"]
     assert given["dead-letter"] == 5
 
@@ -519,15 +557,23 @@ def test_a_row_that_cannot_be_published_leaves_whole_batches(archive: Archive) -
     assert origins(archive) == dict.fromkeys(range(1, 13), 1)
 
 
-def test_an_error_of_a_task_is_told_without_javas_words(spark: SparkSession, new_database: Any) -> None:
+def test_an_error_of_a_task_is_told_without_javas_words(
+    spark: SparkSession, new_database: Any
+) -> None:
     """A dry run finds rows that cannot be published too."""
     archive = new_database("sqlite")
     archive.add_many(2)
     bad = frame(spark, archive).withColumn("priority", F.lit(101))
-    with pytest.raises(PublishError, match=r"^row 1: its priority .* got 101; .* run the same job again$"):
+    with pytest.raises(
+        PublishError, match=r"^row 1: its priority .* got 101; .* run the same job again$"
+    ):
         replay(bad, archive.url, job="j")
-    archive.execute("CREATE TRIGGER no BEFORE INSERT ON message BEGIN SELECT RAISE(FAIL, 'read only'); END")
-    with pytest.raises(StoreError, match=r"^the database refused: .*: read only; what is committed"):
+    archive.execute(
+        "CREATE TRIGGER no BEFORE INSERT ON message BEGIN SELECT RAISE(FAIL, 'read only'); END"
+    )
+    with pytest.raises(
+        StoreError, match=r"^the database refused: .*: read only; what is committed"
+    ):
         publish(frame(spark, archive), archive, job="j")
     assert not messages(archive)
     assert not marks(archive)
@@ -550,7 +596,11 @@ def test_headers_may_be_what_spark_makes_of_them(spark: SparkSession, new_databa
     for made, expected in HEADERS.items():
         done = replay(df.withColumn("headers", F.expr(made)), archive.url, job="j")
         [sample] = done.sample
-        found = {name: value for name, value in sample["headers"].items() if not name.startswith("replay-")}
+        found = {
+            name: value
+            for name, value in sample["headers"].items()
+            if not name.startswith("replay-")
+        }
         assert found == expected, made
 
 
@@ -584,10 +634,13 @@ def test_options_that_cannot_be_are_refused(spark: SparkSession, new_database: A
     with pytest.raises(SetupError, match="payload must be binary or string, got int"):
         replay(df.withColumn("payload", F.lit(1)), archive.url, job="j")
     with pytest.raises(
-        SetupError, match=r"headers must be a JSON object as a string.*, got array<string>: .*to_json"
+        SetupError,
+        match=r"headers must be a JSON object as a string.*, got array<string>: .*to_json",
     ):
         replay(df.withColumn("headers", F.array("queue")), archive.url, job="j")
-    stream = spark.readStream.schema(ARCHIVE_SCHEMA).parquet(str(Path(archive.engine.url.database).parent))
+    stream = spark.readStream.schema(ARCHIVE_SCHEMA).parquet(
+        str(Path(archive.engine.url.database).parent)
+    )
     with pytest.raises(SetupError, match="foreachBatch"):
         replay(stream, archive.url, job="j")
     fine = {"headers": {"smile": "\U0001f600", "text": "\\u0000"}}
@@ -599,7 +652,9 @@ def test_a_password_appears_nowhere(spark: SparkSession) -> None:
     with pytest.raises(StoreError) as failed:
         replay(empty, "postgresql+asyncpg://me:s3cret-word@127.0.0.1:1/x", job="j")
     assert "s3cret-word" not in str(failed.value) + repr(failed.value.__cause__)
-    assert "s3cret-word" not in repr(parse_address("postgresql+asyncpg://me:s3cret-word@127.0.0.1:1/x"))
+    assert "s3cret-word" not in repr(
+        parse_address("postgresql+asyncpg://me:s3cret-word@127.0.0.1:1/x")
+    )
 
 
 def test_batches_end_at_their_bytes_too() -> None:
@@ -621,7 +676,9 @@ def command(*arguments: str) -> Any:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["archive", "replay", *arguments])
 
 
-def test_the_command_shows_asks_and_publishes(spark: SparkSession, new_database: Any, tmp_path: Path) -> None:
+def test_the_command_shows_asks_and_publishes(
+    spark: SparkSession, new_database: Any, tmp_path: Path
+) -> None:
     """M5: dead letters are looked at and sent again from a shell, from the table or from an export."""
     archive = new_database("sqlite")
     archive.add(*({"id": n, "state": "FAILED" if n % 2 else "COMPLETED"} for n in range(1, 9)))
@@ -632,7 +689,9 @@ def test_the_command_shows_asks_and_publishes(spark: SparkSession, new_database:
     lake = str(tmp_path / "lake")
     frame(spark, archive).write.parquet(lake)
     chosen = ("--url", archive.url, "--job", "j", "--states", "failed", "--to", "2026-03-02")
-    asked = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["archive", "replay", *chosen], input="n\n")
+    asked = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["archive", "replay", *chosen], input="n\n"
+    )
     assert asked.exit_code == 1, asked.output
     assert "Publish 4 messages?" in asked.output
     assert not messages(archive)
@@ -643,7 +702,17 @@ def test_the_command_shows_asks_and_publishes(spark: SparkSession, new_database:
     again = command(*chosen, "--yes")
     assert "There is nothing to publish" in again.output
     only = command(
-        "--url", archive.url, "--job", "j", "--id", "9", "--id", "1", "--since", "2026-03-02", "--yes"
+        "--url",
+        archive.url,
+        "--job",
+        "j",
+        "--id",
+        "9",
+        "--id",
+        "1",
+        "--since",
+        "2026-03-02",
+        "--yes",
     )
     assert "o[bold]ther:email:" in only.output
     assert "\ufffd[2J\ufffd:bug:" in only.output

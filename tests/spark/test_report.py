@@ -34,9 +34,13 @@ from tools.packages import install
 SCRIPT = "<script>document.body.dataset.harm=1</script>"
 LINK = "<b>a</b><a href='javascript:alert(1)'>x</a>"
 HOSTILE = [
-    SCRIPT, LINK, "</script><img src=x onerror=document.body.dataset.harm=2>", "%{x} ${y} {{z}} $title", "'\"`&amp;\u2028\x00\u202e",
+    SCRIPT,
+    LINK,
+    "</script><img src=x onerror=document.body.dataset.harm=2>",
+    "%{x} ${y} {{z}} $title",
+    "'\"`&amp;\u2028\x00\u202e",
     "https://example.org/x.js",
-]  # fmt: skip
+]
 
 
 def hostile_rows() -> list[dict[str, Any]]:
@@ -45,7 +49,10 @@ def hostile_rows() -> list[dict[str, Any]]:
     for number, name in enumerate(HOSTILE):
         for step in range(4):
             at = START + timedelta(minutes=37 * (4 * number + step))
-            times = {"created_at": at - timedelta(seconds=3), "next_attempt_at": at - timedelta(seconds=3)}
+            times = {
+                "created_at": at - timedelta(seconds=3),
+                "next_attempt_at": at - timedelta(seconds=3),
+            }
             rows.append({"queue": name, "archived_at": at, "key": name, "acquired_at": at, **times})
         failed = {"state": "FAILED", "reason": name, "last_error": f"{name}: {name}\nmore"}
         rows += [
@@ -61,7 +68,10 @@ def hostile_rows() -> list[dict[str, Any]]:
                 "attempts_count": 0,
             }
         )
-    return [archived(**{"id": number, "deliveries_count": 2, **row}) for number, row in enumerate(rows, 1)]
+    return [
+        archived(**{"id": number, "deliveries_count": 2, **row})
+        for number, row in enumerate(rows, 1)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -93,16 +103,24 @@ def _find_chromium() -> str | None:
 def look(chromium: str, page: Path, tmp_path: Path) -> str:
     """The document as it is after its scripts have run."""
     options = (
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1600", "--virtual-time-budget=20000",
-    )  # fmt: skip
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1280,1600",
+        "--virtual-time-budget=20000",
+    )
     environment = os.environ | {
         "HOME": str(tmp_path),
         "XDG_CONFIG_HOME": str(tmp_path),
         "XDG_CACHE_HOME": str(tmp_path),
     }
     command = [chromium, *options, "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=True, env=environment
+    )
     return done.stdout
 
 
@@ -126,7 +144,9 @@ def drawn_part(document: str, name: str) -> str:
     return dict(zip(parts[1::2], parts[2::2], strict=True))[name]
 
 
-def test_every_plot_is_drawn_and_nothing_of_a_message_runs(chromium: str, page: Path, tmp_path: Path) -> None:
+def test_every_plot_is_drawn_and_nothing_of_a_message_runs(
+    chromium: str, page: Path, tmp_path: Path
+) -> None:
     """D4, M5: names of queues, keys and errors are text, in tables and in plots."""
     document = look(chromium, page, tmp_path)
     body = re.search("<body([^>]*)>", document)
@@ -142,15 +162,23 @@ def test_every_plot_is_drawn_and_nothing_of_a_message_runs(chromium: str, page: 
         assert re.search(r'class="x\d*tick"', plot), name
     seen = Elements(document)
     assert (seen.counts["script"], seen.counts["b"]) == (3, 9)
-    assert not set("\u2028\u202e\x00") & set(re.sub("<script.*?</script>", "", document, flags=re.DOTALL))
+    assert not set("\u2028\u202e\x00") & set(
+        re.sub("<script.*?</script>", "", document, flags=re.DOTALL)
+    )
     assert not {"img", "iframe", "object", "embed", "form", "link", "i"} & set(seen.counts)
-    assert not [name for _, name, _ in seen.attributes if name.startswith("on") or name in {"src", "srcdoc"}]
-    links = [value for tag, name, value in seen.attributes if name.endswith("href") and tag != "path"]
+    assert not [
+        name for _, name, _ in seen.attributes if name.startswith("on") or name in {"src", "srcdoc"}
+    ]
+    links = [
+        value for tag, name, value in seen.attributes if name.endswith("href") and tag != "path"
+    ]
     assert all(value is None or value.startswith("#") for value in links), links
     for name in (SCRIPT, HOSTILE[2], HOSTILE[3]):
         assert f"<td>{html.escape(name, quote=False)}</td>" in document
     # Plotly shows the tags of a queue's name as they are written.
-    assert html.escape(SCRIPT[:29], quote=False) + "…</text>" in drawn_part(document, "failure_rate")
+    assert html.escape(SCRIPT[:29], quote=False) + "…</text>" in drawn_part(
+        document, "failure_rate"
+    )
     assert f"<h1>{html.escape(SCRIPT, quote=False)}</h1>" in document
     # Plotly has a button that sends the figures to its own servers.
     titles = {value for _, name, value in seen.attributes if name == "data-title"}
@@ -167,7 +195,9 @@ def test_the_page_needs_no_network(page: Path) -> None:
     assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe-inline'; img" in policy[1]
     assert "unsafe-eval" not in policy[1]
-    figures = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    figures = re.search(
+        r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL
+    )
     assert figures is not None
     assert set(json.loads(figures[1])) == {name for name, _, _ in SECTIONS}
     for name, plot in json.loads(figures[1]).items():
@@ -180,31 +210,50 @@ def test_the_page_needs_no_network(page: Path) -> None:
 async def test_figures_of_the_page(spark: SparkSession) -> None:
     """Few queues by name, the others together; buckets in UTC; dead letters of the live table."""
     rows = [
-        {"id": n, "queue": f"q{n % 30:02}", "archived_at": START + timedelta(hours=n), "attempts_count": n}
+        {
+            "id": n,
+            "queue": f"q{n % 30:02}",
+            "archived_at": START + timedelta(hours=n),
+            "attempts_count": n,
+        }
         for n in range(60)
     ]
     rows += [
-        {"id": 100 + n, "queue": "q29", "archived_at": START, "headers": dead("orders")} for n in range(3)
+        {"id": 100 + n, "queue": "q29", "archived_at": START, "headers": dead("orders")}
+        for n in range(3)
     ]
     data = frame(spark, [archived(**row) for row in rows])
     waiting = {"id": 1, "queue": "letters", "next_attempt_at": START, "headers": dead("mail")}
     live = frame(spark, [waiting], MESSAGE_SCHEMA)
     figures = gather(data, live=live, every=None, as_of=None)
     assert figures.totals | {"bytes": 0} == {
-        "messages": 63, "completed": 63, "failed": 0, "discarded": 0, "queues": 30, "bytes": 0,
-        "first": START, "last": START + timedelta(hours=59),
-    }  # fmt: skip
+        "messages": 63,
+        "completed": 63,
+        "failed": 0,
+        "discarded": 0,
+        "queues": 30,
+        "bytes": 0,
+        "first": START,
+        "last": START + timedelta(hours=59),
+    }
     assert (figures.every, figures.others) == (1800, "19 other queues")
     counts: dict[str, int] = {}
     for row in figures.tables["throughput"]:
         counts[row["queue"]] = counts.get(row["queue"], 0) + row["messages"]
     assert counts == {"q29": 5, **{f"q{n:02}": 2 for n in range(10)}, "19 other queues": 38}
-    assert max(row["attempts"] for row in figures.tables["retry_histogram"]) == figures_.MOST_ATTEMPTS
+    assert (
+        max(row["attempts"] for row in figures.tables["retry_histogram"]) == figures_.MOST_ATTEMPTS
+    )
     ages = {row["queue"]: row["1d_to_7d"] for row in figures.tables["dlq_age"]}
     assert ages == {"mail": 1}
     assert figures.tables["failure_rate"][0] == {
-        "queue": "orders", "completed": 0, "failed": 0, "discarded": 0, "moved": 3, "rate": 1.0
-    }  # fmt: skip
+        "queue": "orders",
+        "completed": 0,
+        "failed": 0,
+        "discarded": 0,
+        "moved": 3,
+        "rate": 1.0,
+    }
     assert len(render(figures, "t")) < 6_000_000
 
     def let_go() -> bool:
@@ -235,7 +284,9 @@ def test_a_queue_in_the_table_has_a_rate_however_many_others_fail(spark: SparkSe
     assert len(rates) == 2 * figures_.MOST_QUEUES
     assert [row["queue"] for row in rates[:2]] == ["source 00", "source 01"]
     for queue in ("fine", "letters"):
-        assert re.search(rf"<td>{queue}</td><td>\d+</td><td>0.00%</td>", render(figures, "t")), queue
+        assert re.search(rf"<td>{queue}</td><td>\d+</td><td>0.00%</td>", render(figures, "t")), (
+            queue
+        )
 
 
 @pytest.mark.usefixtures("only_queues")
@@ -243,13 +294,20 @@ def test_dead_letters_of_a_small_queue_count_where_they_came_from(spark: SparkSe
     """M5: also where small queues have one name; what only dead letters know of is none of these."""
     large = [{"queue": f"large {n:02}"} for n in range(11) for _ in range(40)]
     small = [{"queue": "small"}] * 30 + [{"queue": "tiny", "state": "FAILED"}]
-    letters = [{"queue": "large 00", "headers": dead(origin)} for origin in ("small",) * 10 + ("gone",)]
+    letters = [
+        {"queue": "large 00", "headers": dead(origin)} for origin in ("small",) * 10 + ("gone",)
+    ]
     rows = [archived(**{"id": n, **row}) for n, row in enumerate([*large, *small, *letters])]
     figures = gather(frame(spark, rows), live=None, every=None, as_of=None)
     rates = {row["queue"]: row for row in figures.tables["failure_rate"]}
     assert rates["2 other queues"] == {
-        "queue": "2 other queues", "completed": 30, "failed": 1, "discarded": 0, "moved": 10, "rate": 11 / 41
-    }  # fmt: skip
+        "queue": "2 other queues",
+        "completed": 30,
+        "failed": 1,
+        "discarded": 0,
+        "moved": 10,
+        "rate": 11 / 41,
+    }
     assert (rates["gone"]["moved"], rates["gone"]["rate"]) == (1, 1.0)
     assert rates.keys() == {"2 other queues", "gone", *(f"large {n:02}" for n in range(11))}
     assert rates["large 00"]["rate"] == 0.0
@@ -275,7 +333,9 @@ def test_widths_of_buckets(spark: SparkSession) -> None:
     assert figures_._width({"first": None, "last": None}, "1s") == 1
 
 
-def test_what_cannot_be(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = plain_frame(spark, [], ARCHIVE_SCHEMA)
     with pytest.raises(SetupError, match="there is no folder"):
         write_report(data, tmp_path / "nowhere" / "x.html")
@@ -299,7 +359,8 @@ def test_the_command(spark: SparkSession, new_database: Any, tmp_path: Path) -> 
     archive = new_database("postgresql")
     archive.add(*({"id": n, "queue": "00123", **message(0, 0, 1, 2, 3 + n)} for n in range(5)))
     archive.add(
-        {"id": 9, "queue": "other"}, {"id": 10, "queue": "00123", "archived_at": START + timedelta(days=9)}
+        {"id": 9, "queue": "other"},
+        {"id": 10, "queue": "00123", "archived_at": START + timedelta(days=9)},
     )
     out = tmp_path / "report.html"
     options = [
@@ -315,12 +376,16 @@ def test_the_command(spark: SparkSession, new_database: Any, tmp_path: Path) -> 
         "a & b",
     ]
     done = CliRunner().invoke(
-        app, ["archive", "report", "--url", archive.url, "--out", str(out), *options], catch_exceptions=False
+        app,
+        ["archive", "report", "--url", archive.url, "--out", str(out), *options],
+        catch_exceptions=False,
     )
     assert (done.exit_code, done.output) == (0, f"written: {out}\n")
     text = out.read_text(encoding="utf-8")
     assert "<td>00123</td><td>5</td><td>0.00%</td><td>1 s</td><td>1 s</td><td>1 s</td>" in text
-    assert "Archived from 2026-03-01 00:00:03 to 2026-03-01 00:00:07 UTC, in buckets of 1 s." in text
+    assert (
+        "Archived from 2026-03-01 00:00:03 to 2026-03-01 00:00:07 UTC, in buckets of 1 s." in text
+    )
     assert "<title>a &amp; b</title>" in text
     password = archive.engine.url.password
     assert password is None or password not in text.replace(str(out), "")
@@ -332,7 +397,9 @@ def test_the_command(spark: SparkSession, new_database: Any, tmp_path: Path) -> 
 
 def test_the_command_on_an_export(spark: SparkSession, chromium: str, tmp_path: Path) -> None:
     """Folders by date, the same limits; a period without messages gives a page without plots."""
-    rows = [{"id": n, "queue": f"00{n % 2}", "archived_at": START + timedelta(days=n)} for n in range(6)]
+    rows = [
+        {"id": n, "queue": f"00{n % 2}", "archived_at": START + timedelta(days=n)} for n in range(6)
+    ]
     lake = str(tmp_path / "lake")
     data = frame(spark, [archived(**row) for row in rows])
     data.withColumn("date", F.to_date("archived_at")).write.partitionBy("date").parquet(lake)
@@ -347,7 +414,9 @@ def test_the_command_on_an_export(spark: SparkSession, chromium: str, tmp_path: 
     out = tmp_path / "empty.html"
     command = ["archive", "report", "--path", lake, "--since", "2027-01-01", "--out", str(out)]
     assert (
-        CliRunner(env={"SQLBROKER_URL": "sqlite:///x"}).invoke(app, command, catch_exceptions=False).exit_code
+        CliRunner(env={"SQLBROKER_URL": "sqlite:///x"})
+        .invoke(app, command, catch_exceptions=False)
+        .exit_code
         == 0
     )
     document = look(chromium, out, tmp_path)

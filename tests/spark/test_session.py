@@ -21,7 +21,9 @@ SECRET = "s3cr3t@:/%'\"\\"
 
 def test_a_running_session_is_used_if_it_has_the_drivers(spark: SparkSession) -> None:
     assert build_session(databases=["postgresql", "mariadb", "sqlite"]) is spark
-    with pytest.raises(SetupError, match=r"started without the JDBC driver com\.mysql.*before Java starts"):
+    with pytest.raises(
+        SetupError, match=r"started without the JDBC driver com\.mysql.*before Java starts"
+    ):
         need_driver(spark, "com.mysql.cj.jdbc.Driver", "mysql")
 
 
@@ -44,7 +46,10 @@ def test_under_spark_submit(tmp_path: Path) -> None:
     given = ("spark.executor.extraJavaOptions=-Dx=1", "spark.log.level=ERROR")
     options = [word for setting in given for word in ("--conf", setting)]
     done = subprocess.run(
-        [sys.executable, "-m", "pyspark.find_spark_home"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "pyspark.find_spark_home"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     given_jar = need_jar("mysql").path.resolve()
     submit = Path(done.stdout.strip()) / "bin" / "spark-submit"
@@ -58,7 +63,10 @@ def test_under_spark_submit(tmp_path: Path) -> None:
         timeout=100,
     )
     refused, still, jars, java = done.stdout.splitlines()
-    assert "SetupError this Spark session was started without the JDBC driver org.sqlite.JDBC" in refused
+    assert (
+        "SetupError this Spark session was started without the JDBC driver org.sqlite.JDBC"
+        in refused
+    )
     assert "restart the Python process or kernel" in refused
     # Java lives on, and has no more drivers than before.
     assert still == refused

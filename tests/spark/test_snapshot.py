@@ -73,7 +73,9 @@ async def test_a_reader_does_not_wait_for_who_waits_for_its_snapshot(
     """They would wait for each other until the server ends the snapshot, and then rows would be lost."""
     monkeypatch.setattr(snapshot, "LOCK_PATIENCE", 0.2)
     archive.add_many(3)
-    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'message_archive'::regclass"
+    waiting = (
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'message_archive'::regclass"
+    )
     with ExitStack() as later:
         with open_snapshot(archive.url) as now:
             frame = read_archive(spark, archive.url, snapshot=now)

@@ -39,7 +39,9 @@ from tests.helpers import eventually
 from tests.spark.conftest import START, Archive, archived
 from tests.spark.horizons import find, settle
 
-pytestmark = pytest.mark.capability('Spark: `spark.readStream.format("sqlbroker")`, each row exactly once')
+pytestmark = pytest.mark.capability(
+    'Spark: `spark.readStream.format("sqlbroker")`, each row exactly once'
+)
 
 DAY = timedelta(days=1)
 SECRET = "se@s/am %&=?#'\\x"
@@ -108,7 +110,10 @@ def writing(archive: Archive, rows: int) -> Iterator[threading.Event]:
             time.sleep(0.01)
 
     # SQLite has one writer at a time.
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(1 if archive.kind == "sqlite" else 6)]
+    threads = [
+        threading.Thread(target=write, args=(n,))
+        for n in range(1 if archive.kind == "sqlite" else 6)
+    ]
     for thread in threads:
         thread.start()
     watcher = threading.Thread(target=lambda: ([thread.join() for thread in threads], done.set()))
@@ -138,10 +143,14 @@ def start(
 ) -> StreamingQuery:
     reader = spark.readStream.format("sqlbroker").options(**{"url": archive.url} | options)
     writer = (
-        reader.schema("id long, queue string, archived_at timestamp").load().writeStream.format("parquet")
+        reader.schema("id long, queue string, archived_at timestamp")
+        .load()
+        .writeStream.format("parquet")
     )
     return (
-        writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(**trigger).start(f"{folder}/rows")
+        writer.option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(**trigger)
+        .start(f"{folder}/rows")
     )
 
 
@@ -160,7 +169,9 @@ async def test_a_stopped_stream_goes_on_where_it_was(
         query = start(spark, archive, tmp_path, trigger=every, maxRowsPerTrigger=7)
         try:
             offsets = tmp_path / "checkpoint" / "offsets"
-            await eventually(lambda: len(list(offsets.glob("[0-9]*"))) > 3 or not query.isActive, timeout=60)
+            await eventually(
+                lambda: len(list(offsets.glob("[0-9]*"))) > 3 or not query.isActive, timeout=60
+            )
             assert query.exception() is None
         finally:
             query.stop()
@@ -181,7 +192,10 @@ async def test_a_stopped_stream_goes_on_where_it_was(
     assert len(ends) >= stopped_at + 2
     with archive.engine.connect() as connection:
         times = connection.execute(select(archive.archive.c.archived_at)).scalars().all()
-    sizes = [sum(first <= time < end for time in times) for first, end in itertools.pairwise([START, *ends])]
+    sizes = [
+        sum(first <= time < end for time in times)
+        for first, end in itertools.pairwise([START, *ends])
+    ]
     assert sum(sizes) == len(table)
     assert max(sizes) == 7
 
@@ -198,7 +212,11 @@ def latest(archive: Archive) -> datetime:
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_password_of_any_characters_is_in_no_checkpoint(
-    spark: SparkSession, new_database: Any, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    new_database: Any,
+    kind: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """D5: the reader's user has no privileges but SELECT, so the horizon keeps the safety lag."""
     archive = new_database(kind)
@@ -211,10 +229,14 @@ def test_a_password_of_any_characters_is_in_no_checkpoint(
         query = start(spark, shown, tmp_path, trigger={"availableNow": True}, safetyLag="1s")
         assert query.awaitTermination(60)
         assert ids(spark, tmp_path) == [1, 2, 3, 4, 5]
-        frame = spark.read.format("sqlbroker").options(url=url.set(password=None).render_as_string())
+        frame = spark.read.format("sqlbroker").options(
+            url=url.set(password=None).render_as_string()
+        )
         assert frame.option("password", SECRET).load().count() == 5
     texts = ["".join(capfd.readouterr())]
-    texts += [path.read_bytes().decode(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    texts += [
+        path.read_bytes().decode(errors="replace") for path in tmp_path.rglob("*") if path.is_file()
+    ]
     for hidden in (SECRET, "se%40s", "se@s"):
         assert not [text for text in texts if hidden in text]
 
@@ -224,11 +246,17 @@ def as_user(archive: Archive, user: str) -> Iterator[None]:
     """A user that may only read, with the secret for a password."""
     quoted = "'" + SECRET.replace("'", "''") + "'"
     if archive.kind == "postgresql":
-        made = [f"CREATE ROLE {user} LOGIN PASSWORD {quoted}", f"GRANT SELECT ON message_archive TO {user}"]
+        made = [
+            f"CREATE ROLE {user} LOGIN PASSWORD {quoted}",
+            f"GRANT SELECT ON message_archive TO {user}",
+        ]
         gone = [f"DROP OWNED BY {user}", f"DROP ROLE {user}"]
     else:
         escaped = quoted.replace("\\", "\\\\")
-        made = [f"CREATE USER {user} IDENTIFIED BY {escaped}", f"GRANT SELECT ON message_archive TO {user}"]
+        made = [
+            f"CREATE USER {user} IDENTIFIED BY {escaped}",
+            f"GRANT SELECT ON message_archive TO {user}",
+        ]
         gone = [f"DROP USER {user}"]
     for statement in made:
         with archive.engine.begin() as connection:
@@ -243,7 +271,9 @@ def as_user(archive: Archive, user: str) -> Iterator[None]:
 def test_limits_make_windows(archive: Archive, soon: None) -> None:
     """Rows of one moment stay together; empty times are skipped, not walked through."""
     times = [0, 1, 1, 1, 1, 2, 3, 1000, 1001, 100000]
-    archive.add(*({"id": n, "archived_at": START + timedelta(seconds=s)} for n, s in enumerate(times)))
+    archive.add(
+        *({"id": n, "archived_at": START + timedelta(seconds=s)} for n, s in enumerate(times))
+    )
 
     def windows(**options: str) -> list[list[int]]:
         query = Query(archive, **options)
@@ -254,8 +284,15 @@ def test_limits_make_windows(archive: Archive, soon: None) -> None:
     assert windows() == [list(range(10))]
     assert windows(maxRowsPerTrigger="3") == [[0], [1, 2, 3, 4], [5, 6, 7], [8, 9]]
     assert windows(maxWindowPerTrigger="2s") == [[0, 1, 2, 3, 4], [5, 6], [7, 8], [9]]
-    assert windows(maxWindowPerTrigger="1h", maxRowsPerTrigger="6") == [[0, 1, 2, 3, 4, 5], [6, 7, 8], [9]]
-    assert windows(startingTimestamp="2026-03-01T00:00:03Z", maxRowsPerTrigger="2") == [[6, 7], [8, 9]]
+    assert windows(maxWindowPerTrigger="1h", maxRowsPerTrigger="6") == [
+        [0, 1, 2, 3, 4, 5],
+        [6, 7, 8],
+        [9],
+    ]
+    assert windows(startingTimestamp="2026-03-01T00:00:03Z", maxRowsPerTrigger="2") == [
+        [6, 7],
+        [8, 9],
+    ]
     assert windows(queues="none") == []
 
 
@@ -315,7 +352,9 @@ def test_rows_that_were_pruned_are_missed(archive: Archive, soon: None) -> None:
 def test_rows_of_its_queues_that_were_pruned_alone_are_missed(archive: Archive, soon: None) -> None:
     """D5: rows of other queues from before the window say nothing of its own."""
     queues = {1: "a", 2: "b", 3: "a"}
-    archive.add(*({"id": n, "queue": queue, "archived_at": START + DAY * n} for n, queue in queues.items()))
+    archive.add(
+        *({"id": n, "queue": queue, "archived_at": START + DAY * n} for n, queue in queues.items())
+    )
     query = Query(archive, queues="a", maxRowsPerTrigger="1")
     query.trigger()
     assert prune_archive(archive.url, older_than="0s", queues=["a"]).rows == 2
@@ -328,15 +367,17 @@ def test_rows_of_its_queues_that_were_pruned_alone_are_missed(archive: Archive, 
 def test_what_a_stream_refuses(spark: SparkSession, new_database: Any, tmp_path: Path) -> None:
     url = "postgresql://user@host/name"
     with pytest.raises(NotSupportedError, match="the live table cannot be read as a stream"):
-        make_stream_reader(parse_options({"url": url, "kind": "messages"}, streaming=True), ARCHIVE_SCHEMA)
+        make_stream_reader(
+            parse_options({"url": url, "kind": "messages"}, streaming=True), ARCHIVE_SCHEMA
+        )
     reader = make_stream_reader(parse_options({"url": url}, streaming=True), ARCHIVE_SCHEMA)
     with pytest.raises(SetupError, match="is not one of this source: take another folder"):
         reader.partitions({"offset": 1}, {"offset": 2})
     archive = new_database("sqlite")
     with pytest.raises(Exception, match=r"'since' is not for spark.readStream; allowed are url"):
-        start(spark, archive, tmp_path, trigger={"availableNow": True}, since="2026-03-01").awaitTermination(
-            60
-        )
+        start(
+            spark, archive, tmp_path, trigger={"availableNow": True}, since="2026-03-01"
+        ).awaitTermination(60)
 
 
 @pytest.fixture
@@ -374,7 +415,11 @@ def test_available_now_keeps_the_limits_from_spark_4_2_on(
         target = reader.reportLatestOffset()
         sizes, offset = Counter(), reader.initialOffset()
         while (end := reader.latestOffset(offset, reader.getDefaultReadLimit())) != offset:
-            rows = sum(batch.num_rows for cut in reader.partitions(offset, end) for batch in reader.read(cut))
+            rows = sum(
+                batch.num_rows
+                for cut in reader.partitions(offset, end)
+                for batch in reader.read(cut)
+            )
             sizes[rows] += 1
             offset = end
         assert from_offset(offset) <= from_offset(target)

@@ -15,7 +15,9 @@ from faststream_sqlbroker.exceptions import ConcurrentLoadError
 from faststream_sqlbroker.spark import export_archive, read_export
 from tests.spark.test_export import MARCH, UNTIL, fill, of_lake, of_table
 
-pytestmark = pytest.mark.capability("Spark: the archive exported to Parquet, compared with the database")
+pytestmark = pytest.mark.capability(
+    "Spark: the archive exported to Parquet, compared with the database"
+)
 
 RUNS = 3
 WINDOWS_TO_REPLACE = (0, 1, 3)
@@ -37,7 +39,9 @@ def test_exports_of_one_path_at_once_lose_nothing_and_double_nothing(
     archive, path = new_database("sqlite"), str(tmp_path / "lake")
     fill(archive)
     export_archive(spark, archive.url, path, until=UNTIL)
-    late = [{"id": 100 + day, "archived_at": MARCH + timedelta(days=day)} for day in WINDOWS_TO_REPLACE]
+    late = [
+        {"id": 100 + day, "archived_at": MARCH + timedelta(days=day)} for day in WINDOWS_TO_REPLACE
+    ]
     archive.add(*late)
     starts = [Event() for _ in range(RUNS + 1)]
     starts[0].set()
@@ -49,7 +53,12 @@ def test_exports_of_one_path_at_once_lose_nothing_and_double_nothing(
         with whatever_happens(next_one):
             try:
                 export_archive(
-                    spark, archive.url, path, since=MARCH, until=UNTIL, on_window=lambda _: next_one.set()
+                    spark,
+                    archive.url,
+                    path,
+                    since=MARCH,
+                    until=UNTIL,
+                    on_window=lambda _: next_one.set(),
                 )
             except ConcurrentLoadError:
                 return "overtaken"

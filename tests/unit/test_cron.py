@@ -41,13 +41,20 @@ def test_a_time_that_does_not_exist_is_the_moment_of_the_change() -> None:
 def test_a_time_that_exists_twice_fires_in_its_first_pass() -> None:
     assert times("30 2 * * *", AUTUMN, 2) == ["27 00:30", "28 01:30"]
     # Asked between both passes.
-    assert times("30 2 * * *", datetime(2024, 10, 27, 1, 10, tzinfo=timezone.utc), 1) == ["28 01:30"]
+    assert times("30 2 * * *", datetime(2024, 10, 27, 1, 10, tzinfo=timezone.utc), 1) == [
+        "28 01:30"
+    ]
 
 
 def test_intervals_go_by_the_time_that_passes() -> None:
     """With * as minute or hour, or with seconds: skipped hours have none, repeated ones two."""
     assert times("30 * * * *", SPRING.replace(hour=23), 3) == ["30 23:30", "31 00:30", "31 01:30"]
-    assert times("30 * * * *", AUTUMN.replace(hour=23), 4) == ["26 23:30", "27 00:30", "27 01:30", "27 02:30"]
+    assert times("30 * * * *", AUTUMN.replace(hour=23), 4) == [
+        "26 23:30",
+        "27 00:30",
+        "27 01:30",
+        "27 02:30",
+    ]
     assert times("0 30 2 * * *", SPRING, 1) == ["01 00:30"]
     assert times("0 30 2 * * *", AUTUMN, 3) == ["27 00:30", "27 01:30", "28 01:30"]
 
@@ -65,7 +72,14 @@ def test_intervals_go_by_the_time_that_passes() -> None:
         ]
     ),
     st.sampled_from(
-        ["UTC", "Europe/Berlin", "America/Havana", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"]
+        [
+            "UTC",
+            "Europe/Berlin",
+            "America/Havana",
+            "Australia/Lord_Howe",
+            "Asia/Kathmandu",
+            "Pacific/Apia",
+        ]
     ),
     st.datetimes(datetime(2010, 1, 1), datetime(2026, 1, 1)),
     st.integers(0, 40),
@@ -74,7 +88,10 @@ def test_where_one_begins_to_count_makes_no_difference(
     expression: str, tz: str, start: datetime, steps: int
 ) -> None:
     """Each fire time follows from any moment since the one before; the newest ones are those at the end."""
-    cron, first = Cron(expression, tz), Cron(expression, tz).after(start.replace(tzinfo=timezone.utc))
+    cron, first = (
+        Cron(expression, tz),
+        Cron(expression, tz).after(start.replace(tzinfo=timezone.utc)),
+    )
     assert first is not None
     found = [first]
     for _ in range(steps):
@@ -116,15 +133,31 @@ def test_a_first_fire_time_of_older_rules_is_published_too() -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "* * *", "61 * * * *", "0 0 30 2 *", "@daily", "* * * * * * *", "every day", "*/0 * * * *", "0 3 * * * *" * 40,
-     None, 5, b"* * * * *", "0 0 1-0 * *", "L * * * *"],
-)  # fmt: skip
+    [
+        "",
+        "* * *",
+        "61 * * * *",
+        "0 0 30 2 *",
+        "@daily",
+        "* * * * * * *",
+        "every day",
+        "*/0 * * * *",
+        "0 3 * * * *" * 40,
+        None,
+        5,
+        b"* * * * *",
+        "0 0 1-0 * *",
+        "L * * * *",
+    ],
+)
 def test_what_is_no_expression_is_refused_with_an_example(expression: Any) -> None:
     with pytest.raises(SetupError, match=r'give five fields, .* such as "0 3 \* \* \*"'):
         Cron(expression, "UTC")
 
 
-@pytest.mark.parametrize("tz", ["Mars/Phobos", "", "../etc/passwd", None, 5, ZoneInfo("UTC"), "x" * 5000])
+@pytest.mark.parametrize(
+    "tz", ["Mars/Phobos", "", "../etc/passwd", None, 5, ZoneInfo("UTC"), "x" * 5000]
+)
 def test_what_is_no_zone_is_refused_with_an_example(tz: Any) -> None:
     with pytest.raises(SetupError, match="a name of the IANA database"):
         Cron("* * * * *", tz)
@@ -145,5 +178,10 @@ def test_a_state_comes_back_as_it_was_written_and_garbage_is_none() -> None:
         ScheduleState("* * * * *", "UTC", at, at, at, 3, ("0 * * * *", "Europe/Berlin")),
     ):
         assert load_state(state.dump()) == state
-    for garbage in ({}, None, {"expression": "x"}, {"expression": "x", "tz": "y", "next_at": "soon"}):
+    for garbage in (
+        {},
+        None,
+        {"expression": "x"},
+        {"expression": "x", "tz": "y", "next_at": "soon"},
+    ):
         assert load_state(garbage) is None

@@ -55,7 +55,9 @@ parts = st.lists(
         (timedelta(days=-1), -86400.0),
     ],
 )
-def test_p13_a_length_of_time_becomes_seconds(value: float | timedelta | str, seconds: float) -> None:
+def test_p13_a_length_of_time_becomes_seconds(
+    value: float | timedelta | str, seconds: float
+) -> None:
     """P13, with the forms of Go's ParseDuration."""
     result = parse_duration(value, name="delay")
     assert result == seconds
@@ -65,12 +67,37 @@ def test_p13_a_length_of_time_becomes_seconds(value: float | timedelta | str, se
 @pytest.mark.parametrize(
     "value",
     [
-        "", "5", "00", "0.0", ".", ".s", "1..s", "+", "s", "1 s", " 1s", "1s ", "1s\n", "1d", "1S", "01s0", "--1s", "1s-2s", "1e3s",
-        "1,5s", "\u0661s", "infs", "1us", "9" * 31 + "s", "1s" * 21,
+        "",
+        "5",
+        "00",
+        "0.0",
+        ".",
+        ".s",
+        "1..s",
+        "+",
+        "s",
+        "1 s",
+        " 1s",
+        "1s ",
+        "1s\n",
+        "1d",
+        "1S",
+        "01s0",
+        "--1s",
+        "1s-2s",
+        "1e3s",
+        "1,5s",
+        "\u0661s",
+        "infs",
+        "1us",
+        "9" * 31 + "s",
+        "1s" * 21,
     ],
-)  # fmt: skip
+)
 def test_other_text_is_refused(value: str) -> None:
-    with pytest.raises(SetupError, match=r"^delay cannot be .*: it takes seconds, a timedelta, or text like"):
+    with pytest.raises(
+        SetupError, match=r"^delay cannot be .*: it takes seconds, a timedelta, or text like"
+    ):
         parse_duration(value, name="delay")
 
 
@@ -92,7 +119,9 @@ def test_other_types_are_refused(value: Any) -> None:
     [float("nan"), float("inf"), float("-inf"), 10**400, 2e11, timedelta.max, "999999999999h"],
 )
 def test_what_is_not_finite_or_too_long_is_refused(value: float | timedelta | str) -> None:
-    with pytest.raises(SetupError, match=r"^delay must be a finite length of at most 1e\+11 seconds"):
+    with pytest.raises(
+        SetupError, match=r"^delay must be a finite length of at most 1e\+11 seconds"
+    ):
         parse_duration(value, name="delay")
 
 
@@ -102,7 +131,9 @@ def test_an_integer_without_a_text_form_is_refused() -> None:
 
 
 @given(sign=st.sampled_from(["", "+", "-"]), chosen=parts)
-def test_text_is_the_exact_sum_of_its_parts(sign: str, chosen: list[tuple[int, str | None, str]]) -> None:
+def test_text_is_the_exact_sum_of_its_parts(
+    sign: str, chosen: list[tuple[int, str | None, str]]
+) -> None:
     text, total = sign, Fraction()
     for whole, fraction, unit in chosen:
         number = str(whole) if fraction is None else f"{whole}.{fraction}"
@@ -127,7 +158,9 @@ def test_seconds_stay_what_they_are(value: float) -> None:
 
 
 @given(st.text(max_size=30) | st.floats() | st.integers() | st.timedeltas())
-def test_anything_either_becomes_finite_seconds_or_is_a_setup_error(value: float | timedelta | str) -> None:
+def test_anything_either_becomes_finite_seconds_or_is_a_setup_error(
+    value: float | timedelta | str,
+) -> None:
     try:
         seconds = parse_duration(value)
     except SetupError:

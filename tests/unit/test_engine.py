@@ -26,7 +26,9 @@ def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
         raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
 
     monkeypatch.setattr(engines, "create_async_engine", missing)
-    with pytest.raises(MissingExtraError, match=r"pip install 'faststream-sqlbroker\[postgresql\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"pip install 'faststream-sqlbroker\[postgresql\]'"
+    ):
         engines.make_engine(f"postgresql+asyncpg://{PLACE}")
 
     def unknown(_url: Any) -> Any:
@@ -37,7 +39,9 @@ def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
         engines.make_engine("odd://")
 
 
-@pytest.mark.parametrize("url", [f"nonsense+x://{PLACE}", "no url", f"postgresql+psycopg2://{PLACE}"])
+@pytest.mark.parametrize(
+    "url", [f"nonsense+x://{PLACE}", "no url", f"postgresql+psycopg2://{PLACE}"]
+)
 def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises((SetupError, MissingExtraError)) as info:
         SqlBroker(url)
@@ -77,7 +81,13 @@ def test_another_database_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "scheme",
-    ["mysql+aiomysql", "mariadb+aiomysql", "mysql+asyncmy", "postgresql+asyncpg", "postgresql+psycopg"],
+    [
+        "mysql+aiomysql",
+        "mariadb+aiomysql",
+        "mysql+asyncmy",
+        "postgresql+asyncpg",
+        "postgresql+psycopg",
+    ],
 )
 def test_every_spelling_of_a_url_is_accepted(scheme: str) -> None:
     broker = SqlBroker(f"{scheme}://{PLACE}")
@@ -119,7 +129,9 @@ class Answers:
     ("log_bin", "binlog_format", "fine"),
     [(1, "STATEMENT", False), (1, "MIXED", True), (0, "STATEMENT", True)],
 )
-def test_a_binary_log_of_statements_is_refused(log_bin: int, binlog_format: str, fine: bool) -> None:
+def test_a_binary_log_of_statements_is_refused(
+    log_bin: int, binlog_format: str, fine: bool
+) -> None:
     dialect = dialect_for(create_engine(f"mariadb+pymysql://{PLACE}").dialect, TABLES)
     connection: Any = Answers(log_bin, binlog_format)
     if fine:

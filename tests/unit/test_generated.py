@@ -53,7 +53,10 @@ def test_the_table_of_capabilities_is_todays(request: pytest.FixtureRequest) -> 
     """Of a run of all tests its own collection is read; else they are collected in a process of its own."""
     if all_tests := request.config.stash[ALL]:
         page = capabilities.PAGE.read_text()
-        assert with_block(page, "capabilities", capabilities.table(capabilities.read(all_tests))) == page
+        assert (
+            with_block(page, "capabilities", capabilities.table(capabilities.read(all_tests)))
+            == page
+        )
         return
     command = [sys.executable, "-m", "tools.capabilities", "--check"]
     done = subprocess.run(
@@ -65,5 +68,7 @@ def test_the_table_of_capabilities_is_todays(request: pytest.FixtureRequest) -> 
 def test_the_table_of_capabilities_tells_databases_apart() -> None:
     found = {"b": {"sqlite"}, "a": set(capabilities.DATABASES), "c": {"mariadb"}}
     assert capabilities.table(found).splitlines()[2:] == [
-        "| a | yes | yes | yes | yes |", "| b | – | – | – | yes |", "| c | – | yes | untested | – |",
-    ]  # fmt: skip
+        "| a | yes | yes | yes | yes |",
+        "| b | – | – | – | yes |",
+        "| c | – | yes | untested | – |",
+    ]

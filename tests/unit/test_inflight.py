@@ -38,7 +38,7 @@ NOW = datetime.now(timezone.utc)
 def row(number: int = 1) -> ClaimedMessage:
     return ClaimedMessage(
         number, "q", b"", {}, 0, None, 0, 1, 1, NOW, NOW, None, None, None, NOW, uuid4()
-    )  # fmt: skip
+    )
 
 
 def quiet(*_: Any, **__: Any) -> None:
@@ -304,9 +304,17 @@ def test_what_was_lost_is_not_given_back() -> None:
 def worker(inflight: Inflight, **options: Any) -> Worker:
     nothing: Any = None
     return Worker(
-        nothing, inflight, make_settings("q", options), nothing, quiet,  # type: ignore[arg-type]
-        rules=SettleRules(), hold=nothing, first=None, stopping=lambda: False, on_idle=lambda: None,
-    )  # fmt: skip
+        nothing,
+        inflight,
+        make_settings("q", options),
+        nothing,
+        quiet,  # type: ignore[arg-type]
+        rules=SettleRules(),
+        hold=nothing,
+        first=None,
+        stopping=lambda: False,
+        on_idle=lambda: None,
+    )
 
 
 async def test_a_lost_message_neither_starts_nor_is_settled() -> None:
@@ -357,10 +365,14 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
 
     released: list[int] = []
     store: Any = Store()
-    releaser = StuckReleaser(store, ["q"], quiet, interval=60.0, released=lambda: released.append(1))
+    releaser = StuckReleaser(
+        store, ["q"], quiet, interval=60.0, released=lambda: released.append(1)
+    )
     waits = [await releaser.tick() for _ in range(6)]
     assert waits == [0.0, 0.0, 2.5, SEARCH_INTERVAL, SEARCH_INTERVAL, IDLE_INTERVAL]
-    assert (len(released), counts) == (2, []), "of the third a handler's transaction has locked the row"
+    assert (len(released), counts) == (2, []), (
+        "of the third a handler's transaction has locked the row"
+    )
 
 
 async def test_a_failing_loop_backs_off_and_no_hint_cuts_that_short() -> None:

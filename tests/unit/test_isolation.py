@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
-from faststream_sqlbroker.flow.isolation import ALONE, HOLD, PATIENCE, PAUSE, Isolation, Turn, lost_leases
+from faststream_sqlbroker.flow.isolation import (
+    ALONE,
+    HOLD,
+    PATIENCE,
+    PAUSE,
+    Isolation,
+    Turn,
+    lost_leases,
+)
 
 NOW = datetime.now(timezone.utc)
 
@@ -45,7 +53,9 @@ def test_retries_are_no_losses() -> None:
     charged = row(1, 0, attempts=7)
     charged.deliveries_count += 1
     assert lost_leases(charged) == 0
-    found = Claimed.without_suspects([row(1, 1), row(2, 0, 9), row(3, 2), row(4, 3, 1)], Suspicion())
+    found = Claimed.without_suspects(
+        [row(1, 1), row(2, 0, 9), row(3, 2), row(4, 3, 1)], Suspicion()
+    )
     assert [r.id for r in found] == [1, 2]
     assert found.suspects == {3: Suspect(2), 4: Suspect(3)}
     untold = Claimed.without_suspects([row(1, 1), row(3, 2)], Suspicion().untold())
@@ -102,7 +112,9 @@ def test_a_suspect_waits_until_nothing_else_is_held() -> None:
     assert isolation.turn(alone=True, now=6.1) is Turn.SUSPECT
     assert isolation.next_suspect(6.1, alone=True) == 4
     assert isolation.next_suspect(6.1, alone=True) == 3
-    assert isolation.turn(alone=True, now=6.2) is Turn.ANY, "somebody else took it; none is known any more"
+    assert isolation.turn(alone=True, now=6.2) is Turn.ANY, (
+        "somebody else took it; none is known any more"
+    )
 
 
 def test_when_there_is_no_rest_the_next_suspect_runs_at_once() -> None:
@@ -174,7 +186,10 @@ def test_f6_a_last_delivery_never_has_company_and_is_waited_for_longer_and_longe
 
 
 @given(
-    st.lists(st.tuples(st.booleans(), st.floats(0.0, 30.0), st.integers(0, 4), st.booleans()), max_size=80)
+    st.lists(
+        st.tuples(st.booleans(), st.floats(0.0, 30.0), st.integers(0, 4), st.booleans()),
+        max_size=80,
+    )
 )
 def test_no_suspect_has_company_and_claims_never_stop_for_long(
     steps: list[tuple[bool, float, int, bool]],

@@ -118,9 +118,13 @@ async def test_what_is_closed_during_a_look_is_not_claimed_and_what_opens_is_cla
     await look
     assert {pair.queue for pair in ready.due()} == ({"a", "b"} if reopen else {"b"})
     assert {pair.queue for pair in ready.known()} == ({"a", "b"} if reopen else {"b"})
-    assert all(pair.since is None for pair in ready.known()), "nothing that was due before is left out"
+    assert all(pair.since is None for pair in ready.known()), (
+        "nothing that was due before is left out"
+    )
     await ready.look()
-    assert all(pair.since == NOW - timedelta(seconds=1) for pair in ready.known() if pair.priority == 0)
+    assert all(
+        pair.since == NOW - timedelta(seconds=1) for pair in ready.known() if pair.priority == 0
+    )
     ready.restrict(())
     assert ready.due() == ready.known() == []
     ready.restrict(("a",))
@@ -128,7 +132,10 @@ async def test_what_is_closed_during_a_look_is_not_claimed_and_what_opens_is_cla
 
 
 def test_an_explanation_reads_as_text() -> None:
-    reasons = (Reason("paused", "Ann has paused it"), Reason("delayed", "it is not due before then"))
+    reasons = (
+        Reason("paused", "Ann has paused it"),
+        Reason("delayed", "it is not due before then"),
+    )
     explanation = Explanation(7, MessageState.PENDING, "q", reasons)
     assert str(explanation) == (
         "message 7 of queue 'q' is PENDING:\n- paused: Ann has paused it\n- delayed: it is not due before then"
@@ -137,7 +144,13 @@ def test_an_explanation_reads_as_text() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(59, "in 59 s"), (-90, "90 s ago"), (600, "in 10 min"), (-10_800, "3 h ago"), (864_000, "in 10 days")],
+    [
+        (59, "in 59 s"),
+        (-90, "90 s ago"),
+        (600, "in 10 min"),
+        (-10_800, "3 h ago"),
+        (864_000, "in 10 days"),
+    ],
 )
 def test_moments_say_how_far_they_are(seconds: int, text: str) -> None:
     assert moment_text(NOW + timedelta(seconds=seconds), NOW).endswith(f" UTC ({text})")

@@ -21,7 +21,11 @@ LAST = FIRST + timedelta(minutes=1)
 
 def ask(strategy: Any, attempts: int = 1, exception: BaseException | None = None) -> float | None:
     return next_delay(
-        strategy, first_attempt_at=FIRST, last_attempt_at=LAST, attempts_count=attempts, exception=exception
+        strategy,
+        first_attempt_at=FIRST,
+        last_attempt_at=LAST,
+        attempts_count=attempts,
+        exception=exception,
     )
 
 
@@ -36,7 +40,9 @@ class Old:
 
 
 class Branching:
-    def get_next_attempt_at(self, *, last_attempt_at: datetime, exception: Any, **_: Any) -> datetime | None:
+    def get_next_attempt_at(
+        self, *, last_attempt_at: datetime, exception: Any, **_: Any
+    ) -> datetime | None:
         return None if isinstance(exception, KeyError) else last_attempt_at
 
 
@@ -96,7 +102,8 @@ def test_a_subclass_of_the_template_only_says_how_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delay", "result"), [(-5.0, 0.0), (float("inf"), LONGEST_DELAY_SECONDS), (1e308, LONGEST_DELAY_SECONDS)]
+    ("delay", "result"),
+    [(-5.0, 0.0), (float("inf"), LONGEST_DELAY_SECONDS), (1e308, LONGEST_DELAY_SECONDS)],
 )
 def test_delays_of_subclasses_are_bounded(delay: float, result: float) -> None:
     class Odd(RetryStrategyTemplate):
@@ -117,7 +124,9 @@ def test_a_strategy_that_fails_is_heard() -> None:
 
     with pytest.raises(ValueError, match="a delay must be a number of seconds, got nan"):
         ask(NotANumber())
-    with pytest.raises(TypeError, match="get_next_attempt_at must return a datetime or None, got float"):
+    with pytest.raises(
+        TypeError, match="get_next_attempt_at must return a datetime or None, got float"
+    ):
         ask(Seconds())
 
 
@@ -126,7 +135,11 @@ def test_a_callable_without_a_signature_is_asked_with_three_arguments() -> None:
         __signature__ = "none"
 
         def __call__(self, **asked: Any) -> None:
-            assert asked == {"first_attempt_at": FIRST, "last_attempt_at": LAST, "attempts_count": 1}
+            assert asked == {
+                "first_attempt_at": FIRST,
+                "last_attempt_at": LAST,
+                "attempts_count": 1,
+            }
 
     class Strategy:
         get_next_attempt_at = Opaque()

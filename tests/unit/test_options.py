@@ -50,7 +50,9 @@ def test_options_and_settings_agree() -> None:
 
 
 def test_every_option_has_a_default() -> None:
-    required = [f.name for f in fields(SubscriberSettings) if f.default is f.default_factory is MISSING]
+    required = [
+        f.name for f in fields(SubscriberSettings) if f.default is f.default_factory is MISSING
+    ]
     assert required == ["queues"]
 
 
@@ -60,25 +62,47 @@ def test_defaults() -> None:
     assert isinstance(strategy, ExponentialBackoffWithJitterRetryStrategy)
     assert strategy.max_attempts == 10
     assert settings == SubscriberSettings(
-        queues=("orders",), max_workers=1, fetch_batch_size=100, max_not_processed_factor=1.5,
-        min_fetch_interval=0.0, max_fetch_interval=1.0, flush_interval=0.05, flush_batch_size=500,
-        release_stuck_interval=60.0, release_stuck_timeout=600.0, max_deliveries=13, handler_timeout=None,
-        max_lease=None, ack_policy=AckPolicy.NACK_ON_ERROR, retry_strategy=strategy,
-        retain_in_archive_on_ack=True, retain_in_archive_on_reject=True, wakeup="auto", batch=False,
-    )  # fmt: skip
+        queues=("orders",),
+        max_workers=1,
+        fetch_batch_size=100,
+        max_not_processed_factor=1.5,
+        min_fetch_interval=0.0,
+        max_fetch_interval=1.0,
+        flush_interval=0.05,
+        flush_batch_size=500,
+        release_stuck_interval=60.0,
+        release_stuck_timeout=600.0,
+        max_deliveries=13,
+        handler_timeout=None,
+        max_lease=None,
+        ack_policy=AckPolicy.NACK_ON_ERROR,
+        retry_strategy=strategy,
+        retain_in_archive_on_ack=True,
+        retain_in_archive_on_reject=True,
+        wakeup="auto",
+        batch=False,
+    )
 
 
 def test_times_are_taken_in_any_form() -> None:
     settings = make(
-        min_fetch_interval="5ms", max_fetch_interval=timedelta(seconds=2), flush_interval=1,
-        release_stuck_timeout="1h30m", max_lease="2h", handler_timeout="1m",
-    )  # fmt: skip
+        min_fetch_interval="5ms",
+        max_fetch_interval=timedelta(seconds=2),
+        flush_interval=1,
+        release_stuck_timeout="1h30m",
+        max_lease="2h",
+        handler_timeout="1m",
+    )
     assert (settings.min_fetch_interval, settings.max_fetch_interval, settings.flush_interval) == (
         0.005,
         2,
         1,
     )
-    assert (settings.release_stuck_timeout, settings.max_lease, settings.handler_timeout) == (5400, 7200, 60)
+    assert (settings.release_stuck_timeout, settings.max_lease, settings.handler_timeout) == (
+        5400,
+        7200,
+        60,
+    )
     assert type(settings.flush_interval) is float
 
 
@@ -88,7 +112,12 @@ def test_settings_made_directly_are_checked_alike() -> None:
 
 @pytest.mark.parametrize(
     ("queues", "names"),
-    [("a", ("a",)), (["a", "b"], ("a", "b")), (("b", "a"), ("b", "a")), (["ä" * 255], ("ä" * 255,))],
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        (("b", "a"), ("b", "a")),
+        (["ä" * 255], ("ä" * 255,)),
+    ],
 )
 def test_queues(queues: Any, names: tuple[str, ...]) -> None:
     assert make(queues).queues == names
@@ -123,7 +152,9 @@ def test_a_good_name_has_no_problem() -> None:
 
 
 WHOLE = ("max_workers", "fetch_batch_size", "flush_batch_size", "max_deliveries")
-TIMES = tuple(name for name, hint in get_type_hints(SubscriberOptions).items() if timedelta in get_args(hint))
+TIMES = tuple(
+    name for name, hint in get_type_hints(SubscriberOptions).items() if timedelta in get_args(hint)
+)
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -135,9 +166,14 @@ def test_wrong_counts_are_refused(name: str, wrong: Any) -> None:
 
 def test_times_are_the_ones_meant() -> None:
     assert set(TIMES) == {
-        "min_fetch_interval", "max_fetch_interval", "flush_interval", "release_stuck_interval",
-        "release_stuck_timeout", "handler_timeout", "max_lease",
-    }  # fmt: skip
+        "min_fetch_interval",
+        "max_fetch_interval",
+        "flush_interval",
+        "release_stuck_interval",
+        "release_stuck_timeout",
+        "handler_timeout",
+        "max_lease",
+    }
     assert set(get_args(Duration)) == {float, timedelta, str}
 
 
@@ -171,37 +207,60 @@ def test_none_is_no_time_where_one_is_needed(name: str) -> None:
     ("options", "message"),
     [
         ({"max_not_processed_factor": 0.9}, "must be a number from 1 to 1000, got 0.9"),
-        ({"max_not_processed_factor": float("nan")}, "max_not_processed_factor must be a number from 1"),
+        (
+            {"max_not_processed_factor": float("nan")},
+            "max_not_processed_factor must be a number from 1",
+        ),
         ({"max_not_processed_factor": "2"}, "max_not_processed_factor must be a number from 1"),
         ({"batch": 1}, "batch must be True or False, got 1"),
-        ({"retain_in_archive_on_ack": None}, "retain_in_archive_on_ack must be True or False, got None"),
+        (
+            {"retain_in_archive_on_ack": None},
+            "retain_in_archive_on_ack must be True or False, got None",
+        ),
         ({"wakeup": "push"}, "wakeup must be one of 'auto', 'listen', 'poll', got 'push'"),
         ({"ack_policy": "ack"}, "ack_policy must be a faststream.AckPolicy (ACK_FIRST, "),
-        ({"dead_letter_queue": "orders"}, "dead_letter_queue 'orders' is a queue of this subscriber"),
+        (
+            {"dead_letter_queue": "orders"},
+            "dead_letter_queue 'orders' is a queue of this subscriber",
+        ),
         ({"dead_letter_queue": ""}, "'' cannot be the dead_letter_queue: it must not be empty"),
-        ({"dead_letter_queue": 5}, "5 cannot be the dead_letter_queue: it must be a string, not int"),
-        ({"dead_letter_queue": ["a"]}, "cannot be the dead_letter_queue: it must be a string, not list"),
+        (
+            {"dead_letter_queue": 5},
+            "5 cannot be the dead_letter_queue: it must be a string, not int",
+        ),
+        (
+            {"dead_letter_queue": ["a"]},
+            "cannot be the dead_letter_queue: it must be a string, not list",
+        ),
         (
             {"dead_letter_queue": "dead", "ack_policy": AckPolicy.ACK_FIRST},
             "dead_letter_queue takes messages that have failed; AckPolicy.ACK_FIRST acks a message before it starts",
         ),
         ({"retry_strategy": 5}, "retry_strategy must have a method get_next_attempt_at"),
-        ({"retry_strategy": NoRetryStrategy}, "must be an instance, got the class NoRetryStrategy: call it"),
+        (
+            {"retry_strategy": NoRetryStrategy},
+            "must be an instance, got the class NoRetryStrategy: call it",
+        ),
         ({"min_fetch_interval": 2}, "(2.0 s) must not be longer than max_fetch_interval (1.0 s)"),
-        ({"release_stuck_timeout": 0.09}, "release_stuck_timeout must be 0.1 seconds or more, got 0.09"),
+        (
+            {"release_stuck_timeout": 0.09},
+            "release_stuck_timeout must be 0.1 seconds or more, got 0.09",
+        ),
         (
             {"release_stuck_timeout": 1, "flush_interval": 1},
             "release_stuck_timeout (1.0 s) must be longer than flush_interval (1.0 s)",
         ),
     ],
-)  # fmt: skip
+)
 def test_wrong_values_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SetupError) as caught:
         make(**options)
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("left_out", [{}, {"min_fetch_interval": None}, {"min_fetch_interval": EMPTY}])
+@pytest.mark.parametrize(
+    "left_out", [{}, {"min_fetch_interval": None}, {"min_fetch_interval": EMPTY}]
+)
 def test_the_shortest_wait_follows_a_shorter_longest_one(left_out: dict[str, Any]) -> None:
     assert make(max_fetch_interval=0.01, **left_out).min_fetch_interval == 0.0
     assert make(max_fetch_interval=5, **left_out).min_fetch_interval == 0.0
@@ -254,13 +313,19 @@ def test_unknown_options_are_refused_by_name(name: str, hint: str) -> None:
     [
         ({"max_deliveries": 9}, "max_deliveries=9 ends a message before the 10 attempts"),
         ({"max_lease": 60}, "max_lease=60.0 has no effect below release_stuck_timeout=600.0"),
-        ({"max_lease": 700, "handler_timeout": 800}, "handler_timeout=800.0 is longer than a message"),
         (
-            {"ack_policy": AckPolicy.ACK_FIRST, "retry_strategy": ConstantRetryStrategy(delay_seconds=1)},
+            {"max_lease": 700, "handler_timeout": 800},
+            "handler_timeout=800.0 is longer than a message",
+        ),
+        (
+            {
+                "ack_policy": AckPolicy.ACK_FIRST,
+                "retry_strategy": ConstantRetryStrategy(delay_seconds=1),
+            },
             "retry_strategy is never asked with AckPolicy.ACK_FIRST",
         ),
     ],
-)  # fmt: skip
+)
 def test_surprising_values_warn_at_the_users_line(options: dict[str, Any], message: str) -> None:
     with pytest.warns(UserWarning, match=f"^{re.escape(message)}") as caught:
         make(**options)

@@ -28,7 +28,12 @@ class Said:
 def test_an_outage_of_all_loops_is_two_lines_with_the_counts() -> None:
     said = Said()
     outages = Outages(said)
-    for loop, name in ((1, "fetch loop"), (2, "fetch loop"), (3, "presence loop"), (1, "fetch loop")):
+    for loop, name in (
+        (1, "fetch loop"),
+        (2, "fetch loop"),
+        (3, "presence loop"),
+        (1, "fetch loop"),
+    ):
         outages.failed(loop, name, NotConnectedError("refused"))
     [(level, text)] = said.lines
     assert level == logging.ERROR
@@ -41,7 +46,9 @@ def test_an_outage_of_all_loops_is_two_lines_with_the_counts() -> None:
     outages.worked(3)
     [_, (level, text)] = said.lines
     assert level == logging.WARNING
-    numbers = r"the database works again, after \d+\.\d s: 4 failures \(fetch loop 3, presence loop 1\)"
+    numbers = (
+        r"the database works again, after \d+\.\d s: 4 failures \(fetch loop 3, presence loop 1\)"
+    )
     assert re.fullmatch(numbers, text), text
 
 
@@ -62,7 +69,10 @@ def test_what_is_refused_is_told_for_each_kind_of_loop_and_hides_no_outage() -> 
         outages.failed(loop, "presence loop", StoreError("no such table"))
     outages.failed(3, "fetch loop", NotConnectedError("refused"))
     outages.failed(1, "presence loop", NotConnectedError("refused"))
-    assert [text.partition(" failed")[0] for _, text in said.lines] == ["the presence loop", "the fetch loop"]
+    assert [text.partition(" failed")[0] for _, text in said.lines] == [
+        "the presence loop",
+        "the fetch loop",
+    ]
     outages.worked(3)
     assert len(said.lines) == 2, "one loop is still cut off"
     outages.failed(1, "presence loop", StoreError("no such table"))

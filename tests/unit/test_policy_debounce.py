@@ -24,7 +24,9 @@ def policies(draw: st.DrawFn) -> Debounce:
     return Debounce(window, max_wait=None if most is None else window + most / SECOND)
 
 
-arrivals = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 60)), max_size=25, unique_by=lambda a: a[1])
+arrivals = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 60)), max_size=25, unique_by=lambda a: a[1]
+)
 """Times are few, so that they meet the ends of bursts; ids need not come in the order of times (delays)."""
 
 
@@ -50,7 +52,9 @@ class Fed:
 
 
 def chunked(data: st.DataObject, everything: Sequence[Arrival]) -> list[Sequence[Arrival]]:
-    cuts = data.draw(st.lists(st.integers(0, len(everything)), max_size=6).map(sorted), label="cuts")
+    cuts = data.draw(
+        st.lists(st.integers(0, len(everything)), max_size=6).map(sorted), label="cuts"
+    )
     return [everything[a:b] for a, b in zip([0, *cuts], [*cuts, len(everything)], strict=True)]
 
 

@@ -8,7 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.throttle import dump_slots, first_slot, load_slots, next_slots
+from faststream_sqlbroker.core.policies.throttle import (
+    dump_slots,
+    first_slot,
+    load_slots,
+    next_slots,
+)
 from tests.policies.slots import allowed, earliest, limits
 
 SECOND = 1_000_000
@@ -18,7 +23,9 @@ throttles = st.integers(1, 9).flatmap(
         Throttle,
         st.just(rate),
         # Periods that the rate divides and such as it does not, to the microsecond.
-        st.sampled_from([1.0, 0.000007, 0.000010, 0.333333, 60.0]).filter(lambda per: per * SECOND >= rate),
+        st.sampled_from([1.0, 0.000007, 0.000010, 0.333333, 60.0]).filter(
+            lambda per: per * SECOND >= rate
+        ),
         burst=st.integers(1, rate),
     )
 )
@@ -64,7 +71,12 @@ def test_no_period_has_more_than_the_rate(throttle: Throttle, waits: list[int]) 
 
 
 @settings(deadline=None)
-@given(st.lists(throttles, min_size=1, max_size=3), st.integers(0, 20), st.integers(0, 5 * SECOND), st.data())
+@given(
+    st.lists(throttles, min_size=1, max_size=3),
+    st.integers(0, 20),
+    st.integers(0, 5 * SECOND),
+    st.data(),
+)
 def test_slots_are_such_as_all_throttles_grant(
     given_throttles: list[Throttle], most: int, ahead: int, data: st.DataObject
 ) -> None:
@@ -77,11 +89,16 @@ def test_slots_are_such_as_all_throttles_grant(
     found = next_slots(given_throttles, logs, at, at + ahead, most)
     assert all(log == before for log in logs)
     expected: list[int] = []
-    while len(expected) < most and (slot := earliest(given_throttles, before + expected, at)) <= at + ahead:
+    while (
+        len(expected) < most
+        and (slot := earliest(given_throttles, before + expected, at)) <= at + ahead
+    ):
         expected.append(slot)
     assert found == expected
     later = [[*log, *found] for log in logs]
-    assert first_slot(given_throttles, later, at) == earliest(given_throttles, before + expected, at)
+    assert first_slot(given_throttles, later, at) == earliest(
+        given_throttles, before + expected, at
+    )
 
 
 def test_an_exact_rate_is_reached() -> None:

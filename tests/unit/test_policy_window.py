@@ -116,7 +116,9 @@ def open_minutes(window: Window, zone: str, day: str) -> list[bool]:
 @st.composite
 def windows(draw: st.DrawFn, zone: str) -> Window:
     # Near midnight and near the hours at which clocks are changed as often as anywhere.
-    often = st.sampled_from([0, 15, 30, 59, 60, 90, 105, 119, 120, 135, 150, 179, 180, 1380, 1410, 1439])
+    often = st.sampled_from(
+        [0, 15, 30, 59, 60, 90, 105, 119, 120, 135, 150, 179, 180, 1380, 1410, 1439]
+    )
     start, end = draw(
         st.tuples(st.one_of(often, st.integers(0, DAY - 1)), st.one_of(often, st.integers(1, DAY)))
     )
@@ -151,7 +153,9 @@ def asked(draw: st.DrawFn) -> tuple[Window, str, list[int]]:
 @example((Window("00:00", "02:00", tz="Europe/Berlin"), "2024-10-27", [18 * DAY, 18 * DAY + 30]))
 @example((Window("00:00", "01:30", tz="Australia/Lord_Howe"), "2025-04-06", [17 * DAY + 900]))
 @example((Window("00:00", "00:30", tz="America/Havana"), "2024-03-10", [18 * DAY]))
-@example((Window("00:00", "24:00", tz="Pacific/Apia", days=WITHOUT_FRIDAY), "2011-12-30", [22 * DAY]))
+@example(
+    (Window("00:00", "24:00", tz="Pacific/Apia", days=WITHOUT_FRIDAY), "2011-12-30", [22 * DAY])
+)
 @example((Window("00:00", "24:00", tz="UTC", days=DAYS[:5]), "2024-12-31", [21 * DAY]))
 @example((Window("09:00", "17:00", tz="Pacific/Apia", days=["fri"]), "2011-12-30", [18 * DAY]))
 def test_a_span_is_what_the_minutes_say(case: tuple[Window, str, list[int]]) -> None:
@@ -189,7 +193,10 @@ def test_a_night_belongs_to_the_day_on_which_it_begins(day: int) -> None:
     window = Window("22:00", "06:00", days=[DAYS[day]])
     monday = datetime(2024, 1, 1, 6, tzinfo=timezone.utc)
     opens = (monday + timedelta(days=day, hours=16) - EPOCH) // timedelta(microseconds=1)
-    assert window.span((monday - EPOCH) // timedelta(microseconds=1)) == (opens, opens + 8 * 60 * MINUTE)
+    assert window.span((monday - EPOCH) // timedelta(microseconds=1)) == (
+        opens,
+        opens + 8 * 60 * MINUTE,
+    )
 
 
 BERLIN, LORD_HOWE, HAVANA = "Europe/Berlin", "Australia/Lord_Howe", "America/Havana"
@@ -239,7 +246,8 @@ def test_where_a_clock_is_changed(
 ) -> None:
     """The promise of the docstring, asked before, in and at the last moment of the span."""
     first, end_of = (
-        (datetime.fromisoformat(text) - EPOCH) // timedelta(microseconds=1) for text in (opens, closes)
+        (datetime.fromisoformat(text) - EPOCH) // timedelta(microseconds=1)
+        for text in (opens, closes)
     )
     for moment in (first - 1, first, (first + end_of) // 2, end_of - 1):
         assert Window(start, end, tz=zone, days=days).span(moment) == (first, end_of)
@@ -295,10 +303,23 @@ def test_explain_says_the_same(now: str, until: str | None) -> None:
     """It reads the window from what the subscriber has told of itself."""
     at = datetime.fromisoformat(now)
     message = WaitingMessage(
-        id=1, queue="q", priority=0, key=None, state=MessageState.PENDING, attempts_count=0, deliveries_count=0,
-        created_at=at, next_attempt_at=at, expires_at=None, policy_marks=0, last_error=None, now=at,
-    )  # fmt: skip
+        id=1,
+        queue="q",
+        priority=0,
+        key=None,
+        state=MessageState.PENDING,
+        attempts_count=0,
+        deliveries_count=0,
+        created_at=at,
+        next_attempt_at=at,
+        expires_at=None,
+        policy_marks=0,
+        last_error=None,
+        now=at,
+    )
     window = Window("00:00", "02:00", tz=BERLIN)
     told = {"policies": [str(window)]}
     reasons = explain_window(None, None, message, [subscriber_of("w", told, at, at)])  # type: ignore[arg-type]
-    assert [reason.until for reason in reasons] == ([] if until is None else [datetime.fromisoformat(until)])
+    assert [reason.until for reason in reasons] == (
+        [] if until is None else [datetime.fromisoformat(until)]
+    )

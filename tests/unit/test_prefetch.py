@@ -66,7 +66,9 @@ def test_while_no_run_ends_nothing_is_fetched_ahead() -> None:
 @pytest.mark.parametrize(
     ("lease", "waiting", "least"), [(600.0, 20.0, 10.0), (20.0, 20.0, 10.0), (2.0, 2.0, 1.0)]
 )
-def test_a_lease_of_what_waits_is_never_the_longer_one(lease: float, waiting: float, least: float) -> None:
+def test_a_lease_of_what_waits_is_never_the_longer_one(
+    lease: float, waiting: float, least: float
+) -> None:
     assert (prefetch_lease(lease), least_left(lease)) == (waiting, least)
 
 
@@ -75,19 +77,26 @@ def test_f4_stays_the_upper_bound() -> None:
     inflight.times = taking(0.0001)
     assert fetcher(inflight).window() == 150
     assert fetcher(inflight, fetch_batch_size=10, max_not_processed_factor=3).window() == 30
-    assert fetcher(inflight, fetch_batch_size=4, max_not_processed_factor=1, max_workers=50).window() == 4
+    assert (
+        fetcher(inflight, fetch_batch_size=4, max_not_processed_factor=1, max_workers=50).window()
+        == 4
+    )
 
 
 def test_a_fetch_is_enough_until_the_next() -> None:
     inflight = Inflight(quiet)
     inflight.times, inflight.running = taking(1.0), 2
     assert fetcher(inflight, max_workers=2).window() == 0
-    assert fetcher(inflight, max_workers=2, min_fetch_interval=10, max_fetch_interval=10).window() in {19, 20}
+    assert fetcher(
+        inflight, max_workers=2, min_fetch_interval=10, max_fetch_interval=10
+    ).window() in {19, 20}
 
 
 def test_a_batch_handler_is_given_whole_batches() -> None:
     inflight = Inflight(quiet)
-    ours = fetcher(inflight, batch=True, max_workers=2, fetch_batch_size=10, max_not_processed_factor=9)
+    ours = fetcher(
+        inflight, batch=True, max_workers=2, fetch_batch_size=10, max_not_processed_factor=9
+    )
     assert ours.window() == 20
     inflight.running = 2
     assert ours.window() == 0

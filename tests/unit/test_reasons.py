@@ -14,7 +14,11 @@ PLACE = {"Reject": 0, "Discard": 0, "_fail": 3, "_dead_letter": 1}
 """Which argument of what is written is the reason; or it is given by name."""
 PASSED_ON = {"reason", "outcome.reason or REJECTED", "settlement.reason or SETTLE_ERROR"}
 """What a handler gave, or what was decided before."""
-CODES = {name: value for name, value in vars(reasons).items() if name.isupper() and isinstance(value, str)}
+CODES = {
+    name: value
+    for name, value in vars(reasons).items()
+    if name.isupper() and isinstance(value, str)
+}
 
 
 def written() -> Iterator[tuple[str, ast.expr]]:
@@ -24,7 +28,9 @@ def written() -> Iterator[tuple[str, ast.expr]]:
             if not isinstance(node, ast.Call):
                 continue
             place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
-            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            name = (
+                node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            )
             if name in PLACE and len(node.args) > PLACE[name]:
                 yield place, node.args[PLACE[name]]
             if name in {*PLACE, "replace"}:
@@ -38,7 +44,9 @@ def test_all_codes_are_in_the_table() -> None:
 
 def test_what_is_written_is_one_of_them() -> None:
     found = {place: ast.unparse(node) for place, node in written()}
-    assert {place: text for place, text in found.items() if text not in PASSED_ON | set(CODES)} == {}
+    assert {
+        place: text for place, text in found.items() if text not in PASSED_ON | set(CODES)
+    } == {}
     assert set(found.values()) > PASSED_ON
 
 

@@ -37,7 +37,9 @@ def test_the_fingerprint_covers_all_that_a_run_imports() -> None:
         [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, check=True
     )
     imported = {Path(line) for line in done.stdout.splitlines()}
-    ours = {p for p in imported if p.is_relative_to(ROOT) and not p.is_relative_to(Path(sys.prefix))}
+    ours = {
+        p for p in imported if p.is_relative_to(ROOT) and not p.is_relative_to(Path(sys.prefix))
+    }
     assert ROOT / "tests" / "proxy.py" in ours
     assert ours <= set(code())
 
@@ -100,7 +102,9 @@ async def test_every_cell_has_its_first_seed_before_any_has_its_second(
     Book("new").write(result(seeds=(1,)))
     await Matrix(given, Book("new"), {}).run()
     kinds = [kind for fault, kind in reliability.ORDER if fault == "nothing"]
-    assert [seed for seed, *_ in ran] == [1] * (len(kinds) - 1) + [2] * len(kinds) + [3] * len(kinds)
+    assert [seed for seed, *_ in ran] == [1] * (len(kinds) - 1) + [2] * len(kinds) + [3] * len(
+        kinds
+    )
 
 
 async def test_after_its_minutes_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +116,9 @@ async def test_after_its_minutes_nothing_is_begun(monkeypatch: pytest.MonkeyPatc
 async def test_what_breaks_a_run_is_written_and_the_next_one_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run_cell(_name: str, _place: object, _folder: Path, seed: int, _rounds: int) -> object:
+    async def run_cell(
+        _name: str, _place: object, _folder: Path, seed: int, _rounds: int
+    ) -> object:
         if seed == 1:
             raise RuntimeError("no end")
         return {rule: (["message 1 is gone"] if seed == 2 else []) for rule in RULES}

@@ -39,7 +39,11 @@ ALL: list[tuple[Make, dict[str, Any]]] = [
 
 def ask(strategy: Any, attempts: int = 1, exception: BaseException | None = None) -> float | None:
     return next_delay(
-        strategy, first_attempt_at=FIRST, last_attempt_at=LAST, attempts_count=attempts, exception=exception
+        strategy,
+        first_attempt_at=FIRST,
+        last_attempt_at=LAST,
+        attempts_count=attempts,
+        exception=exception,
     )
 
 
@@ -54,20 +58,36 @@ def test_linear() -> None:
 
 
 def test_exponential_is_capped() -> None:
-    strategy = ExponentialBackoffRetryStrategy(initial_delay_seconds=1, multiplier=3, max_delay_seconds=20)
+    strategy = ExponentialBackoffRetryStrategy(
+        initial_delay_seconds=1, multiplier=3, max_delay_seconds=20
+    )
     assert [ask(strategy, n) for n in (1, 2, 3, 4, 5)] == [1.0, 3.0, 9.0, 20.0, 20.0]
 
 
-@given(seed=st.integers(), base=st.floats(0, 1e6), jitter=st.floats(0, 1e6), attempts=st.integers(1, 10**9))
-def test_constant_jitter_stays_in_its_bounds(seed: int, base: float, jitter: float, attempts: int) -> None:
+@given(
+    seed=st.integers(),
+    base=st.floats(0, 1e6),
+    jitter=st.floats(0, 1e6),
+    attempts=st.integers(1, 10**9),
+)
+def test_constant_jitter_stays_in_its_bounds(
+    seed: int, base: float, jitter: float, attempts: int
+) -> None:
     strategy = ConstantWithJitterRetryStrategy(
         base_delay_seconds=base, jitter_seconds=jitter, _random=Random(seed)
     )
     assert max(0.0, base - jitter) <= strategy.get_delay_seconds(attempts) <= base + jitter
 
 
-@given(seed=st.integers(), attempts=st.integers(1, 10**9), factor=st.floats(0, 3), cap=st.floats(0, 1e6))
-def test_exponential_jitter_stays_in_its_bounds(seed: int, attempts: int, factor: float, cap: float) -> None:
+@given(
+    seed=st.integers(),
+    attempts=st.integers(1, 10**9),
+    factor=st.floats(0, 3),
+    cap=st.floats(0, 1e6),
+)
+def test_exponential_jitter_stays_in_its_bounds(
+    seed: int, attempts: int, factor: float, cap: float
+) -> None:
     plain = ExponentialBackoffRetryStrategy(initial_delay_seconds=1, max_delay_seconds=cap)
     strategy = ExponentialBackoffWithJitterRetryStrategy(
         initial_delay_seconds=1, max_delay_seconds=cap, jitter_factor=factor, _random=Random(seed)
@@ -95,7 +115,9 @@ def test_jitter_is_repeatable_with_a_seed() -> None:
 
 @pytest.mark.parametrize(("make", "arguments"), ALL)
 @pytest.mark.parametrize("attempts", [10**9, 10**30, 10**400])
-def test_extreme_attempts_do_not_overflow(make: Make, arguments: dict[str, Any], attempts: int) -> None:
+def test_extreme_attempts_do_not_overflow(
+    make: Make, arguments: dict[str, Any], attempts: int
+) -> None:
     strategy = make(**arguments)
     assert 0 <= strategy.get_delay_seconds(attempts) <= LONGEST_DELAY_SECONDS
     assert ask(strategy, attempts) is not None
@@ -116,7 +138,9 @@ def test_limits(make: Make, arguments: dict[str, Any]) -> None:
     assert ask(limited, 2) is not None
     assert ask(limited, 3) is None
     assert ask(limited, 4) is None
-    assert ask(make(**arguments, max_total_delay_seconds=60), 1) is None  # a minute has passed already
+    assert (
+        ask(make(**arguments, max_total_delay_seconds=60), 1) is None
+    )  # a minute has passed already
     assert ask(make(**arguments, max_total_delay_seconds=70), 1) is not None
 
 
@@ -128,13 +152,17 @@ def test_the_total_delay_may_be_used_up_to_its_end() -> None:
 def test_naive_times_work_too() -> None:
     strategy = ConstantRetryStrategy(delay_seconds=2, max_total_delay_seconds=100)
     naive = datetime(2026, 1, 1)
-    due = strategy.get_next_attempt_at(first_attempt_at=naive, last_attempt_at=naive, attempts_count=1)
+    due = strategy.get_next_attempt_at(
+        first_attempt_at=naive, last_attempt_at=naive, attempts_count=1
+    )
     assert due == naive + timedelta(seconds=2)
 
 
 def test_durations_are_taken_in_any_form() -> None:
     strategy = ExponentialBackoffRetryStrategy(
-        initial_delay_seconds="500ms", max_delay_seconds=timedelta(minutes=1), max_total_delay_seconds="2h45m"
+        initial_delay_seconds="500ms",
+        max_delay_seconds=timedelta(minutes=1),
+        max_total_delay_seconds="2h45m",
     )
     assert (strategy.initial_delay_seconds, strategy.max_delay_seconds) == (0.5, 60.0)
     assert strategy.max_total_delay_seconds == 9900.0
@@ -154,7 +182,9 @@ def test_wrong_lengths_are_refused(make: Make, arguments: dict[str, Any], wrong:
 @pytest.mark.parametrize(("make", "arguments"), ALL)
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3"])
 def test_wrong_attempts_are_refused(make: Make, arguments: dict[str, Any], wrong: Any) -> None:
-    with pytest.raises(SetupError, match=r"^max_attempts must be a whole number of 1 or more, or None"):
+    with pytest.raises(
+        SetupError, match=r"^max_attempts must be a whole number of 1 or more, or None"
+    ):
         make(**arguments, max_attempts=wrong)
 
 
@@ -181,7 +211,9 @@ def test_arguments_are_keyword_only() -> None:
 
 
 @pytest.mark.parametrize(("make", "arguments"), ALL)
-def test_strategies_are_asked_only_about_attempts_made(make: Make, arguments: dict[str, Any]) -> None:
+def test_strategies_are_asked_only_about_attempts_made(
+    make: Make, arguments: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match="attempts_count must be 1 or more"):
         make(**arguments).get_delay_seconds(0)
     assert ask(make(**arguments), 0) is not None  # next_delay asks about the first
@@ -217,7 +249,9 @@ GROUP = ExceptionGroup
         ({"retry_on": (OSError, ExceptionGroup)}, GROUP("g", [ValueError()]), True),
     ],
 )
-def test_subclasses_and_groups_count(options: dict[str, Any], error: Exception, retried: bool) -> None:
+def test_subclasses_and_groups_count(
+    options: dict[str, Any], error: Exception, retried: bool
+) -> None:
     strategy = ConstantRetryStrategy(delay_seconds=1, **options)
     assert (ask(strategy, exception=error) is not None) is retried
     assert retries_after(strategy, error) is retried
@@ -226,14 +260,19 @@ def test_subclasses_and_groups_count(options: dict[str, Any], error: Exception, 
 def test_a_cause_does_not_count() -> None:
     error = RuntimeError()
     error.__cause__ = ValueError()
-    assert ask(ConstantRetryStrategy(delay_seconds=1, no_retry_on=ValueError), exception=error) == 1.0
+    assert (
+        ask(ConstantRetryStrategy(delay_seconds=1, no_retry_on=ValueError), exception=error) == 1.0
+    )
 
 
-@pytest.mark.parametrize("wrong", [(), [], 5, "ValueError", ValueError(), [ValueError, 5], {"a": 1}, int])
+@pytest.mark.parametrize(
+    "wrong", [(), [], 5, "ValueError", ValueError(), [ValueError, 5], {"a": 1}, int]
+)
 @pytest.mark.parametrize("option", ["retry_on", "no_retry_on"])
 def test_what_is_no_class_of_errors_is_refused(option: str, wrong: Any) -> None:
     with pytest.raises(
-        SetupError, match=rf"^{option} must be an exception class, or a tuple or list of one or more"
+        SetupError,
+        match=rf"^{option} must be an exception class, or a tuple or list of one or more",
     ):
         ConstantRetryStrategy(delay_seconds=1, **{option: wrong})
 
@@ -256,7 +295,9 @@ def test_no_retry() -> None:
     assert ask(None) is None
     with pytest.raises(ValueError, match="attempts_count must be 1 or more"):
         strategy.get_next_attempt_at(first_attempt_at=FIRST, last_attempt_at=LAST, attempts_count=0)
-    with pytest.raises(SetupError, match="max_attempts of NoRetryStrategy must be 1, got 3; use Constant"):
+    with pytest.raises(
+        SetupError, match="max_attempts of NoRetryStrategy must be 1, got 3; use Constant"
+    ):
         NoRetryStrategy(max_attempts=3)
 
 

@@ -16,7 +16,9 @@ UTC = timezone.utc
 
 json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -46,11 +48,27 @@ def test_when_a_message_is_due(value: Any, due: datetime | None) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        True, False, "", "soon", "5 minutes", "2024-06-01T12:00:00", "2024-06-01", "2024-13-01T00:00:00Z", [], {},
-        float("nan"), float("inf"), "nan", 1e18, 10**30, 1_700_000_000_000, "9999-12-31T00:00:00Z", "99999999999h",
+        True,
+        False,
+        "",
+        "soon",
+        "5 minutes",
+        "2024-06-01T12:00:00",
+        "2024-06-01",
+        "2024-13-01T00:00:00Z",
+        [],
+        {},
+        float("nan"),
+        float("inf"),
+        "nan",
+        1e18,
+        10**30,
+        1_700_000_000_000,
+        "9999-12-31T00:00:00Z",
+        "99999999999h",
         "0001-01-01T00:00:00+10:00",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_time_says_so(value: Any) -> None:
     """P3."""
     with pytest.raises(ValueError, match=r"^its header 'publish_after' is .* are understood"):

@@ -56,14 +56,18 @@ def nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_there")
-@pytest.mark.parametrize(("kind", "excused"), [("mysql", True), ("mariadb", False), ("postgresql", False)])
+@pytest.mark.parametrize(
+    ("kind", "excused"), [("mysql", True), ("mariadb", False), ("postgresql", False)]
+)
 def test_only_a_failed_download_is_an_excuse(
     kind: str, excused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In CI the tests of the one are skipped with the reason; without the others nothing starts."""
     monkeypatch.setenv("CI", "true")
     monkeypatch.delenv(f"{servers.VARIABLES[kind]}_MISSING", raising=False)
-    with pytest.raises(servers.NoServerError, match=f"no {kind} server: set SQLBROKER_TEST_") as raised:
+    with pytest.raises(
+        servers.NoServerError, match=f"no {kind} server: set SQLBROKER_TEST_"
+    ) as raised:
         with servers.server(kind):
             pass
     assert raised.value.excused is excused
@@ -76,7 +80,9 @@ def test_only_a_failed_download_is_an_excuse(
 
 @pytest.mark.usefixtures("nothing_there")
 @pytest.mark.parametrize(("kind", "code"), [("mysql", 0), ("mariadb", 1)])
-def test_the_command_hears_of_what_is_excused(kind: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_hears_of_what_is_excused(
+    kind: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CI", "true")
     said: list[str] = []
     check = f"import os, sys; sys.exit('no route' not in os.environ['{servers.VARIABLES[kind]}_MISSING'])"
@@ -94,7 +100,9 @@ def test_a_reason_in_the_environment_is_a_skip(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_url_that_leads_nowhere_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SQLBROKER_TEST_MYSQL_URL", f"mysql+pymysql://root@127.0.0.1:{private.free_port()}/x")
+    monkeypatch.setenv(
+        "SQLBROKER_TEST_MYSQL_URL", f"mysql+pymysql://root@127.0.0.1:{private.free_port()}/x"
+    )
     with pytest.raises(
         servers.NoServerError, match="the mysql server of SQLBROKER_TEST_MYSQL_URL cannot be used"
     ):
@@ -116,17 +124,23 @@ def test_one_is_not_taken_for_the_other(kind: str, other: str, servers: Servers)
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_mirror_is_the_machines_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mirror_is_the_machines_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list.d" / name).write_text(SOURCES[name])
     monkeypatch.setattr(unstable, "SOURCES", tmp_path)
     found = [
-        address for address, suites, parts in unstable._sources() if "bookworm" in suites and "main" in parts
+        address
+        for address, suites, parts in unstable._sources()
+        if "bookworm" in suites and "main" in parts
     ]
     assert found == [f"http://{name.partition('.')[0]}.example/debian"]
 
 
-def test_it_is_unpacked_once_however_many_want_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_unpacked_once_however_many_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unpacked: list[Path] = []
 
     def unpack(place: Path) -> None:
@@ -146,7 +160,9 @@ def test_it_is_unpacked_once_however_many_want_it(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_download_is_tried_twice(failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_is_tried_twice(
+    failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[str] = []
 
     def run(command: list[str], _cwd: Path | None = None) -> str:

@@ -37,27 +37,55 @@ TO_DEAD = SettleRules(retry_strategy=RULES.retry_strategy, dead_letter_queue="de
 SECONDS = st.floats(0, 1e6, allow_subnormal=False)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 HEADERS = st.dictionaries(st.text(max_size=8), JSON, max_size=5)
 OUTCOMES: st.SearchStrategy[Outcome | None] = st.sampled_from(
     [
-        None, Ack(), Nack(), Nack(delay=5), Nack(error=ValueError("no")), Reject(), Reject("bad", ValueError("no")),
-        Postpone(5), Postpone(5, ValueError("no")), NotReady(5, 10), Release(), Abandon(),
-        Abandon(5.0, ValueError("no")), Move("other"), Move("other", b"new", "{}", 5), Discard("expired"),
+        None,
+        Ack(),
+        Nack(),
+        Nack(delay=5),
+        Nack(error=ValueError("no")),
+        Reject(),
+        Reject("bad", ValueError("no")),
+        Postpone(5),
+        Postpone(5, ValueError("no")),
+        NotReady(5, 10),
+        Release(),
+        Abandon(),
+        Abandon(5.0, ValueError("no")),
+        Move("other"),
+        Move("other", b"new", "{}", 5),
+        Discard("expired"),
     ]
-)  # fmt: skip
+)
 
 
 def claimed(**fields: Any) -> ClaimedMessage:
     """A row of queue q, claimed at START."""
     values: dict[str, Any] = {
-        "id": 1, "queue": "q", "payload": b"x", "stored_headers": None, "priority": 0, "key": None,
-        "attempts_count": 0, "deliveries_count": 1, "publish_count": 1, "created": START, "due": START,
-        "expires_at": None, "first_attempt_at": None, "last_attempt_at": None, "acquired": START,
-        "lease_token": uuid4(), **fields,
-    }  # fmt: skip
+        "id": 1,
+        "queue": "q",
+        "payload": b"x",
+        "stored_headers": None,
+        "priority": 0,
+        "key": None,
+        "attempts_count": 0,
+        "deliveries_count": 1,
+        "publish_count": 1,
+        "created": START,
+        "due": START,
+        "expires_at": None,
+        "first_attempt_at": None,
+        "last_attempt_at": None,
+        "acquired": START,
+        "lease_token": uuid4(),
+        **fields,
+    }
     return ClaimedMessage(**values)
 
 
@@ -75,7 +103,8 @@ def test_not_ready_gives_up_when_its_time_is_over_and_not_before(
         now += delay
         at = START + timedelta(seconds=now)
         row = claimed(
-            acquired=at, first_attempt_at=None if first is None else START + timedelta(seconds=first)
+            acquired=at,
+            first_attempt_at=None if first is None else START + timedelta(seconds=first),
         )
         end = settle(row, NotReady(retry_in, give_up_after), RULES, ended_after=0.0)
         first = now if first is None else first
@@ -118,13 +147,20 @@ def test_a_dead_letter_queue_takes_what_would_fail_and_nothing_else(
     outcome: Outcome | None, attempts: int, headers: dict[str, Any], attempted: bool
 ) -> None:
     """M4."""
-    row = claimed(attempts_count=attempts, deliveries_count=attempts + 1, stored_headers=json.dumps(headers))
+    row = claimed(
+        attempts_count=attempts, deliveries_count=attempts + 1, stored_headers=json.dumps(headers)
+    )
     plain = settle(row, outcome, RULES, ended_after=1.0, attempted=attempted)
     end = settle(row, outcome, TO_DEAD, ended_after=1.0, attempted=attempted)
     if plain.state is not MessageState.FAILED:
         assert end == plain
         return
-    assert (end.state, end.queue, end.delay, end.leaves) == (MessageState.PENDING, "dead", 0.0, False)
+    assert (end.state, end.queue, end.delay, end.leaves) == (
+        MessageState.PENDING,
+        "dead",
+        0.0,
+        False,
+    )
     assert end.headers is not None
     stored = json.loads(end.headers)
     origin = stored.pop("dead-letter")
@@ -191,7 +227,10 @@ def test_headers_that_cannot_be_written_again_are_left_out() -> None:
         (lambda: NotReadyYet(1, 0), "give_up_after must be longer than 0 seconds, got 0"),
         (lambda: NotReadyYet("1s", "x"), "give_up_after cannot be 'x'"),
         (lambda: MoveInstruction(""), "'' cannot be the name of a queue: it must not be empty"),
-        (lambda: MoveInstruction(5), "5 cannot be the name of a queue: it must be a string, not int"),  # type: ignore[arg-type]
+        (
+            lambda: MoveInstruction(5),
+            "5 cannot be the name of a queue: it must be a string, not int",
+        ),  # type: ignore[arg-type]
         (lambda: MoveInstruction("q", delay="soon"), "delay cannot be 'soon'"),
         (lambda: RetryPossible(delay="1"), "delay cannot be '1'"),
     ],

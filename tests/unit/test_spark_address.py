@@ -41,7 +41,9 @@ def test_hosts_ports_and_names(url: str, expected: str) -> None:
         ("mysql://db:9/shop", "db:9"),
     ],
 )
-def test_java_and_python_go_to_the_same_server(url: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_and_python_go_to_the_same_server(
+    url: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever libpq's environment says: the horizon would be of another server than the rows."""
     monkeypatch.setenv("PGHOST", "elsewhere")
     monkeypatch.setenv("PGPORT", "1")
@@ -54,7 +56,10 @@ def test_java_and_python_go_to_the_same_server(url: str, place: str, monkeypatch
 
 @pytest.mark.parametrize(
     ("url", "name"),
-    [("postgresql+asyncpg://u@db/shop", "shop"), ("sqlite:////data/the shop.db", "/data/the shop.db")],
+    [
+        ("postgresql+asyncpg://u@db/shop", "shop"),
+        ("sqlite:////data/the shop.db", "/data/the shop.db"),
+    ],
 )
 def test_the_databases_name(url: str, name: str) -> None:
     assert parse_address(url).database == name
@@ -72,7 +77,9 @@ def test_what_the_drivers_need_is_in_the_url() -> None:
         "application_name": "x",
         "connect_timeout": "3",
     }
-    mysql = parse_address("mysql+aiomysql://u@db/shop?charset=latin1&ssl_ca=/ca.pem&connect_timeout=2")
+    mysql = parse_address(
+        "mysql+aiomysql://u@db/shop?charset=latin1&ssl_ca=/ca.pem&connect_timeout=2"
+    )
     for part in (
         "permitMysqlScheme=true",
         "sslMode=verify-ca",
@@ -106,15 +113,35 @@ def test_the_password_is_where_it_belongs_and_nowhere_else() -> None:
         ("postgresql://u:hunter2@db", SetupError, "names no database"),
         ("postgresql://u:hunter2@/shop?host=/run/postgresql", SetupError, "Unix socket"),
         ("mysql://u:hunter2@/shop?unix_socket=/run/mysqld.sock", SetupError, "Unix socket"),
-        ("postgresql://u:hunter2@db/x?target_session_attrs=any", SetupError, "target_session_attrs"),
+        (
+            "postgresql://u:hunter2@db/x?target_session_attrs=any",
+            SetupError,
+            "target_session_attrs",
+        ),
         ("sqlite://", SetupError, "in-memory"),
-        ("mysql://u:hunter2@db/x%3FallowLocalInfile=true", SetupError, r"may hold no \?, /, # or &"),
+        (
+            "mysql://u:hunter2@db/x%3FallowLocalInfile=true",
+            SetupError,
+            r"may hold no \?, /, # or &",
+        ),
         ("mysql://u:hunter2@db/x%26y", SetupError, "may hold no"),
         ("mysql://u:hunter2@db/x/y", SetupError, "may hold no"),
         ("mysql://u:hunter2@db/x%23y", SetupError, "may hold no"),
-        ("mysql://u:hunter2@db/x?connect_timeout=abc", SetupError, "connect_timeout must be whole seconds"),
-        ("mysql://u:hunter2@db/x?connect_timeout=2.5", SetupError, "connect_timeout must be whole seconds"),
-        ("mysql://u:hunter2@db/x?connect_timeout=0", SetupError, "connect_timeout must be whole seconds"),
+        (
+            "mysql://u:hunter2@db/x?connect_timeout=abc",
+            SetupError,
+            "connect_timeout must be whole seconds",
+        ),
+        (
+            "mysql://u:hunter2@db/x?connect_timeout=2.5",
+            SetupError,
+            "connect_timeout must be whole seconds",
+        ),
+        (
+            "mysql://u:hunter2@db/x?connect_timeout=0",
+            SetupError,
+            "connect_timeout must be whole seconds",
+        ),
         ("sqlite:////data/shop.db?timeout=hunter2", SetupError, "timeout must be seconds"),
         ("sqlite:////data/shop.db?timeout=-1", SetupError, "timeout must be seconds"),
         ("sqlite:///:memory:", SetupError, "in-memory"),
@@ -130,7 +157,9 @@ def test_what_java_cannot_reach_is_refused(url: str, error: type[Exception], wor
 @pytest.mark.parametrize(
     ("option", "milliseconds"), [("", 10_000), ("?timeout=2.5", 2500), ("?timeout=0", 0)]
 )
-def test_how_long_a_lock_of_sqlite_is_waited_for(tmp_path: Path, option: str, milliseconds: int) -> None:
+def test_how_long_a_lock_of_sqlite_is_waited_for(
+    tmp_path: Path, option: str, milliseconds: int
+) -> None:
     """By the engine, which also writes, by the reader without jars, and by Java."""
     path = tmp_path / "shop.db"
     path.touch()

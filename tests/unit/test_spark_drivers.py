@@ -42,7 +42,9 @@ def test_the_order_of_places(nothing_installed: Path, monkeypatch: pytest.Monkey
     """Argument, environment variable, Debian's folder, Maven's cache; the newest of a folder."""
     folder = nothing_installed
     assert drivers.find_jar("postgresql") is None
-    cached = jar(folder / "home/.m2/repository/org/postgresql/postgresql/42.7.7", "postgresql-42.7.7.jar")
+    cached = jar(
+        folder / "home/.m2/repository/org/postgresql/postgresql/42.7.7", "postgresql-42.7.7.jar"
+    )
     assert drivers.find_jar("postgresql").path == cached
     jar(folder / "debian", "postgresql-42.5.5.jar")
     newest = jar(folder / "debian", "postgresql-42.10.1.jar")
@@ -51,7 +53,8 @@ def test_the_order_of_places(nothing_installed: Path, monkeypatch: pytest.Monkey
     assert (found.path, found.version) == (newest, "42.10.1")
     named = jar(folder / "own", "postgresql-42.3.0.jar")
     monkeypatch.setenv(
-        drivers.JARS_VARIABLE, f"{jar(folder / 'own', 'sqlite-jdbc-3.50.3.0.jar')}{os.pathsep}{named}"
+        drivers.JARS_VARIABLE,
+        f"{jar(folder / 'own', 'sqlite-jdbc-3.50.3.0.jar')}{os.pathsep}{named}",
     )
     assert drivers.find_jar("postgresql").path == named
     assert drivers.find_jar("sqlite").version == "3.50.3.0"
@@ -96,7 +99,9 @@ def test_what_is_said_of_a_missing_driver(nothing_installed: Path) -> None:
     with pytest.raises(SetupError, match="which is no file"):
         drivers.find_jar("postgresql", ["/nowhere/postgresql-42.7.7.jar"])
     old = jar(nothing_installed / "debian", "mariadb-java-client-2.2.3.jar")
-    with pytest.raises(SetupError, match=rf"{old} is too old for MySQL and MariaDB: version 2\.7 or newer"):
+    with pytest.raises(
+        SetupError, match=rf"{old} is too old for MySQL and MariaDB: version 2\.7 or newer"
+    ):
         drivers.need_jar("mysql")
 
 

@@ -38,7 +38,9 @@ def test_plans(wait: Any, over: Any, plan: list[tuple[float, int]]) -> None:
 
 
 @given(waits, tiers)
-def test_hops_cover_the_wait_and_exceed_it_by_less_than_the_shortest(wait: float, over: list[float]) -> None:
+def test_hops_cover_the_wait_and_exceed_it_by_less_than_the_shortest(
+    wait: float, over: list[float]
+) -> None:
     plan = plan_hops(wait, over)
     total = sum((Fraction(hop.seconds) * hop.times for hop in plan), Fraction())
     assert total >= Fraction(float(wait))

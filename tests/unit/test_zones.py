@@ -28,7 +28,8 @@ def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 def test_a_machine_without_zones_says_what_to_install(no_zones: None, zone: str) -> None:
     with pytest.raises(
-        SetupError, match=rf"Window's tz cannot be '{zone}'.* no time zone database.*pip install tzdata"
+        SetupError,
+        match=rf"Window's tz cannot be '{zone}'.* no time zone database.*pip install tzdata",
     ):
         Window("09:00", "17:00", tz=zone)
     with pytest.raises(SetupError, match=r"a schedule's tz cannot be .* pip install tzdata"):

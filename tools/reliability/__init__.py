@@ -135,7 +135,9 @@ class Book:
         """Put `result` in the place of the older one."""
         result.day = str(datetime.now(timezone.utc).date())
         self.results[result.fault, result.kind] = result
-        _replace(RESULTS, "[\n" + ",\n".join(json.dumps(vars(each)) for each in self.kept()) + "\n]\n")
+        _replace(
+            RESULTS, "[\n" + ",\n".join(json.dumps(vars(each)) for each in self.kept()) + "\n]\n"
+        )
         self.render()
 
     def render(self) -> None:
@@ -196,7 +198,11 @@ class Matrix:
         self._arguments, self._book, self._admin = arguments, book, admin
         self._servers = OwnServers()
         self._until = time.monotonic() + 60 * arguments.minutes
-        wanted = [cell for cell in ORDER if any(part in " ".join(cell) for part in arguments.only.split(","))]
+        wanted = [
+            cell
+            for cell in ORDER
+            if any(part in " ".join(cell) for part in arguments.only.split(","))
+        ]
         self.results = [book.begin(cell, resume=arguments.resume) for cell in wanted]
 
     async def run(self) -> None:
@@ -248,7 +254,9 @@ class Matrix:
             result.seconds = round(result.seconds + time.monotonic() - started, 1)
             result.servers = sorted({*result.servers, database})
         self._book.write(result)
-        wrong = [each for each in result.examples + result.unfinished if each.startswith(f"seed {seed}:")]
+        wrong = [
+            each for each in result.examples + result.unfinished if each.startswith(f"seed {seed}:")
+        ]
         state = f"BROKEN {wrong}" if wrong else result.skipped or "kept"
         seconds = time.monotonic() - started
         print(f"{result.fault} / {result.kind}, seed {seed}: {state} ({seconds:.0f} s)", flush=True)
@@ -262,7 +270,9 @@ class Matrix:
         """
         fault, kind = FAULTS[result.fault], result.kind
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            )
             own = None
             if fault.own_server:
                 own = stack.enter_context(self._servers.borrowed((result.fault, kind)))
@@ -317,7 +327,9 @@ def version_of(kind: str, engine: Engine | None) -> str:
 def render(results: list[Result], code: str) -> str:
     """The document; results of other code than `code` are marked."""
     rules = list(RULES)
-    machines = sorted({result.machine for result in results if result.code == code and result.machine})
+    machines = sorted(
+        {result.machine for result in results if result.code == code and result.machine}
+    )
     lines = [
         "# Reliability: the promises under fire",
         "",
@@ -346,7 +358,9 @@ def render(results: list[Result], code: str) -> str:
 def _row(r: Result, code: str, rules: list[str]) -> str:
     ran_on = ", ".join([r.day, *r.servers, *(() if r.code == code else ("**other code**",))])
     if r.skipped:
-        return f"| {r.fault} | {r.kind} | not run: {r.skipped} |" + " |" * len(rules) + f" {ran_on} |"
+        return (
+            f"| {r.fault} | {r.kind} | not run: {r.skipped} |" + " |" * len(rules) + f" {ran_on} |"
+        )
     counts = " | ".join(str(r.broken.get(rule, 0)) if rule in r.rules else "–" for rule in rules)
     return f"| {r.fault} | {r.kind} | {r.rounds} ({len(r.seeds)}) | {counts} | {ran_on} |"
 
@@ -368,10 +382,15 @@ def main() -> int:
         help="keep the seeds that were run with the same code, and add to them",
     )
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="start no run after this; --resume goes on"
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="start no run after this; --resume goes on",
     )
     parser.add_argument("--keep", type=Path, help="a folder for the events of broken runs")
-    parser.add_argument("--code", action="store_true", help="print the fingerprint of the code, and end")
+    parser.add_argument(
+        "--code", action="store_true", help="print the fingerprint of the code, and end"
+    )
     arguments = parser.parse_args()
     if arguments.code:
         print(fingerprint())
@@ -382,7 +401,9 @@ def main() -> int:
         matrix = Matrix(arguments, book, admin)
         asyncio.run(matrix.run())
     book.render()
-    missing = sum(arguments.runs - len(result.seeds) for result in matrix.results if not result.skipped)
+    missing = sum(
+        arguments.runs - len(result.seeds) for result in matrix.results if not result.skipped
+    )
     if missing > 0:
         print(f"{missing} runs are missing; --resume goes on")
     return int(any(sum(r.broken.values()) or r.unfinished for r in matrix.results))

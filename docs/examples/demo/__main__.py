@@ -105,9 +105,13 @@ class Demo:
         view.add_column("number", justify="right")
         view.add_row("orders placed / declined (rolled back)", f"{self.placed} / {self.declined}")
         for state in ("PENDING", "PROCESSING", "RETRYABLE"):
-            view.add_row(f"messages {state}", str(await self.count(message, message.c.state == state)))
+            view.add_row(
+                f"messages {state}", str(await self.count(message, message.c.state == state))
+            )
         for state in ("COMPLETED", "FAILED"):
-            view.add_row(f"archived {state}", str(await self.count(archive, archive.c.state == state)))
+            view.add_row(
+                f"archived {state}", str(await self.count(archive, archive.c.state == state))
+            )
         for n, worker in enumerate(self.workers, 1):
             says = "killed (SIGKILL)" if worker is self.killed else "running"
             view.add_row(f"worker {n}, process {worker.pid}", says)
@@ -139,7 +143,9 @@ class Demo:
             bodies = (await connection.execute(select(archive.c.payload))).scalars()
             ended = {order_of(body) for body in bodies}
             twice = await shipped_more_than_once(connection)
-            again = select(archive.c.payload).where(archive.c.deliveries_count > archive.c.attempts_count)
+            again = select(archive.c.payload).where(
+                archive.c.deliveries_count > archive.c.attempts_count
+            )
             redelivered = {order_of(body) for body in (await connection.execute(again)).scalars()}
         assert stored == self.committed, "orders and their transactions disagree"
         assert ended <= stored, "a message of a rolled-back order was delivered"
@@ -173,7 +179,9 @@ def order_of(body: bytes) -> int:
 
 def broken_promises(result: Result, *, killed: bool) -> list[str]:
     """What is not as the README says."""
-    hopeless = sum(1 for n in range(1, ORDERS + 1) if n % HOPELESS_EVERY == 0 and n % DECLINED_EVERY != 3)
+    hopeless = sum(
+        1 for n in range(1, ORDERS + 1) if n % HOPELESS_EVERY == 0 and n % DECLINED_EVERY != 3
+    )
     return [
         text
         for broken, text in (
@@ -184,7 +192,10 @@ def broken_promises(result: Result, *, killed: bool) -> list[str]:
             (result.retried == 0, "nothing was retried"),
             (not killed, "no worker was killed"),
             # Only what the killed worker had shipped but not yet settled may be shipped again.
-            (result.handled_twice > HELD_AT_MOST, "more was handled twice than one killed worker can hold"),
+            (
+                result.handled_twice > HELD_AT_MOST,
+                "more was handled twice than one killed worker can hold",
+            ),
         )
         if broken
     ]

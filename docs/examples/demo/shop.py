@@ -29,7 +29,9 @@ class CardDeclinedError(Exception):
     """The customer's card was refused: the whole transaction is rolled back."""
 
 
-async def place_order(engine: AsyncEngine, broker: SqlBroker, order_id: int, *, declined: bool) -> None:
+async def place_order(
+    engine: AsyncEngine, broker: SqlBroker, order_id: int, *, declined: bool
+) -> None:
     """Store an order and its message together, or neither."""
     async with engine.begin() as connection:
         await connection.execute(insert(orders).values(id=order_id, amount=100 + order_id))
@@ -40,7 +42,9 @@ async def place_order(engine: AsyncEngine, broker: SqlBroker, order_id: int, *, 
 
 async def ship(connection: AsyncConnection, order_id: int, worker: str) -> None:
     """Note that an order was shipped."""
-    await connection.execute(insert(shipments).values(order_id=order_id, worker=worker, finished=True))
+    await connection.execute(
+        insert(shipments).values(order_id=order_id, worker=worker, finished=True)
+    )
 
 
 async def shipped_more_than_once(connection: AsyncConnection) -> set[int]:

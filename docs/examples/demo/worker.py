@@ -9,7 +9,11 @@ from faststream import FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from docs.examples.demo.shop import HOPELESS_EVERY, ship
-from faststream_sqlbroker import ExponentialBackoffWithJitterRetryStrategy, SqlBroker, SqlBrokerMessage
+from faststream_sqlbroker import (
+    ExponentialBackoffWithJitterRetryStrategy,
+    SqlBroker,
+    SqlBrokerMessage,
+)
 
 FLAKY = 0.1
 """Share of attempts at which the carrier does not answer."""

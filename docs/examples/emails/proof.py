@@ -109,13 +109,17 @@ def check(
     return result
 
 
-def _check_ends(result: Result, published: set[int], mails: Sequence[Mail], sends: Sequence[Send]) -> None:
+def _check_ends(
+    result: Result, published: set[int], mails: Sequence[Mail], sends: Sequence[Send]
+) -> None:
     """Each e-mail that was published was sent, or is superseded; there are no others."""
     sent = {send.message_id for send in sends}
     ended: set[int] = set()
     for mail in mails:
         if mail.id not in published:
-            result.violations.append(f"e-mail {mail.id} is in the archive, and nobody has published it")
+            result.violations.append(
+                f"e-mail {mail.id} is in the archive, and nobody has published it"
+            )
         elif mail.state == "COMPLETED" and mail.id in sent:
             result.sent += 1
             ended.add(mail.id)
@@ -132,7 +136,9 @@ def _check_ends(result: Result, published: set[int], mails: Sequence[Mail], send
         result.violations.append("an e-mail is in the archive twice")
 
 
-def _check_twice(result: Result, mails: Sequence[Mail], sends: Sequence[Send], killed: int | None) -> None:
+def _check_twice(
+    result: Result, mails: Sequence[Mail], sends: Sequence[Send], killed: int | None
+) -> None:
     """Only what the killed process had sent, and could not say any more, is sent again."""
     processes: dict[int, list[int]] = defaultdict(list)
     for send in sends:
@@ -144,14 +150,20 @@ def _check_twice(result: Result, mails: Sequence[Mail], sends: Sequence[Send], k
         if by[0] != killed or len(by) > 2 or deliveries.get(mail, 0) < 2:
             result.violations.append(f"e-mail {mail} was sent by {by}, and {killed} was killed")
     if len(twice) > MOST_TWICE:
-        result.violations.append(f"{len(twice)} e-mails were sent twice: more than one process can hold")
+        result.violations.append(
+            f"{len(twice)} e-mails were sent twice: more than one process can hold"
+        )
 
 
-def _check_bursts(result: Result, mails: Sequence[Mail], sends: Sequence[Send], rules: Rules) -> None:
+def _check_bursts(
+    result: Result, mails: Sequence[Mail], sends: Sequence[Send], rules: Rules
+) -> None:
     """Of each burst the newest e-mail was sent, after the burst's end, and the others were not."""
     first_sent: dict[int, int] = {}
     for send in sends:
-        first_sent[send.message_id] = min(first_sent.get(send.message_id, send.sent_at), send.sent_at)
+        first_sent[send.message_id] = min(
+            first_sent.get(send.message_id, send.sent_at), send.sent_at
+        )
     by_user: dict[str, list[Mail]] = defaultdict(list)
     for mail in mails:
         by_user[mail.user].append(mail)
@@ -183,7 +195,9 @@ def _burst_problems(burst: Burst, first_sent: dict[int, int]) -> Iterable[str]:
                 yield f"e-mail {mail.id} of {mail.user} was superseded by {by}, which is no later one of its burst"
 
 
-def _check_rate(result: Result, mails: Sequence[Mail], grants: Sequence[Slots], rules: Rules) -> None:
+def _check_rate(
+    result: Result, mails: Sequence[Mail], grants: Sequence[Slots], rules: Rules
+) -> None:
     """No minute, wherever it begins, has more slots than the rate; each e-mail came after a slot of its own."""
     slots, gaps = all_slots(grants, rules.rate)
     over = [
@@ -198,7 +212,9 @@ def _check_rate(result: Result, mails: Sequence[Mail], grants: Sequence[Slots], 
     result.over_rate = len(over)
     result.violations += over
     if gaps:
-        result.violations.append(f"{gaps} times more slots were granted at once than the record holds")
+        result.violations.append(
+            f"{gaps} times more slots were granted at once than the record holds"
+        )
 
 
 def all_slots(grants: Sequence[Slots], kept: int) -> tuple[list[int], int]:
@@ -210,7 +226,9 @@ def all_slots(grants: Sequence[Slots], kept: int) -> tuple[list[int], int]:
         if before and sum(n for _, n in slots) >= kept and slots[0][0] > before[-1][0]:
             gaps += 1
         for at, many in slots:
-            granted[at] = max(granted[at], many)  # what is left of a moment whose first slots are forgotten
+            granted[at] = max(
+                granted[at], many
+            )  # what is left of a moment whose first slots are forgotten
         before = slots
     return sorted(granted.elements()), gaps
 

@@ -18,7 +18,8 @@ def moments(plan: Plan) -> list[tuple[float, str]]:
             # Some bursts are longer than an hour, and some begin in another.
             length = plan.hour * chance.choice((0.2, 0.6, 1.4))
             found += [
-                (start + chance.uniform(0, length), f"user-{user}") for _ in range(chance.randint(1, 6))
+                (start + chance.uniform(0, length), f"user-{user}")
+                for _ in range(chance.randint(1, 6))
             ]
     return sorted(found)
 

@@ -1,7 +1,12 @@
 """Scheduling policies: what they are given, checked, and what they decide; pure, by times as numbers."""
 
 from faststream_sqlbroker.core.policies.blocking_wait import BlockingWait
-from faststream_sqlbroker.core.policies.checks import Policy, check_ack_first, check_ordered, checked_policies
+from faststream_sqlbroker.core.policies.checks import (
+    Policy,
+    check_ack_first,
+    check_ordered,
+    checked_policies,
+)
 from faststream_sqlbroker.core.policies.concurrency import Concurrency
 from faststream_sqlbroker.core.policies.debounce import Debounce
 from faststream_sqlbroker.core.policies.delay import Delay

@@ -25,11 +25,15 @@ def checked_policies(policies: object) -> tuple[Policy, ...]:
     """
     names = ", ".join(kind.__name__ for kind in KINDS)
     if isinstance(policies, (*KINDS, str, bytes)) or not isinstance(policies, Iterable):
-        raise SetupError(f"policies must be a list of {names}, got {policies!r}: put brackets round it")
+        raise SetupError(
+            f"policies must be a list of {names}, got {policies!r}: put brackets round it"
+        )
     given = tuple(policies)
     for policy in given:
         if isinstance(policy, type) and policy in KINDS:
-            raise SetupError(f"policies must hold policies, got the class {policy.__name__}: call it")
+            raise SetupError(
+                f"policies must hold policies, got the class {policy.__name__}: call it"
+            )
         if not isinstance(policy, KINDS):
             raise SetupError(f"policies must hold {names}, got {policy!r}")
     _check_repeated(given)
@@ -86,7 +90,11 @@ def check_ordered(policies: Sequence[Policy]) -> None:
             raise SetupError(
                 f"ordered=True leases one message of a key at a time; {policy} says otherwise: leave one of both out"
             )
-        if isinstance(policy, Throttle) and policy.when_exceeded in {"drop", "dead_letter"} and policy.key:
+        if (
+            isinstance(policy, Throttle)
+            and policy.when_exceeded in {"drop", "dead_letter"}
+            and policy.key
+        ):
             raise SetupError(
                 f"ordered=True keeps every message of a key; {policy} takes some out of the order: use "
                 'when_exceeded="wait"'

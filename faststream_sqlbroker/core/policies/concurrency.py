@@ -19,7 +19,11 @@ class Concurrency:
     without_key: str
 
     def __init__(
-        self, limit: int, *, per_key: bool = False, without_key: Literal["deliver", "dead_letter"] = "deliver"
+        self,
+        limit: int,
+        *,
+        per_key: bool = False,
+        without_key: Literal["deliver", "dead_letter"] = "deliver",
     ) -> None:
         """Say how many.
 
@@ -31,7 +35,9 @@ class Concurrency:
         Raises:
             SetupError: a value out of its range, or `without_key` where no key is asked for.
         """
-        object.__setattr__(self, "limit", whole_number("Concurrency's limit", limit, most=1_000_000))
+        object.__setattr__(
+            self, "limit", whole_number("Concurrency's limit", limit, most=1_000_000)
+        )
         flag("Concurrency's per_key", per_key)
         options.without_key("Concurrency", without_key, keyed=per_key, mend="per_key=True")
         object.__setattr__(self, "per_key", per_key)

@@ -91,7 +91,11 @@ class Debounce:
         """When a burst that began at `start` ends if nothing comes after `last`."""
         if self.edge == "leading":
             return start + self.window
-        return last + self.window if self.max_wait is None else min(last + self.window, start + self.max_wait)
+        return (
+            last + self.window
+            if self.max_wait is None
+            else min(last + self.window, start + self.max_wait)
+        )
 
 
 @dataclass(slots=True)

@@ -22,7 +22,9 @@ class Once:
     """Microseconds."""
     without_key: str
 
-    def __init__(self, ttl: Duration, *, without_key: Literal["deliver", "dead_letter"] = "deliver") -> None:
+    def __init__(
+        self, ttl: Duration, *, without_key: Literal["deliver", "dead_letter"] = "deliver"
+    ) -> None:
         """Say how long a key stays claimed.
 
         Args:

@@ -73,7 +73,9 @@ class Throttle:
         period = microseconds("Throttle's per", per)
         flag("Throttle's key", key)
         whole_number("Throttle's burst", burst, most=rate)
-        one_of("Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter"))
+        one_of(
+            "Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter")
+        )
         options.without_key("Throttle", without_key, keyed=key, mend="key=True")
         if period < rate:
             raise SetupError(
@@ -81,12 +83,19 @@ class Throttle:
                 "tells apart: lower the rate, or leave the policy out"
             )
         lag = (
-            max(period // rate, LEAST_LAG) if max_lag is None else microseconds("Throttle's max_lag", max_lag)
+            max(period // rate, LEAST_LAG)
+            if max_lag is None
+            else microseconds("Throttle's max_lag", max_lag)
         )
         values = {
-            "rate": rate, "per": period, "key": key, "burst": burst, "when_exceeded": when_exceeded, "max_lag": lag,
+            "rate": rate,
+            "per": period,
+            "key": key,
+            "burst": burst,
+            "when_exceeded": when_exceeded,
+            "max_lag": lag,
             "without_key": without_key,
-        }  # fmt: skip
+        }
         for name, value in values.items():
             object.__setattr__(self, name, value)
         if self.kept > MOST_KEPT:
@@ -148,7 +157,9 @@ def dump_slots(policy: Throttle, slots: Sequence[int]) -> dict[str, Any]:
     return {"slots": runs, "next": policy.next_slot(slots, slots[-1])} if runs else {"slots": runs}
 
 
-def kept_slots(policy: Throttle, logs: Mapping[str, Sequence[int]]) -> dict[str, tuple[dict[str, Any], int]]:
+def kept_slots(
+    policy: Throttle, logs: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[dict[str, Any], int]]:
     """What is stored of each key's slots, and when it may be forgotten."""
     return {
         key: (dump_slots(policy, log), log[-1] + policy.per + MICROSECONDS)
@@ -171,7 +182,9 @@ def next_slots(
     while len(found) < most:
         slot = at
         # Each may put it off; it is granted when nobody does.
-        while (later := max(t.next_slot(log, slot) for t, log in zip(throttles, logs, strict=True))) > slot:
+        while (
+            later := max(t.next_slot(log, slot) for t, log in zip(throttles, logs, strict=True))
+        ) > slot:
             slot = later
         if slot > until:
             break

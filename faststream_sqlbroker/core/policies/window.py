@@ -51,7 +51,12 @@ class Window:
     """From when the span that was found last is the answer, and that: every claim asks."""
 
     def __init__(
-        self, start: str | time, end: str | time, *, tz: str = "UTC", days: Iterable[str] | None = None
+        self,
+        start: str | time,
+        end: str | time,
+        *,
+        tz: str = "UTC",
+        days: Iterable[str] | None = None,
     ) -> None:
         """Say when.
 
@@ -77,7 +82,11 @@ class Window:
         object.__setattr__(self, "days", _days(days))
 
     def __str__(self) -> str:
-        days = "" if len(self.days) == len(DAYS) else f", days={','.join(DAYS[d] for d in sorted(self.days))}"
+        days = (
+            ""
+            if len(self.days) == len(DAYS)
+            else f", days={','.join(DAYS[d] for d in sorted(self.days))}"
+        )
         return f"Window({_written(self.start)}-{_written(self.end)} {self.tz}{days})"
 
     @classmethod
@@ -90,7 +99,10 @@ class Window:
         try:
             ends = "24:00" if end == "00:00" else time.fromisoformat(end)
             return cls(
-                time.fromisoformat(start), ends, tz=zone, days=None if days is None else days.split(",")
+                time.fromisoformat(start),
+                ends,
+                tz=zone,
+                days=None if days is None else days.split(","),
             )
         except (SetupError, ValueError):
             return None
@@ -188,7 +200,9 @@ def _parse(name: str, value: object) -> tuple[int, time]:
         )
     hour, minute = int(match[1]), int(match[2])
     if name == "start" and hour == 24:  # noqa: PLR2004 - hours of a day
-        raise SetupError(f'Window\'s start cannot be {value!r}: use "00:00", the beginning of the day')
+        raise SetupError(
+            f'Window\'s start cannot be {value!r}: use "00:00", the beginning of the day'
+        )
     return hour * 60 + minute, _MIDNIGHT if hour == 24 else time(hour, minute)  # noqa: PLR2004
 
 

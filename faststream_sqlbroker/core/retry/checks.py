@@ -73,9 +73,15 @@ def error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
         SetupError: It is something else, or empty.
     """
     classes = tuple(value) if isinstance(value, tuple | list | set | frozenset) else (value,)
-    wrong = [each for each in classes if not (isinstance(each, type) and issubclass(each, BaseException))]
+    wrong = [
+        each for each in classes if not (isinstance(each, type) and issubclass(each, BaseException))
+    ]
     if wrong or not classes:
-        got = f"{short(wrong[0])} in {short(value)}" if wrong and value is not wrong[0] else short(value)
+        got = (
+            f"{short(wrong[0])} in {short(value)}"
+            if wrong and value is not wrong[0]
+            else short(value)
+        )
         raise SetupError(
             f"{name} must be an exception class, or a tuple or list of one or more, such as (ConnectionError, "
             f"TimeoutError), got {got}; leave it out to make no difference between errors"
@@ -83,7 +89,9 @@ def error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
     return classes
 
 
-def matches(exception: BaseException, classes: tuple[type[BaseException], ...], *, whole: bool) -> bool:
+def matches(
+    exception: BaseException, classes: tuple[type[BaseException], ...], *, whole: bool
+) -> bool:
     """Whether `exception` is of `classes`; of a group all that it holds must be if `whole`, else one of them."""
     if isinstance(exception, classes):
         return True

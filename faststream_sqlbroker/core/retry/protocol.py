@@ -65,7 +65,9 @@ def next_delay(
     if strategy is None:
         return None
     method: Any = strategy.get_next_attempt_at
-    extra = {"exception": exception} if _takes_exception(getattr(method, "__func__", method)) else {}
+    extra = (
+        {"exception": exception} if _takes_exception(getattr(method, "__func__", method)) else {}
+    )
     due = method(
         first_attempt_at=first_attempt_at,
         last_attempt_at=last_attempt_at,

@@ -54,7 +54,10 @@ class RetryStrategyTemplate(ABC):
     def retries(self, exception: BaseException) -> bool:
         """Return whether an attempt that ended in `exception` is worth another."""
         # error_classes() has made tuples of both.
-        never, only = cast("_Classes | None", self.no_retry_on), cast("_Classes | None", self.retry_on)
+        never, only = (
+            cast("_Classes | None", self.no_retry_on),
+            cast("_Classes | None", self.retry_on),
+        )
         if never is not None and matches(exception, never, whole=False):
             return False
         return only is None or matches(exception, only, whole=True)
@@ -83,7 +86,9 @@ class RetryStrategyTemplate(ABC):
             return None
         delay = timedelta(seconds=bounded(self.get_delay_seconds(attempts_count)))
         total = (last_attempt_at - first_attempt_at + delay).total_seconds()
-        if self.max_total_delay_seconds is not None and total > self._seconds("max_total_delay_seconds"):
+        if self.max_total_delay_seconds is not None and total > self._seconds(
+            "max_total_delay_seconds"
+        ):
             return None
         return last_attempt_at + delay
 

@@ -20,5 +20,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop the tables with every message in them."""
-    for table in reversed(build_tables(op.get_context().opts["sqlbroker_config"], revision=revision).ours):
+    for table in reversed(
+        build_tables(op.get_context().opts["sqlbroker_config"], revision=revision).ours
+    ):
         op.drop_table(table.name, schema=table.schema)

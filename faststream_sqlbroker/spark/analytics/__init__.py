@@ -8,7 +8,12 @@ seconds. Time buckets are counted from 1970-01-01T00:00Z, whatever the session's
 `RESULTS` has the columns of each: name, Spark SQL type, meaning.
 """
 
-from faststream_sqlbroker.spark.analytics.failures import dlq_age, failure_rate, retry_histogram, top_errors
+from faststream_sqlbroker.spark.analytics.failures import (
+    dlq_age,
+    failure_rate,
+    retry_histogram,
+    top_errors,
+)
 from faststream_sqlbroker.spark.analytics.keys import hot_keys, sessions
 from faststream_sqlbroker.spark.analytics.latency import latency, latency_trend
 from faststream_sqlbroker.spark.analytics.payloads import payload_schema

@@ -3,7 +3,14 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from faststream_sqlbroker.spark.analytics.results import RESULTS, ends, limited, need, seconds, shaped
+from faststream_sqlbroker.spark.analytics.results import (
+    RESULTS,
+    ends,
+    limited,
+    need,
+    seconds,
+    shaped,
+)
 from faststream_sqlbroker.spark.decode import header
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
 
@@ -48,11 +55,16 @@ def failure_rate(df: DataFrame) -> DataFrame:
     """
     need(df, "failure_rate", "queue", "state", "headers")
     moves = F.when(
-        _origin("queue").isNotNull(), F.struct(_origin("queue").alias("queue"), F.lit("MOVED").alias("state"))
+        _origin("queue").isNotNull(),
+        F.struct(_origin("queue").alias("queue"), F.lit("MOVED").alias("state")),
     )
     own = F.struct(F.col("queue"), F.col("state"))
-    events = df.select(F.explode(F.array_compact(F.array(own, moves))).alias("event")).select("event.*")
-    counted = events.groupBy("queue").agg(*ends(), F.count_if(F.col("state") == "MOVED").alias("moved"))
+    events = df.select(F.explode(F.array_compact(F.array(own, moves))).alias("event")).select(
+        "event.*"
+    )
+    counted = events.groupBy("queue").agg(
+        *ends(), F.count_if(F.col("state") == "MOVED").alias("moved")
+    )
     return shaped(counted.withColumn("rate", rate()), RESULTS["failure_rate"])
 
 
@@ -85,9 +97,12 @@ def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
     need(df, "top_errors", "id", "queue", "state", "headers", "last_error", "reason", "archived_at")
     failed = F.when(F.col("state") == "FAILED", _failure("queue", "reason", "last_error"))
     moved = F.when(
-        _origin("queue").isNotNull(), _failure(_origin("queue"), _origin("reason"), _origin("error"))
+        _origin("queue").isNotNull(),
+        _failure(_origin("queue"), _origin("reason"), _origin("error")),
     )
-    each = df.select("id", "archived_at", F.explode(F.array_compact(F.array(failed, moved))).alias("failure"))
+    each = df.select(
+        "id", "archived_at", F.explode(F.array_compact(F.array(failed, moved))).alias("failure")
+    )
     line = F.substring_index("failure.error", "\n", 1)
     lines = each.select("id", "archived_at", "failure.queue", "failure.reason", line.alias("line"))
     typed = lines.withColumn("error_type", F.regexp_extract("line", r"^([^\s:]+)", 1))
@@ -108,7 +123,9 @@ def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
     return shaped(limited(ordered, limit), RESULTS["top_errors"])
 
 
-def dlq_age(df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | None = None) -> DataFrame:
+def dlq_age(
+    df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | None = None
+) -> DataFrame:
     """How old the dead letters are.
 
     These are the messages that are FAILED by their last row in the archive, dead since archived_at: one that was
@@ -135,7 +152,9 @@ def dlq_age(df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | Non
     queue = F.coalesce(_origin("queue"), F.col("queue")).alias("queue")
     known = df if moment is None else df.where(F.col("archived_at") <= F.lit(moment))
     times = known.select(F.col("archived_at").alias("at"))
-    dead = _last_rows(known).where("state = 'FAILED'").select(queue, F.col("archived_at").alias("at"))
+    dead = (
+        _last_rows(known).where("state = 'FAILED'").select(queue, F.col("archived_at").alias("at"))
+    )
     if live is not None:
         need(live, "dlq_age (live)", "queue", "headers", "last_attempt_at", "next_attempt_at")
         # Before a retry next_attempt_at lies in the future. Who was moved back by hand keeps the header.
@@ -143,7 +162,11 @@ def dlq_age(df: DataFrame, as_of: Moment | None = None, *, live: DataFrame | Non
         waiting = live.where(_origin("queue") != F.col("queue")).select(queue, since)
         dead, times = dead.unionAll(waiting), times.unionAll(waiting.select("at"))
     latest = times.agg(F.max("at").alias("now")) if moment is None else None
-    dated = dead.withColumn("now", F.lit(moment)) if latest is None else dead.crossJoin(F.broadcast(latest))
+    dated = (
+        dead.withColumn("now", F.lit(moment))
+        if latest is None
+        else dead.crossJoin(F.broadcast(latest))
+    )
     aged = dated.where("at <= now").withColumn("age", seconds(F.col("at"), F.col("now")))
     counted = aged.groupBy("queue").agg(
         F.count("*").alias("messages"),
@@ -163,7 +186,13 @@ def _last_rows(df: DataFrame) -> DataFrame:
 
 
 def _ages() -> list[Column]:
-    bounds = {"under_1h": 0, "1h_to_1d": HOUR, "1d_to_7d": DAY, "7d_to_30d": 7 * DAY, "over_30d": 30 * DAY}
+    bounds = {
+        "under_1h": 0,
+        "1h_to_1d": HOUR,
+        "1d_to_7d": DAY,
+        "7d_to_30d": 7 * DAY,
+        "over_30d": 30 * DAY,
+    }
     starts, age = [*bounds.values()], F.col("age")
     return [
         F.count_if((age >= start) & (age < end)).alias(name)
@@ -178,4 +207,6 @@ def _origin(name: str) -> Column:
 
 def _failure(queue: str | Column, reason: str | Column, error: str | Column) -> Column:
     named = {"queue": queue, "reason": reason, "error": error}
-    return F.struct(*((F.col(c) if isinstance(c, str) else c).alias(name) for name, c in named.items()))
+    return F.struct(
+        *((F.col(c) if isinstance(c, str) else c).alias(name) for name, c in named.items())
+    )

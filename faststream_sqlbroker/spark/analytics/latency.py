@@ -24,7 +24,9 @@ ACCURACY, MOST_ACCURACY = 10_000, 2**31 - 1
 _TIMES = ("created_at", "next_attempt_at", "acquired_at", "last_attempt_at", "archived_at")
 
 
-def latency(df: DataFrame, by: str | Sequence[str] = "queue", *, accuracy: int = ACCURACY) -> DataFrame:
+def latency(
+    df: DataFrame, by: str | Sequence[str] = "queue", *, accuracy: int = ACCURACY
+) -> DataFrame:
     """How long messages took, in three phases; all times are the database's.
 
     * `wait`: from when the message was due for the last time to its last claim: acquired_at − the later of
@@ -60,7 +62,11 @@ def latency(df: DataFrame, by: str | Sequence[str] = "queue", *, accuracy: int =
 
 
 def latency_trend(
-    df: DataFrame, every: Duration = "1h", by: str | Sequence[str] = "queue", *, accuracy: int = ACCURACY
+    df: DataFrame,
+    every: Duration = "1h",
+    by: str | Sequence[str] = "queue",
+    *,
+    accuracy: int = ACCURACY,
 ) -> DataFrame:
     """`latency` over time: by the bucket in which messages were archived.
 
@@ -83,7 +89,9 @@ def latency_trend(
     timed = df.where(F.col("archived_at").isNotNull()).withColumn(
         "bucket", bucket("archived_at", width(every))
     )
-    return shaped(_measured(timed, ("bucket", *columns), accuracy), grouped("latency_trend", columns, df))
+    return shaped(
+        _measured(timed, ("bucket", *columns), accuracy), grouped("latency_trend", columns, df)
+    )
 
 
 def _refuse_own_names(result: str, by: Sequence[str]) -> None:
@@ -113,7 +121,10 @@ def _measured(df: DataFrame, by: Sequence[str], accuracy: int) -> DataFrame:
     # GREATEST leaves NULLs out, so that a message that was never claimed would have waited 0.
     phases["wait"] = F.when(at["acquired_at"].isNotNull() & due.isNotNull(), phases["wait"])
     pairs = F.array(
-        *(F.struct(F.lit(name).alias("phase"), took.alias("_took")) for name, took in phases.items())
+        *(
+            F.struct(F.lit(name).alias("phase"), took.alias("_took"))
+            for name, took in phases.items()
+        )
     )
     long = df.select(*by, F.explode(pairs).alias("_pair")).select(*by, "_pair.phase", "_pair._took")
     found = F.percentile_approx("_took", list(QUANTILES.values()), accuracy)

@@ -36,6 +36,8 @@ def _as_ddl(schema: Column) -> Column:
 
     # Every second part is a field's name; a backquote in a name is doubled, which keeps the count.
     def struct(part: Column, place: Column) -> Column:
-        return F.when(place % 2 == 0, F.replace(part, F.lit("OBJECT<"), F.lit("STRUCT<"))).otherwise(part)
+        return F.when(
+            place % 2 == 0, F.replace(part, F.lit("OBJECT<"), F.lit("STRUCT<"))
+        ).otherwise(part)
 
     return F.array_join(F.transform(F.split(schema, "`"), struct), "`")

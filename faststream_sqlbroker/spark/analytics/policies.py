@@ -70,8 +70,15 @@ def policy_effects(df: DataFrame) -> DataFrame:
 
 DISCARDED_BY = (SUPERSEDED, DUPLICATE, EXPIRED, THROTTLED)
 FAILED_BY = (
-    THROTTLED, NO_KEY, FAILED_ONCE, UNKNOWN_OUTCOME, MAX_DELIVERIES, NO_OUTCOME, RETRY_STRATEGY_ERROR, SETTLE_ERROR,
-)  # fmt: skip
+    THROTTLED,
+    NO_KEY,
+    FAILED_ONCE,
+    UNKNOWN_OUTCOME,
+    MAX_DELIVERIES,
+    NO_OUTCOME,
+    RETRY_STRATEGY_ERROR,
+    SETTLE_ERROR,
+)
 """Reasons of FAILED messages that no handler gave."""
 
 
@@ -109,5 +116,6 @@ def duplicate_deliveries(df: DataFrame) -> DataFrame:
         )
     )
     return shaped(
-        counted.withColumn("share", F.col("redelivered") / F.col("messages")), RESULTS["duplicate_deliveries"]
+        counted.withColumn("share", F.col("redelivered") / F.col("messages")),
+        RESULTS["duplicate_deliveries"],
     )

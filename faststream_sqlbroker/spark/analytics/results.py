@@ -48,7 +48,12 @@ RESULTS: dict[str, tuple[Field, ...]] = {
     ),
     "latency": (_QUEUE, *_LATENCY),
     "latency_trend": (_BUCKET, _QUEUE, *_LATENCY),
-    "retry_histogram": (_QUEUE, Field("attempts", "int", True, "attempts that ended"), _MESSAGES, *_ENDS),
+    "retry_histogram": (
+        _QUEUE,
+        Field("attempts", "int", True, "attempts that ended"),
+        _MESSAGES,
+        *_ENDS,
+    ),
     "failure_rate": (
         _QUEUE,
         *_ENDS,

@@ -4,7 +4,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from faststream_sqlbroker.core.duration import Duration
-from faststream_sqlbroker.spark.analytics.results import MICROS, RESULTS, bucket, ends, need, shaped, width
+from faststream_sqlbroker.spark.analytics.results import (
+    MICROS,
+    RESULTS,
+    bucket,
+    ends,
+    need,
+    shaped,
+    width,
+)
 
 
 def throughput(df: DataFrame, every: Duration = "1m") -> DataFrame:

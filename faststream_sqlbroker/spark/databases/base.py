@@ -167,7 +167,13 @@ class Database(ABC):
         """What the statistics say of a table."""
 
     def predicates(
-        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
     ) -> list[str]:
         """At most `number` conditions that together take every row once.
 
@@ -184,12 +190,24 @@ class Database(ABC):
 
     @abstractmethod
     def _cut(
-        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
     ) -> list[str]:
         """As `predicates`, of two or more."""
 
     def id_ranges(
-        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
     ) -> list[str]:
         """As `predicates`, by ids themselves: a row that is updated stays in its range."""
         return self.predicates(connection, name, schema, column, where, number)

@@ -8,7 +8,14 @@ from sqlalchemy.dialects import mysql
 
 from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.spark.columns import Field
-from faststream_sqlbroker.spark.databases.base import LONGEST_WAIT, Database, Size, deep_cuts, halved, ranges
+from faststream_sqlbroker.spark.databases.base import (
+    LONGEST_WAIT,
+    Database,
+    Size,
+    deep_cuts,
+    halved,
+    ranges,
+)
 
 SLICES = 8
 """How many slices are looked at for each partition that is wanted."""
@@ -57,7 +64,9 @@ class MySQL(Database):
     def column(self, field: Field) -> str:
         """MySQL's JSON as text; MariaDB's is text."""
         name = self.quote(field.name)
-        return f"CAST({name} AS CHAR) AS {name}" if field.name == "headers" else super().column(field)
+        return (
+            f"CAST({name} AS CHAR) AS {name}" if field.name == "headers" else super().column(field)
+        )
 
     def hidden(self, column: str) -> dict[str, str]:
         """The bare time for ranges of it."""
@@ -109,7 +118,13 @@ class MySQL(Database):
         return None if found is None else Size(int(found[0] or 0), int(found[1] or 0))
 
     def _cut(
-        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
     ) -> list[str]:
         """Ranges of about equal depth, by the optimizer's estimates."""
         raw, table = self.quote(column), self.table(name, schema)
@@ -117,7 +132,9 @@ class MySQL(Database):
         ends = (f"MIN({raw})", f"MAX({raw})")
         first, last = ends if column == "id" else map(self.microseconds, ends)
         condition = f" WHERE {where}" if where else ""
-        low, high = connection.exec_driver_sql(f"SELECT {first}, {last} FROM {table}{condition}").one()
+        low, high = connection.exec_driver_sql(
+            f"SELECT {first}, {last} FROM {table}{condition}"
+        ).one()
         if low is None:
             return ["1=1"]
 
@@ -131,7 +148,9 @@ class MySQL(Database):
         cuts = [literal(bound) for bound in deep_cuts(bounds, weights, number)]
         return ranges(self.quote("id" if column == "id" else MOMENT), cuts)
 
-    def _estimate(self, connection: Connection, table: str, column: str, start: str, end: str) -> float:
+    def _estimate(
+        self, connection: Connection, table: str, column: str, start: str, end: str
+    ) -> float:
         """How many rows the optimizer takes the slice to have."""
         statement = f"EXPLAIN SELECT id FROM {table} WHERE {column} >= {start} AND {column} < {end}"
         row = connection.exec_driver_sql(statement).mappings().first()

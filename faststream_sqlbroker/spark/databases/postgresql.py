@@ -8,7 +8,13 @@ from sqlalchemy.dialects import postgresql
 
 from faststream_sqlbroker.core.moments import from_microseconds
 from faststream_sqlbroker.spark.columns import Field
-from faststream_sqlbroker.spark.databases.base import LONGEST_WAIT, Database, Size, even_cuts, ranges
+from faststream_sqlbroker.spark.databases.base import (
+    LONGEST_WAIT,
+    Database,
+    Size,
+    even_cuts,
+    ranges,
+)
 
 BLOCK = "_block"
 """The hidden column of a row's place in the table."""
@@ -99,7 +105,13 @@ class PostgreSQL(Database):
         return Size(rows, bytes_)
 
     def _cut(
-        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
     ) -> list[str]:
         """Ranges of blocks for "id", except under partitions; else of the column, by its histogram."""
         table = self._regclass(name, schema)
@@ -113,13 +125,29 @@ class PostgreSQL(Database):
         return self._by_value(connection, name, schema, column, where, number)
 
     def id_ranges(
-        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
     ) -> list[str]:
         """By the histogram: blocks are those of a row's version, and an update makes a new one elsewhere."""
-        return self._by_value(connection, name, schema, column, where, number) if number > 1 else ["1=1"]
+        return (
+            self._by_value(connection, name, schema, column, where, number)
+            if number > 1
+            else ["1=1"]
+        )
 
     def _by_value(
-        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
     ) -> list[str]:
         table = self._regclass(name, schema)
         cuts = self._histogram(connection, table, column, where, number) or self._even(
@@ -142,11 +170,21 @@ class PostgreSQL(Database):
             f"AND s.inherited = (c.relkind = 'p')) b {f'WHERE {where}' if where else ''} ORDER BY b.{name}"
         ).scalars()
         bounds = [int(bound) for bound in found]
-        chosen = dict.fromkeys(bounds[cut] for cut in even_cuts(0, len(bounds) - 1, number)) if bounds else ()
+        chosen = (
+            dict.fromkeys(bounds[cut] for cut in even_cuts(0, len(bounds) - 1, number))
+            if bounds
+            else ()
+        )
         return self._literals(column, chosen)
 
     def _even(
-        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
     ) -> list[str]:
         """Cuts of the same length, where nobody has analyzed the table."""
         # Of the bare column: an index has its ends at hand.

@@ -65,7 +65,9 @@ class SQLite(Database):
     def column(self, field: Field) -> str:
         """Of headers that another program wrote as a bare number SQLite's column keeps a number."""
         name = self.quote(field.name)
-        return f"CAST({name} AS TEXT) AS {name}" if field.name == "headers" else super().column(field)
+        return (
+            f"CAST({name} AS TEXT) AS {name}" if field.name == "headers" else super().column(field)
+        )
 
     def clock(self) -> str:
         """In milliseconds, as the broker's."""
@@ -105,7 +107,13 @@ class SQLite(Database):
         return Size(int(self.scalar(connection, statement)), bytes_)
 
     def _cut(
-        self, connection: Connection, name: str, schema: str | None, column: str, where: str, number: int
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
     ) -> list[str]:
         """Ranges of the same length: SQLite keeps no statistics of values."""
         condition = f" WHERE {where}" if where else ""

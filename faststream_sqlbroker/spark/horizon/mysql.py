@@ -15,7 +15,9 @@ ACCESS_DENIED = 1227
 FRESH_WITHIN, STEP = 5.0, 0.12
 """Seconds: how long to wait for InnoDB's list to be made anew, which it is at most every 0.1 s."""
 
-VARIABLES = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'wsrep_on') AND Value = 'ON'"
+VARIABLES = (
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'wsrep_on') AND Value = 'ON'"
+)
 
 
 def moment_of(local: str) -> str:
@@ -24,7 +26,10 @@ def moment_of(local: str) -> str:
     An hour (or half of one) that comes twice in autumn is taken to be the earlier.
     """
     utc = f"UNIX_TIMESTAMP({local})"
-    earlier = (f"IF(FROM_UNIXTIME({utc} - {step}) = {local}, {utc} - {step}, {utc})" for step in (3600, 1800))
+    earlier = (
+        f"IF(FROM_UNIXTIME({utc} - {step}) = {local}, {utc} - {step}, {utc})"
+        for step in (3600, 1800)
+    )
     return f"LEAST({', '.join(earlier)})"
 
 
@@ -79,11 +84,15 @@ def _seen(question: Question, clock: datetime) -> Horizon:
             clock, "InnoDB's list of transactions stayed old: somebody reads it all the time"
         )
     if replicating:
-        return question.lagging(clock, "the server applies rows of another server, with their times")
+        return question.lagging(
+            clock, "the server applies rows of another server, with their times"
+        )
     oldest, detached, writing = found
     margin = question.margin
     moment = min(clock, began, *([oldest] if oldest else [])) - margin
-    detail = f"{statements} statements and {writing} transactions were seen; margin {seconds(margin)}"
+    detail = (
+        f"{statements} statements and {writing} transactions were seen; margin {seconds(margin)}"
+    )
     horizon = Horizon(moment, "transactions", detail)
     if detached is None or not _prepared(connection):
         return horizon
@@ -92,7 +101,9 @@ def _seen(question: Question, clock: datetime) -> Horizon:
         "an XA transaction whose client has gone is not ended; it is taken to have begun at most "
         f"{seconds(question.lag)} before {detached.isoformat()}"
     )
-    return min(horizon, Horizon(detached - question.lag, "safety lag", why), key=lambda found: found.moment)
+    return min(
+        horizon, Horizon(detached - question.lag, "safety lag", why), key=lambda found: found.moment
+    )
 
 
 def _prepared(connection: Connection) -> bool:

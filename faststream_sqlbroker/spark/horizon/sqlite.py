@@ -19,7 +19,9 @@ def find(question: Question, patience: float) -> Horizon:
         try:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         except OperationalError as error:
-            return question.lagging(database.now(connection), f"a writer has its lock ({error.orig})")
+            return question.lagging(
+                database.now(connection), f"a writer has its lock ({error.orig})"
+            )
     try:
         # A file that may only be read lets us begin without any lock, and refuses the first write: this one
         # changes nothing.
@@ -27,10 +29,14 @@ def find(question: Question, patience: float) -> Horizon:
         connection.exec_driver_sql(f"PRAGMA user_version = {version}")
         clock = database.now(connection)
     except OperationalError as error:
-        return question.lagging(database.now(connection), f"the file cannot be locked ({error.orig})")
+        return question.lagging(
+            database.now(connection), f"the file cannot be locked ({error.orig})"
+        )
     finally:
         connection.exec_driver_sql("ROLLBACK")
-    return Horizon(clock, "transactions", "no writer was under way: its lock was taken for an instant")
+    return Horizon(
+        clock, "transactions", "no writer was under way: its lock was taken for an instant"
+    )
 
 
 @contextmanager

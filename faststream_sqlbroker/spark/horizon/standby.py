@@ -28,11 +28,15 @@ def find(question: Question, primary: str | URL | None, patience: float) -> Hori
         return _replayed(question)
     there = database_of(parse_address(primary))
     if there.kind != "postgresql":
-        raise SetupError(f"primary is a {there.kind} database: give the primary of this PostgreSQL standby")
+        raise SetupError(
+            f"primary is a {there.kind} database: give the primary of this PostgreSQL standby"
+        )
     with there.connect() as connection:
         if there.scalar(connection, RECOVERING):
             raise SetupError("primary is a standby itself: give the server that it follows")
-        if there.scalar(connection, IDENTITY) != question.database.scalar(question.connection, IDENTITY):
+        if there.scalar(connection, IDENTITY) != question.database.scalar(
+            question.connection, IDENTITY
+        ):
             raise SetupError(
                 "primary is another cluster or database than the standby: give the one that it follows"
             )

@@ -52,9 +52,13 @@ def write_report(
         raise MissingExtraError(msg) from error
     target = Path(path).absolute()
     if not target.parent.is_dir():
-        raise SetupError(f"path {str(path)!r}: there is no folder {str(target.parent)!r}; make it first")
+        raise SetupError(
+            f"path {str(path)!r}: there is no folder {str(target.parent)!r}; make it first"
+        )
     if target.is_dir():
-        raise SetupError(f"path {str(path)!r} is a folder: give a file, like {str(target / 'report.html')!r}")
+        raise SetupError(
+            f"path {str(path)!r} is a folder: give a file, like {str(target / 'report.html')!r}"
+        )
     page = render(gather(frame, live=live, every=every, as_of=as_of), title)
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:

@@ -66,7 +66,10 @@ def gather(
             kept = [row["queue"] for row in _collect(_largest(slim))]
             others = f"{totals['queues'] - len(kept):,} other queues"
             small = ~F.col("queue").isin(kept)
-            named, rates = slim.withColumn("queue", _renamed(small, others)), _together(rates, small, others)
+            named, rates = (
+                slim.withColumn("queue", _renamed(small, others)),
+                _together(rates, small, others),
+            )
         figures = Figures(totals, _width(totals, every), others)
         found = _results(named, _worst(rates), figures.every, live, moment)
         figures.tables = {name: _collect(result) for name, result in found.items()}
@@ -129,7 +132,11 @@ def _worst(rates: DataFrame) -> DataFrame:
     """The worst first, and not too many: where dead letters come from are names of queues too."""
     worst = F.desc(F.col("failed") + F.col("moved"))
     # A queue that messages were archived from is in the table of queues, and needs its rate there.
-    return rates.orderBy(F.desc(_archived()), worst, "queue").limit(2 * MOST_QUEUES).orderBy(worst, "queue")
+    return (
+        rates.orderBy(F.desc(_archived()), worst, "queue")
+        .limit(2 * MOST_QUEUES)
+        .orderBy(worst, "queue")
+    )
 
 
 def _width(totals: Row, every: Duration | None) -> float:
@@ -171,12 +178,17 @@ def _collect(frame: DataFrame) -> list[Row]:
     """The rows; moments as aware datetimes in UTC, whatever the zone of Python and of the session."""
     times = [name for name, kind in frame.dtypes if kind == "timestamp"]
     plain = frame.select(
-        *(F.unix_micros(f"`{n}`").alias(n) if n in times else F.col(f"`{n}`") for n in frame.columns)
+        *(
+            F.unix_micros(f"`{n}`").alias(n) if n in times else F.col(f"`{n}`")
+            for n in frame.columns
+        )
     )
     return [row.asDict() | {name: _moment(row[name]) for name in times} for row in plain.collect()]
 
 
 def _moment(micros: int | None) -> datetime | None:
     return (
-        None if micros is None else datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
+        None
+        if micros is None
+        else datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
     )

@@ -35,8 +35,12 @@ SECTIONS = (
     ("retry_histogram", "Attempts", "How often messages were tried. 0 never ran."),
     ("dlq_age", "Dead letters by age", _DEAD_LETTERS),
     ("hot_keys", "Hot keys", "The keys with the most messages, and their share of the queue."),
-    ("policy_effects", "Policies and expiry", "Messages that ended without their handler having decided it."),
-)  # fmt: skip
+    (
+        "policy_effects",
+        "Policies and expiry",
+        "Messages that ended without their handler having decided it.",
+    ),
+)
 """Function of `plots`, heading, what it shows."""
 
 _NOTHING = '<p class="none">Nothing in this period.</p>'
@@ -61,16 +65,24 @@ Promise.all(Object.entries(figures).map(draw)).then(
 def render(figures: Figures, title: str) -> str:
     """The page as HTML."""
     made = {name: getattr(plots, name)(figures) for name, _, _ in SECTIONS}
-    drawn = {name: json.loads(plots.style(plot).to_json()) for name, plot in made.items() if plot is not None}
+    drawn = {
+        name: json.loads(plots.style(plot).to_json())
+        for name, plot in made.items()
+        if plot is not None
+    }
     library: str = import_module("plotly.offline").get_plotlyjs()
-    template = files("faststream_sqlbroker.spark.report").joinpath("page.html").read_text(encoding="utf-8")
+    template = (
+        files("faststream_sqlbroker.spark.report").joinpath("page.html").read_text(encoding="utf-8")
+    )
     return Template(template).substitute(
         policy=_policy(library, SCRIPT),
         title=html.escape(visible(title)),
         period=_period(figures),
         cards=_cards(figures),
         queues=_queues(figures),
-        sections="\n".join(_section(figures, *section, drawn=section[0] in drawn) for section in SECTIONS),
+        sections="\n".join(
+            _section(figures, *section, drawn=section[0] in drawn) for section in SECTIONS
+        ),
         # Within a script only "<" could end it.
         figures=json.dumps(drawn).replace("<", "\\u003c"),
         library=library,
@@ -80,7 +92,9 @@ def render(figures: Figures, title: str) -> str:
 
 def _policy(*scripts: str) -> str:
     """What the browser may run: these scripts, and nothing from the network."""
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = (
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    )
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -105,7 +119,10 @@ def _cards(figures: Figures) -> str:
         ("messages", f"{totals['messages']:,}"),
         ("queues", f"{totals['queues']:,}"),
         ("completed", f"{totals['completed']:,}"),
-        ("failed" + (f" ({totals['failed'] / ended:.2%})" if ended else ""), f"{totals['failed']:,}"),
+        (
+            "failed" + (f" ({totals['failed'] / ended:.2%})" if ended else ""),
+            f"{totals['failed']:,}",
+        ),
         ("discarded", f"{totals['discarded']:,}"),
         ("payloads", _bytes(totals["bytes"])),
         ("wait, 99 %", _length(phases.get("wait", {}).get("p99"))),
@@ -132,7 +149,9 @@ def _queues(figures: Figures) -> str:
             for q in ("p50", "p99")
         ]
         share = "–" if rate is None else f"{rate:.2%}"
-        rows.append([row["queue"], f"{row['messages']:,}", share, *times, f"{row['lost_deliveries']:,}"])
+        rows.append(
+            [row["queue"], f"{row['messages']:,}", share, *times, f"{row['lost_deliveries']:,}"]
+        )
     names = [
         "queue",
         "messages",
@@ -146,7 +165,9 @@ def _section(figures: Figures, name: str, heading: str, meaning: str, *, drawn: 
     body = f'<div id="{name}" class="plot"></div>' if drawn else _NOTHING
     if name == "top_errors" and drawn:
         body += _table(
-            "errors", ["queue", "reason", "messages", "share", "latest example", "at (UTC)"], _errors(figures)
+            "errors",
+            ["queue", "reason", "messages", "share", "latest example", "at (UTC)"],
+            _errors(figures),
         )
     return f"<section><h2>{heading}</h2><p>{meaning}</p>{body}</section>"
 

@@ -15,15 +15,28 @@ Figure = Any
 """A `plotly.graph_objects.Figure`."""
 
 COLOURS = (
-    "#3366cc", "#e07b39", "#2a9d8f", "#9b5de5", "#c9a227", "#d1495b", "#4c9f70", "#577590", "#b56576", "#6d6875",
-    "#00a6c0", "#8a817c",
-)  # fmt: skip
+    "#3366cc",
+    "#e07b39",
+    "#2a9d8f",
+    "#9b5de5",
+    "#c9a227",
+    "#d1495b",
+    "#4c9f70",
+    "#577590",
+    "#b56576",
+    "#6d6875",
+    "#00a6c0",
+    "#8a817c",
+)
 STATES = {"completed": "#2a9d8f", "failed": "#d1495b", "moved": "#e07b39", "discarded": "#adb5bd"}
 SPEEDS = {"p50": "#9ecae1", "p90": "#4292c6", "p99": "#08519c", "p999": "#e07b39"}
 AGES = {
-    "under_1h": ("under 1 h", "#f6d5ce"), "1h_to_1d": ("1 h to 1 d", "#eda99b"), "1d_to_7d": ("1 d to 7 d", "#dd7b6c"),
-    "7d_to_30d": ("7 d to 30 d", "#c34a45"), "over_30d": ("over 30 d", "#8f1d2c"),
-}  # fmt: skip
+    "under_1h": ("under 1 h", "#f6d5ce"),
+    "1h_to_1d": ("1 h to 1 d", "#eda99b"),
+    "1d_to_7d": ("1 d to 7 d", "#dd7b6c"),
+    "7d_to_30d": ("7 d to 30 d", "#c34a45"),
+    "over_30d": ("over 30 d", "#8f1d2c"),
+}
 SHORTEST = 1e-6
 """Seconds; a logarithmic axis has no place for 0."""
 SMALL = 8
@@ -74,23 +87,34 @@ def throughput(figures: Figures) -> Figure | None:
 
 def latency(figures: Figures) -> Figure | None:
     """Percentiles of the three phases by queue."""
-    rows, labels, queues = figures.tables["latency"], Labels(), _queues(figures, figures.tables["latency"])
+    rows, labels, queues = (
+        figures.tables["latency"],
+        Labels(),
+        _queues(figures, figures.tables["latency"]),
+    )
     titles = {
         "wait": "wait: due → claimed",
         "work": "work: claimed → handled",
         "total": "total: published → archived",
     }
-    plot = make_subplots(3, 1, shared_xaxes=True, subplot_titles=list(titles.values()), vertical_spacing=0.07)
+    plot = make_subplots(
+        3, 1, shared_xaxes=True, subplot_titles=list(titles.values()), vertical_spacing=0.07
+    )
     for place, phase in enumerate(titles, 1):
         own = {row["queue"]: row for row in rows if row["phase"] == phase}
         for name, colour in SPEEDS.items():
             # Marks, not bars: on a logarithmic axis no bar begins at 0.
             plot.add_scatter(
-                row=place, col=1, name=_percent(name), legendgroup=name, showlegend=place == 1, mode="markers",
+                row=place,
+                col=1,
+                name=_percent(name),
+                legendgroup=name,
+                showlegend=place == 1,
+                mode="markers",
                 marker={"color": colour, "size": 11, "line": {"color": "white", "width": 1}},
                 x=[labels(queue) for queue in queues],
                 y=[_seconds(own[queue][name]) if queue in own else None for queue in queues],
-            )  # fmt: skip
+            )
     plot.update_xaxes(type="category", range=[-0.5, len(queues) - 0.5])
     plot.update_xaxes(title="queue", row=3)
     plot.update_yaxes(type="log", title="seconds (log)", **_LOG)
@@ -105,10 +129,13 @@ def latency_trend(figures: Figures) -> Figure | None:
         own = sorted((row for row in rows if row["phase"] == phase), key=lambda row: row["bucket"])
         for name, dash in (("p50", "dot"), ("p99", "solid")):
             plot.add_scatter(
-                x=[_time(row["bucket"]) for row in own], y=[_seconds(row[name]) for row in own],
-                mode="lines+markers", marker_size=4, line={"color": colour, "dash": dash, "width": 2},
+                x=[_time(row["bucket"]) for row in own],
+                y=[_seconds(row[name]) for row in own],
+                mode="lines+markers",
+                marker_size=4,
+                line={"color": colour, "dash": dash, "width": 2},
                 name=f"{phase} {_percent(name)}",
-            )  # fmt: skip
+            )
     plot.update_xaxes(title="time archived (UTC)", type="date")
     plot.update_yaxes(title="seconds (logarithmic)", type="log", **_LOG)
     return plot if rows else None
@@ -140,7 +167,8 @@ def top_errors(figures: Figures) -> Figure | None:
     """The most frequent errors."""
     rows = figures.tables["top_errors"]
     shown = [
-        f"{row['queue']}: " + " · ".join(filter(None, (row["error_type"], row["reason"]))) for row in rows
+        f"{row['queue']}: " + " · ".join(filter(None, (row["error_type"], row["reason"])))
+        for row in rows
     ]
     return _ranking(shown, rows, STATES["failed"], "failures")
 
@@ -186,9 +214,11 @@ def policy_effects(figures: Figures) -> Figure | None:
     for number, effect in enumerate(sorted({row["effect"] for row in rows})):
         own = [row for row in rows if row["effect"] == effect]
         plot.add_bar(
-            x=[labels(row["queue"]) for row in own], y=[row["messages"] for row in own],
-            name=effect.replace("_", " "), marker_color=COLOURS[number % len(COLOURS)],
-        )  # fmt: skip
+            x=[labels(row["queue"]) for row in own],
+            y=[row["messages"] for row in own],
+            name=effect.replace("_", " "),
+            marker_color=COLOURS[number % len(COLOURS)],
+        )
     plot.update_layout(barmode="stack")
     plot.update_xaxes(type="category", title="queue")
     plot.update_yaxes(title="messages", **_whole(row["messages"] for row in rows))
@@ -202,7 +232,13 @@ def style(plot: Figure) -> Figure:
         "height": 380,
         "margin": {"l": 70, "r": 20, "t": 40, "b": 50},
         "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#343a40"},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        "legend": {
+            "orientation": "h",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "x": 0,
+            "traceorder": "normal",
+        },
         "hoverlabel": {"namelength": -1},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#ced4da", "activecolor": "#495057"},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -219,12 +255,18 @@ def _ranking(names: Iterable[str], rows: Sequence[Row], colour: str, what: str) 
     """Lying bars, the longest on top."""
     plot, shown = go.Figure(), [shorten(name, 2 * LONGEST_LABEL) for name in names]
     plot.add_bar(
-        x=[row["messages"] for row in rows], y=list(range(len(rows))), orientation="h", marker_color=colour,
-        customdata=[row["share"] for row in rows], hovertemplate="%{x:,} " + what + " (%{customdata:.1%})<extra></extra>",
-    )  # fmt: skip
+        x=[row["messages"] for row in rows],
+        y=list(range(len(rows))),
+        orientation="h",
+        marker_color=colour,
+        customdata=[row["share"] for row in rows],
+        hovertemplate="%{x:,} " + what + " (%{customdata:.1%})<extra></extra>",
+    )
     plot.update_layout(height=max(240, 90 + 28 * len(rows)))
     plot.update_xaxes(title=what, rangemode="tozero", **_whole(row["messages"] for row in rows))
-    plot.update_yaxes(tickvals=list(range(len(rows))), ticktext=shown, autorange="reversed", ticksuffix=" ")
+    plot.update_yaxes(
+        tickvals=list(range(len(rows))), ticktext=shown, autorange="reversed", ticksuffix=" "
+    )
     return plot if rows else None
 
 

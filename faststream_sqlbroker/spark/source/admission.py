@@ -42,7 +42,9 @@ class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):
         """The end of the window that begins at `start`; `start` if nothing is new."""
         rows = getattr(limit, "max_rows", None)
         limits = (
-            Limits() if rows is None else Limits(None if rows == ANY_ROWS else rows, self._options.max_window)
+            Limits()
+            if rows is None
+            else Limits(None if rows == ANY_ROWS else rows, self._options.max_window)
         )
         return to_offset(self._next(from_offset(start), limits, self._target))
 

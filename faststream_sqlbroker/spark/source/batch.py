@@ -12,7 +12,12 @@ from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.source.filters import to_sql
 from faststream_sqlbroker.spark.source.options import Options
-from faststream_sqlbroker.spark.source.scan import check_partitioner, read_cut, wanted_fields, whole_table
+from faststream_sqlbroker.spark.source.scan import (
+    check_partitioner,
+    read_cut,
+    wanted_fields,
+    whole_table,
+)
 
 
 class BatchReader(DataSourceReader):
@@ -38,7 +43,9 @@ class BatchReader(DataSourceReader):
             end = database.now(connection) + TICK
             until = end if selection.until is None else min(end, selection.until)
             selection = selection.between(selection.since, until)
-            return whole_table(database, connection, self._options, selection, self._fields, self._pushed)
+            return whole_table(
+                database, connection, self._options, selection, self._fields, self._pushed
+            )
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of one cut as Arrow's record batches."""

@@ -18,13 +18,27 @@ from faststream_sqlbroker.spark.moments import parse_moment
 from faststream_sqlbroker.spark.selection import ARCHIVE, MESSAGES, Selection, select_rows
 
 BOTH = (
-    "url", "user", "password", "passwordEnv", "kind", "table", "schema", "queues", "states", "numPartitions",
+    "url",
+    "user",
+    "password",
+    "passwordEnv",
+    "kind",
+    "table",
+    "schema",
+    "queues",
+    "states",
+    "numPartitions",
     "fetchSize",
-)  # fmt: skip
+)
 BATCH = ("since", "until", "partitioner", "pushFilters")
 STREAM = (
-    "startingTimestamp", "safetyLag", "primary", "maxRowsPerTrigger", "maxWindowPerTrigger", "failOnDataLoss",
-)  # fmt: skip
+    "startingTimestamp",
+    "safetyLag",
+    "primary",
+    "maxRowsPerTrigger",
+    "maxWindowPerTrigger",
+    "failOnDataLoss",
+)
 KINDS = {"archive": ARCHIVE, "messages": MESSAGES}
 PARTITIONERS = ("auto", "id", "ctid", "time")
 EARLIEST = "earliest"
@@ -123,7 +137,9 @@ def _named(given: Mapping[str, str], streaming: bool | None) -> dict[str, str]:
                 f"of streams {', '.join(STREAM)}"
             )
         if found.get(proper, value) != value:
-            raise SetupError("the table is named twice, by load(…) and by the option: leave one out")
+            raise SetupError(
+                "the table is named twice, by load(…) and by the option: leave one out"
+            )
         found[proper] = value
     others = {None: (), True: BATCH, False: STREAM}[streaming]
     wrong = [name for name in others if name in found]
@@ -157,7 +173,9 @@ def _url(found: Mapping[str, str], name: str) -> URL | None:
         return make_url(found[name])
     except (ArgumentError, ValueError):
         # The cause is left out: it repeats the URL.
-        raise SetupError(f"the option {name!r} is no URL like postgresql://user@host/name") from None
+        raise SetupError(
+            f"the option {name!r} is no URL like postgresql://user@host/name"
+        ) from None
 
 
 def _with_credentials(url: URL, found: Mapping[str, str]) -> URL:
@@ -210,5 +228,7 @@ def _listed(name: str, text: str) -> tuple[str, ...]:
     except ValueError:
         values = None
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise SetupError(f"{name} must be names between commas or a JSON list of texts, got {text!r}")
+        raise SetupError(
+            f"{name} must be names between commas or a JSON list of texts, got {text!r}"
+        )
     return tuple(values)

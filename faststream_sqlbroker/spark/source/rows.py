@@ -60,11 +60,19 @@ def _by_adbc(
         raise MissingExtraError(
             f"{error.name!r} is not installed: pip install 'faststream-sqlbroker[spark]'"
         ) from error
-    with dbapi.connect(conninfo(address), autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.adbc_statement.set_options(**{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)})
+    with (
+        dbapi.connect(conninfo(address), autocommit=True) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.adbc_statement.set_options(
+            **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)}
+        )
         cursor.execute(statement)
         for batch in cursor.fetch_record_batch():
-            columns = [column.cast(type_) for column, type_ in zip(batch.columns, schema.types, strict=True)]
+            columns = [
+                column.cast(type_)
+                for column, type_ in zip(batch.columns, schema.types, strict=True)
+            ]
             whole = pa.RecordBatch.from_arrays(columns, schema=schema)
             for first in range(0, whole.num_rows, fetch_rows):
                 yield whole.slice(first, fetch_rows)
@@ -107,7 +115,9 @@ def _sqlite_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[An
 
     url = address.python_url
     timeout = float(str(url.query["timeout"]))
-    with closing(sqlite3.connect(f"{url.database}?mode=ro", uri=True, timeout=timeout)) as connection:
+    with closing(
+        sqlite3.connect(f"{url.database}?mode=ro", uri=True, timeout=timeout)
+    ) as connection:
         connection.text_factory = _decode
         yield connection.execute(statement)
 
@@ -117,9 +127,13 @@ def _decode(value: bytes) -> str:
     return value.decode(errors="replace")
 
 
-def _batches(rows: Iterator[tuple[Any, ...]], schema: pa.Schema, fetch_rows: int) -> Iterator[pa.RecordBatch]:
+def _batches(
+    rows: Iterator[tuple[Any, ...]], schema: pa.Schema, fetch_rows: int
+) -> Iterator[pa.RecordBatch]:
     sized = [
-        n for n, type_ in enumerate(schema.types) if pa.types.is_string(type_) or pa.types.is_binary(type_)
+        n
+        for n, type_ in enumerate(schema.types)
+        if pa.types.is_string(type_) or pa.types.is_binary(type_)
     ]
     kept: list[tuple[Any, ...]] = []
     size = 0
@@ -138,7 +152,9 @@ def _batches(rows: Iterator[tuple[Any, ...]], schema: pa.Schema, fetch_rows: int
 
 def _to_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
-    arrays = [_to_array(list(column), type_) for column, type_ in zip(columns, schema.types, strict=True)]
+    arrays = [
+        _to_array(list(column), type_) for column, type_ in zip(columns, schema.types, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

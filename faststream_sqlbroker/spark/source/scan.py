@@ -55,21 +55,29 @@ def wanted_fields(schema: StructType, selection: Selection) -> list[Field]:
     return [known[column.name] for column in schema]
 
 
-def read_cut(options: Options, fields: Sequence[Field], cut: InputPartition | None) -> Iterator[Any]:
+def read_cut(
+    options: Options, fields: Sequence[Field], cut: InputPartition | None
+) -> Iterator[Any]:
     """The rows of one task, as record batches.
 
     Raises:
         SetupError: Spark gave none of the cuts that were planned.
     """
     if not isinstance(cut, Cut):
-        raise SetupError(f"Spark asks for the rows of {cut!r}, which was not planned: please report this")
+        raise SetupError(
+            f"Spark asks for the rows of {cut!r}, which was not planned: please report this"
+        )
     return read_batches(options.address, cut.value, fields, options.fetch_rows)
 
 
 def whole_table(
-    database: Database, connection: Connection, options: Options, selection: Selection, fields: list[Field],
+    database: Database,
+    connection: Connection,
+    options: Options,
+    selection: Selection,
+    fields: list[Field],
     pushed: Sequence[str] = (),
-) -> list[InputPartition]:  # fmt: skip
+) -> list[InputPartition]:
     """Cuts of the selected rows.
 
     Raises:
@@ -97,7 +105,9 @@ def make_cuts(
     """A statement for each of `cuts`, which are conditions on `column` (as `Database.predicates` makes them)."""
     names = {field.name for field in fields} | {column}
     listed = [database.column(field) for field in selection.fields if field.name in names]
-    listed += [f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()]
+    listed += [
+        f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
+    ]
     conditions = [condition for condition in (selection.where(database), *pushed) if condition]
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     inner = f"SELECT {', '.join(listed)} FROM {selection.name(database)}{where}"
@@ -107,7 +117,9 @@ def make_cuts(
 
 def _column(options: Options, selection: Selection) -> str:
     """What the table is cut by."""
-    recent = options.kind == "archive" and options.partitioner == "auto" and selection.since is not None
+    recent = (
+        options.kind == "archive" and options.partitioner == "auto" and selection.since is not None
+    )
     return "archived_at" if options.partitioner == "time" or recent else "id"
 
 
@@ -127,7 +139,9 @@ def check_partitioner(options: Options) -> None:
             f'{options.address.kind} has no partitioner "ctid": take "id", "time" or "auto"'
         )
     if live:
-        raise NotSupportedError('rows of the live table move, so there is no partitioner "ctid": take "id"')
+        raise NotSupportedError(
+            'rows of the live table move, so there is no partitioner "ctid": take "id"'
+        )
 
 
 def _number(database: Database, connection: Connection, selection: Selection) -> int:

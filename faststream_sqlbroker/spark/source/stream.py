@@ -16,7 +16,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError, TransientStoreError
+from faststream_sqlbroker.exceptions import (
+    NotSupportedError,
+    SetupError,
+    StoreError,
+    TransientStoreError,
+)
 from faststream_sqlbroker.spark.databases import Database, database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.source.options import Options
@@ -80,7 +85,9 @@ class StreamReader(DataSourceStreamReader):
             number = self._options.num_partitions
             if number is None:
                 most = MOST_PARTITIONS * ROWS_A_PARTITION
-                number = 1 + (count_rows(database, connection, selection, most) - 1) // ROWS_A_PARTITION
+                number = (
+                    1 + (count_rows(database, connection, selection, most) - 1) // ROWS_A_PARTITION
+                )
             cuts = database.predicates(
                 connection,
                 selection.table,
@@ -120,7 +127,9 @@ class StreamReader(DataSourceStreamReader):
 
     def _horizon(self, database: Database, connection: Connection) -> datetime:
         options = self._options
-        found = find_horizon(database, connection, safety_lag=options.safety_lag, primary=options.primary)
+        found = find_horizon(
+            database, connection, safety_lag=options.safety_lag, primary=options.primary
+        )
         if found.source != self._told:
             # Warnings reach the driver's log without any setting.
             level = logging.WARNING if found.source == "safety lag" else logging.INFO

@@ -52,7 +52,9 @@ def window_end(
     return end
 
 
-def _moment(database: Database, connection: Connection, window: Selection, skipped: int) -> datetime | None:
+def _moment(
+    database: Database, connection: Connection, window: Selection, skipped: int
+) -> datetime | None:
     """When the row after `skipped` others was archived; an index serves it."""
     time = database.quote(window.time_column)
     found = database.scalar(

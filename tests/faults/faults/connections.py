@@ -23,14 +23,19 @@ async def end_sessions(cell: Cell) -> None:
             )
             return
         own = "db = DATABASE() AND id <> CONNECTION_ID()"
-        ids = await connection.execute(text(f"SELECT id FROM information_schema.processlist WHERE {own}"))
+        ids = await connection.execute(
+            text(f"SELECT id FROM information_schema.processlist WHERE {own}")
+        )
         for session in ids.scalars().all():
             with contextlib.suppress(DBAPIError):  # it has ended meanwhile
                 await connection.execute(text(f"KILL {session}"))
 
 
 @fault(
-    "sessions ended by the server", short=("postgresql", "mysql"), databases=SERVERS, keeps_from_renewing=True
+    "sessions ended by the server",
+    short=("postgresql", "mysql"),
+    databases=SERVERS,
+    keeps_from_renewing=True,
 )
 async def sessions_ended(cell: Cell, _proxy: Proxy | None) -> None:
     """What a restart or a failover does to connections, wherever they are."""
@@ -92,7 +97,9 @@ async def vanished(cell: Cell, _proxy: Proxy | None) -> None:
     kind = "postgresql" if cell.store.dialect_name == "postgresql" else "mysql"
     proxy.die_at = re.compile(cell.random.choice(MIDDLES[kind]))
     victim = cell.start(through.render_as_string(hide_password=False))
-    cell.history.disturbed.add(victim.pid)  # from the moment at which its connection says nothing more
+    cell.history.disturbed.add(
+        victim.pid
+    )  # from the moment at which its connection says nothing more
     for _ in range(50):
         if proxy.died:
             break

@@ -72,7 +72,9 @@ async def _worker_like(cell: Cell, **options: object) -> AsyncIterator[None]:
 @fault("pool exhausted", short=("postgresql", "mariadb"), databases=SERVERS)
 async def pool_exhausted(cell: Cell, _proxy: Proxy | None) -> None:
     """A worker whose pool is far too small for what it does."""
-    async with _worker_like(cell, pool_size=3, max_overflow=1, max_workers=8, statement_timeout=0.5):
+    async with _worker_like(
+        cell, pool_size=3, max_overflow=1, max_workers=8, statement_timeout=0.5
+    ):
         await cell.publish(10)
         await asyncio.sleep(1.0)
 
@@ -81,9 +83,14 @@ async def pool_exhausted(cell: Cell, _proxy: Proxy | None) -> None:
 async def other_settings(cell: Cell, _proxy: Proxy | None) -> None:
     """Other batches, a longer lease, a shorter search for expired ones."""
     options = {
-        "fetch_batch_size": 3, "flush_batch_size": 100, "flush_interval": 0.2, "max_workers": 1,
-        "release_stuck_timeout": 4 * cell.lease, "release_stuck_interval": 0.05, "slow": cell.lease,
-    }  # fmt: skip
+        "fetch_batch_size": 3,
+        "flush_batch_size": 100,
+        "flush_interval": 0.2,
+        "max_workers": 1,
+        "release_stuck_timeout": 4 * cell.lease,
+        "release_stuck_interval": 0.05,
+        "slow": cell.lease,
+    }
     async with _worker_like(cell, **options):
         await cell.publish(10)
         await asyncio.sleep(0.8)

@@ -60,7 +60,8 @@ async def given_back(cell: Cell, _proxy: Proxy | None) -> None:
         queue = cell.random.choice(("batch", "batch", "batch", "plain", "ordered"))
         async with cell.engine.connect() as connection:
             found = await connection.execute(
-                text("SELECT id FROM message WHERE state = 'PROCESSING' AND queue = :queue"), {"queue": queue}
+                text("SELECT id FROM message WHERE state = 'PROCESSING' AND queue = :queue"),
+                {"queue": queue},
             )
             ids = list(found.scalars())
             await connection.rollback()

@@ -16,7 +16,12 @@ from tests.helpers import eventually
 from tests.proxy import Proxy
 
 
-@fault("server killed and restarted", short=("postgresql", "mariadb"), databases=SERVERS, own_server=True)
+@fault(
+    "server killed and restarted",
+    short=("postgresql", "mariadb"),
+    databases=SERVERS,
+    own_server=True,
+)
 async def server_killed(cell: Cell, _proxy: Proxy | None) -> None:
     """It recovers from its log: what was committed is there, sessions and locks are not."""
     assert cell.server is not None
@@ -130,5 +135,7 @@ async def right_taken(cell: Cell, _proxy: Proxy | None) -> None:
 
 def _ill(cell: Cell, since: float) -> bool:
     """Whether a worker has said after `since` that it is not healthy."""
-    said = [event for event in read(cell.folder) if event["event"] == "health" and event["at"] >= since]
+    said = [
+        event for event in read(cell.folder) if event["event"] == "health" and event["at"] >= since
+    ]
     return any(not event["healthy"] for event in said)
