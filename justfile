@@ -52,6 +52,10 @@ lint: setup
     @.venv/bin/ruff format --check .
     @.venv/bin/lint-imports --no-cache
 
+# How readable the code is: complexity, lines, comments, words (--rev REV, --list NAME, --check)
+measure *args: setup
+    @{{ python }} -m tools.measure "$@"
+
 # Mypy, strictly
 types: setup
     @{{ python }} -m mypy

@@ -1,0 +1,117 @@
+"""The measures of readability count what they say, and their held limits are kept."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tools import measure
+from tools.measure import File, Place
+
+
+def lines(find: Callable[[File], Iterator[Place]], text: str) -> list[int]:
+    return [place.line for place in find(File("planted.py", text))]
+
+
+def test_complexity_counts_each_branch_and_leaves_nested_functions_out() -> None:
+    text = """
+async def outer(a, b):
+    if a and b or a:
+        return [x for x in b if x]
+    async for x in b:
+        try:
+            y = 1 if a else 2
+        except ValueError:
+            pass
+    match a:
+        case 1:
+            pass
+
+    def inner():
+        while a:
+            pass
+"""
+    found = {node.name: count for node, count in measure.functions(File("planted.py", text))}
+    assert found == {"outer": 9, "inner": 2}
+
+
+def test_functions_over_the_limit_are_complex() -> None:
+    branches = "".join("    if a:\n        pass\n" for _ in range(measure.MOST_COMPLEX))
+    assert lines(measure.complex_functions, f"def f(a):\n{branches}") == [1]
+    assert (
+        lines(measure.complex_functions, f"def f(a):\n{branches[: -len('    if a: pass    ')]}")
+        == []
+    )
+
+
+def test_assignments_of_unrelated_things_are_packed_and_exchanges_are_not() -> None:
+    text = "a, b = 1, 2\nself.a, self.b = c, d\na, b = b, a\na, b = f()\na = b, c\na = b = 1\n"
+    assert lines(measure.packed_assignments, text) == [1, 2]
+
+
+def test_writes_on_other_objects_are_foreign() -> None:
+    text = "self.a = 1\nrow.a = 1\nself.row.a = 1\nrow.a += 1\na, row.b = c\nrow.a.b\ncls.a = 1\n"
+    assert lines(measure.foreign_writes, text) == [2, 3, 4, 5]
+
+
+def test_comments_explain_and_directives_do_not() -> None:
+    text = (
+        "# why\n"
+        "a = 1  # noqa: E501\n"
+        "b = 2  # type: ignore[x]\n"
+        "c = 3  # noqa: E501 - why\n"
+        'd = "# no comment"\n'
+    )
+    assert lines(measure.comments, text) == [1, 4]
+
+
+def test_constants_need_a_comment_or_a_docstring() -> None:
+    text = (
+        "A = 1\n"
+        "\n"
+        "# Seconds.\n"
+        "B = 2.0\n"
+        "C = 3  # bytes\n"
+        "D = -4\n"
+        '"""Explained."""\n'
+        "E: Final = 2 * UNIT\n"
+        "F = timedelta(seconds=1)\n"
+        "G = True\n"
+        'H = "text"\n'
+        "def f():\n"
+        "    x = 1\n"
+    )
+    assert lines(measure.bare_constants, text) == [1, 8, 9]
+
+
+def test_riddle_words_are_found_in_names_too_and_quoted_users_are_not() -> None:
+    word = measure.RIDDLES[1]
+    text = f"# {word.title()} knows\ndef test_{word}_knows(): ...\nuser = '{word}'\nx{word}y = 1\n"
+    assert lines(measure.riddle_words, text) == [1, 2]
+
+
+def test_lines_and_skips_are_counted() -> None:
+    text = f"{'a' * 100}\n{'a' * 101}\nb = 1  # fmt: skip\n"
+    assert lines(measure.long_lines, text) == [2]
+    assert lines(measure.format_skips, text) == [3]
+
+
+def test_a_limit_that_is_exceeded_fails_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explained = "# Seconds.\nA = 1\n\n\ndef f(a):\n    return a\n"
+    (tmp_path / "good.py").write_text(explained)
+    assert measure.main(["--check", str(tmp_path)]) == 0
+    (tmp_path / "bad.py").write_text("a, b = 1, 2\n" + explained)
+    assert measure.main(["--check", str(tmp_path)]) == 1
+    assert "packed_assignments is beyond its limit" in capsys.readouterr().out
+    assert measure.main(["--list", "packed_assignments", str(tmp_path)]) == 0
+    assert "bad.py:1: a, b = 1, 2\n1 places\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(measure.HELD))
+def test_the_held_limits_are_kept(name: str) -> None:
+    """`just measure --list NAME` shows the places."""
+    files = measure.files_of(measure.MEASURES[name], measure.ROOT)
+    assert len(files) > 5
+    assert measure.MEASURES[name].holds(measure.MEASURES[name].figure(files))

@@ -1,0 +1,332 @@
+"""Measure how readable the code is: complexity, lines, comments, words.
+
+python -m tools.measure [--rev REV ...] [--list NAME] [--check] [FOLDER]
+
+Without FOLDER, this repository is measured. Each `--rev REV` adds a column for that revision.
+With FOLDER, every measure is taken of that folder alone, for example of another package.
+`--list NAME` prints the places of one measure. `--check` fails where a limit is exceeded.
+"""
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+
+from tools.worktree import ROOT, worktree
+
+LONGEST_LINE = 100
+"""Characters; the same as ruff's line-length."""
+MOST_COMPLEX = 10
+"""Branches of a function, plus one; more counts as complex."""
+RIDDLES = ("somebody", "nobody", "whoever", "beside", "meanwhile")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+BRANCHES = (
+    *(ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler),
+    *(ast.comprehension, ast.match_case),
+)
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """One line that a measure counts."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file's text, by its path below the measured folder."""
+
+    name: str
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines without their ends."""
+        return self.text.splitlines()
+
+    def place(self, line: int, text: str | None = None) -> Place:
+        """A place in this file, told by `text` or by the line itself."""
+        return Place(self.name, line, text or self.lines[line - 1].strip())
+
+
+@cache
+def parsed(file: File) -> ast.Module:
+    """The syntax tree; one per file, as several measures read it."""
+    return ast.parse(file.text, file.name)
+
+
+def functions(file: File) -> Iterator[tuple[Function, int]]:
+    """Each function with its cyclomatic complexity.
+
+    Counted are `if`, ternaries, loops, `except`, `case`, comprehensions, and each `and` and `or`.
+    A nested function counts for itself only.
+    """
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, Function):
+            yield node, 1 + sum(_branches(inner) for inner in _own(node))
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield child
+            yield from _own(child)
+
+
+def _branches(node: ast.AST) -> int:
+    if isinstance(node, ast.BoolOp):
+        return len(node.values) - 1
+    return isinstance(node, BRANCHES)
+
+
+def complex_functions(file: File) -> Iterator[Place]:
+    """Functions whose complexity is over the limit."""
+    for node, complexity in functions(file):
+        if complexity > MOST_COMPLEX:
+            yield file.place(node.lineno, f"{node.name} has complexity {complexity}")
+
+
+def packed_assignments(file: File) -> Iterator[Place]:
+    """`a, b = c, d`, unless it needs to be one statement: a value reads one of the targets."""
+    for node in ast.walk(parsed(file)):
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
+            continue
+        targets = [target for target in node.targets if isinstance(target, ast.Tuple)]
+        written = {ast.unparse(part) for target in targets for part in target.elts}
+        read = {
+            ast.unparse(part)
+            for part in ast.walk(node.value)
+            if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript))
+        }
+        if targets and not written & read:
+            yield file.place(node.lineno)
+
+
+def long_lines(file: File) -> Iterator[Place]:
+    """Lines that are too long."""
+    for number, line in enumerate(file.lines, 1):
+        if len(line) > LONGEST_LINE:
+            yield file.place(number)
+
+
+def foreign_writes(file: File) -> Iterator[Place]:
+    """Attributes assigned on anything but `self` and `cls`."""
+    for node in ast.walk(parsed(file)):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+        ):
+            yield file.place(node.lineno)
+
+
+def comments(file: File) -> Iterator[Place]:
+    """Lines with a comment that explains: directives to tools are none."""
+    for token in tokenize.generate_tokens(io.StringIO(file.text).readline):
+        if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string):
+            yield file.place(token.start[0])
+
+
+DIRECTIVE = re.compile(r"#\s*(noqa|type: ignore|fmt:|pragma|ruff:|mypy:|pyright:|!)[^-—]*$")
+
+
+def bare_constants(file: File) -> Iterator[Place]:
+    """Numeric constants of a module without a comment or a docstring that says what they mean."""
+    explained = {place.line for place in comments(file)}
+    body = parsed(file).body
+    for node, following in zip_longest(body, body[1:]):
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not _is_number(node.value):
+            continue
+        documented = (
+            isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+            and isinstance(following.value.value, str)
+        )
+        around = range(node.lineno - 1, (node.end_lineno or node.lineno) + 1)
+        if not documented and explained.isdisjoint(around):
+            yield file.place(node.lineno)
+
+
+def _is_number(value: ast.expr | None) -> bool:
+    """Numbers, sums and products of them, and names among them: `2 * 3600`, `-LIMIT`."""
+    if isinstance(value, ast.UnaryOp):
+        return _is_number(value.operand)
+    if isinstance(value, ast.BinOp):
+        return _is_number(value.left) or _is_number(value.right)
+    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("timedelta"):
+        return True
+    return (
+        isinstance(value, ast.Constant)
+        and isinstance(value.value, int | float)
+        and not isinstance(value.value, bool)
+    )
+
+
+WORD = re.compile(rf"(?<![a-z])({'|'.join(RIDDLES)})(?![a-z])", re.IGNORECASE)
+
+
+def riddle_words(file: File) -> Iterator[Place]:
+    """Words that hide the subject; names count, a quoted word such as a user's name does not."""
+    for number, line in enumerate(file.lines, 1):
+        for found in WORD.finditer(line):
+            before, after = line[: found.start()], line[found.end() :]
+            if not (before.endswith(('"', "'")) and after.startswith(('"', "'"))):
+                yield file.place(number)
+
+
+def format_skips(file: File) -> Iterator[Place]:
+    """Lines that the formatter may not touch."""
+    for number, line in enumerate(file.lines, 1):
+        if re.search(r"#\s*fmt:\s*(skip|off)\b", line):
+            yield file.place(number)
+
+
+PACKAGES = ("faststream_sqlbroker", "pyspark_sqlbroker")
+CODE = (*PACKAGES, "tests", "tools", "benchmarks", "docs")
+PER_THOUSAND = "per 1,000 lines"
+PERCENT = "% of lines"
+PROSE = (".py", ".md", ".toml", ".sh")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is counted, where, and how the count is told."""
+
+    find: Callable[[File], Iterator[Place]]
+    folders: Sequence[str]
+    unit: str
+    limit: float | None = None
+    least: float | None = None
+    suffixes: Sequence[str] = (".py",)
+
+    def figure(self, files: Sequence[File]) -> float:
+        """The count, or the count in relation to all lines."""
+        count = sum(1 for file in files for _ in self.find(file))
+        lines = sum(len(file.lines) for file in files) or 1
+        return count * {"": 1, PER_THOUSAND: 1000 / lines, PERCENT: 100 / lines}[self.unit]
+
+    def holds(self, figure: float) -> bool:
+        """Whether the figure is within its limits."""
+        return (self.limit is None or figure <= self.limit) and (
+            self.least is None or figure >= self.least
+        )
+
+
+FLOW = ("faststream_sqlbroker/flow",)
+MEASURES = {
+    "complex_functions": Measure(complex_functions, PACKAGES, "", limit=15),
+    "packed_assignments": Measure(packed_assignments, PACKAGES, PER_THOUSAND, limit=0),
+    "long_lines": Measure(long_lines, PACKAGES, PERCENT, limit=0),
+    "long_lines_everywhere": Measure(long_lines, CODE, PERCENT, limit=0),
+    "foreign_writes": Measure(foreign_writes, FLOW, PER_THOUSAND, limit=5),
+    "comments": Measure(comments, PACKAGES, PERCENT, least=3),
+    "bare_constants": Measure(bare_constants, PACKAGES, "", limit=0),
+    "riddle_words": Measure(riddle_words, PACKAGES, "", limit=0),
+    "riddle_words_everywhere": Measure(riddle_words, (*CODE, "."), "", limit=0, suffixes=PROSE),
+    "format_skips": Measure(format_skips, CODE, "", limit=5),
+}
+"""Each measure with its limit: `--check` fails beyond it."""
+HELD: frozenset[str] = frozenset({"format_skips"})
+"""The measures whose limits the tests hold."""
+
+
+def read(root: Path, folders: Sequence[str], suffixes: Sequence[str]) -> list[File]:
+    """The files below the folders; `.` stands for the root's own files."""
+    found: set[Path] = set()
+    for name in folders:
+        inside = root.iterdir() if name == "." else (root / name).rglob("*")
+        found |= {path for path in inside if path.suffix in suffixes and path.is_file()}
+    return [File(str(path.relative_to(root)), path.read_text()) for path in sorted(found)]
+
+
+def files_of(measure: Measure, root: Path) -> list[File]:
+    """What the measure reads: its folders if `root` is this repository, else all of `root`."""
+    ours = (root / PACKAGES[0]).is_dir()
+    return read(root, measure.folders if ours else ["", "."], measure.suffixes)
+
+
+def places(name: str, root: Path) -> list[Place]:
+    """All that one measure counts."""
+    measure = MEASURES[name]
+    return [place for file in files_of(measure, root) for place in measure.find(file)]
+
+
+def mean_complexity(root: Path) -> float:
+    """Of all functions of the package."""
+    files = files_of(MEASURES["complex_functions"], root)
+    found = [complexity for file in files for _, complexity in functions(file)]
+    return sum(found) / len(found)
+
+
+def column(root: Path) -> dict[str, float]:
+    """The figures of one tree."""
+    figures = {name: m.figure(files_of(m, root)) for name, m in MEASURES.items()}
+    return {"mean_complexity": mean_complexity(root)} | figures
+
+
+def table(columns: dict[str, dict[str, float]]) -> str:
+    """Markdown: one row for each measure, one column for each tree."""
+    rows = [f"| measure | {' | '.join(columns)} | limit |", "|---|" + "---:|" * (len(columns) + 1)]
+    for name in next(iter(columns.values())):
+        measure = MEASURES.get(name)
+        unit = f" {measure.unit}" if measure and measure.unit else ""
+        cells = [f"{figures[name]:.3g}" for figures in columns.values()]
+        rows.append(f"| {name}{unit} | {' | '.join(cells)} | {_limits(measure)} |")
+    return "\n".join(rows)
+
+
+def _limits(measure: Measure | None) -> str:
+    if measure is None:
+        return ""
+    return f"≤ {measure.limit}" if measure.least is None else f"≥ {measure.least}"
+
+
+def beyond(figures: dict[str, float]) -> list[str]:
+    """The measures whose limits the figures exceed."""
+    return [name for name, measure in MEASURES.items() if not measure.holds(figures[name])]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table or a list; the exit code."""
+    parser = argparse.ArgumentParser(description="Measure how readable the code is.")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT)
+    parser.add_argument("--rev", action="append", default=[], help="a revision to compare with")
+    parser.add_argument("--list", choices=MEASURES, help="print the places of this measure")
+    parser.add_argument("--check", action="store_true", help="fail where a limit is exceeded")
+    args = parser.parse_args(arguments)
+    if args.list:
+        with ExitStack() as stack:
+            root = stack.enter_context(worktree(args.rev[-1])) if args.rev else args.folder
+            found = places(args.list, root)
+        print(*found, f"{len(found)} places", sep="\n")
+        return 0
+    columns = {}
+    for rev in args.rev:
+        with worktree(rev) as root:
+            columns[rev] = column(root)
+    columns["now"] = column(args.folder)
+    print(table(columns))
+    if not args.check:
+        return 0
+    for name in (failed := beyond(columns["now"])):
+        print(f"{name} is beyond its limit: python -m tools.measure --list {name}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
