@@ -174,7 +174,7 @@ class Admin:
         """Say why a message is not running, or what became of it.
 
         Reads one snapshot, and never counts more than 1 000 messages, so it may be asked at any time, by any process.
-        What it says holds for that moment. docs/operating.md lists the codes.
+        What it says holds for that moment. docs/howto/operating.md lists the codes.
 
         Args:
             message_id: As `publish` returns it, or the text of it, which handlers have as `message.message_id`.

@@ -2,7 +2,7 @@
 
 The driver and every executor need this package with its extra: `pip install "faststream-sqlbroker[spark]"`,
 in the environment of PYSPARK_PYTHON; or ship it with `--archives` (venv-pack, conda-pack). `--py-files` is
-not enough: the database drivers are compiled. docs/spark.md lists the options.
+not enough: the database drivers are compiled. docs/howto/spark.md lists the options.
 """
 
 from typing import TYPE_CHECKING

@@ -17,7 +17,7 @@ import pytest
 
 from tools.files import update_block
 
-PAGE = Path(__file__).parent.parent / "docs" / "databases.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "databases.md"
 DATABASES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 IN_FRONT = {"pgbouncer": "postgresql"}
 """What tests call a database that they reach through something else."""

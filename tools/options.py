@@ -1,4 +1,4 @@
-"""The table of a subscriber's options in docs/subscribers.md, from the docstrings in the code.
+"""The table of a subscriber's options in docs/howto/subscribers.md, from the docstrings in the code.
 
 python -m tools.options [--check]
 """
@@ -11,7 +11,7 @@ from tools.files import update_block
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "faststream_sqlbroker" / "subscriber" / "options.py"
-PAGE = ROOT / "docs" / "subscribers.md"
+PAGE = ROOT / "docs" / "howto" / "subscribers.md"
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""The table of reasons in docs/operating.md, from the code.
+"""The table of reasons in docs/howto/operating.md, from the code.
 
 python -m tools.reasons [--check]
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from faststream_sqlbroker.core.reasons import MEANINGS
 from tools.files import update_block
 
-PAGE = Path(__file__).parent.parent / "docs" / "operating.md"
+PAGE = Path(__file__).parent.parent / "docs" / "howto" / "operating.md"
 
 
 def table() -> str:

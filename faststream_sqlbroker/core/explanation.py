@@ -13,7 +13,7 @@ SHOWN_ERROR = 200
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that stands between a message and its handler; docs/operating.md lists the codes."""
+    """One thing that stands between a message and its handler; docs/howto/operating.md lists the codes."""
 
     code: str
     text: str

@@ -1,4 +1,4 @@
-"""Which rights the broker's statements need; docs/security.md lists them, and tests use roles with no others."""
+"""Which rights the broker's statements need; docs/howto/security.md lists them, and tests use roles with no others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

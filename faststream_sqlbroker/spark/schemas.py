@@ -28,7 +28,7 @@ def to_struct(fields: tuple[Field, ...]) -> StructType:
 
 
 ARCHIVE_SCHEMA = to_struct(ARCHIVE_FIELDS)
-"""Of `read_archive`; docs/spark.md says what each column holds."""
+"""Of `read_archive`; docs/howto/spark.md says what each column holds."""
 
 MESSAGE_SCHEMA = to_struct(MESSAGE_FIELDS)
 """Of `read_messages`."""

@@ -132,7 +132,7 @@ class ErrorClasses:
             msg = (
                 "SQLite refused to turn the caller's read transaction into a writing one because another "
                 "connection has written meanwhile; begin such transactions with BEGIN IMMEDIATE "
-                f"(see docs/outbox.md) and repeat the whole transaction ({driver_text(error)})"
+                f"(see docs/howto/outbox.md) and repeat the whole transaction ({driver_text(error)})"
             )
             return TransientStoreError(msg)
         if self._denied(error):

@@ -327,7 +327,9 @@ async def test_a_stale_read_transaction_is_told_what_to_do(bench: Bench) -> None
         await connection.exec_driver_sql("BEGIN")
         await connection.execute(text("SELECT count(*) FROM message"))
         await bench.put()
-        with pytest.raises(TransientStoreError, match=r"BEGIN IMMEDIATE \(see docs/outbox.md\)"):
+        with pytest.raises(
+            TransientStoreError, match=r"BEGIN IMMEDIATE \(see docs/howto/outbox.md\)"
+        ):
             await bench.store.insert_in(connection, [NewMessage("q", b"")])
         await connection.rollback()
     assert len(await bench.rows()) == 1

@@ -449,7 +449,7 @@ def _past(bench: Bench) -> str:
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_everything_works_on_an_engine_that_begins_immediately(engine: AsyncEngine) -> None:
-    """The recipe of docs/outbox.md: the application's listeners begin every transaction."""
+    """The recipe of docs/howto/outbox.md: the application's listeners begin every transaction."""
 
     @event.listens_for(engine.sync_engine, "connect")
     def no_implicit_begin(connection: Any, _record: Any) -> None:

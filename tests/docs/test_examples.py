@@ -15,6 +15,7 @@ from tests.helpers import eventually
 from tools.packages import install
 
 ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
 NOTEBOOK = "<!-- one notebook -->"
 """First line of a page whose blocks are the cells of one program."""
 SPARK = ("openjdk-17-jre-headless", "libxerial-sqlite-jdbc-java")
@@ -24,13 +25,13 @@ BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 def blocks() -> list[tuple[str, str, str]]:
     """(name, code, output) of the pages under docs/."""
     found = []
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text()
         cells = BLOCK.findall(text)
         if text.startswith(NOTEBOOK):
             cells = [("\n".join(code for code, _ in cells), "".join(output for _, output in cells))]
         for number, (code, output) in enumerate(cells, 1):
-            found.append((f"{page.name} {number}", code, output))
+            found.append((f"{page.relative_to(DOCS)} {number}", code, output))
     return found
 
 
@@ -101,8 +102,8 @@ async def test_the_readmes_example_ships_its_order(tmp_path: Path) -> None:
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         text = page.read_text()
         for target in re.findall(r"\]\((?!http)([^)#]+)", text):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+            assert (page.parent / target).exists(), f"{page}: {target}"
     assert (ROOT / "README.md").read_text().count("\n") <= 150

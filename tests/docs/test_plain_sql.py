@@ -1,4 +1,4 @@
-"""Every statement of docs/plain_sql.md, on each database, in the sessions that other programs may have."""
+"""Every statement of docs/howto/plain_sql.md, on each database, in the sessions that other programs may have."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
 from tests.helpers import eventually
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "plain_sql.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "howto" / "plain_sql.md").read_text()
 BLOCK = re.compile(r"<!-- (\w+): (\w+) -->\n```sql\n(.*?)```", re.DOTALL)
 LATER = re.compile(r"An hour later: `next_attempt_at` is\s`([^`]+)`")
 STATEMENTS = {(kind, name): sql for kind, name, sql in BLOCK.findall(PAGE)}

@@ -1,4 +1,4 @@
-"""docs/security.md: each GRANT is run for a user that then does all it should, and is refused the rest."""
+"""docs/howto/security.md: each GRANT is run for a user that then does all it should, and is refused the rest."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ from tests.faststream.conftest import QUICK, Heard
 from tests.faststream.test_rights import consumes, publish_all
 from tests.helpers import eventually
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "security.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "howto" / "security.md").read_text()
 BLOCK = re.compile(r"```sql\n-- (\w+), ([^\n]+)\n(.*?)```", re.DOTALL)
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MySQL and MariaDB", "mysql": "MySQL and MariaDB"}
 servers_only = pytest.mark.parametrize("database", list(NAMES), indirect=True)

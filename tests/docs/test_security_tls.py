@@ -1,4 +1,4 @@
-"""docs/security.md: what it says of TLS, with servers of our own and certificates made here."""
+"""docs/howto/security.md: what it says of TLS, with servers of our own and certificates made here."""
 
 import datetime as dt
 import os

@@ -1,4 +1,4 @@
-"""docs/spark.md says what the code says."""
+"""docs/howto/spark.md says what the code says."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from faststream_sqlbroker.spark.replay_frame import NEEDED
 from faststream_sqlbroker.spark.replay_rows import REPLAY_JOB_HEADER, REPLAY_OF_HEADER
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-PAGE = (DOCS / "spark.md").read_text()
+PAGE = (DOCS / "howto" / "spark.md").read_text()
 
 
 def table(first: str) -> list[tuple[str, ...]]:
@@ -41,7 +41,7 @@ def test_the_drivers_are_those_that_are_looked_for() -> None:
     assert str(DEBIAN_JARS) in PAGE
 
 
-@pytest.mark.parametrize("name", ["spark.md", "tutorial_spark.md"])
+@pytest.mark.parametrize("name", ["howto/spark.md", "tutorial/spark.md"])
 def test_who_is_to_run_the_command_is_told_to_install_it(name: str) -> None:
     page = (DOCS / name).read_text()
     before, asked, _ = page.partition("faststream-sqlbroker spark check")

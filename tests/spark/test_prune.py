@@ -169,7 +169,7 @@ def test_an_export_that_lost_a_file_age_and_wrong_options(
 
 
 def partition(archive: Archive, *days: int, default: bool = False) -> None:
-    """Make the archive anew, partitioned as docs/tables.md says; a partition for each of `days` after START."""
+    """Make the archive anew, partitioned as docs/reference/tables.md says; a partition for each of `days` after START."""
     archive.execute("ALTER TABLE message_archive RENAME TO old_archive")
     archive.execute(
         "CREATE TABLE message_archive (LIKE old_archive INCLUDING DEFAULTS INCLUDING CONSTRAINTS, "

@@ -1,4 +1,4 @@
-"""Spark as the reader of docs/security.md, with its GRANTs and no other right."""
+"""Spark as the reader of docs/howto/security.md, with its GRANTs and no other right."""
 
 import pytest
 from pyspark.sql import SparkSession

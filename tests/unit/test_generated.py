@@ -10,6 +10,8 @@ from tests.conftest import ALL
 from tools import capabilities, diagram, golden_sql, options, reasons, render_migrations
 from tools.files import update_block, with_block, write_or_compare
 
+ROOT = Path(__file__).parent.parent.parent
+
 
 @pytest.mark.parametrize("tool", [golden_sql, render_migrations], ids=["golden SQL", "migrations"])
 def test_nothing_has_drifted(tool: object) -> None:
@@ -59,9 +61,7 @@ def test_the_table_of_capabilities_is_todays(request: pytest.FixtureRequest) -> 
         )
         return
     command = [sys.executable, "-m", "tools.capabilities", "--check"]
-    done = subprocess.run(
-        command, cwd=capabilities.PAGE.parent.parent, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,8 +1,8 @@
 """The fault machine's full matrix: python -m tools.reliability [--runs 30] [--jobs 6] [--only TEXT] [--resume] [--minutes 60].
 
 Each cell (fault × database) runs `runs` times with seeds of its own, `rounds` faults each: first every cell with seed 1,
-then with seed 2, so that a matrix that is cut short has all cells. After each run docs/reliability.json and the table
-rendered from it, docs/reliability.md, are written. What is run replaces the cell's older result; with `--resume` it
+then with seed 2, so that a matrix that is cut short has all cells. After each run docs/explanation/reliability.json and the table
+rendered from it, docs/explanation/reliability.md, are written. What is run replaces the cell's older result; with `--resume` it
 continues it, if product and machine are still the same. Ends with 1 if any promise was broken, or a run did not come
 to its end.
 """
@@ -40,7 +40,7 @@ from tools.private import CannotStartError
 from tools.servers import VARIABLES, NoServerError, server
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENT = ROOT / "docs" / "reliability.md"
+DOCUMENT = ROOT / "docs" / "explanation" / "reliability.md"
 RESULTS = DOCUMENT.with_suffix(".json")
 LONGEST = 300.0
 """Seconds that a run gets; all its waiting has deadlines that add up to less."""
