@@ -42,7 +42,7 @@ test-spark version="4.3.0" *args: setup
 test-oldest *args: setup
     @sh tools/oldest.sh "$@"
 
-# The fault machine's full matrix: every promise under every fault; writes docs/reliability.md (an hour; --minutes ends it early, --resume goes on)
+# The fault machine's full matrix: every promise under every fault; writes docs/explanation/reliability.md (an hour; --minutes ends it early, --resume goes on)
 test-faults *args: setup
     @{{ servers }} -- {{ python }} -m tools.reliability "$@"
 
@@ -59,6 +59,10 @@ measure *args: setup
 # Mypy, strictly
 types: setup
     @{{ python }} -m mypy
+
+# Build the documentation's site into site/; broken links and warnings fail
+docs: setup
+    @NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 # Format
 fmt: setup
@@ -88,7 +92,7 @@ check: test _others
 # The rest of it, at the same time
 [private]
 [parallel]
-_others: lint types _next-spark
+_others: lint types docs _next-spark
 
 # What pyspark calls of ours, with its next version: which database it is makes no difference to that
 _next-spark: setup

@@ -32,7 +32,9 @@ class _Context(Context):
 
 
 SqlBrokerMessage = Annotated[_Message, _Context("message")]
+"""The message that the handler is given."""
 SqlBrokerBatchMessage = Annotated[_BatchMessage, _Context("message")]
+"""The batch that the handler is given; for subscribers with batch=True."""
 SqlBroker = Annotated[Broker, _Context("broker")]
 SqlConnection = Annotated[AsyncConnection, _Context("sql_transaction.connection")]
 """The connection that the ack will commit with; for subscribers with transactional=True."""
