@@ -106,4 +106,4 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
         text = page.read_text()
         for target in re.findall(r"\]\((?!http)([^)#]+)", text):
             assert (page.parent / target).exists(), f"{page}: {target}"
-    assert (ROOT / "README.md").read_text().count("\n") <= 150
+    assert (ROOT / "README.md").read_text().count("\n") <= 120
