@@ -1,6 +1,6 @@
 """Spark finds the format "sqlbroker" by this module's name: `spark.read.format("sqlbroker")`, no jar needed.
 
-The driver and every executor need this package with its extra: `pip install "faststream-sqlbroker[spark]"`,
+The driver and every executor need this package with its extra: `pip install "sqlbroker[spark]"`,
 in the environment of PYSPARK_PYTHON; or ship it with `--archives` (venv-pack, conda-pack). `--py-files` is
 not enough: the database drivers are compiled. docs/howto/spark.md lists the options.
 """

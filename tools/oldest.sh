@@ -8,6 +8,10 @@ if [ ! -x .venv-oldest/bin/python ]; then
 fi
 grep -iv '^sqlalchemy==' constraints.txt > .venv-oldest/constraints.txt
 echo "installing SQLAlchemy $oldest into .venv-oldest ..."
+# An environment may hold this project under another name, and a command of that name.
+if .venv-oldest/bin/python -m pip show -q faststream-sqlbroker >/dev/null 2>&1; then
+    .venv-oldest/bin/python -m pip uninstall -q -y faststream-sqlbroker
+fi
 .venv-oldest/bin/python -m pip install -q --disable-pip-version-check \
     -c .venv-oldest/constraints.txt -e ".[dev]" "sqlalchemy==$oldest"
 .venv/bin/python -m tools.servers run -- \

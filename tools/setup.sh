@@ -26,6 +26,10 @@ fi
 stamp=$(cat pyproject.toml constraints.txt | cksum)
 [ "$(cat .venv/stamp 2>/dev/null || true)" = "$stamp" ] && exit 0
 echo "installing into .venv ..."
+# An environment may hold this project under another name, and a command of that name.
+if .venv/bin/python -m pip show -q faststream-sqlbroker >/dev/null 2>&1; then
+    .venv/bin/python -m pip uninstall -q -y faststream-sqlbroker
+fi
 .venv/bin/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
 # pip would do it with one core. What cannot be compiled is no module of ours.
 .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true

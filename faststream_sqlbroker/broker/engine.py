@@ -50,7 +50,7 @@ def _engine_of_url(given: Any) -> AsyncEngine:
         return create_async_engine(given)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(str(error.name), "")
-        hint = f"pip install 'faststream-sqlbroker[{extra}]'" if extra else f"install {error.name}"
+        hint = f"pip install 'sqlbroker[{extra}]'" if extra else f"install {error.name}"
         msg = f"the driver {error.name!r} is not installed: {hint}"
         raise MissingExtraError(msg) from error
     except (ArgumentError, NoSuchModuleError) as error:

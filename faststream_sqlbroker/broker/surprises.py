@@ -5,12 +5,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from faststream_sqlbroker.broker.pipelines import endless_way
+from faststream_sqlbroker.core.distribution import shared_files_warning
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 
 def surprises(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple[int, str]]:
     """Levels and lines for the log."""
+    if shared := shared_files_warning():
+        yield logging.WARNING, shared
     ours = [subscriber for subscriber in subscribers if isinstance(subscriber, QueueSubscriber)]
     if shortage := store.shortage:
         yield logging.WARNING, shortage

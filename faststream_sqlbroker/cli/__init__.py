@@ -1,18 +1,21 @@
-"""The command `faststream-sqlbroker`: `pip install "faststream-sqlbroker[cli]"`."""
+"""The command `sqlbroker`: `pip install "sqlbroker[cli]"`."""
 
 import sys
 
+from faststream_sqlbroker.core.distribution import shared_files_warning
 from faststream_sqlbroker.exceptions import SqlBrokerError
 
 
 def main() -> None:
     """Run the command line; errors of this package are one line on stderr and exit code 2."""
+    if warning := shared_files_warning():
+        sys.stderr.write(f"warning: {warning}\n")
     try:
         from faststream_sqlbroker.cli.app import app  # noqa: PLC0415 - Typer is an extra
     except ModuleNotFoundError as error:
         if str(error.name).startswith("faststream_sqlbroker"):
             raise
-        sys.exit(f"{error.name!r} is not installed: pip install 'faststream-sqlbroker[cli]'")
+        sys.exit(f"{error.name!r} is not installed: pip install 'sqlbroker[cli]'")
     try:
         app()
     except SqlBrokerError as error:

@@ -1,4 +1,4 @@
-"""`faststream-sqlbroker archive …`: the archive exported to Parquet, compacted, pruned."""
+"""`sqlbroker archive …`: the archive exported to Parquet, compacted, pruned."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`faststream-sqlbroker archive replay`: publish rows of the archive, or of an export, again."""
+"""`sqlbroker archive replay`: publish rows of the archive, or of an export, again."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""`faststream-sqlbroker archive report …`: the archive as one HTML page."""
+"""`sqlbroker archive report …`: the archive as one HTML page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`faststream-sqlbroker spark …`: what Spark needs and whether it is there."""
+"""`sqlbroker spark …`: what Spark needs and whether it is there."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -69,9 +69,9 @@ def _package(name: str) -> tuple[str, str]:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError as error:
-        raise SetupError("pip install 'faststream-sqlbroker[spark]'") from error
+        raise SetupError("pip install 'sqlbroker[spark]'") from error
     if name == "pyspark" and tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SPARK:
-        raise SetupError(f"{version} is too old: pip install 'faststream-sqlbroker[spark]'")
+        raise SetupError(f"{version} is too old: pip install 'sqlbroker[spark]'")
     return version, ""
 
 

@@ -113,6 +113,6 @@ def _cronsim() -> tuple[Any, type[Exception]]:
     try:
         from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra
     except ImportError as error:
-        msg = "schedules need cronsim: pip install 'faststream-sqlbroker[schedule]'"
+        msg = "schedules need cronsim: pip install 'sqlbroker[schedule]'"
         raise MissingExtraError(msg) from error
     return CronSim, CronSimError

@@ -162,7 +162,7 @@ def _script() -> "tuple[Config, ScriptDirectory]":
         from alembic.config import Config  # noqa: PLC0415
         from alembic.script import ScriptDirectory  # noqa: PLC0415
     except ImportError as error:
-        msg = "migrations need Alembic: pip install 'faststream-sqlbroker[migrations]'"
+        msg = "migrations need Alembic: pip install 'sqlbroker[migrations]'"
         raise MissingExtraError(msg) from error
     config = Config()
     config.set_main_option("path_separator", "os")

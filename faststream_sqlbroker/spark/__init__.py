@@ -1,4 +1,4 @@
-"""The archive and the live table in Spark: `pip install "faststream-sqlbroker[spark]"`."""
+"""The archive and the live table in Spark: `pip install "sqlbroker[spark]"`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,6 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("faststream_sqlbroker"):
             raise
-        msg = f"{error.name!r} is not installed: pip install 'faststream-sqlbroker[spark]'"
+        msg = f"{error.name!r} is not installed: pip install 'sqlbroker[spark]'"
         raise MissingExtraError(msg) from error
     return getattr(module, name)

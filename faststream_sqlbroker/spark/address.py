@@ -84,7 +84,7 @@ class Address:
                 connect_args=arguments,
             )
         except ModuleNotFoundError as error:
-            msg = f"the driver {error.name!r} is not installed: pip install 'faststream-sqlbroker[spark]'"
+            msg = f"the driver {error.name!r} is not installed: pip install 'sqlbroker[spark]'"
             raise MissingExtraError(msg) from error
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from faststream_sqlbroker.core.distribution import DISTRIBUTION
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from faststream_sqlbroker.spark.aside import ASIDE, put_back
 from faststream_sqlbroker.spark.entries import Entry, entries_of, entry_from_json
@@ -296,6 +297,6 @@ class Lake:
 
 def _version() -> str:
     try:
-        return version("faststream-sqlbroker")
+        return version(DISTRIBUTION)
     except PackageNotFoundError:
         return "unknown"  # a folder that was put on the path

@@ -44,8 +44,8 @@ def test_the_drivers_are_those_that_are_looked_for() -> None:
 @pytest.mark.parametrize("name", ["howto/spark.md", "tutorial/spark.md"])
 def test_who_is_to_run_the_command_is_told_to_install_it(name: str) -> None:
     page = (DOCS / name).read_text()
-    before, asked, _ = page.partition("faststream-sqlbroker spark check")
-    found = re.findall(r'pip install "faststream-sqlbroker\[([\w,]+)\]"', before)
+    before, asked, _ = page.partition("sqlbroker spark check")
+    found = re.findall(r'pip install "sqlbroker\[([\w,]+)\]"', before)
     assert asked
     assert {"cli", "spark"} <= {extra for extras in found for extra in extras.split(",")}
 

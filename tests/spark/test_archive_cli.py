@@ -1,4 +1,4 @@
-"""`faststream-sqlbroker archive …`: in process, and once as a process that is killed."""
+"""`sqlbroker archive …`: in process, and once as a process that is killed."""
 
 import json
 import os

@@ -349,7 +349,7 @@ def test_what_cannot_be(
         monkeypatch.delitem(sys.modules, f"{report.__name__}.{name}", raising=False)
         monkeypatch.delattr(report, name, raising=False)
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'faststream-sqlbroker\[report\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'sqlbroker\[report\]'"):
         write_report(data, tmp_path / "x.html")
     assert list(tmp_path.iterdir()) == []
 

@@ -166,7 +166,7 @@ def test_what_is_no_zone_is_refused_with_an_example(tz: Any) -> None:
 def test_without_cronsim_the_extra_is_named() -> None:
     with (
         patch.dict(sys.modules, {"cronsim": None}),
-        pytest.raises(MissingExtraError, match=r"pip install 'faststream-sqlbroker\[schedule\]'"),
+        pytest.raises(MissingExtraError, match=r"pip install 'sqlbroker\[schedule\]'"),
     ):
         Cron("* * * * *", "UTC")
 

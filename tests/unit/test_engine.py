@@ -26,9 +26,7 @@ def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
         raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
 
     monkeypatch.setattr(engines, "create_async_engine", missing)
-    with pytest.raises(
-        MissingExtraError, match=r"pip install 'faststream-sqlbroker\[postgresql\]'"
-    ):
+    with pytest.raises(MissingExtraError, match=r"pip install 'sqlbroker\[postgresql\]'"):
         engines.make_engine(f"postgresql+asyncpg://{PLACE}")
 
     def unknown(_url: Any) -> Any:

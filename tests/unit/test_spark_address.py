@@ -216,7 +216,7 @@ def test_spark_is_imported_only_where_it_is_used() -> None:
         "except MissingExtraError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'faststream-sqlbroker[spark]'" in done.stdout
+    assert "pip install 'sqlbroker[spark]'" in done.stdout
 
 
 def test_every_public_name_can_be_had() -> None:

@@ -177,7 +177,7 @@ def version(name: str) -> str:
 def test_check_tells_what_is_there_and_what_is_not(
     nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`faststream-sqlbroker spark check`."""
+    """`sqlbroker spark check`."""
     monkeypatch.setenv("COLUMNS", "300")
     found = jar(nothing_installed / "debian", "postgresql-42.5.5.jar")
     done = CliRunner().invoke(app, ["spark", "check", "--database", "postgresql"])
@@ -187,7 +187,7 @@ def test_check_tells_what_is_there_and_what_is_not(
     monkeypatch.setattr(metadata, "version", version)
     done = CliRunner().invoke(app, ["spark", "check"])
     assert done.exit_code == 1
-    assert "pip install 'faststream-sqlbroker[spark]'" in done.output
+    assert "pip install 'sqlbroker[spark]'" in done.output
     assert "libxerial-sqlite-jdbc-java" in done.output
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     done = CliRunner().invoke(app, ["spark", "check", "--database", "postgresql"])

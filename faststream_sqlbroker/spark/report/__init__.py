@@ -48,7 +48,7 @@ def write_report(
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("plotly"):
             raise
-        msg = f"{error.name!r} is not installed: pip install 'faststream-sqlbroker[report]'"
+        msg = f"{error.name!r} is not installed: pip install 'sqlbroker[report]'"
         raise MissingExtraError(msg) from error
     target = Path(path).absolute()
     if not target.parent.is_dir():

@@ -58,7 +58,7 @@ def _by_adbc(
         from adbc_driver_postgresql import StatementOptions, dbapi  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            f"{error.name!r} is not installed: pip install 'faststream-sqlbroker[spark]'"
+            f"{error.name!r} is not installed: pip install 'sqlbroker[spark]'"
         ) from error
     with (
         dbapi.connect(conninfo(address), autocommit=True) as connection,

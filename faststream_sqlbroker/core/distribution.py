@@ -1,0 +1,41 @@
+"""What the package is called where it is installed, and who else has written into its folder."""
+
+from functools import cache
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+DISTRIBUTION = "sqlbroker"
+"""What pip installs; the import is `faststream_sqlbroker`."""
+_PACKAGE = Path(__file__).parent.parent
+
+
+@cache
+def shared_files_warning(package: Path = _PACKAGE) -> str | None:
+    """Say which other distribution owns files of this package, or return None if none does.
+
+    Two distributions with one import name overwrite each other's files, and pip does not object.
+    What pip recorded of each distribution in the same folder is read once per process: a few
+    milliseconds, which is too much for an import.
+    """
+    owners = sorted(
+        f"{distribution.name} {distribution.version}"
+        for distribution in _owners(package)
+        if distribution.name.lower() != DISTRIBUTION
+    )
+    if not owners:
+        return None
+    return (
+        f"{' and '.join(owners)} owns files of the package {package.name!r}, too: what was "
+        f"installed last has overwritten files of the other. Install {DISTRIBUTION} into an "
+        "environment of its own"
+    )
+
+
+def _owners(package: Path) -> list[PathDistribution]:
+    """Distributions in the package's folder whose RECORD lists files of the package."""
+    entry = f"\n{package.name}/".encode()
+    return [
+        PathDistribution(record.parent)
+        for record in package.parent.glob("*.dist-info/RECORD")
+        if entry in b"\n" + record.read_bytes()
+    ]
