@@ -55,7 +55,7 @@ class Claiming:
 
     async def once(self, queues: list[str]) -> tuple[float, float, int]:
         """Seconds of a look and of the claim after it, and its rows; undone afterwards."""
-        looking = self._dialect.looking(queues)
+        looking = self._dialect.scan(queues)
         transaction = self._connection.transaction()
         await transaction.start()
         look, rows = await self._timed(looking)
@@ -68,7 +68,7 @@ class Claiming:
         """Buffers of a look and of a claim; undone afterwards."""
         transaction = self._connection.transaction()
         await transaction.start()
-        look = await self._buffers(self._dialect.looking(queues))
+        look = await self._buffers(self._dialect.scan(queues))
         claim = await self._buffers(self._claim([ReadyPair(queue, 0, 0.0) for queue in queues]))
         await transaction.rollback()
         return look, claim

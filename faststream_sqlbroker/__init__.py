@@ -12,8 +12,7 @@ from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
-from faststream_sqlbroker.core.explanation import Explanation, Reason
-from faststream_sqlbroker.core.locks import HeldLock
+from faststream_sqlbroker.control_exceptions import Move, NotReadyYet, Postpone, RetryPossible
 from faststream_sqlbroker.core.policies import (
     BlockingWait,
     Concurrency,
@@ -23,7 +22,6 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
-from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -34,11 +32,17 @@ from faststream_sqlbroker.core.retry import (
     RetryStrategyProto,
     RetryStrategyTemplate,
 )
-from faststream_sqlbroker.core.routing import DESTINATION
+from faststream_sqlbroker.core.routing import DESTINATION, Hops, next_hop, plan_hops
 from faststream_sqlbroker.core.rows import UnknownOutcome
-from faststream_sqlbroker.core.schedules import Schedule
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
-from faststream_sqlbroker.core.tiers import Hops, next_hop, plan_hops
+from faststream_sqlbroker.core.status import (
+    Explanation,
+    HeldLock,
+    LiveSubscriber,
+    PausedQueue,
+    Reason,
+    Schedule,
+)
 from faststream_sqlbroker.exceptions import (
     AccessError,
     ConcurrentLoadError,
@@ -59,8 +63,7 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
-from faststream_sqlbroker.flow.held_lock import Lock
-from faststream_sqlbroker.instructions import Move, NotReadyYet, Postpone, RetryPossible
+from faststream_sqlbroker.flow.locks import Lock
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
     SqlBrokerPublishMessage,

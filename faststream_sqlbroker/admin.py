@@ -5,17 +5,21 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.duration import Duration, parse_duration
-from faststream_sqlbroker.core.explanation import Explanation, Reason
-from faststream_sqlbroker.core.locks import HeldLock
-from faststream_sqlbroker.core.names import name_problem
-from faststream_sqlbroker.core.presence import LiveSubscriber, PausedQueue
+from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.rows import UnknownOutcome
-from faststream_sqlbroker.core.schedules import Schedule
+from faststream_sqlbroker.core.status import (
+    Explanation,
+    HeldLock,
+    LiveSubscriber,
+    PausedQueue,
+    Reason,
+    Schedule,
+)
 from faststream_sqlbroker.core.text import clean_text, short
+from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.store.fleet import process_name
-from faststream_sqlbroker.store.loops import Places
+from faststream_sqlbroker.store.event_loops import LoopSemaphore
+from faststream_sqlbroker.store.live_subscribers import process_name
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -31,7 +35,7 @@ __all__ = (
     "UnknownOutcome",
 )
 
-LONGEST_PAUSE = 100 * 365 * 86_400.0
+LONGEST_QUEUE_PAUSE = 100 * 365 * 86_400.0
 """Seconds: every database has the moment it ends."""
 RELEASED_AT_ONCE = 1_000
 """Messages that are given back in one transaction."""
@@ -55,7 +59,7 @@ class Admin:
         *,
         channel: str = "",
         heard: Callable[[frozenset[str]], None] = lambda _paused: None,
-        turn: Places | None = None,
+        turn: LoopSemaphore | None = None,
         pipelines: Iterable[Any] = (),
     ) -> None:
         """Work on the tables of `store`.
@@ -64,7 +68,7 @@ class Admin:
         `turn` lets them be written; `pipelines` are named in explanations.
         """
         self._store, self._channel, self._heard, self._pipelines = store, channel, heard, pipelines
-        self._turn = Places() if turn is None else turn
+        self._turn = LoopSemaphore() if turn is None else turn
 
     # -- pauses -------------------------------------------------------------------------------------
 
@@ -96,7 +100,9 @@ class Admin:
         info = {"by": _text("by", by) or process_name(), "reason": _text("reason", reason)}
         async with self._turn:
             self._heard(
-                await self._store.fleet.pause(_queue(queue), _until(until), info, self._channel)
+                await self._store.live_subscribers.pause(
+                    _queue(queue), _until(until), info, self._channel
+                )
             )
 
     async def resume(self, queue: str) -> bool:
@@ -109,13 +115,13 @@ class Admin:
             SetupError: an impossible name of a queue.
         """
         async with self._turn:
-            was, paused = await self._store.fleet.resume(_queue(queue), self._channel)
+            was, paused = await self._store.live_subscribers.resume(_queue(queue), self._channel)
             self._heard(paused)
         return was
 
     async def paused(self) -> list[PausedQueue]:
         """The queues that are paused now, by name."""
-        return await self._store.fleet.paused()
+        return await self._store.live_subscribers.paused()
 
     # -- who and why --------------------------------------------------------------------------------
 
@@ -128,7 +134,7 @@ class Admin:
         Args:
             queue: Only those of this one.
         """
-        found = await self._store.fleet.subscribers()
+        found = await self._store.live_subscribers.subscribers()
         return [s for s in found if queue is None or queue in s.queues]
 
     async def release(self, worker: str, *, force: bool = False) -> int:
@@ -151,7 +157,7 @@ class Admin:
         """
         if not isinstance(worker, str):
             raise SetupError(f"worker must be the name of a subscriber, got {short(worker)}")
-        known = await self._store.fleet.subscriber(worker)
+        known = await self._store.live_subscribers.subscriber(worker)
         if known is None:
             msg = (
                 f"no subscriber is known as {short(worker)}: broker.admin.subscribers() lists those that live, with "
@@ -166,7 +172,7 @@ class Admin:
             )
             raise SetupError(msg)
         total = 0
-        while count := await self._store.fleet.release(subscriber, RELEASED_AT_ONCE):
+        while count := await self._store.live_subscribers.release(subscriber, RELEASED_AT_ONCE):
             total += count
         return total
 
@@ -194,7 +200,7 @@ class Admin:
                 f"it, got {short(message_id)}"
             )
             raise SetupError(msg)
-        return (await self._store.fleet.explain(number)).at_place(self._pipelines)
+        return (await self._store.live_subscribers.explain(number)).at_place(self._pipelines)
 
     # -- schedules ----------------------------------------------------------------------------------
 
@@ -308,7 +314,7 @@ def _until(value: Duration | datetime | None) -> datetime | float | None:
     if value is None:
         return None
     seconds = parse_duration(value, name="until")
-    if not 0 < seconds <= LONGEST_PAUSE:
+    if not 0 < seconds <= LONGEST_QUEUE_PAUSE:
         msg = f"until must be a length of more than 0 and at most 100 years, or a datetime, got {short(value)}"
         raise SetupError(msg)
     return seconds

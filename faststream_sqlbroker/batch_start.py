@@ -26,7 +26,7 @@ class BatchStart:
         self.error: Exception | None = None
         """What kept it from starting, if that may be a message's fault."""
         self.culprits: frozenset[int] = frozenset()
-        """Places in the batch of the messages that are known to be at fault; none if it is not known."""
+        """LoopSemaphore in the batch of the messages that are known to be at fault; none if it is not known."""
 
 
 starting: ContextVar[BatchStart | None] = ContextVar("sqlbroker_batch_start", default=None)

@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Any
 from faststream.message import AckStatus, StreamMessage
 
 from faststream_sqlbroker.batch_start import note_fault
-from faststream_sqlbroker.core.duration import Duration, delay_seconds
-from faststream_sqlbroker.core.outcome import Ack, Discard, Move, Outcome, Postpone, Reject
-from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
-from faststream_sqlbroker.instructions import (
+from faststream_sqlbroker.control_exceptions import (
     KEPT,
-    Place,
+    MoveTarget,
     Said,
     extend,
     follow,
@@ -26,6 +22,10 @@ from faststream_sqlbroker.instructions import (
     reject_outcome,
     warn_of_ignored,
 )
+from faststream_sqlbroker.core.outcome import Ack, Defer, Discard, Outcome, Reject, Relocate
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
+from faststream_sqlbroker.core.times import Duration, delay_seconds
 
 if TYPE_CHECKING:
     from faststream._internal.types import AsyncCallable
@@ -132,7 +132,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         Raises:
             SetupError: `delay` is no length of time; under ACK_FIRST the message is gone.
         """
-        await follow([self.raw_message], Postpone(delay_seconds(delay)))
+        await follow([self.raw_message], Defer(delay_seconds(delay)))
         self.note_outcome()
 
     async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
@@ -148,7 +148,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
                 is gone.
             Exception: the codec cannot encode `body`; nothing is recorded.
         """
-        await follow([self.raw_message], Place(queue, body, delay))
+        await follow([self.raw_message], MoveTarget(queue, body, delay))
         self.note_outcome()
 
     async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
@@ -167,7 +167,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         Raises:
             SetupError: as `move_to`.
         """
-        await follow([self.raw_message], Place(queue, KEPT, delay, published_again=True))
+        await follow([self.raw_message], MoveTarget(queue, KEPT, delay, published_again=True))
         self.note_outcome()
 
     async def extend_lease(self, duration: Duration) -> bool:
@@ -295,19 +295,19 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
 
     async def postpone(self, delay: Duration) -> None:
         """`SqlBrokerMessage.postpone` for every message not settled yet."""
-        await follow(self.raw_message, Postpone(delay_seconds(delay)))
+        await follow(self.raw_message, Defer(delay_seconds(delay)))
         self._note_outcomes()
         await super().nack()
 
     async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
         """`SqlBrokerMessage.move_to` for every message not settled yet, all with the same body if one is given."""
-        await follow(self.raw_message, Place(queue, body, delay))
+        await follow(self.raw_message, MoveTarget(queue, body, delay))
         self._note_outcomes()
         await super().ack()
 
     async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
         """`SqlBrokerMessage.republish` for every message not settled yet; None leaves each in its queue."""
-        await follow(self.raw_message, Place(queue, KEPT, delay, published_again=True))
+        await follow(self.raw_message, MoveTarget(queue, KEPT, delay, published_again=True))
         self._note_outcomes()
         await super().ack()
 
@@ -327,7 +327,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
 
 
 def _status(outcome: Outcome | None) -> AckStatus:
-    if isinstance(outcome, Ack | Move):
+    if isinstance(outcome, Ack | Relocate):
         return AckStatus.ACKED
     if isinstance(outcome, Reject | Discard):
         return AckStatus.REJECTED

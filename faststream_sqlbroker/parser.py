@@ -11,7 +11,7 @@ from faststream.message import StreamMessage
 from faststream.message import decode_message as decode_body
 
 from faststream_sqlbroker.batch_start import note_fault
-from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.message import SqlBrokerBatchMessage, SqlBrokerMessage
@@ -122,7 +122,7 @@ def _bodies(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list["Deco
 
 
 def _undecodable(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list[int]:
-    """Places of the messages that cannot be decoded."""
+    """LoopSemaphore of the messages that cannot be decoded."""
     places = []
     for place, row in enumerate(rows):
         try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from faststream.response import BatchPublishCommand, PublishCommand, PublishType, Response
 
-from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from faststream_sqlbroker.dialects import DIALECTS, Dialect, dialect_for
-from faststream_sqlbroker.dialects.steps import StepDialect
+from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tools.files import report, write_or_compare
@@ -24,7 +24,7 @@ DRIVERS = {"mysql": "+pymysql", "mariadb": "+pymysql", "postgresql": "+psycopg"}
 def statements(dialect: Dialect) -> dict[str, str]:
     """The statements of `dialect` by name, with SQLAlchemy's `:name` binds."""
     found = {name: str(clause) for name, clause in dialect.sql.items()}
-    if isinstance(dialect, StepDialect):
+    if isinstance(dialect, MultiStatementDialect):
         found["insert_two_rows"] = str(dialect.insert_statement(2))
     return found
 

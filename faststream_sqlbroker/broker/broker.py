@@ -23,11 +23,11 @@ from faststream_sqlbroker.broker.logging import make_queue_logger_state
 from faststream_sqlbroker.broker.pipelines import ServiceTags, refuse_endless_dead_letters
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
-from faststream_sqlbroker.broker.surprises import surprises
+from faststream_sqlbroker.broker.startup_warnings import startup_warnings
 from faststream_sqlbroker.core.access import Activities, Activity
-from faststream_sqlbroker.core.duration import Duration, positive_seconds
+from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError
-from faststream_sqlbroker.flow.presence import INTERVAL, Presence
+from faststream_sqlbroker.flow.heartbeat import INTERVAL, Heartbeat
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -148,7 +148,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
-                presence=self._presence,
+                heartbeat=self._heartbeat,
                 rights=self._rights,
                 producer=SqlBrokerProducer(
                     Publisher(store, self._wakeups), parser=parser, decoder=decoder
@@ -177,10 +177,10 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         )
 
     def _watch_database(self, presence_interval: Duration) -> None:
-        self._presence = Presence(
+        self._heartbeat = Heartbeat(
             self._store, self._log_of_loops, presence_interval, outages=self._wakeups.outages
         )
-        self._wakeups.on_pauses = self._presence.look
+        self._wakeups.on_pauses = self._heartbeat.wake
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages)
 
     @property
@@ -189,8 +189,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         return Admin(
             self._store,
             channel=self._wakeups.channel,
-            heard=self._presence.heard,
-            turn=self._presence.turn,
+            heard=self._heartbeat.heard,
+            turn=self._heartbeat.turn,
             pipelines=getattr(self, "pipelines", ()),
         )
 
@@ -220,7 +220,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         await self._store.setup()
         if self._validate_schema:
             await self._check_schema()
-        for level, text in surprises(self._store, self.subscribers):
+        for level, text in startup_warnings(self._store, self.subscribers):
             self._log_of_loops(level, text)
         self._scheduler.plan(self.schedules)
         await super().start()
@@ -258,7 +258,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             await super().stop(exc_type, exc_val, exc_tb)
         finally:
             await scheduler
-        await self._unheeded.close()
+        await self._shielded.close()
         await self._wakeups.stop()
         await self._rights.stop()
         await self._store.close()

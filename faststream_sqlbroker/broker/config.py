@@ -8,7 +8,7 @@ from faststream._internal.configs import BrokerConfig
 from faststream.exceptions import IncorrectState
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-from faststream_sqlbroker.flow.presence import Presence
+from faststream_sqlbroker.flow.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
@@ -43,7 +43,7 @@ class SqlBrokerConfig(BrokerConfig):
 
     store: Store
     wakeups: Wakeups
-    presence: Presence
+    heartbeat: Heartbeat
     rights: Rights
     default_driver_annotations: Any = field(default_factory=_driver_annotations)
 
@@ -73,7 +73,7 @@ class SqlBrokerRouterConfig(BrokerConfig):
         raise IncorrectState(_NOT_INCLUDED)
 
     @property
-    def presence(self) -> NoReturn:
+    def heartbeat(self) -> NoReturn:
         """A router has none.
 
         Raises:

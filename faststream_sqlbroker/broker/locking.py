@@ -4,13 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
-from faststream_sqlbroker.core.duration import Duration
-from faststream_sqlbroker.core.lengths import lease_seconds, wait_seconds
-from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import Duration, lease_seconds, wait_seconds
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.held_lock import Lock
-from faststream_sqlbroker.flow.locks import Locks
+from faststream_sqlbroker.flow.locks import Lock, Locks
 
 
 class SqlBrokerLocking(SqlBrokerPublishing):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from faststream.specification.schema.extra import Tag
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.routing import MOST_HOPS, Destination, find_loop
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError

@@ -10,8 +10,8 @@ from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_steps
 from faststream_sqlbroker.broker.scheduling import SqlBrokerScheduling
-from faststream_sqlbroker.core.names import name_problem
-from faststream_sqlbroker.core.routing import Destination, Place
+from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.publisher.config import (
@@ -114,7 +114,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             self._subscribe(
                 step.queue,
                 {**step.options, **endpoint, "forward_to": hops[n]},
-                Place(name, n, hops),
+                PipelineStep(name, n, hops),
             )
             for n, step in enumerate(steps, 1)
         ]
@@ -136,7 +136,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         return []
 
     def _subscribe(
-        self, names: Any, options: Mapping[str, Any], place: Place | None = None
+        self, names: Any, options: Mapping[str, Any], place: PipelineStep | None = None
     ) -> QueueSubscriber:
         endpoint: dict[str, Any] = {
             name: value

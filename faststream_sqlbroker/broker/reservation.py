@@ -6,16 +6,15 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from faststream_sqlbroker.core.duration import Duration, delay_seconds
-from faststream_sqlbroker.core.lengths import lease_seconds
-from faststream_sqlbroker.core.names import name_problem
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Outcome, Reject
+from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.text import clean_text, short
-from faststream_sqlbroker.dialects.takes import Replaced
+from faststream_sqlbroker.core.times import Duration, delay_seconds, lease_seconds
+from faststream_sqlbroker.dialects.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import LeaseLostError, SetupError, SqlBrokerError
-from faststream_sqlbroker.flow.take import Taker
+from faststream_sqlbroker.flow.direct_claim import DirectClaimer
 from faststream_sqlbroker.parser import CONTENT_TYPE
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 
@@ -120,14 +119,19 @@ class Reservation(ReceivedMessage):
         row: ClaimedMessage,
         decoded: Callable[[], Any],
         *,
-        taker: Taker,
+        direct_claimer: DirectClaimer,
         producer: SqlBrokerProducer,
         rules: SettleRules,
         lease: float,
     ) -> None:
         """`lease` in seconds."""
         super().__init__(row, decoded)
-        self._taker, self._producer, self._rules, self._lease = taker, producer, rules, lease
+        self._direct_claimer, self._producer, self._rules, self._lease = (
+            direct_claimer,
+            producer,
+            rules,
+            lease,
+        )
         self._held_until = row.renewed_monotonic + lease
         self._end = ""
 
@@ -182,7 +186,7 @@ class Reservation(ReceivedMessage):
         if (problem := name_problem(queue)) is not None:
             raise SetupError(f"{short(queue)} cannot be the name of a queue: {problem}")
         seconds = 0.0 if delay is None else delay_seconds(delay)
-        await self._settle(Move(queue), "moved", body=body, delay=seconds)
+        await self._settle(Relocate(queue), "moved", body=body, delay=seconds)
 
     async def extend(self, lease: Duration | None = None) -> None:
         """Lengthen the lease from now on, by the database's clock; also one that has run out, if nobody has it since.
@@ -194,7 +198,7 @@ class Reservation(ReceivedMessage):
         """
         self._check_open()
         seconds = self._lease if lease is None else lease_seconds(lease)
-        if not await self._taker.extend(self._row, seconds):
+        if not await self._direct_claimer.extend(self._row, seconds):
             raise self._lost()
         self._held_until = max(self._held_until, self._row.renewed_monotonic + seconds)
 
@@ -218,7 +222,7 @@ class Reservation(ReceivedMessage):
             if isinstance(exc_val, Exception):
                 await self._settle(Nack(error=exc_val), "rolled back")
             else:
-                await self._taker.unheeded.run(self._settle(Abandon(), "rolled back"))
+                await self._direct_claimer.shielded.run(self._settle(Abandon(), "rolled back"))
         except SqlBrokerError as error:
             exc_val.add_note(
                 f"message {self.id} of queue {self.queue!r} was not rolled back: {error}"
@@ -240,7 +244,7 @@ class Reservation(ReceivedMessage):
         settlement = settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted)
         settlement.delay = settlement.delay if delay is None else delay
         settlement.error = settlement.error if text is None else text
-        if not await self._taker.settle(settlement, replaced, self.queue):
+        if not await self._direct_claimer.settle(settlement, replaced, self.queue):
             raise self._lost()
         self._end = end
 

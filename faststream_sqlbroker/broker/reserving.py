@@ -8,16 +8,15 @@ from typing import Any, Literal
 from faststream_sqlbroker.broker.locking import SqlBrokerLocking
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.core.checks import whole_number
-from faststream_sqlbroker.core.duration import Duration
-from faststream_sqlbroker.core.lengths import lease_seconds, wait_seconds
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
+from faststream_sqlbroker.core.times import Duration, lease_seconds, wait_seconds
+from faststream_sqlbroker.flow.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.locks import Locks
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.schedule import Scheduler
-from faststream_sqlbroker.flow.take import Taker, Wanted
-from faststream_sqlbroker.flow.unheeded import Unheeded
+from faststream_sqlbroker.flow.schedules import Scheduler
+from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber import checks
@@ -40,16 +39,16 @@ class SqlBrokerReserving(SqlBrokerLocking):
     broker.
     """
 
-    _taker: Taker
-    _unheeded: Unheeded
+    _direct_claimer: DirectClaimer
+    _shielded: ShieldedCalls
     _scheduler: Scheduler
 
     def _serve_application(self, store: Store, wakeups: Wakeups, log: Log) -> None:
         """Set up what serves the application's own calls."""
         store.dialect.warn = partial(log, logging.WARNING)
-        self._unheeded = Unheeded()
-        self._locks = Locks(store, self._unheeded, log)
-        self._taker = Taker(store, wakeups, self._unheeded, log)
+        self._shielded = ShieldedCalls()
+        self._locks = Locks(store, self._shielded, log)
+        self._direct_claimer = DirectClaimer(store, wakeups, self._shielded, log)
         self._scheduler = Scheduler(store, wakeups, log)
 
     async def pop(
@@ -76,7 +75,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             SetupError: an argument that cannot be used.
             StoreError: the database refused or could not be reached; nothing was removed.
         """
-        wanted = Wanted(
+        wanted = DirectClaimRequest(
             queues=_names(queues, more_queues),
             lease=POP_LEASE,
             rules=SettleRules(),
@@ -89,7 +88,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
         waited = wait_seconds(wait)
         await self.connect()
-        return await self._taker.take(wanted, waited, read)
+        return await self._direct_claimer.take(wanted, waited, read)
 
     async def reserve(
         self,
@@ -125,7 +124,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
         strategy = default_retry_strategy() if retry_strategy == "auto" else retry_strategy
         checks.retry_strategy(strategy)
         rules, seconds = SettleRules(retry_strategy=strategy), lease_seconds(lease)
-        wanted = Wanted(
+        wanted = DirectClaimRequest(
             queues=_names(queues, more_queues),
             lease=seconds,
             rules=rules,
@@ -137,7 +136,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             return Reservation(
                 row,
                 await self._decoded(row),
-                taker=self._taker,
+                direct_claimer=self._direct_claimer,
                 producer=self.config.producer,  # type: ignore[arg-type] # ours
                 rules=rules,
                 lease=seconds,
@@ -145,7 +144,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
         waited = wait_seconds(wait)
         await self.connect()
-        return await self._taker.take(wanted, waited, read)
+        return await self._direct_claimer.take(wanted, waited, read)
 
     async def _decoded(self, row: ClaimedMessage) -> Callable[[], Any]:
         """The decoded body, or the error of decoding it, for whoever asks: the message is taken by then."""

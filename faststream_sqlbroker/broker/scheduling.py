@@ -9,14 +9,14 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.duration import Duration
-from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.core.schedules import MISSED, Missed
+from faststream_sqlbroker.core.status import MISSED, Missed
 from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.flow.cron import Cron
-from faststream_sqlbroker.flow.firing import Planned
+from faststream_sqlbroker.flow.schedules import Planned
 from faststream_sqlbroker.publisher.rows import make_row, new_correlation_id
 from faststream_sqlbroker.response import SqlBrokerPublishCommand
 

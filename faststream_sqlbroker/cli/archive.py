@@ -26,7 +26,7 @@ from faststream_sqlbroker.cli.options import (
     Url,
 )
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
-from faststream_sqlbroker.core.duration import parse_duration
+from faststream_sqlbroker.core.times import parse_duration
 
 app = typer.Typer(no_args_is_help=True, help="The archive: export to Parquet, compaction, pruning.")
 

@@ -13,7 +13,7 @@ from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues,
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.selection import ARCHIVE, Selection, select_rows
+from faststream_sqlbroker.spark.load.selection import ARCHIVE, Selection, select_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,7 +102,7 @@ def _rows(
 ) -> "DataFrame":
     if path is not None:
         return read_path(session, path, chosen, ids)
-    from faststream_sqlbroker.spark.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
+    from faststream_sqlbroker.spark.load.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
     frame = our.read_archive(
         session,

@@ -11,7 +11,7 @@ from faststream_sqlbroker.cli.exported import read_path
 from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Schema, Since, To
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
+from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

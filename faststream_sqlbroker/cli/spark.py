@@ -40,7 +40,7 @@ def check(
     """
     table, missing = Table("", "found", "where, or what to do", title="Spark"), False
     found: str | Text
-    for name, look in _looks(wanted_kinds(database or None), jar or []):
+    for name, look in _checks(wanted_kinds(database or None), jar or []):
         try:
             found, where = look()
         except SetupError as error:
@@ -50,7 +50,7 @@ def check(
     raise typer.Exit(1 if missing else 0)
 
 
-def _looks(
+def _checks(
     kinds: list[str], jars: list[Path]
 ) -> Iterator[tuple[str, Callable[[], tuple[str, str]]]]:
     yield "Java", _java

@@ -1,6 +1,8 @@
-"""Checks of options, whoever takes them; every error says what was given and what is allowed."""
+"""Checks of options and of queue names; every error says what was given and what is allowed."""
 
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -32,3 +34,36 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse what is not among `allowed`."""
     if value not in allowed:
         raise SetupError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+# What may be the name of a queue; the same on every database.
+
+LONGEST_NAME = 255
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def name_problem(value: object) -> str | None:
+    """Say what is wrong with `value` as a queue's name, or return None if nothing is.
+
+    A name is 1 to 255 characters that can be encoded, without NUL and without a space at its end (MySQL
+    and MariaDB compare "a " and "a" as equal, the others do not).
+    """
+    if not isinstance(value, str):
+        return f"it must be a string, not {type(value).__name__}"
+    return _text_problem(str(value))
+
+
+@lru_cache(maxsize=1024)
+def _text_problem(value: str) -> str | None:
+    problems = (
+        (not value, "it must not be empty"),
+        (
+            len(value) > LONGEST_NAME,
+            f"it has {len(value)} characters, at most {LONGEST_NAME} are allowed",
+        ),
+        ("\x00" in value, "it must not hold a NUL character"),
+        (_SURROGATE.search(value), "it must not hold a lone surrogate"),
+        (value.endswith(" "), "it must not end in a space"),
+    )
+    return next((text for found, text in problems if found), None)

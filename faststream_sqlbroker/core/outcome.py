@@ -27,7 +27,7 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class Postpone:
+class Defer:
     """Not now: due again after `delay` seconds; neither an attempt nor a delivery is charged."""
 
     delay: float
@@ -36,7 +36,7 @@ class Postpone:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """As Postpone by `retry_in` seconds, until `give_up_after` seconds after its handler's first end: then FAILED."""
+    """As Defer by `retry_in` seconds, until `give_up_after` seconds after its handler's first end: then FAILED."""
 
     retry_in: float
     give_up_after: float
@@ -68,7 +68,7 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Relocate:
     """To another queue under the same id, with its counters reset, due after `delay` seconds.
 
     `payload` and `headers` (JSON text) replace the message's own unless they are None.
@@ -86,11 +86,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Dropped without a run (expired, duplicate): DISCARDED with `reason`, one of `core.reasons`."""
+    """Dropped without a run (expired, duplicate): DISCARDED with `reason`, one of `core.states`."""
 
     reason: str
     related_id: int | None = None
     """The message that the reason is about."""
 
 
-Outcome = Ack | Nack | Reject | Postpone | NotReady | Release | Abandon | Move | Discard
+Outcome = Ack | Nack | Reject | Defer | NotReady | Release | Abandon | Relocate | Discard

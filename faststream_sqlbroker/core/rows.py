@@ -6,10 +6,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
-from faststream_sqlbroker.core.headers import load_headers
 from faststream_sqlbroker.core.outcome import Outcome
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.core.text import load_headers
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
@@ -203,7 +203,7 @@ class Settlement:
     delay: float | None = None
     """Seconds from the database's now to the next attempt; None keeps the due time."""
     reason: str | None = None
-    """One of `core.reasons`, or what a handler gave."""
+    """One of `core.states`, or what a handler gave."""
     related_id: int | None = None
     """The message that the reason is about."""
     error: str | None = None

@@ -9,18 +9,17 @@ from datetime import timedelta
 from typing import Any
 
 from faststream_sqlbroker.core.access import Activities, Activity
-from faststream_sqlbroker.core.headers import replace_headers
 from faststream_sqlbroker.core.outcome import (
     Abandon,
     Ack,
+    Defer,
     Discard,
-    Move,
     Nack,
     NotReady,
     Outcome,
-    Postpone,
     Reject,
     Release,
+    Relocate,
 )
 from faststream_sqlbroker.core.reasons import (
     MAX_ATTEMPTS,
@@ -33,7 +32,7 @@ from faststream_sqlbroker.core.reasons import (
 from faststream_sqlbroker.core.retry import attempts_limit, next_delay, retries_after
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.text import clean_text, describe_exception
+from faststream_sqlbroker.core.text import clean_text, describe_exception, replace_headers
 
 DEAD_LETTER = "dead-letter"
 """Header of a message in a dead letter queue: where it comes from and why."""
@@ -77,14 +76,14 @@ def settle(
             return _nack(base, row, outcome, rules)
         case Reject():
             return _fail(base, row, rules, outcome.reason or REJECTED, outcome.error)
-        case Postpone() | NotReady():
+        case Defer() | NotReady():
             return _later(base, row, outcome, rules)
         case Release():
             base.attempted, base.uncharge = False, True
         case Abandon():
             base.state, base.attempted, base.delay = MessageState.PENDING, False, outcome.delay
             _describe(base, outcome.error)
-        case Move():
+        case Relocate():
             base.state, base.queue, base.delay = (
                 MessageState.PENDING,
                 outcome.queue,
@@ -161,9 +160,9 @@ def _describe(base: Settlement, error: BaseException | None) -> None:
 
 
 def _later(
-    base: Settlement, row: ClaimedMessage, outcome: Postpone | NotReady, rules: SettleRules
+    base: Settlement, row: ClaimedMessage, outcome: Defer | NotReady, rules: SettleRules
 ) -> Settlement:
-    if isinstance(outcome, Postpone):
+    if isinstance(outcome, Defer):
         delay = outcome.delay
     else:
         waited = 0.0

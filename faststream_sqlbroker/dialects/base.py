@@ -14,9 +14,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
-from faststream_sqlbroker.core.headers import load_text
 from faststream_sqlbroker.core.outcome import Reject
-from faststream_sqlbroker.core.policies.marks import KEPT
+from faststream_sqlbroker.core.policies.flags import KEPT
 from faststream_sqlbroker.core.reasons import UNDECODABLE
 from faststream_sqlbroker.core.rows import (
     Claimed,
@@ -30,7 +29,7 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import load_text, short
 from faststream_sqlbroker.dialects.policy_state import lock_order, note_started
 from faststream_sqlbroker.dialects.query import Work
 from faststream_sqlbroker.dialects.sizes import SizeLimit
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.handler_locks import HandlerLocks
     from faststream_sqlbroker.dialects.ordered import OrderedClaims
     from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
-    from faststream_sqlbroker.dialects.postgresql_silent import SilentSessions
+    from faststream_sqlbroker.dialects.postgresql.dead_sessions import DeadSessions
 
 
 MESSAGE_COLUMNS = (
@@ -89,7 +88,7 @@ class Dialect(ABC):
     name: str
     """SQLAlchemy's name of the database."""
     isolation_level: str | None = None
-    """Isolation level of the broker's own transactions; None leaves the engine's."""
+    """SoloRuns level of the broker's own transactions; None leaves the engine's."""
     cancel_once = False
     """Whether the driver can hang when it is cancelled again while it ends a connection."""
     outwaits_clients = False
@@ -100,7 +99,7 @@ class Dialect(ABC):
     """Claims that keep the order of each key."""
     scheduled: "PolicyClaims"
     """Claims under scheduling policies."""
-    silent_sessions: "SilentSessions | None" = None
+    silent_sessions: "DeadSessions | None" = None
     """Finds sessions that no time limit of the server's ends; None where there are none."""
     known_limit: SizeLimit | None = None
     """How large a message may be, as far as is known without asking."""
@@ -265,7 +264,7 @@ class Dialect(ABC):
         """Lock the rows of `leases` that are still held until the transaction ends; their ids."""
 
     @abstractmethod
-    def look(self, connection: Connection, leases: Leases) -> set[int]:
+    def still_held(self, connection: Connection, leases: Leases) -> set[int]:
         """The ids of `leases` that are still held, locked or not."""
 
     @abstractmethod
@@ -293,7 +292,7 @@ class Dialect(ABC):
         """`insert` as work for a transaction of its own."""
         return lambda connection: self.insert(connection, rows)
 
-    def looking(self, queues: Sequence[str]) -> Work[ReadyPairs]:
+    def scan(self, queues: Sequence[str]) -> Work[ReadyPairs]:
         """`ready_pairs` as work for a transaction of its own."""
         return lambda connection: self.ready_pairs(connection, queues)
 

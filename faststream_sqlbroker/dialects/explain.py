@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Column, Connection, and_, select
 
-from faststream_sqlbroker.core.explanation import Explanation, Reason, error_text, moment_text
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.status import Explanation, Reason, error_text, moment_text
 from faststream_sqlbroker.dialects.base import NEEDED_TIMES, UNREADABLE
 from faststream_sqlbroker.dialects.explain_live import COLUMNS, LiveMessage
 from faststream_sqlbroker.dialects.policy_state import ACK_FIRST

@@ -7,12 +7,19 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Select, and_, func, literal_column, or_, select, text
 
-from faststream_sqlbroker.core.explanation import Reason, WaitingMessage, error_text, moment_text
-from faststream_sqlbroker.core.presence import MIXED, by_way, names_text
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.status import (
+    MIXED,
+    Reason,
+    WaitingMessage,
+    by_way,
+    error_text,
+    moment_text,
+    names_text,
+)
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
+from faststream_sqlbroker.dialects.live_subscribers import paused, read_subscribers
 from faststream_sqlbroker.dialects.policy_reasons import policy_reasons
-from faststream_sqlbroker.dialects.presence import paused, read_subscribers
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
 if TYPE_CHECKING:

@@ -20,18 +20,18 @@ from sqlalchemy import BigInteger, Connection, DateTime, bindparam
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.policies.marks import JOINED
+from faststream_sqlbroker.core.policies.flags import JOINED
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
-from faststream_sqlbroker.dialects.chunks import chunks
-from faststream_sqlbroker.dialects.postgresql_binds import milliseconds, settle_queries
-from faststream_sqlbroker.dialects.postgresql_reads import settled_of
-from faststream_sqlbroker.dialects.postgresql_sql import WAS_COMMITTED
+from faststream_sqlbroker.dialects.postgresql.answers import settled_of
+from faststream_sqlbroker.dialects.postgresql.binds import milliseconds, settle_queries
+from faststream_sqlbroker.dialects.postgresql.sql import WAS_COMMITTED
+from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.dialects.units import settle_units
 from faststream_sqlbroker.exceptions import TransactionEndedError
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
-    from faststream_sqlbroker.dialects.steps import StepDialect
+    from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
 
 SAVEPOINT = "sqlbroker_joined"
 ENDED = "the transaction that the handler was given has ended before its ack"
@@ -83,7 +83,7 @@ class HandlerLocks(ABC):
 class MarkedLocks(HandlerLocks):
     """MySQL, MariaDB and SQLite: a savepoint, and a mark in the rows."""
 
-    def __init__(self, dialect: "StepDialect", by_id: str) -> None:
+    def __init__(self, dialect: "MultiStatementDialect", by_id: str) -> None:
         """Prepare the statements of `dialect`; `by_id` is its hint to the primary key."""
         self._dialect = dialect
         binds: list[Any] = [bindparam(name, expanding=True) for name in ("ids", "pairs")]

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from faststream_sqlbroker.core.locks import HeldLock
+from faststream_sqlbroker.core.status import HeldLock
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 LOCK = "lock"

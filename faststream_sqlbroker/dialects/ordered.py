@@ -22,7 +22,7 @@ from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, bi
 from faststream_sqlbroker.core.rows import Claimed, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import ordered_sql as sql
-from faststream_sqlbroker.dialects.apart import OTHERS, SUSPECT_BINDS
+from faststream_sqlbroker.dialects.suspects import OTHERS, SUSPECT_BINDS
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
@@ -125,7 +125,7 @@ class OrderedClaims:
             heads = Heads(
                 connection, self._dialect.sql, limit - len(rows), others=others, taken=taken
             )
-            more = heads.look(ours, cursors)
+            more = heads.scan(ours, cursors)
             if not heads.ids:
                 break
             found = self._dialect.claim_ids(
@@ -204,16 +204,16 @@ class Heads:
         """Whether there are as many as were wanted."""
         return self._heads >= self._limit
 
-    def look(self, pairs: Sequence[ReadyPair], cursors: Cursors) -> bool:
+    def scan(self, pairs: Sequence[ReadyPair], cursors: Cursors) -> bool:
         """Look for heads of `pairs`; whether more may be there."""
-        crowded = [p for p in pairs if not self.full and self._look_at_window(p, cursors)]
+        crowded = [p for p in pairs if not self.full and self._scan_window(p, cursors)]
         more = False
         for queue in dict.fromkeys(p.queue for p in crowded):
             if not self.full:
-                more = self._look_at_keys(queue, cursors) or more
+                more = self._scan_keys(queue, cursors) or more
         for pair in crowded:
             if not self.full:
-                more = self._look_for_free(pair, cursors) or more
+                more = self._scan_free(pair, cursors) or more
         return more
 
     def soonest(self) -> float | None:
@@ -237,7 +237,7 @@ class Heads:
             return self.is_head(queue, message_id, key)
         return self._busy_keys(queue)[key] < self._per_key
 
-    def _look_at_window(self, pair: ReadyPair, cursors: Cursors) -> bool:
+    def _scan_window(self, pair: ReadyPair, cursors: Cursors) -> bool:
         """The heads among the oldest due messages of `pair`; whether there may be more behind them."""
         binds = {"queue": pair.queue, "priority": pair.priority, "size": self._size}
         rows = self._execute(
@@ -256,7 +256,7 @@ class Heads:
             cursors.rows[pair.queue, pair.priority] = (rows[-1][3], rows[-1][0])
         return full
 
-    def _look_at_keys(self, queue: str, cursors: Cursors) -> bool:
+    def _scan_keys(self, queue: str, cursors: Cursors) -> bool:
         """The due heads of the next keys; whether there are keys behind them."""
         binds = {"queue": queue, "start": cursors.keys.get(queue, ""), "size": self._size}
         keys = self._next_keys(binds)
@@ -269,7 +269,7 @@ class Heads:
                 self._take(queue, message_id, key)
         return more
 
-    def _look_for_free(self, pair: ReadyPair, cursors: Cursors) -> bool:
+    def _scan_free(self, pair: ReadyPair, cursors: Cursors) -> bool:
         """Messages without a key on the next page of `pair`; whether there are pages behind it."""
         at = pair.queue, pair.priority
         due, last_id = cursors.rows[at]

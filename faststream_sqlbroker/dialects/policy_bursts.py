@@ -6,17 +6,17 @@ from typing import Any
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.policies.debounce import Bursts
-from faststream_sqlbroker.core.policies.marks import KEPT
+from faststream_sqlbroker.core.policies.flags import KEPT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_intake import FORGET_BURSTS, burst_scope
 from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
 
-SHORTEST_PAUSE = MICROSECONDS // 20
-LONGEST_PAUSE = 2 * MICROSECONDS
+SHORTEST_BURST_RECHECK = MICROSECONDS // 20
+LONGEST_BURST_RECHECK = 2 * MICROSECONDS
 """A message that waits for the one before it is looked at again after as long as that one has been running, within
 these limits: so it waits at most twice as long as it must, and many do not crowd the front."""
-LONGEST_WAIT = 60 * MICROSECONDS
+BURST_WAIT_LIMIT = 60 * MICROSECONDS
 """The same where that one waits itself, for a retry say: somebody may cancel it."""
 
 
@@ -65,9 +65,9 @@ class BurstHeads:
     def _pause(self, before: Live | None) -> int:
         """How long to put off what waits for the message `before`."""
         if before is None:
-            return SHORTEST_PAUSE
+            return SHORTEST_BURST_RECHECK
         pause = before.due - self._now if before.acquired is None else self._now - before.acquired
         if before.state != "PROCESSING":
             # It cannot settle before it has been claimed.
-            return min(max(SHORTEST_PAUSE, pause), LONGEST_WAIT)
-        return min(max(SHORTEST_PAUSE, pause), LONGEST_PAUSE)
+            return min(max(SHORTEST_BURST_RECHECK, pause), BURST_WAIT_LIMIT)
+        return min(max(SHORTEST_BURST_RECHECK, pause), LONGEST_BURST_RECHECK)

@@ -25,10 +25,10 @@ from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.ordered import Heads
 from faststream_sqlbroker.dialects.policy_bursts import BurstHeads
 from faststream_sqlbroker.dialects.policy_intake import Intake
+from faststream_sqlbroker.dialects.policy_request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
 from faststream_sqlbroker.dialects.policy_slots import Slots
-from faststream_sqlbroker.dialects.policy_sql import Words
-from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
+from faststream_sqlbroker.dialects.policy_sql import SqlFragments
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
@@ -40,11 +40,13 @@ LOOKED_AT = 100
 class PolicyClaims:
     """The claims of one dialect."""
 
-    def __init__(self, dialect: "Dialect", words: Words) -> None:
+    def __init__(self, dialect: "Dialect", words: SqlFragments) -> None:
         """Prepare the statements."""
         self._dialect, self.rows = dialect, PolicyRows(dialect, words)
 
-    def claim(self, connection: Connection, wanted: Wanted, memory: Memory) -> "Claim":
+    def claim(
+        self, connection: Connection, wanted: PolicyClaimRequest, memory: ScanPosition
+    ) -> "Claim":
         """Lease what the policies let start; a row's `slot` says when. `memory` is changed."""
         pairs = self._dialect.ready_pairs(connection, wanted.queues)
         self._dialect.mend_due_times(connection, pairs)
@@ -83,8 +85,8 @@ class _QueueClaim:
         dialect: "Dialect",
         rows: PolicyRows,
         connection: Connection,
-        wanted: Wanted,
-        memory: Memory,
+        wanted: PolicyClaimRequest,
+        memory: ScanPosition,
         queue: str,
         pairs: list[ReadyPair],
         now: int,
@@ -95,7 +97,7 @@ class _QueueClaim:
         self._now = now
         self._slots = Slots(rows, connection, queue, now, wanted.policies)
         self._free: int | None = None
-        self._intake = Intake(rows, connection, queue, pairs, self._now, memory.looks, wanted.keep)
+        self._intake = Intake(rows, connection, queue, pairs, self._now, memory.intake, wanted.keep)
         self._bursts: BurstHeads | None = None
         self._per_key: int | None = None
         self.gated = False
@@ -270,7 +272,7 @@ class _QueueClaim:
                 for message, key, _ in one
                 if key is None or heads.may_start(self._queue, message, key)
             ]
-        if heads.look(self._pairs, self._memory.cursors):
+        if heads.scan(self._pairs, self._memory.cursors):
             # Not at once: all keys may be held, and there may be many.
             self.waits.append(0.0)
         elif not heads.full and (soon := heads.soonest()) is not None:

@@ -8,14 +8,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection, select
 
-from faststream_sqlbroker.core.explanation import Reason, WaitingMessage, moment_text
-from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.policies.debounce import Bursts
-from faststream_sqlbroker.core.policies.marks import BURST, SLOT
+from faststream_sqlbroker.core.policies.flags import BURST, SLOT
 from faststream_sqlbroker.core.policies.throttle import next_known
-from faststream_sqlbroker.core.presence import LiveSubscriber
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.status import LiveSubscriber, Reason, WaitingMessage, moment_text
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.dialects.policy_intake import burst_scope, slot_scope
 from faststream_sqlbroker.dialects.policy_state import ONCE
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, Delay, Throttle
 from faststream_sqlbroker.core.policies.debounce import Bursts, take
-from faststream_sqlbroker.core.policies.marks import BURST, DELAYED, SLOT
+from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED, THROTTLED
@@ -31,20 +31,20 @@ SLOW_SHARE = 20
 FORGET_BURSTS = 86_400 * MICROSECONDS
 """How long a key is remembered after its last burst: its message may be tried again for so long."""
 
-Place = tuple[str, int, int]
+QueueMark = tuple[str, int, int]
 """Queue, priority, mark."""
 
 
 @dataclass
-class Looks:
+class IntakePosition:
     """Where the looks of one process have ended; empty, they begin at the beginning."""
 
-    ended_at: dict[Place, int] = field(default_factory=dict)
-    whole_after: dict[Place, float] = field(default_factory=dict)
+    ended_at: dict[QueueMark, int] = field(default_factory=dict)
+    whole_after: dict[QueueMark, float] = field(default_factory=dict)
 
-    def copy(self) -> "Looks":
+    def copy(self) -> "IntakePosition":
         """One to change while it is not known whether the claim will be committed."""
-        return Looks(dict(self.ended_at), dict(self.whole_after))
+        return IntakePosition(dict(self.ended_at), dict(self.whole_after))
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Intake:
     queue: str
     pairs: list[ReadyPair]
     now: int
-    looks: Looks
+    position: IntakePosition
     keep: bool
     """Whether what is discarded is archived."""
     opened: int = 0
@@ -145,14 +145,14 @@ class Intake:
         self.rows.discard(self.connection, self.queue, dropped, keep=self.keep)
         self._shift(put_off, 0)
         self._shift(due, SLOT)
-        self._look_back(SLOT, min(left, default=self.now))
+        self._scan_back(SLOT, min(left, default=self.now))
         return whole and (limit < 1 or len(left) == len(self.dead))
 
-    def _look_back(self, own: int, at: int) -> None:
+    def _scan_back(self, own: int, at: int) -> None:
         """Let the next look begin at `at`, or before: what was due then still lacks the mark `own`."""
         for pair in self.pairs:
             place = self.queue, pair.priority, own
-            self.looks.ended_at[place] = min(self.looks.ended_at[place], at)
+            self.position.ended_at[place] = min(self.position.ended_at[place], at)
 
     @staticmethod
     def _slot_key(policy: Throttle, arrival: Arrival) -> str | None:
@@ -169,24 +169,24 @@ class Intake:
         for pair in self.pairs:
             place = self.queue, pair.priority, own
             asked = monotonic()
-            whole = place not in self.looks.ended_at or asked >= self.looks.whole_after.get(
+            whole = place not in self.position.ended_at or asked >= self.position.whole_after.get(
                 place, 0.0
             )
-            since = 0 if whole else max(0, self.looks.ended_at[place] - LATE_COMMITS)
+            since = 0 if whole else max(0, self.position.ended_at[place] - LATE_COMMITS)
             rows = self.rows.arrivals(
                 self.connection, self.queue, pair.priority, before=self.before, own=own, since=since
             )
             if len(rows) == SCAN:
                 horizon = rows[-1].due if horizon is None else min(horizon, rows[-1].due)
-            self.looks.ended_at[place] = rows[-1].due if len(rows) == SCAN else self.now
+            self.position.ended_at[place] = rows[-1].due if len(rows) == SCAN else self.now
             if whole:
                 took = monotonic() - asked
-                self.looks.whole_after[place] = asked + max(WHOLE_LOOK, SLOW_SHARE * took)
+                self.position.whole_after[place] = asked + max(WHOLE_LOOK, SLOW_SHARE * took)
             found += rows
         if horizon is None:
             return found, True
         # What is due later may come after something of another priority that was not read yet.
-        self._look_back(own, horizon)
+        self._scan_back(own, horizon)
         return [a for a in found if a.due <= horizon], False
 
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.explanation import Reason, WaitingMessage
-from faststream_sqlbroker.core.presence import LiveSubscriber
+from faststream_sqlbroker.core.status import LiveSubscriber, Reason, WaitingMessage
 from faststream_sqlbroker.dialects import policy_explain
 
 if TYPE_CHECKING:

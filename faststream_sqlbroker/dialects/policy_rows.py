@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, Te
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import policy_sql
-from faststream_sqlbroker.dialects.apart import OTHERS, SUSPECT_BINDS
+from faststream_sqlbroker.dialects.suspects import OTHERS, SUSPECT_BINDS
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
@@ -50,7 +50,7 @@ class Live(NamedTuple):
 class PolicyRows:
     """The statements of one dialect, called with lists of any length."""
 
-    def __init__(self, dialect: "Dialect", words: policy_sql.Words) -> None:
+    def __init__(self, dialect: "Dialect", words: policy_sql.SqlFragments) -> None:
         """Prepare the statements."""
         self._dialect = dialect
         texts = policy_sql.statements(words, archive=dialect.has_archive)

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.moments import to_microseconds
 from faststream_sqlbroker.core.policies import Policy, Throttle
-from faststream_sqlbroker.core.policies.marks import SLOT
+from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import (
     AHEAD,
@@ -19,6 +18,7 @@ from faststream_sqlbroker.core.policies.throttle import (
     next_slots,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects.policy_intake import slot_scope
 from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
 

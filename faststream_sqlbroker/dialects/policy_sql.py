@@ -14,7 +14,7 @@ Columns = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Words:
+class SqlFragments:
     """One database's own."""
 
     now: str
@@ -66,7 +66,7 @@ def _sqlite_rows(columns: Columns) -> str:
     return f"(SELECT {listed} FROM json_each(:rows)) u"
 
 
-POSTGRESQL = Words(
+POSTGRESQL = SqlFragments(
     now="statement_timestamp()",
     claimable="m.state IN ('PENDING', 'RETRYABLE')",
     us=lambda x: f"(extract(epoch FROM {x}) * 1000000)::bigint",
@@ -78,7 +78,7 @@ POSTGRESQL = Words(
     as_text=lambda name: f"{name}::text",
     as_json="::jsonb",
 )
-MYSQL = Words(
+MYSQL = SqlFragments(
     now="UTC_TIMESTAMP(6)",
     claimable="m.claimable = 1",
     us=lambda x: f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {x})",
@@ -94,9 +94,9 @@ MYSQL = Words(
 )
 
 
-def sqlite_words(now: str) -> Words:
+def sqlite_fragments(now: str) -> SqlFragments:
     """SQLite's; `now` is its clock."""
-    return Words(
+    return SqlFragments(
         now=now,
         claimable="m.state IN ('PENDING', 'RETRYABLE')",
         us=lambda x: x,
@@ -115,7 +115,7 @@ def sqlite_words(now: str) -> Words:
     )
 
 
-def statements(w: Words, *, archive: bool) -> dict[str, str]:
+def statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     """The texts by name, with the names of tables still to fill in."""
     due = (
         f"FROM {{message}} m {w.ready_hint}\n"
@@ -156,7 +156,7 @@ def statements(w: Words, *, archive: bool) -> dict[str, str]:
     return texts | _choices(w, due, marked) | _discards(w, archive=archive)
 
 
-def _choices(w: Words, due: str, marked: str) -> dict[str, str]:
+def _choices(w: SqlFragments, due: str, marked: str) -> dict[str, str]:
     texts = {}
     for name, which in (("", ""), ("_others", "{others}"), ("_one", "\n  AND m.id = :only")):
         texts[f"policy_due{name}"] = (
@@ -167,7 +167,7 @@ def _choices(w: Words, due: str, marked: str) -> dict[str, str]:
     return texts
 
 
-def _discards(w: Words, *, archive: bool) -> dict[str, str]:
+def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     rows = w.rows({"id": "int", "reason": "text", "related_id": "int"})
     of_message = ", ".join(
         "'DISCARDED'" if column == "state" else f"m.{column}"

@@ -19,7 +19,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, UnknownOutcome
-from faststream_sqlbroker.dialects.chunks import chunks
+from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 ORDERED = "ordered"

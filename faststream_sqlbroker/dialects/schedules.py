@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.core.schedules import Schedule, ScheduleState, load_state
+from faststream_sqlbroker.core.status import Schedule, ScheduleState, load_state
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.policy_state import upsert
 from faststream_sqlbroker.schema.types import clock, later

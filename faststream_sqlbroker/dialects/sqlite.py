@@ -12,22 +12,60 @@ from uuid import UUID
 
 from sqlalchemy import Connection, null, text, update
 
-from faststream_sqlbroker.core.headers import load_text
-from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
 from faststream_sqlbroker.core.rows import Claimed, NewMessage, Prefetch, ReadyPair, ReadyPairs
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.dialects.apart import SUSPECT, apart, statement_end
+from faststream_sqlbroker.core.text import load_text, short
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.dialects.base import NEEDED_TIMES
 from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
+from faststream_sqlbroker.dialects.multi_statement import (
+    MultiStatementDialect,
+    lease_binds,
+    note_prefetched,
+)
 from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
-from faststream_sqlbroker.dialects.policy_sql import sqlite_words
+from faststream_sqlbroker.dialects.policy_sql import sqlite_fragments
 from faststream_sqlbroker.dialects.sizes import SQLITE
-from faststream_sqlbroker.dialects.sqlite_errors import SqliteErrors
-from faststream_sqlbroker.dialects.steps import StepDialect, lease_binds, note_prefetched
+from faststream_sqlbroker.dialects.suspects import SUSPECT, apart, statement_end
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import clock
+
+# SQLite's result codes by what they mean for the broker.
+
+LOCKED = frozenset({5, 6})
+"""SQLITE_BUSY, SQLITE_LOCKED."""
+TRANSIENT_CODES = LOCKED | {8, 9, 10, 13, 15}
+"""SQLITE_READONLY, INTERRUPT, IOERR, FULL, and PROTOCOL, which is a race for the lock of the WAL."""
+REOPENED = frozenset({8, 10})
+"""SQLITE_READONLY and IOERR: a connection goes on with the file as it was when it was opened."""
+
+
+class SqliteErrors:
+    """Judges errors for the dialect."""
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Busy, locked, read-only, full disk or I/O error, by SQLite's code."""
+        return _code(error) in TRANSIENT_CODES
+
+    def ends_session(self, error: BaseException) -> bool:  # noqa: ARG002
+        """There is no server that could."""
+        return False
+
+    def spoils(self, error: BaseException) -> bool:
+        """A file that was opened read-only stays so."""
+        return _code(error) in REOPENED
+
+
+def is_locked(error: BaseException) -> bool:
+    """Whether another connection has what this one needs."""
+    return _code(error) in LOCKED
+
+
+def _code(error: BaseException) -> int:
+    """SQLite's primary result code (the lowest byte of the extended one); 0 if it is none of its errors."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
 
 BUSY_TIMEOUT = 10.0
 """Most seconds that a transaction waits for the write lock; the store's time limit may be shorter."""
@@ -219,7 +257,7 @@ _ORDERED = {
 }
 
 
-class SqliteDialect(SqliteErrors, StepDialect):
+class SqliteDialect(SqliteErrors, MultiStatementDialect):
     """All SQL for SQLite."""
 
     name = "sqlite"
@@ -247,7 +285,7 @@ class SqliteDialect(SqliteErrors, StepDialect):
         self.prepare_claims(_CLAIM, columns, due, these, of="m.", apart=_CLAIM_APART)
         self.handler_locks = MarkedLocks(self, "")
         self.prepare_ordered(_ORDERED, "INDEXED BY {}")
-        self.scheduled = PolicyClaims(self, sqlite_words(NOW))
+        self.scheduled = PolicyClaims(self, sqlite_fragments(NOW))
 
     def setup(self, connection: Connection) -> None:
         """Turn on WAL (kept by the file), which lets readers go on while one writes."""

@@ -82,7 +82,7 @@ def _lock(
     """Lock all rows, in the order of their ids; the settlements that can be written, and the ids whose leases are lost."""
     leases = [(s.id, s.lease_token) for s in settlements]
     free = dialect.lock(connection, leases, skip_locked=skip_locked)
-    held = free | dialect.look(connection, leases) if skip_locked else free
+    held = free | dialect.still_held(connection, leases) if skip_locked else free
     whole = {unit for unit, parts in units.items() if all(part.id in free for part in parts)}
     ours = [s for s in settlements if s.id in free and (s.unit is None or s.unit in whole)]
     return ours, {s.id for s in settlements} - held

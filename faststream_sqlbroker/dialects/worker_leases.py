@@ -6,10 +6,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection, bindparam, case, null, select, update
 
-from faststream_sqlbroker.core.policies.marks import KEPT
-from faststream_sqlbroker.core.presence import HOLDER_BYTES
+from faststream_sqlbroker.core.policies.flags import KEPT
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects.chunks import chunks
+from faststream_sqlbroker.core.status import HOLDER_BYTES
+from faststream_sqlbroker.dialects.sizes import chunks
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect

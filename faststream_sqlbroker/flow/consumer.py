@@ -13,15 +13,15 @@ from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.flush import Flusher
+from faststream_sqlbroker.flow.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Log, Loop, persist
-from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outcomes import MOST_APART
-from faststream_sqlbroker.flow.presence import Presence
+from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.rights import Rights, outcomes_of
-from faststream_sqlbroker.flow.unheeded import PATIENCE
+from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 from faststream_sqlbroker.flow.worker import Worker
 
@@ -52,22 +52,22 @@ class Consumer:
         ack_first: bool = False,
         cancellable: bool = True,
         encode: Callable[[Any], Awaitable[tuple[bytes, str | None]]] | None = None,
-        presence: Presence | None = None,
+        heartbeat: Heartbeat | None = None,
         rights: Rights | None = None,
         paused: bool = False,
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
         `encode` makes the bodies that handlers move their messages with.
-        `presence` tells the fleet of it, and which queues are paused; `paused` starts it without claiming.
+        `heartbeat` tells the fleet of it, and which queues are paused; `paused` starts it without claiming.
         `rights` tells while its outcomes cannot be written.
         `cancellable` is false for handlers that run in a thread: cancelling would only stop waiting for it.
         """
         self._store, self._wakeups, self._settings = store, wakeups, settings
         self._handle, self._log, self._ack_first = handle, log, ack_first
-        self._cancellable, self._encode, self._presence = cancellable, encode, presence
+        self._cancellable, self._encode, self._heartbeat = cancellable, encode, heartbeat
         self._rights = rights
-        self.member = Member(settings, paused=paused, on_change=self._reopened)
+        self.registration = Registration(settings, paused=paused, on_change=self._reopened)
         self._rules = SettleRules(
             retry_strategy=settings.retry_strategy,
             retain_on_ack=settings.retain_in_archive_on_ack,
@@ -82,7 +82,7 @@ class Consumer:
 
     def _build(self) -> None:
         s, log, held = self._settings, self._log, self.inflight
-        self._fetcher = Fetcher(self._store, held, s, log, self.member)
+        self._fetcher = Fetcher(self._store, held, s, log, self.registration)
         self._flusher = Flusher(
             self._store, held, log, batch_size=s.flush_batch_size, interval=s.flush_interval
         )
@@ -107,9 +107,9 @@ class Consumer:
         self._repeat_loop = Loop("repeat", self._flusher.repeater.tick, log)
         held.on_apart = self._repeat_loop.wake
         self._flusher.repeater.outages = self._wakeups.outages
-        self._flusher.repeater.on_denied = partial(self.member.hold, "denied")
+        self._flusher.repeater.on_denied = partial(self.registration.hold, "denied")
         self._lease_loop = Loop("lease", keeper.tick, log)
-        self._look_loop = Loop("look", self._fetcher.ready.look_beside, log)
+        self._look_loop = Loop("look", self._fetcher.ready.scan_in_background, log)
         self._fetcher.on_slow = self._look_loop.wake
         self._release_loop = Loop("release-stuck", releaser.tick, log)
         self._starts_loop = None
@@ -145,7 +145,7 @@ class Consumer:
         fine = all(loop.healthy for loop in self._loops) and not any(
             w.done() for w in self._workers
         )
-        fine = fine and not self.member.held and self._flusher.repeater.healthy
+        fine = fine and not self.registration.held and self._flusher.repeater.healthy
         return fine and self.inflight.apart_count < MOST_APART
 
     @property
@@ -158,7 +158,7 @@ class Consumer:
         if not self._stopping:
             return
         self.inflight = Inflight(self._log)
-        self.member.begin(known=self._presence is None)
+        self.registration.begin(known=self._heartbeat is None)
         self._build()
         self._stopping, self._stop_task = False, None
         s = self._settings
@@ -179,24 +179,24 @@ class Consumer:
         for loop in self._loops:
             loop.start(self._wakeups.outages)
         self._wakeups.register(s.queues, self._hint, listen=s.wakeup != "poll")
-        if self._presence is not None:
-            self._presence.join(self.member)
+        if self._heartbeat is not None:
+            self._heartbeat.join(self.registration)
         if self._rights is not None:
             archive = self._store.dialect.has_archive
             self._rights.join(
-                self.member, outcomes_of(s, ack_first=self._ack_first, archive=archive)
+                self.registration, outcomes_of(s, ack_first=self._ack_first, archive=archive)
             )
 
     def pause(self, paused: bool) -> None:
         """Claim no more and give back what has not started; False ends that."""
-        self.member.pause(paused)
-        if self._presence is not None:
-            self._presence.look()
+        self.registration.pause(paused)
+        if self._heartbeat is not None:
+            self._heartbeat.wake()
 
     def request_stop(self, graceful_timeout: float | None = None) -> "asyncio.Task[None]":
         """Begin the stop in the background, as the task returned; safe inside a handler."""
         self._stopping = True
-        self.member.end()
+        self.registration.end()
         if self._stop_task is None:
             self._stop_task = asyncio.create_task(self._stop(graceful_timeout))
         return self._stop_task
@@ -216,7 +216,7 @@ class Consumer:
         self._fetch_loop.wake()
 
     def _released(self) -> None:
-        self._fetcher.ready.look_soon()
+        self._fetcher.ready.scan_soon()
         self._look_loop.wake()
         self._hint()
 
@@ -226,9 +226,9 @@ class Consumer:
 
     async def _leave(self) -> None:
         if self._rights is not None:
-            self._rights.leave(self.member)
-        if self._presence is not None:
-            await self._presence.leave(self.member)
+            self._rights.leave(self.registration)
+        if self._heartbeat is not None:
+            await self._heartbeat.leave(self.registration)
 
     async def _flush_tick(self) -> float | None:
         wait = await self._flusher.tick()
@@ -289,7 +289,7 @@ class Consumer:
         for task in running:
             task.cancel()
         # A transaction that was cut off is asked about; what the answer means is then written by the last flush.
-        asking = PATIENCE if self._settings.transactional else 0.0
+        asking = SHIELDED_TIMEOUT if self._settings.transactional else 0.0
         _, stuck = await asyncio.wait(running, timeout=CANCEL_GRACE + asking)
         return stuck
 

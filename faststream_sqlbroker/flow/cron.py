@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from faststream_sqlbroker.core.schedules import Missed
+from faststream_sqlbroker.core.status import Missed
 from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.zones import find_zone
+from faststream_sqlbroker.core.times import find_zone
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
 ON_TIME = timedelta(seconds=60)

@@ -8,11 +8,11 @@ from typing import Any
 from faststream_sqlbroker.core.outcome import Abandon, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.flow.ack_first import FirstAcks
-from faststream_sqlbroker.flow.chain import ACK_FIRST, ENDED, Post
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.parts import take_again
 from faststream_sqlbroker.flow.policies import PolicyStarts
+from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST, ENDED, CurrentDelivery
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
@@ -48,7 +48,7 @@ class Deliveries:
         self._may_start, self._must_not_start, self._stopping = may_start, must_not_start, stopping
         self._transactional, self._first, self._policies = transactional, first, policies
 
-    async def deliver(self, rows: Rows, post: Post) -> None:
+    async def deliver(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
         """Run the handler on `rows`, which may start, and queue their settlements."""
         if self._first is not None:
             rows = await self._first.remove(rows)
@@ -62,11 +62,11 @@ class Deliveries:
                 return
         parts: list[Rows] = []
         try:
-            await self._deliver_part(rows, post, parts)
+            await self._deliver_part(rows, current_delivery, parts)
             while parts and (self._first is not None or not self._stopping()):
                 if part := await self._next_part(parts):
                     try:
-                        await self._deliver_part(part, post, parts)
+                        await self._deliver_part(part, current_delivery, parts)
                     except BaseException as error:  # noqa: BLE001 - raised again, or logged
                         self._raise_or_log(part, error)
         finally:
@@ -90,11 +90,13 @@ class Deliveries:
                 self._may_start(row)
         return parts.pop(0)
 
-    async def _deliver_part(self, rows: Rows, post: Post, parts: list[Rows]) -> None:
+    async def _deliver_part(
+        self, rows: Rows, current_delivery: CurrentDelivery, parts: list[Rows]
+    ) -> None:
         """Run the handler; if it could not start, the parts in which it is to get `rows` again come before `parts`."""
         self._inflight.running += 1
         try:
-            rows = await self._run(rows, post)
+            rows = await self._run(rows, current_delivery)
             rows, parts[:0] = take_again(rows, ack_first=self._first is not None)
             if self._policies is not None and rows:
                 await self._policies.ended(rows)
@@ -129,11 +131,11 @@ class Deliveries:
         else:
             self._inflight.give_back(row for row in rows if not row.lease_lost)
 
-    async def _run(self, rows: Rows, post: Post) -> Rows:
+    async def _run(self, rows: Rows, current_delivery: CurrentDelivery) -> Rows:
         """Run the handler; the rows whose outcome is not written yet."""
 
         async def run(rows: Rows) -> None:
-            post.delivery = rows
+            current_delivery.delivery = rows
             try:
                 await self._call_handler(rows)
             finally:

@@ -11,16 +11,16 @@ from uuid import UUID
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
-from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
+from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.isolation import Isolation, Turn
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, prefetch_lease
-from faststream_sqlbroker.flow.ready import LOOK_INTERVAL, Ready
-from faststream_sqlbroker.flow.shares import Shares
+from faststream_sqlbroker.flow.ready import SCAN_INTERVAL, Ready
+from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.solo_run import SoloRuns, Turn
+from faststream_sqlbroker.flow.stride_scheduler import StrideScheduler
 from faststream_sqlbroker.flow.wakeup import ALL
 
 if TYPE_CHECKING:
@@ -47,13 +47,18 @@ class Fetcher:
     """
 
     def __init__(
-        self, store: "Store", inflight: Inflight, settings: Any, log: Log, member: Member
+        self,
+        store: "Store",
+        inflight: Inflight,
+        settings: Any,
+        log: Log,
+        registration: Registration,
     ) -> None:
-        """`settings` gives batch size, intervals and the length of a lease; `member` the queues and tokens."""
+        """`settings` gives batch size, intervals and the length of a lease; `registration` the queues and tokens."""
         self._store, self._inflight, self._settings = store, inflight, settings
-        self._log, self._member = log, member
+        self._log, self._registration = log, registration
         self.ready = Ready(store, settings.queues)
-        self.ready.restrict(member.open)
+        self.ready.restrict(registration.open)
         self._unlooked = True
         self.on_slow: Callable[[], None] = lambda: None
         """Called when looks are slow, and left to somebody else."""
@@ -65,14 +70,16 @@ class Fetcher:
         self._idle_wait = self._first_wait
         self._not_before = float("-inf")
         self._look_again = True
-        self._isolation = Isolation()
+        self._solo_runs = SoloRuns()
         self._suspicion = Suspicion.under(settings.max_deliveries)
-        self._cursors, self._memory, self._gated = Cursors(), Memory(), False
+        self._cursors, self._memory, self._gated = Cursors(), ScanPosition(), False
         self._more = False
-        self._shares = Shares(settings.queues, settings.weights) if settings.weights else None
+        self._shares = (
+            StrideScheduler(settings.queues, settings.weights) if settings.weights else None
+        )
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
-        self._look_interval = LOOK_INTERVAL
+        self._look_interval = SCAN_INTERVAL
 
     def hint(self, queues: frozenset[str] = ALL) -> None:
         """Something may have arrived in `queues`: claim, look before the next claim, and poll quickly again."""
@@ -91,8 +98,8 @@ class Fetcher:
     def reopened(self) -> None:
         """Other queues are open than before: what waits of those that are not goes back, and the next claim looks."""
         self._unlooked = True
-        self.ready.restrict(self._member.open)
-        self._inflight.keep_waiting(self._member.open)
+        self.ready.restrict(self._registration.open)
+        self._inflight.keep_waiting(self._registration.open)
 
     @property
     def _longest_wait(self) -> float:
@@ -135,10 +142,10 @@ class Fetcher:
         await self._try_release_unanswered()
         if self._free <= 0:
             self._inflight.give_back_stale(self._longest_wait)
-        if self._member.stopping or not self._member.open:
+        if self._registration.stopping or not self._registration.open:
             return self._wait_for_room()
         alone, now = self._inflight.empty, monotonic()
-        turn = self._isolation.turn(alone=alone, now=now)
+        turn = self._solo_runs.turn(alone=alone, now=now)
         if turn is Turn.DRAIN:
             self._inflight.give_back_waiting()
             self.ready.begin_anew()
@@ -147,19 +154,19 @@ class Fetcher:
         if turn is Turn.SUSPECT:
             await self._claim_suspect(alone=alone)
             return 0.0
-        limit = self._look_for_room()
+        limit = self._find_room()
         if limit < 1:
             return self._wait_for_room()
         suspicion = self._suspicion
         if suspicion is not None and turn is Turn.OTHERS:
             suspicion = suspicion.untold()
         rows, again = await self._claim_ready(limit, suspicion)
-        self._isolation.met(rows.suspects, now)
+        self._solo_runs.met(rows.suspects, now)
         if not _met(rows):
-            self._isolation.nothing_else(now)
+            self._solo_runs.nothing_else(now)
         self._add(rows)
         wait = self._next_wait(_met(rows), limit, again, took=monotonic() - now)
-        return 0.0 if self._isolation.waits(monotonic()) else wait
+        return 0.0 if self._solo_runs.waits(monotonic()) else wait
 
     async def _claim_ready(
         self, limit: int, suspicion: Suspicion | None
@@ -180,7 +187,7 @@ class Fetcher:
         if self._look_again or not ready.looked or ready.age >= self._look_interval:
             self._look_again = False
             try:
-                await ready.look()
+                await ready.scan()
                 self._unlooked = False
             finally:
                 if ready.slow:
@@ -233,7 +240,7 @@ class Fetcher:
         if self._shares is not None:
             queues = self._shares.order(queues)
         with self._noting_the_unanswered() as token:
-            wanted = Wanted(
+            wanted = PolicyClaimRequest(
                 queues,
                 limit,
                 s.release_stuck_timeout,
@@ -251,28 +258,30 @@ class Fetcher:
         return Claimed(claim.rows, claim.suspects), claim.again
 
     async def _claim_suspect(self, *, alone: bool) -> None:
-        s, message_id = self._settings, self._isolation.next_suspect(monotonic(), alone=alone)
+        s, message_id = self._settings, self._solo_runs.next_suspect(monotonic(), alone=alone)
         if s.policies:
             rows, _ = await self._claim_scheduled(1, None, only=message_id)
         else:
             with self._noting_the_unanswered() as token:
-                lease, queues = s.release_stuck_timeout, self._member.open
+                lease, queues = s.release_stuck_timeout, self._registration.open
                 rows = await self._store.claim_one(
                     message_id, queues, lease, token, ordered=s.ordered
                 )
         if rows:
-            self._isolation.started(alone=alone, now=monotonic())
+            self._solo_runs.started(alone=alone, now=monotonic())
             self._add(rows)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
         self._inflight.add(rows)
-        if len(self._member.open) < len(self._settings.queues):
-            self._inflight.keep_waiting(self._member.open)  # a queue may have been paused meanwhile
+        if len(self._registration.open) < len(self._settings.queues):
+            self._inflight.keep_waiting(
+                self._registration.open
+            )  # a queue may have been paused meanwhile
 
     @contextmanager
     def _noting_the_unanswered(self) -> Iterator[UUID]:
         """A new token; kept if it is not known whether the claim with it was committed."""
-        token = self._member.token()
+        token = self._registration.token()
         try:
             yield token
         except (UnknownOutcomeError, CancelledError):
@@ -303,14 +312,14 @@ class Fetcher:
                 logging.DEBUG if isinstance(error, TransientStoreError) else logging.WARNING, text
             )
 
-    def _look_for_room(self) -> int:
+    def _find_room(self) -> int:
         """How many rows to claim now; 0 if it is not worth a claim."""
         s, held, window = self._settings, self._inflight, self.window()
         # A claim of one row for each finished one would cost a statement a message.
         worthwhile = max(1, min(s.fetch_batch_size // 2, window - window // 2))
         held.low_water = window if self._one_by_one else window - worthwhile
         # Where few wait, what is more urgent than they are must be seen before they are all.
-        self._look_interval = LOOK_INTERVAL if window >= s.fetch_batch_size else HORIZON / 2
+        self._look_interval = SCAN_INTERVAL if window >= s.fetch_batch_size else HORIZON / 2
         limit = self.room(window)
         busy = held.waiting.qsize() > 0 and not self._one_by_one
         return limit if limit >= (worthwhile if busy else 1) else 0

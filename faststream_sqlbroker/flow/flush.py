@@ -13,8 +13,8 @@ from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, persist
 from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State, cut
+from faststream_sqlbroker.flow.outcome_writer import write
 from faststream_sqlbroker.flow.repeat import Repeater
-from faststream_sqlbroker.flow.write import write
 from faststream_sqlbroker.store.errors import NotConnectedError
 
 if TYPE_CHECKING:

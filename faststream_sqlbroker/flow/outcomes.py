@@ -13,9 +13,8 @@ from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Holder, Settle
 from faststream_sqlbroker.core.settle import sent_back
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.buffer import Buffer
-from faststream_sqlbroker.flow.chain import filled_queues
 from faststream_sqlbroker.flow.loop import Log, backoff
-from faststream_sqlbroker.flow.losses import CAME_BACK, Losses, Units, note_unit
+from faststream_sqlbroker.flow.lost_leases import CAME_BACK, LostLeases, Units, note_unit
 from faststream_sqlbroker.flow.outcome_states import (
     APART_STATES,
     Batch,
@@ -28,6 +27,7 @@ from faststream_sqlbroker.flow.outcome_states import (
     may_cut,
     unit_end,
 )
+from faststream_sqlbroker.flow.publish_on_ack import filled_queues
 
 MOST_APART = 1_000
 """Outcomes that are refused or set apart before claims stop: each is a message that nobody else can have."""
@@ -38,7 +38,7 @@ class Outcomes:
 
     def __init__(self, log: Log = lambda *_, **__: None) -> None:
         """Hold nothing; `log` is told of each lost delivery, once."""
-        self.losses = Losses(log)
+        self.lost_leases = LostLeases(log)
         self.held: dict[int, ClaimedMessage] = {}
         """All that are ours, by message."""
         self.waiting: Buffer[ClaimedMessage | None] = Buffer()
@@ -63,12 +63,12 @@ class Outcomes:
     @property
     def lease_lost_count(self) -> int:
         """Deliveries whose leases were lost."""
-        return self.losses.lost_count
+        return self.lost_leases.lost_count
 
     @property
     def settle_unknown_count(self) -> int:
         """Deliveries that are gone, whose outcome an unanswered COMMIT may have written."""
-        return self.losses.unknown_count
+        return self.lost_leases.unknown_count
 
     # -- what is where --------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Outcomes:
 
     def note_unanswered(self, batch: Batch) -> None:
         """What is left of `batch` may be written: if its rows are not found later, that is not called a lost lease."""
-        self.losses.unanswered |= batch.marks
+        self.lost_leases.unanswered |= batch.marks
 
     # -- from WRITING ---------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Outcomes:
             rest: What a lost lease means.
         """
         parts: Sequence[Settlement] = batch.parts
-        if len(result.settled) == len(parts) and not self.losses.unanswered:
+        if len(result.settled) == len(parts) and not self.lost_leases.unanswered:
             parts = self._written_acks(parts)
         done = result.settled | result.lost if parts else ()
         batch.parts = [s for s in parts if s.id not in done]
@@ -225,7 +225,7 @@ class Outcomes:
         for settlement in parts:
             if settlement.id in result.settled:
                 self._let_go(settlement)
-                self.losses.unanswered.discard((settlement.id, settlement.lease_token))
+                self.lost_leases.unanswered.discard((settlement.id, settlement.lease_token))
                 self.settled_count += 1
                 if settlement.unit is not None or settlement.queue is not None:
                     filled |= filled_queues(settlement)
@@ -243,7 +243,9 @@ class Outcomes:
         for settlement in lost:
             self._note_lost(settlement, phase, rest, units)
         # The rest of these units was found: no earlier COMMIT has written them.
-        self.losses.unanswered -= {(s.id, s.lease_token) for s in batch.parts if s.unit in units}
+        self.lost_leases.unanswered -= {
+            (s.id, s.lease_token) for s in batch.parts if s.unit in units
+        }
         if units:
             self._drop_overtaken(
                 batch
@@ -348,7 +350,7 @@ class Outcomes:
         """Nothing of `rows`, which are with a worker, may be written any more; whoever calls has said why."""
         for row in rows:
             row.lease_lost = True
-            self.losses.unanswered.discard((row.id, row.lease_token))
+            self.lost_leases.unanswered.discard((row.id, row.lease_token))
             if self.held.get(row.id) is row:
                 del self.held[row.id]
 
@@ -357,7 +359,7 @@ class Outcomes:
             return
         marks = {(row.id, row.lease_token) for row in rows}
         for row in rows:
-            self.losses.tell(row, row, phase, rest)
+            self.lost_leases.tell(row, row, phase, rest)
         self.drop(rows)
         self._take_out(marks)
 
@@ -394,13 +396,13 @@ class Outcomes:
         if broken and batch.origin is not State.RUNNING:
             after(batch.state, Event.BROKEN)
             batch.parts = [s for s in batch.parts if s.unit not in units]
-            self.losses.tell_broken(broken, units)
+            self.lost_leases.tell_broken(broken, units)
             self.finish_all([sent_back(s) for s in broken])
 
     def _break_queued(self, units: Units) -> None:
         broken = [s for s in self.queued if s.unit in units]
         if broken:
-            self.losses.tell_broken(broken, units)
+            self.lost_leases.tell_broken(broken, units)
             self.queued[:] = [sent_back(s) if s.unit in units else s for s in self.queued]
 
     def _let_go(self, settlement: Settlement) -> ClaimedMessage | None:
@@ -416,7 +418,7 @@ class Outcomes:
 
     def _note_lost(self, settlement: Settlement, phase: str, rest: str, units: Units) -> None:
         row = self._let_go(settlement)
-        self.losses.tell(settlement, row, phase, rest)
+        self.lost_leases.tell(settlement, row, phase, rest)
         if row is not None:
             row.lease_lost = True
         note_unit(units, settlement)

@@ -5,7 +5,7 @@ from operator import itemgetter
 
 from faststream_sqlbroker.core.outcome import Ack, Again
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.flow.chain import ACK_FIRST
+from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST
 
 Rows = list[ClaimedMessage]
 

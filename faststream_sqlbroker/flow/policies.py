@@ -8,14 +8,14 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.outcome import (
+    Defer,
     Discard,
-    Move,
     Nack,
     NotReady,
     Outcome,
-    Postpone,
     Reject,
     Release,
+    Relocate,
 )
 from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
@@ -26,7 +26,7 @@ from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, Unk
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff, is_told
 from faststream_sqlbroker.flow.settlements import Settlements
-from faststream_sqlbroker.flow.unheeded import Unheeded
+from faststream_sqlbroker.flow.shielded import ShieldedCalls
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -53,14 +53,14 @@ def missed_slot(row: ClaimedMessage) -> bool:
 def _may_run_again(row: ClaimedMessage) -> bool:
     """Whether the key of `row` is free again: nothing was done for it, or its handler has said so."""
     outcome = row.outcome
-    if isinstance(outcome, Move):
+    if isinstance(outcome, Relocate):
         # Where it stays it would find its own key taken; elsewhere it has another.
         return outcome.published_again and outcome.queue == row.queue
     if isinstance(outcome, Nack):
         return outcome.retry_possible
     if isinstance(outcome, Reject):
         return outcome.reason == INVALID_BODY
-    return isinstance(outcome, Release | Postpone | NotReady)
+    return isinstance(outcome, Release | Defer | NotReady)
 
 
 class PolicyStarts:
@@ -82,7 +82,7 @@ class PolicyStarts:
         self._rest = next(
             (policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0
         )
-        self._unheeded = Unheeded()
+        self._shielded = ShieldedCalls()
         self._failures = 0
 
     async def wait_for_slot(self, row: ClaimedMessage) -> None:
@@ -113,12 +113,12 @@ class PolicyStarts:
     async def give_back(self, rows: Rows) -> None:
         """Give back `rows`, whose keys may be claimed and whose handler does not start."""
         with self._busy():
-            await self._unheeded.run(self._cut_off(rows, self._keyed(rows)))
+            await self._shielded.run(self._cut_off(rows, self._keyed(rows)))
 
     async def give_keys_back(self, rows: Rows) -> None:
         """Give back the keys of `rows`, whose handler does not start: before they are settled, as in `give_back`."""
         with self._busy():
-            await self._unheeded.run(self._give_back(self._keyed(rows)))
+            await self._shielded.run(self._give_back(self._keyed(rows)))
 
     def _keyed(self, rows: Rows) -> Rows:
         """Those that may run once."""
@@ -129,7 +129,7 @@ class PolicyStarts:
         if self._once is None or not keyed:
             return rows
         claim = self._claimed(keyed, self._once.ttl / MICROSECONDS)
-        verdicts = await self._unheeded.run(claim, lambda: self._cut_off(rows, keyed))
+        verdicts = await self._shielded.run(claim, lambda: self._cut_off(rows, keyed))
         if isinstance(verdicts, StoreError):
             await self._not_started(rows, verdicts)
             return []
@@ -196,7 +196,7 @@ class PolicyStarts:
                     await asyncio.sleep(min(left, REST_STEP))
         finally:
             if again := self.spend(rows):
-                await self._unheeded.run(self._give_back(again))
+                await self._shielded.run(self._give_back(again))
 
     def spend(self, rows: Rows) -> Rows:
         """End those of `rows` that may run once and have failed; those whose keys are to be given back.

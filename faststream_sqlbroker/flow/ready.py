@@ -17,14 +17,14 @@ from faststream_sqlbroker.exceptions import TransientStoreError
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
-LOOK_INTERVAL = 1.0
+SCAN_INTERVAL = 1.0
 """Seconds for which known pairs are trusted under load."""
 SLOW_LOOK = 0.005
 SLOW_LOOK_PER_QUEUE = 0.00005
 """Seconds of the server's time from which a look is slow."""
 SLOW_SHARE = 20
 """A slow look is followed by this many times its length without one, but for no longer than:"""
-LONGEST_PAUSE = 10.0
+LONGEST_SCAN_INTERVAL = 10.0
 LATE_COMMITS = timedelta(seconds=1)
 """Claims begin so much before the last claimed row: what is due earlier, and committed later, waits for a look."""
 MOST_PAIRS = 256
@@ -56,7 +56,7 @@ class Ready:
         """Seconds since the last look."""
         return monotonic() - self._looked_at
 
-    async def look(self) -> None:
+    async def scan(self) -> None:
         """Look at all queues.
 
         Raises:
@@ -69,7 +69,7 @@ class Ready:
         except TransientStoreError:
             # Perhaps because it is slow. Claims go on without; the next look decides.
             self._looked_at, self._took, self.slow = monotonic(), monotonic() - asked, True
-            self.looked = self.looked or self._took >= LONGEST_PAUSE
+            self.looked = self.looked or self._took >= LONGEST_SCAN_INTERVAL
             raise
         self.looked = True
         self._looked_at, self._found, self._took = monotonic(), found, found.took
@@ -93,22 +93,22 @@ class Ready:
             begin = min(first.get(pair) or at, at - LATE_COMMITS)
             self._begin[pair] = min(begin, self._begin.get(pair, begin))
 
-    async def look_beside(self) -> float | None:
+    async def scan_in_background(self) -> float | None:
         """Look while claims do without, if it is time; seconds until the next one, None when nobody needs it.
 
         Raises:
             StoreError: as `look`.
         """
         if self.slow and self._until_look() <= 0:
-            await self.look()
+            await self.scan()
         return max(0.0, self._until_look()) if self.slow else None
 
-    def look_soon(self) -> None:
+    def scan_soon(self) -> None:
         """Rows that were due long ago may be claimable again."""
         self._took = 0.0
 
     def _until_look(self) -> float:
-        return min(max(LOOK_INTERVAL, SLOW_SHARE * self._took), LONGEST_PAUSE) - self.age
+        return min(max(SCAN_INTERVAL, SLOW_SHARE * self._took), LONGEST_SCAN_INTERVAL) - self.age
 
     def due(self) -> list[ReadyPair]:
         """The pairs that had due rows when they were looked at, queues in turn."""

@@ -19,7 +19,7 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, is_told
 from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.outcome_states import Batch, State
-from faststream_sqlbroker.flow.write import Refused, note_unanswered, write
+from faststream_sqlbroker.flow.outcome_writer import Refused, note_unanswered, write
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store

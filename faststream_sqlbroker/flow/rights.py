@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.exceptions import RightsError, StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
-from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.flow.registration import Registration
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
-LONGEST_PAUSE = 5.0
+LONGEST_RIGHTS_INTERVAL = 5.0
 """Most seconds between two questions while something is missing."""
 ONE_OFF = 60.0
 """Seconds for which a refusal counts of what is not declared: who needs it does it again, and others never may."""
@@ -30,7 +30,7 @@ _COUNTS = {Activity.PUBLISH: inf}
 """Who has published once will do so again, maybe much later."""
 REMEMBERED = 0.1
 """Seconds for which errors name what was found missing without asking again: many statements may be refused at a time."""
-PATIENCE = 3.0
+RIGHTS_TIMEOUT = 3.0
 """Most seconds for which the error of a refused statement waits for what is missing."""
 
 
@@ -50,7 +50,7 @@ class Rights:
         self._store, self._log = store, log
         self._outages = Outages(log) if outages is None else outages
         self._checked: Activities = frozenset()
-        self._members: dict[Member, Activities] = {}
+        self._registrations: dict[Registration, Activities] = {}
         self._mode = Mode.FINE
         self._access = Access("")
         self._doubted: dict[Activity, float] = {}
@@ -86,14 +86,14 @@ class Rights:
             raise RightsError(access.describe(access.denied))
         self._checked |= activities
 
-    def join(self, member: Member, activities: Activities) -> None:
-        """`member` may claim while nothing of `activities` is missing."""
-        self._members[member] = activities
+    def join(self, registration: Registration, activities: Activities) -> None:
+        """`registration` may claim while nothing of `activities` is missing."""
+        self._registrations[registration] = activities
         self._hold()
 
-    def leave(self, member: Member) -> None:
-        """`member` has ended."""
-        self._members.pop(member, None)
+    def leave(self, registration: Registration) -> None:
+        """`registration` has ended."""
+        self._registrations.pop(registration, None)
 
     def doubt(self, activities: Activities) -> None:
         """The database has refused a statement of `activities` because a right or a table is missing: ask which.
@@ -128,7 +128,7 @@ class Rights:
         failures = 0
         while not await self._asked():
             failures += 1
-            await asyncio.sleep(min(LONGEST_PAUSE, backoff(failures)))
+            await asyncio.sleep(min(LONGEST_RIGHTS_INTERVAL, backoff(failures)))
 
     async def _asked(self) -> bool:
         """Whether nothing is missing."""
@@ -148,7 +148,9 @@ class Rights:
         self._answered, self._answered_at, self._asked_for = number, monotonic(), asked
         if access.lacks:
             if access != self._access:
-                held = any(access.of(activities).lacks for activities in self._members.values())
+                held = any(
+                    access.of(activities).lacks for activities in self._registrations.values()
+                )
                 end = "\nsubscribers that need it claim nothing until it is there" if held else ""
                 self._log(logging.ERROR, access.describe() + end)
             self._mode = Mode.LACKING
@@ -171,10 +173,10 @@ class Rights:
         is_fresh = activities <= self._asked_for and monotonic() - self._answered_at < REMEMBERED
         if not known.lacks or not is_fresh:
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(RIGHTS_TIMEOUT):
                     await self._asked()
             except TimeoutError as error:
-                msg = f"no answer within {PATIENCE} seconds"
+                msg = f"no answer within {RIGHTS_TIMEOUT} seconds"
                 raise StoreError(msg) from error
             known = self._access.of(activities)
         return known
@@ -189,8 +191,8 @@ class Rights:
 
     def _hold(self) -> None:
         lacked = self._access.stopped
-        for member, activities in self._members.items():
-            member.hold("lacks", bool(lacked & activities))
+        for registration, activities in self._registrations.items():
+            registration.hold("lacks", bool(lacked & activities))
 
 
 def activities_of(settings: Any, *, ack_first: bool, archive: bool) -> Activities:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Move, Nack, Outcome, Release
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Release, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, acked, settle
 from faststream_sqlbroker.exceptions import AccessError, PublishError
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.losses import broken_text
+from faststream_sqlbroker.flow.lost_leases import broken_text
 
 _OR_DROP = "or drop the answers that producers ask for by reply_to: no_reply=True on the subscriber"
 
@@ -60,7 +60,7 @@ class Settlements:
 
     def _unit(self, rows: Sequence[ClaimedMessage]) -> list[ClaimedMessage]:
         """The acked and moved `rows`, if all their leases are held; else they are abandoned."""
-        unit = [row for row in rows if isinstance(row.outcome, Ack | Move)]
+        unit = [row for row in rows if isinstance(row.outcome, Ack | Relocate)]
         lost = [row.id for row in unit if row.lease_lost]
         if not lost:
             return unit

@@ -14,7 +14,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Move, Nack, Reject, Release
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Reject, Release, Relocate
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.reasons import TRANSACTION_ENDED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
@@ -25,11 +25,11 @@ from faststream_sqlbroker.exceptions import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.isolation import lost_leases
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled, is_told
-from faststream_sqlbroker.flow.losses import broken_text
+from faststream_sqlbroker.flow.lost_leases import broken_text
 from faststream_sqlbroker.flow.prefetch import prefetch_lease
-from faststream_sqlbroker.flow.unheeded import PATIENCE, patiently
+from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT, patiently
+from faststream_sqlbroker.flow.solo_run import lost_leases
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.handler_locks import HandlerLock
@@ -178,7 +178,7 @@ class TransactionalDeliveries:
         rows: Rows,
         settlements: Callable[[Rows], list[Settlement]],
     ) -> Rows:
-        if not any(isinstance(row.outcome, Ack | Move) for row in rows):
+        if not any(isinstance(row.outcome, Ack | Relocate) for row in rows):
             await transaction.prove()
             return rows
         if any(row.lease_lost for row in rows):
@@ -217,14 +217,14 @@ class TransactionalDeliveries:
     async def _ended(self, lock: "HandlerLock", rows: Rows) -> Rows:
         """The transaction may have ended before the handler had: what that means is for the database to say.
 
-        Cancelled or stopping, we ask for `PATIENCE` seconds more. Without an answer nothing may be written, neither
+        Cancelled or stopping, we ask for `SHIELDED_TIMEOUT` seconds more. Without an answer nothing may be written, neither
         that it is done nor that it is to be tried again: the leases run out. The rows whose outcome is known.
         """
         asking = asyncio.ensure_future(self._was_committed(lock, rows))
         # A cancellation is noticed by `cancelled` here, and raised at the end.
         while not (asking.done() or cancelled() or self._stopping()):
             await patiently(asking, LOOK)
-        await patiently(asking, PATIENCE)
+        await patiently(asking, SHIELDED_TIMEOUT)
         if not asking.done():
             asking.cancel()
             await patiently(asking, CLOSING)
@@ -274,7 +274,9 @@ class TransactionalDeliveries:
     def _abandoned(self, rows: Rows) -> Rows:
         """A row of the batch has lost its lease, so that nothing was committed: the acked ones go back without an attempt."""
         lost = [row.id for row in rows if row.lease_lost]
-        back = [row for row in rows if row.outcome is None or isinstance(row.outcome, Ack | Move)]
+        back = [
+            row for row in rows if row.outcome is None or isinstance(row.outcome, Ack | Relocate)
+        ]
         for row in back:
             row.outcome = Abandon()
         if others := [row.id for row in back if not row.lease_lost]:
@@ -290,7 +292,7 @@ class TransactionalDeliveries:
             return _failed(rows, error)
         pause = backoff(FIRST_PAUSE + max(0, *(lost_leases(row) for row in rows)))
         for row in rows:
-            if row.outcome is None or isinstance(row.outcome, Ack | Move):
+            if row.outcome is None or isinstance(row.outcome, Ack | Relocate):
                 row.outcome = Abandon(pause, error)
         return rows
 
@@ -329,7 +331,7 @@ class TransactionalDeliveries:
 
 def _ends(row: ClaimedMessage) -> bool:
     """Whether its outcome is the last one of `row`."""
-    return isinstance(row.outcome, Ack | Move | Reject | Discard)
+    return isinstance(row.outcome, Ack | Relocate | Reject | Discard)
 
 
 def _release(rows: Rows) -> None:
@@ -341,14 +343,14 @@ def _release(rows: Rows) -> None:
 def _abandon(rows: Rows) -> None:
     """What the handler of `rows` did is rolled back, and so are its acks."""
     for row in rows:
-        if isinstance(row.outcome, Ack | Move):
+        if isinstance(row.outcome, Ack | Relocate):
             row.outcome = Abandon()
 
 
 def _failed(rows: Rows, error: Exception) -> Rows:
     """What the handler did is rolled back, so its acks are void; the retry strategy decides."""
     for row in rows:
-        if row.outcome is None or isinstance(row.outcome, Ack | Move):
+        if row.outcome is None or isinstance(row.outcome, Ack | Relocate):
             row.outcome = Nack(error=error)
     return rows
 

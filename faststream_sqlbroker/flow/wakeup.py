@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.dialects.presence import PAUSES_CHANGED
+from faststream_sqlbroker.dialects.live_subscribers import PAUSES_CHANGED
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.outage import Outages

@@ -11,14 +11,14 @@ from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
-from faststream_sqlbroker.flow.chain import ENDED, Post, post
 from faststream_sqlbroker.flow.delivery import Deliveries, Handle
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.limits import refusal, refusal_text
 from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot, seconds_to_slot
 from faststream_sqlbroker.flow.prefetch import least_left, prefetch_lease
+from faststream_sqlbroker.flow.publish_on_ack import ENDED, CurrentDelivery, current_delivery
 from faststream_sqlbroker.flow.settlements import Settlements
+from faststream_sqlbroker.flow.start_checks import refusal, refusal_text
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
-        here = Post(self._store)
-        post.set(here)
+        here = CurrentDelivery(self._store)
+        current_delivery.set(here)
         turn_ends = monotonic() + TURN
         while (first := await self._next()) is not None:
             self._inflight.busy += 1
@@ -110,7 +110,7 @@ class Worker:
                 await asyncio.sleep(0)
                 turn_ends = monotonic() + TURN
 
-    async def _deliver_from(self, first: ClaimedMessage, here: Post) -> None:
+    async def _deliver_from(self, first: ClaimedMessage, here: CurrentDelivery) -> None:
         if self._policies is not None:
             await self._policies.wait_for_slot(first)
         rows = await self._batch_from(first) if self._settings.batch else [first]
@@ -130,8 +130,8 @@ class Worker:
 
         The same steps, without a call, a list or a coroutine that a message can do without.
         """
-        here = Post(self._store)
-        post.set(here)
+        here = CurrentDelivery(self._store)
+        current_delivery.set(here)
         inflight, handle = self._inflight, self._handle
         waiting, times, keep = inflight.waiting.items, inflight.times, self._rules.retain_on_ack
         turn_ends = monotonic() + TURN

@@ -10,11 +10,11 @@ from typing import Any
 
 from faststream.message import gen_cor_id
 
-from faststream_sqlbroker.core.duration import Duration, delay_seconds, positive_seconds
-from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.routing import DESTINATION_HEADER, PUBLISH_AFTER_HEADER, unix_time
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 

@@ -239,7 +239,7 @@ def _message(
         *_shared(LIVE_STATES, name),
         Column("lease_token", TokenType),
         Column("lease_expires_at", UtcTimestamp),
-        # What policies have done with it, as bits (`core.policies.marks`).
+        # What policies have done with it, as bits (`core.policies.flags`).
         Column("policy_marks", SmallInteger, nullable=False, server_default=text("0")),
         *(
             [Column("claimable", SmallInteger, Computed(claimable, persisted=False))]

@@ -21,7 +21,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
 
-from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 
 MYSQL = ("mysql", "mariadb")
 """SQLAlchemy's names of the dialects of both databases. The name is that of the URL: mysql+… leads to either."""

@@ -6,45 +6,45 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.exceptions import MissingExtraError
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.spark.compact import compact_export
-    from faststream_sqlbroker.spark.decode import decode_payload
-    from faststream_sqlbroker.spark.export import ExportResult, export_archive, read_export
     from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
-    from faststream_sqlbroker.spark.incremental import Load, new_rows
-    from faststream_sqlbroker.spark.models import struct_of
-    from faststream_sqlbroker.spark.prune import PruneResult, prune_archive
-    from faststream_sqlbroker.spark.read import read_archive, read_messages
-    from faststream_sqlbroker.spark.replays import ReplayResult, replay
+    from faststream_sqlbroker.spark.lake.compact import compact_export
+    from faststream_sqlbroker.spark.lake.export import ExportResult, export_archive, read_export
+    from faststream_sqlbroker.spark.lake.prune import PruneResult, prune_archive
+    from faststream_sqlbroker.spark.lake.status import ExportStatus, describe_export
+    from faststream_sqlbroker.spark.load.decode import decode_payload
+    from faststream_sqlbroker.spark.load.incremental import Load, new_rows
+    from faststream_sqlbroker.spark.load.models import struct_of
+    from faststream_sqlbroker.spark.load.read import read_archive, read_messages
+    from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA, MESSAGE_SCHEMA
+    from faststream_sqlbroker.spark.load.snapshot import Snapshot, open_snapshot
+    from faststream_sqlbroker.spark.replays.replay import ReplayResult, replay
     from faststream_sqlbroker.spark.report import write_report
-    from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA, MESSAGE_SCHEMA
     from faststream_sqlbroker.spark.session import build_session
-    from faststream_sqlbroker.spark.snapshot import Snapshot, open_snapshot
-    from faststream_sqlbroker.spark.status import ExportStatus, describe_export
 
 _HOMES = {
-    "ARCHIVE_SCHEMA": "schemas",
+    "ARCHIVE_SCHEMA": "load.schemas",
     "Horizon": "horizon",
-    "Load": "incremental",
-    "MESSAGE_SCHEMA": "schemas",
-    "ReplayResult": "replays",
-    "ExportResult": "export",
-    "ExportStatus": "status",
-    "PruneResult": "prune",
-    "Snapshot": "snapshot",
+    "Load": "load.incremental",
+    "MESSAGE_SCHEMA": "load.schemas",
+    "ReplayResult": "replays.replay",
+    "ExportResult": "lake.export",
+    "ExportStatus": "lake.status",
+    "PruneResult": "lake.prune",
+    "Snapshot": "load.snapshot",
     "build_session": "session",
-    "compact_export": "compact",
-    "decode_payload": "decode",
-    "describe_export": "status",
-    "export_archive": "export",
+    "compact_export": "lake.compact",
+    "decode_payload": "load.decode",
+    "describe_export": "lake.status",
+    "export_archive": "lake.export",
     "find_horizon": "horizon",
-    "new_rows": "incremental",
-    "open_snapshot": "snapshot",
-    "prune_archive": "prune",
-    "read_archive": "read",
-    "read_export": "export",
-    "read_messages": "read",
-    "replay": "replays",
-    "struct_of": "models",
+    "new_rows": "load.incremental",
+    "open_snapshot": "load.snapshot",
+    "prune_archive": "lake.prune",
+    "read_archive": "load.read",
+    "read_export": "lake.export",
+    "read_messages": "load.read",
+    "replay": "replays.replay",
+    "struct_of": "load.models",
     "write_report": "report",
 }
 """Where each public name lives: Spark is imported when one of them is asked for."""

@@ -13,12 +13,12 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.drivers import (
     DRIVERS,
     find_jar,
+    java_of,
     need_jar,
     need_java,
     paths_of,
     wanted_kinds,
 )
-from faststream_sqlbroker.spark.java import java_of
 
 UTC = "-Duser.timezone=UTC"
 _LISTS = {

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.base import UNRESTORED
 from faststream_sqlbroker.store.errors import ErrorClasses
-from faststream_sqlbroker.store.loops import Pools
+from faststream_sqlbroker.store.event_loops import LoopPools
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Checkouts:
     def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses) -> None:
         """Nothing is checked out yet."""
         self.engine, self.errors, self._dialect = engine, errors, dialect
-        self._evicted_before, self.pools = float("-inf"), Pools()
+        self._evicted_before, self.pools = float("-inf"), LoopPools()
         self.watch(engine)
         event.listen(engine.sync_engine, "checkin", _checked_in)
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.store.inside import refuse_outside
+from faststream_sqlbroker.store.guarded_connection import refuse_outside
 
 T = TypeVar("T")
 

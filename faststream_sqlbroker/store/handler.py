@@ -25,8 +25,8 @@ from faststream_sqlbroker.exceptions import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.store.checkout import Checkouts
-from faststream_sqlbroker.store.inside import INSIDE, Activity, refusing_outside
-from faststream_sqlbroker.store.loops import Places
+from faststream_sqlbroker.store.event_loops import LoopSemaphore
+from faststream_sqlbroker.store.guarded_connection import INSIDE, LastUse, refusing_outside
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -44,7 +44,7 @@ class HandlerTransaction:
         self._dialect, self._checkouts, self._timeout = dialect, checkouts, timeout
         self._errors = checkouts.errors
         self._session: AsyncSession | None = None
-        self._activity, self._idle_limit, self._silent = Activity(), float("inf"), 0.0
+        self._activity, self._idle_limit, self._silent = LastUse(), float("inf"), 0.0
         self.locked = HandlerLock((), set())
         self.denied: AccessError | None = None
         """What `commit` has raised for want of a right or a table."""
@@ -89,7 +89,7 @@ class HandlerTransaction:
             connection.execution_options(**{INSIDE: self._activity})
             return held
 
-        self._activity, self._idle_limit = Activity(), lease
+        self._activity, self._idle_limit = LastUse(), lease
         async with self._errors.classed(), asyncio.timeout(self._timeout):
             self.locked = await self.connection.run_sync(lock)
         return self.locked.held
@@ -192,7 +192,7 @@ class HandlerTransactions:
         """Share the limits of `transactions`, and `shared`, the store's places, for questions of its own."""
         self._transactions, self._shared = transactions, shared
         self._engine = refusing_outside(transactions.engine)
-        self._places = Places(places)
+        self._places = LoopSemaphore(places)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[HandlerTransaction]:

@@ -15,7 +15,7 @@ from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.dialects.sizes import BYTES_TOGETHER, bytes_of
 from faststream_sqlbroker.store.caller import check_same_database
 from faststream_sqlbroker.store.driver import BusyError
-from faststream_sqlbroker.store.shared import SharedStatements
+from faststream_sqlbroker.store.publish_coalescer import PublishCoalescer
 from faststream_sqlbroker.store.transaction import Transactions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Inserts:
         self._transactions, self._engine = transactions, transactions.engine
         self._dialect, self._errors = transactions.dialect, transactions.errors
         self._shortcut = transactions.shortcut
-        self._shared: SharedStatements | None = None
+        self._shared: PublishCoalescer | None = None
 
     def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
         """Insert `rows` in one transaction, which others may share.
@@ -74,10 +74,10 @@ class Inserts:
             await shared.close()
 
     @property
-    def _of_this_loop(self) -> SharedStatements:
+    def _of_this_loop(self) -> PublishCoalescer:
         # What another event loop has left behind can neither be used nor waited for.
         if self._shared is None or self._shared.loop is not asyncio.get_running_loop():
-            self._shared = SharedStatements(self._transactions)
+            self._shared = PublishCoalescer(self._transactions)
         return self._shared
 
     async def insert_in(

@@ -1,4 +1,4 @@
-"""Locks by key, each operation one transaction."""
+"""LockStore by key, each operation one transaction."""
 
 import asyncio
 import os
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.locks import HeldLock
+from faststream_sqlbroker.core.status import HeldLock
 from faststream_sqlbroker.dialects import locks
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.store.transaction import Transactions
 
 
-class Locks:
+class LockStore:
     """Takes, keeps and gives back locks; who has one is known by its token.
 
     Raises (from every operation):

@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects import Dialect, once, policy_state
-from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
-from faststream_sqlbroker.store.starts import worker_name
+from faststream_sqlbroker.dialects.policy_request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.store.ack_first import worker_name
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -27,10 +27,12 @@ class PolicyStore:
         self._transactions = transactions.doing(Activity.CONSUME, Activity.STATE)
         self._dialect, self._places = dialect, places
 
-    async def claim(self, wanted: Wanted, memory: Memory) -> tuple[Claim, Memory]:
+    async def claim(
+        self, wanted: PolicyClaimRequest, memory: ScanPosition
+    ) -> tuple[Claim, ScanPosition]:
         """Lease what the policies let start; the memory is for the next claim."""
 
-        def claim(connection: Connection) -> tuple[Claim, Memory]:
+        def claim(connection: Connection) -> tuple[Claim, ScanPosition]:
             moved = memory.copy()
             return self._dialect.scheduled.claim(connection, wanted, moved), moved
 

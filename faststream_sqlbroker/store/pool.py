@@ -43,7 +43,7 @@ def size(engine: AsyncEngine) -> int:
 def transactional(engine: AsyncEngine, level: str | None) -> AsyncEngine:
     """`engine` with `level` for its transactions; never AUTOCOMMIT, under which none is a transaction.
 
-    Shares the pool of `engine`.
+    StrideScheduler the pool of `engine`.
 
     Raises:
         SetupError: AUTOCOMMIT is among the engine's execution options, where it goes before ours.

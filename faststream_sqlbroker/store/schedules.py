@@ -7,7 +7,7 @@ from uuid import UUID
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.core.schedules import Schedule, ScheduleState
+from faststream_sqlbroker.core.status import Schedule, ScheduleState
 from faststream_sqlbroker.dialects import Dialect, schedules
 from faststream_sqlbroker.store.transaction import Transactions
 

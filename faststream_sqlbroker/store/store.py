@@ -30,20 +30,20 @@ from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
+from faststream_sqlbroker.store.ack_first import AckFirstStarts
 from faststream_sqlbroker.store.checkout import Checkouts
+from faststream_sqlbroker.store.dead_sessions import DeadSessionWatch
+from faststream_sqlbroker.store.direct_claim import DirectClaims
 from faststream_sqlbroker.store.driver import DriverShortcut
 from faststream_sqlbroker.store.errors import ErrorClasses
-from faststream_sqlbroker.store.fleet import Fleet
+from faststream_sqlbroker.store.event_loops import LoopSemaphore
 from faststream_sqlbroker.store.handler import HandlerTransaction, HandlerTransactions
 from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
-from faststream_sqlbroker.store.locks import Locks
-from faststream_sqlbroker.store.loops import Places
+from faststream_sqlbroker.store.live_subscribers import LiveSubscribers
+from faststream_sqlbroker.store.locks import LockStore
 from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.schedules import Schedules
-from faststream_sqlbroker.store.silent import Silent
-from faststream_sqlbroker.store.starts import Starts
-from faststream_sqlbroker.store.takes import Takes
 from faststream_sqlbroker.store.transaction import Transactions
 
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ class Store:
             self._checkouts, self.dialect, statement_timeout, self._shortcut
         )
         self._consuming = self._transactions.doing(Activity.CONSUME)
-        self._places = Places(self.max_connections)
-        self.starts = Starts(self._transactions, self.dialect, self._places)
+        self._places = LoopSemaphore(self.max_connections)
+        self.starts = AckFirstStarts(self._transactions, self.dialect, self._places)
         self.policies = PolicyStore(self._transactions, self.dialect, self._places)
-        self.locks = Locks(self._transactions, tables, self._places)
-        self.takes = Takes(self._transactions, self.dialect, self._places)
-        self.fleet = Fleet(self._transactions, self.dialect, self._places)
-        self.silent = Silent(self._transactions, self.dialect, self._places)
+        self.locks = LockStore(self._transactions, tables, self._places)
+        self.takes = DirectClaims(self._transactions, self.dialect, self._places)
+        self.live_subscribers = LiveSubscribers(self._transactions, self.dialect, self._places)
+        self.silent = DeadSessionWatch(self._transactions, self.dialect, self._places)
         self.schedules = Schedules(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self.refuse_too_large = self._inserts.refuse_too_large
@@ -162,7 +162,7 @@ class Store:
 
     async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
         """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
-        return await self._consuming.run(self.dialect.looking(queues), self._places, write=False)
+        return await self._consuming.run(self.dialect.scan(queues), self._places, write=False)
 
     async def claim(
         self,
@@ -357,7 +357,7 @@ class Store:
     ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
         """Call `heard` with the payload of each wake-up on `channel`; yields a check of the connection.
 
-        Takes one connection of the pool for as long as it is entered.
+        DirectClaims one connection of the pool for as long as it is entered.
 
         Raises:
             TransientStoreError: the connection cannot be made or is gone.

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from faststream import AckPolicy
 
-from faststream_sqlbroker.core.duration import Duration, seconds_or_zero
-from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.policies import check_ack_first, check_ordered
 from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 
 if TYPE_CHECKING:

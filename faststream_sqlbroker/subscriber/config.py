@@ -7,7 +7,7 @@ from faststream import AckPolicy
 from faststream._internal.configs import SubscriberSpecificationConfig, SubscriberUsecaseConfig
 from faststream._internal.constants import EMPTY
 
-from faststream_sqlbroker.core.routing import Destination, Place
+from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 
 
@@ -38,5 +38,5 @@ class QueueSubscriberSpecificationConfig(SubscriberSpecificationConfig):
 
     queues: tuple[str, ...] = ()
     forward_to: str | Destination | None = None
-    place: Place | None = None
+    place: PipelineStep | None = None
     """The step of a pipeline that it is."""

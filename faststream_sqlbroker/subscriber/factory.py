@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 from faststream._internal.constants import EMPTY
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 
-from faststream_sqlbroker.core.routing import Place
+from faststream_sqlbroker.core.routing import PipelineStep
 from faststream_sqlbroker.parser import SqlBrokerBatchParser
-from faststream_sqlbroker.subscriber.calls import NoCalls
 from faststream_sqlbroker.subscriber.config import (
     QueueSubscriberConfig,
     QueueSubscriberSpecificationConfig,
 )
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
+from faststream_sqlbroker.subscriber.running_calls import NoCalls
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
@@ -29,7 +29,7 @@ def create_subscriber(
     title: str | None,
     description: str | None,
     include_in_schema: bool,
-    place: Place | None = None,
+    place: PipelineStep | None = None,
 ) -> QueueSubscriber:
     """Put settings, parser and documentation together.
 

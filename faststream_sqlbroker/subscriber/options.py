@@ -14,10 +14,10 @@ from faststream import AckPolicy
 from faststream._internal.constants import EMPTY
 
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
-from faststream_sqlbroker.core.duration import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.core.policies import Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
 from faststream_sqlbroker.core.routing import Destination
+from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.subscriber import checks
 
@@ -124,7 +124,7 @@ class SubscriberSettings:
     forward_to: str | Destination | None = None
     destinations: Sequence[str] | None = None
     weights: tuple[int, ...] | None = None
-    """Shares of `queues`, if they were given with weights."""
+    """StrideScheduler of `queues`, if they were given with weights."""
 
     def __post_init__(self) -> None:
         """Work out, then check."""

@@ -11,6 +11,7 @@ from faststream.exceptions import StopConsume
 from typing_extensions import override
 
 from faststream_sqlbroker.batch_start import marking_start
+from faststream_sqlbroker.control_exceptions import Instruction, follow_unacknowledged
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
@@ -20,15 +21,14 @@ from faststream_sqlbroker.flow.forward import Forward
 from faststream_sqlbroker.flow.loop import cancelled
 from faststream_sqlbroker.flow.rights import activities_of
 from faststream_sqlbroker.flow.transactional import current
-from faststream_sqlbroker.instructions import Instruction, follow_unacknowledged
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
-from faststream_sqlbroker.subscriber.calls import RunningCalls
 from faststream_sqlbroker.subscriber.checks import policy_fits
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
-from faststream_sqlbroker.subscriber.invalid import settle_invalid
+from faststream_sqlbroker.subscriber.invalid_body import settle_invalid
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
 from faststream_sqlbroker.subscriber.relay import ForwardHeaders, unstarted_publishers
+from faststream_sqlbroker.subscriber.running_calls import RunningCalls
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
 from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_transaction
 
@@ -180,7 +180,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         )
         if settings.forward_to is not None:
             # Batches are moved together; a default policy of the broker's is for handlers.
-            handle = Forward(settings, self._log_of_loops, outer.presence.destinations.named)
+            handle = Forward(settings, self._log_of_loops, outer.heartbeat.destinations.named)
             settings, ack_first = changed(settings, batch=True), False
         return Consumer(
             store=outer.store,
@@ -191,7 +191,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             ack_first=ack_first,
             cancellable=not self._synchronous_handlers(),
             encode=outer.producer.encode,
-            presence=outer.presence,
+            heartbeat=outer.heartbeat,
             rights=outer.rights,
             paused=self._is_paused,
         )

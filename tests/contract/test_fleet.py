@@ -5,8 +5,8 @@ from typing import Any
 
 from sqlalchemy import event, select
 
-from faststream_sqlbroker.core.presence import describe, worker_name
-from faststream_sqlbroker.dialects.presence import KEPT_SECONDS, MOST_READ
+from faststream_sqlbroker.core.status import describe, worker_name
+from faststream_sqlbroker.dialects.live_subscribers import KEPT_SECONDS, MOST_READ
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
 from tests.helpers import eventually
@@ -24,7 +24,9 @@ async def announce(
     bench: Bench, says: dict[str, Any], lease: float = LONG, **options: Any
 ) -> frozenset[str]:
     options = {"changed": set(says), "clean": False, **options}
-    return await bench.store.fleet.announce(says, options["changed"], lease, clean=options["clean"])
+    return await bench.store.live_subscribers.announce(
+        says, options["changed"], lease, clean=options["clean"]
+    )
 
 
 async def state(bench: Bench) -> list[Any]:
@@ -36,27 +38,29 @@ async def state(bench: Bench) -> list[Any]:
 async def test_who_announces_itself_is_listed_until_it_leaves(bench: Bench) -> None:
     says = known(worker_name("host:1", bytes(8)), worker_name("host:2", b"12345678"), ordered=True)
     await announce(bench, says)
-    found = await bench.store.fleet.subscribers()
+    found = await bench.store.live_subscribers.subscribers()
     assert {s.worker for s in found} == set(says)
     assert {(s.queues, s.max_workers, s.ordered, s.paused, s.stopping) for s in found} == {
         (("q",), 1, True, False, False)
     }
-    await bench.store.fleet.leave(["host:1:0000000000000000", "nobody"])
-    assert [s.worker for s in await bench.store.fleet.subscribers()] == ["host:2:3132333435363738"]
+    await bench.store.live_subscribers.leave(["host:1:0000000000000000", "nobody"])
+    assert [s.worker for s in await bench.store.live_subscribers.subscribers()] == [
+        "host:2:3132333435363738"
+    ]
 
 
 async def test_a_sign_of_life_lengthens_the_lease_and_says_only_what_is_new(bench: Bench) -> None:
     says = known("w")
     await announce(bench, says, lease=5.0)
-    [first] = await bench.store.fleet.subscribers()
+    [first] = await bench.store.live_subscribers.subscribers()
     says["w"]["paused"] = True
     await announce(bench, says, changed=set())
-    [second] = await bench.store.fleet.subscribers()
+    [second] = await bench.store.live_subscribers.subscribers()
     assert second.since == first.since
     assert second.lease_expires_at > first.lease_expires_at + timedelta(seconds=30)
     assert not second.paused
     await announce(bench, says)
-    [third] = await bench.store.fleet.subscribers()
+    [third] = await bench.store.live_subscribers.subscribers()
     assert (third.since, third.paused) == (first.since, True)
 
 
@@ -65,7 +69,7 @@ async def test_a_lease_that_runs_out_ends_a_life_by_the_databases_clock(bench: B
     await announce(bench, known("alive"))
 
     async def ended() -> bool:
-        return [s.worker for s in await bench.store.fleet.subscribers()] == ["alive"]
+        return [s.worker for s in await bench.store.live_subscribers.subscribers()] == ["alive"]
 
     await eventually(ended)
     assert [row.key for row in await state(bench)] == ["alive", "dead"]
@@ -74,10 +78,10 @@ async def test_a_lease_that_runs_out_ends_a_life_by_the_databases_clock(bench: B
 async def test_what_is_long_over_is_removed_and_nothing_else(bench: Bench) -> None:
     await announce(bench, known("dead"), lease=-KEPT_SECONDS - 1.0)
     await announce(bench, known("lately"), lease=-1.0)
-    await bench.store.fleet.pause(
+    await bench.store.live_subscribers.pause(
         "over", datetime(2020, 1, 1, tzinfo=timezone.utc), {"by": "me"}, CHANNEL
     )
-    await bench.store.fleet.pause("lasting", None, {"by": "me"}, CHANNEL)
+    await bench.store.live_subscribers.pause("lasting", None, {"by": "me"}, CHANNEL)
     await announce(bench, known("alive"), clean=True)
     assert [row.key for row in await state(bench)] == ["lasting", "alive", "lately"]
 
@@ -85,15 +89,18 @@ async def test_what_is_long_over_is_removed_and_nothing_else(bench: Bench) -> No
 async def test_a_row_that_was_removed_comes_back_with_all_it_says(bench: Bench) -> None:
     says = known("w", queues=["a", "b"])
     await announce(bench, says)
-    await bench.store.fleet.leave(["w"])
+    await bench.store.live_subscribers.leave(["w"])
     await announce(bench, says, changed=set())
-    [found] = await bench.store.fleet.subscribers()
+    [found] = await bench.store.live_subscribers.subscribers()
     assert found.queues == ("a", "b")
 
 
 async def test_what_another_version_says_of_itself_does_not_hurt(bench: Bench) -> None:
     await announce(bench, {"w": {"queues": None, "new": [1]}, "v": {}})
-    assert {(s.worker, s.queues, s.max_workers) for s in await bench.store.fleet.subscribers()} == {
+    assert {
+        (s.worker, s.queues, s.max_workers)
+        for s in await bench.store.live_subscribers.subscribers()
+    } == {
         ("w", (), 1),
         ("v", (), 1),
     }
@@ -101,7 +108,7 @@ async def test_what_another_version_says_of_itself_does_not_hurt(bench: Bench) -
 
 async def test_a_pause_lasts_until_it_is_resumed(bench: Bench) -> None:
     """P5."""
-    fleet = bench.store.fleet
+    fleet = bench.store.live_subscribers
     assert await fleet.pause("a", None, {"by": "Ann", "reason": "why"}, CHANNEL) == {"a"}
     assert await fleet.pause("b", LONG, {"by": "Bob", "reason": None}, CHANNEL) == {"a", "b"}
     a, b = await fleet.paused()
@@ -115,7 +122,7 @@ async def test_a_pause_lasts_until_it_is_resumed(bench: Bench) -> None:
 
 
 async def test_pausing_again_keeps_the_beginning_and_takes_the_new_end(bench: Bench) -> None:
-    fleet = bench.store.fleet
+    fleet = bench.store.live_subscribers
     await fleet.pause("a", None, {"by": "Ann"}, CHANNEL)
     [first] = await fleet.paused()
     end = first.since + timedelta(days=1)
@@ -126,7 +133,7 @@ async def test_pausing_again_keeps_the_beginning_and_takes_the_new_end(bench: Be
 
 
 async def test_a_pause_ends_by_the_databases_clock(bench: Bench) -> None:
-    fleet = bench.store.fleet
+    fleet = bench.store.live_subscribers
     await fleet.pause("a", 0.3, {"by": "me"}, CHANNEL)
 
     async def over() -> bool:
@@ -143,9 +150,9 @@ async def test_a_pause_ends_by_the_databases_clock(bench: Bench) -> None:
 
 
 async def test_names_are_compared_exactly(bench: Bench) -> None:
-    await bench.store.fleet.pause("Mail", None, {"by": "me"}, CHANNEL)
+    await bench.store.live_subscribers.pause("Mail", None, {"by": "me"}, CHANNEL)
     assert await announce(bench, known("w")) == {"Mail"}
-    assert await bench.store.fleet.resume("mail", CHANNEL) == (False, {"Mail"})
+    assert await bench.store.live_subscribers.resume("mail", CHANNEL) == (False, {"Mail"})
 
 
 async def test_a_sign_of_life_of_many_takes_few_statements(bench: Bench) -> None:
@@ -162,4 +169,4 @@ async def test_a_sign_of_life_of_many_takes_few_statements(bench: Bench) -> None
     of_table = [s for s in seen if "message_policy_state" in s]
     assert len(of_table) == 3, seen
     assert MOST_READ >= 10_000
-    assert len(await bench.store.fleet.subscribers()) == 50
+    assert len(await bench.store.live_subscribers.subscribers()) == 50

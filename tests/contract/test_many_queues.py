@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, text
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.mysql_queues import FEW_PAIRS, FIRST_ROWS
+from faststream_sqlbroker.dialects.mysql.queues import FEW_PAIRS, FIRST_ROWS
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import LEASE, Bench
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.core.outcome import Ack, Move, Nack, NotReady, Outcome, Postpone, Reject
+from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, NotReady, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
@@ -31,7 +31,7 @@ async def test_a_move_with_everything(bench: Bench) -> None:
     )
     before = await bench.one()
     [message] = await bench.claim()
-    move = Move("other", b"\x00new \xff", json.dumps({"c": "ä"}), 30.0)
+    move = Relocate("other", b"\x00new \xff", json.dumps({"c": "ä"}), 30.0)
     await bench.store.settle([settle(message, move, RULES, ended_after=1.0)])
     row = await bench.one()
     assert (row["state"], row["queue"], row["payload"], row["headers"]) == (
@@ -66,11 +66,11 @@ async def test_each_row_of_a_batch_gets_its_own(bench: Bench) -> None:
     await put(bench, count)
     rows = await bench.claim(count)
     outcomes = [
-        Move("other", f"new {n}".encode(), json.dumps({"n": n}))
+        Relocate("other", f"new {n}".encode(), json.dumps({"n": n}))
         if n % 3 == 0
-        else Move("other", None, json.dumps({"n": n}))
+        else Relocate("other", None, json.dumps({"n": n}))
         if n % 3 == 1
-        else Move("other")
+        else Relocate("other")
         for n in range(count)
     ]
     result = await bench.store.settle(
@@ -151,9 +151,7 @@ async def test_postpone_leaves_the_times_alone_and_keeps_the_error(bench: Bench)
     """P4."""
     await put(bench)
     [message] = await bench.claim()
-    await bench.store.settle(
-        [settle(message, Postpone(0, OSError("away")), RULES, ended_after=1.0)]
-    )
+    await bench.store.settle([settle(message, Defer(0, OSError("away")), RULES, ended_after=1.0)])
     row = await bench.one()
     assert (row["first_attempt_at"], row["last_attempt_at"], row["attempts_count"]) == (
         None,
@@ -175,8 +173,8 @@ async def test_not_ready_fails_with_its_reason_when_the_time_is_over(bench: Benc
 @pytest.mark.parametrize(
     ("outcome", "rules"),
     [
-        (Move("other", b"new", "{}", 5.0), RULES),
-        (Move("other"), RULES),
+        (Relocate("other", b"new", "{}", 5.0), RULES),
+        (Relocate("other"), RULES),
         (Reject("bad"), TO_DEAD),
         (None, TO_DEAD),
         (NotReady(5, 60), RULES),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from faststream_sqlbroker.core.outcome import Move, Outcome
+from faststream_sqlbroker.core.outcome import Outcome, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import settle
 from tests.contract.conftest import LEASE, Bench
@@ -47,7 +47,7 @@ async def test_an_outcome(bench: Bench, outcome: Outcome | None) -> None:
 async def test_a_move_with_new_headers(bench: Bench) -> None:
     async with between_locked(bench) as row:
         moved = replace(
-            settle(row, Move("other", b"new"), RULES, ended_after=0.1), headers='{"a": "b"}'
+            settle(row, Relocate("other", b"new"), RULES, ended_after=0.1), headers='{"a": "b"}'
         )
         result = await asyncio.wait_for(bench.store.settle([moved]), AT_ONCE)
     assert result.settled == {row.id}

@@ -12,13 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker.core.outcome import (
     Abandon,
     Ack,
+    Defer,
     Discard,
-    Move,
     Nack,
     Outcome,
-    Postpone,
     Reject,
     Release,
+    Relocate,
 )
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
@@ -37,10 +37,10 @@ OUTCOMES: dict[str, Outcome | None] = {
     "nack with delay": Nack(delay=5),
     "reject": Reject("bad", ValueError("no")),
     "no outcome": None,
-    "postpone": Postpone(30),
+    "postpone": Defer(30),
     "release": Release(),
     "abandon": Abandon(),
-    "move": Move("other", b"new"),
+    "move": Relocate("other", b"new"),
     "discard": Discard("expired"),
 }
 
@@ -157,7 +157,7 @@ async def test_reject_fails_with_reason_and_error(bench: Bench) -> None:
 async def test_postpone_charges_nothing(bench: Bench) -> None:
     await bench.put()
     [message] = await bench.claim()
-    await bench.store.settle([settle(message, Postpone(30), RULES, ended_after=0.0)])
+    await bench.store.settle([settle(message, Defer(30), RULES, ended_after=0.0)])
     row = await bench.one()
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("PENDING", 0, 0)
     assert row["next_attempt_at"] - await bench.store.now() > timedelta(seconds=25)
@@ -209,7 +209,7 @@ async def test_a_delivery_limit_fails_without_an_attempt(bench: Bench) -> None:
 async def test_move_keeps_the_id_and_resets_the_counters(bench: Bench, body: bytes | None) -> None:
     await bench.store.insert([_new(dedup_id="d")])
     [message] = await bench.claim()
-    await bench.store.settle([settle(message, Move("other", body), RULES, ended_after=0.0)])
+    await bench.store.settle([settle(message, Relocate("other", body), RULES, ended_after=0.0)])
     row = await bench.one()
     assert (row["id"], row["queue"], row["state"]) == (message.id, "other", "PENDING")
     assert (row["attempts_count"], row["deliveries_count"], row["dedup_id"]) == (0, 0, None)

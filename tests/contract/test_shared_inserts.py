@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.store.shared import HOLD
+from faststream_sqlbroker.store.publish_coalescer import MOST_CONNECTION_TIME
 from tests.contract.conftest import Bench
 from tests.helpers import MYSQL, eventually
 
@@ -136,7 +136,7 @@ class TestShortcut:
     @pytest.mark.parametrize("name", ["before_cursor_execute", "commit", "do_execute"])
     async def test_listeners_of_the_engine_miss_nothing(self, bench: Bench, name: str) -> None:
         await bench.put(1)
-        await asyncio.sleep(2 * HOLD)
+        await asyncio.sleep(2 * MOST_CONNECTION_TIME)
         seen = []
         event.listen(
             bench.store.engine.sync_engine, name, lambda *arguments: seen.append(arguments)
@@ -148,7 +148,7 @@ class TestShortcut:
         self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
         await bench.put(1)
-        await asyncio.sleep(2 * HOLD)
+        await asyncio.sleep(2 * MOST_CONNECTION_TIME)
         with caplog.at_level("INFO", "sqlalchemy.engine.Engine"):
             await bench.put(1)
         assert "INSERT" in caplog.text

@@ -11,8 +11,8 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlemen
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.outcome_states import Batch, State
+from faststream_sqlbroker.flow.outcome_writer import write
 from faststream_sqlbroker.flow.outcomes import Outcomes
-from faststream_sqlbroker.flow.write import write
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
 

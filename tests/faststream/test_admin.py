@@ -10,7 +10,7 @@ from faststream import AckPolicy
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SetupError, SqlBroker, UnknownOutcome
-from faststream_sqlbroker.core.presence import worker_name
+from faststream_sqlbroker.core.status import worker_name
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -98,7 +98,7 @@ async def test_a_workers_messages_are_given_back_at_an_operators_word(
 async def test_of_a_worker_that_is_gone_all_is_given_back_and_nothing_of_others(
     engine: AsyncEngine, broker: SqlBroker, look: Look
 ) -> None:
-    fleet, store = broker._store.fleet, broker._store
+    fleet, store = broker._store.live_subscribers, broker._store
     holders = {
         name: worker_name(name, bytes([n]) * 8) for n, name in enumerate(("gone", "other"), 1)
     }

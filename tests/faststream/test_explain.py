@@ -22,9 +22,9 @@ from faststream_sqlbroker import (
     Step,
 )
 from faststream_sqlbroker.core.outcome import Discard
-from faststream_sqlbroker.core.presence import describe
 from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.status import describe
 from faststream_sqlbroker.dialects import policy_reasons
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
@@ -155,7 +155,7 @@ async def test_a_process_that_ended_without_a_word_is_named(
     assert reason.until is not None
     # As if the machine had been lost: no good-bye, and the leases run out.
     consumer: Any = broker.subscribers[0].consumer  # type: ignore[attr-defined]
-    consumer._presence._members.clear()
+    consumer._heartbeat._registrations.clear()
     past = bench.past(1)
     await bench.execute(f"UPDATE message_policy_state SET lease_expires_at = {past}")
     [reason] = (await other.admin.explain(message_id)).reasons
@@ -308,7 +308,7 @@ async def test_an_expired_message_holds_nobody(broker: SqlBroker, other: SqlBrok
 async def test_the_next_and_those_behind_it(other: SqlBroker, bench: Bench) -> None:
     """What stands ahead is counted by priority, due time and id, delayed messages left out, and up to 1 000."""
     says = describe(make_settings("q", {}), paused=False, stopping=False)
-    await bench.store.fleet.announce(
+    await bench.store.live_subscribers.announce(
         {"slow": says}, {"slow"}, 3600.0, clean=False
     )  # it claims nothing
     first = await put(bench, NewMessage("q", b"1", priority=5))

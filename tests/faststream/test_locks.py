@@ -21,7 +21,7 @@ from faststream_sqlbroker import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.schema.types import clock
-from faststream_sqlbroker.store.locks import Locks
+from faststream_sqlbroker.store.locks import LockStore
 from tests.faststream.conftest import Heard, Look
 from tests.helpers import eventually
 from tests.proxy import COMMIT, proxied
@@ -99,9 +99,9 @@ async def test_a_waiter_of_the_same_process_is_woken_in_turn(broker: SqlBroker) 
     """Only the first of them asks the database."""
     order: list[int] = []
     tries = 0
-    acquire = Locks.acquire
+    acquire = LockStore.acquire
 
-    async def counted(self: Locks, *arguments: Any) -> int | None:
+    async def counted(self: LockStore, *arguments: Any) -> int | None:
         nonlocal tries
         tries += 1
         return await acquire(self, *arguments)
@@ -115,7 +115,7 @@ async def test_a_waiter_of_the_same_process_is_woken_in_turn(broker: SqlBroker) 
 
     # A waiter that is left to its pause tries again after a minute.
     pauses = patch.multiple("faststream_sqlbroker.flow.locks", FIRST_PAUSE=100.0, LAST_PAUSE=100.0)
-    with pauses, patch.object(Locks, "acquire", counted):
+    with pauses, patch.object(LockStore, "acquire", counted):
         async with broker.lock("k"):
             tasks = [asyncio.create_task(wait_for(n)) for n in range(20)]
             await eventually(lambda: tries == 2 and waiting() == 20)
@@ -199,16 +199,16 @@ async def test_an_expired_lease_that_nobody_took_was_exclusive(
 async def test_a_long_block_is_renewed_and_a_short_one_is_not(
     broker: SqlBroker, engine: AsyncEngine
 ) -> None:
-    renewals, extend = 0, Locks.extend
+    renewals, extend = 0, LockStore.extend
 
-    async def counted(self: Locks, *arguments: Any) -> bool:
+    async def counted(self: LockStore, *arguments: Any) -> bool:
         nonlocal renewals
         mine = await extend(self, *arguments)
         renewals += 1
         return mine
 
     other = SqlBroker(engine, logger=None)
-    with patch.object(Locks, "extend", counted):
+    with patch.object(LockStore, "extend", counted):
         async with broker.lock("short"):
             pass
         assert renewals == 0
@@ -231,14 +231,14 @@ async def test_a_long_block_is_renewed_and_a_short_one_is_not(
 async def test_a_renewal_that_fails_is_repeated_until_the_lease_is_over(
     broker: SqlBroker, heard: Heard
 ) -> None:
-    down, extend = True, Locks.extend
+    down, extend = True, LockStore.extend
 
-    async def failing(self: Locks, *arguments: Any) -> bool:
+    async def failing(self: LockStore, *arguments: Any) -> bool:
         if down:
             raise TransientStoreError("away")
         return await extend(self, *arguments)
 
-    with patch.object(Locks, "extend", failing):
+    with patch.object(LockStore, "extend", failing):
         async with broker.lock("k", lease="600ms") as lock:
             await eventually(lambda: not lock.held)
             with pytest.raises(LockLostError, match="has run out unrenewed"):
@@ -253,10 +253,10 @@ async def test_a_renewal_that_fails_is_repeated_until_the_lease_is_over(
 async def test_a_release_that_fails_harms_only_who_was_not_protected(
     broker: SqlBroker, heard: Heard
 ) -> None:
-    async def failing(self: Locks, *_: Any) -> bool:
+    async def failing(self: LockStore, *_: Any) -> bool:
         raise TransientStoreError("away")
 
-    with patch.object(Locks, "release", failing), patch.object(Locks, "extend", failing):
+    with patch.object(LockStore, "release", failing), patch.object(LockStore, "extend", failing):
         async with broker.lock("k"):
             pass
         assert heard.texts("not known to be given back")
@@ -294,9 +294,9 @@ async def test_a_cancelled_block_gives_back(broker: SqlBroker) -> None:
 @pytest.mark.parametrize("ticks", range(8))
 async def test_a_cancelled_acquire_leaves_nothing_locked(broker: SqlBroker, ticks: int) -> None:
     """At every moment, that between the answer to the COMMIT and the block included."""
-    acquire, tries = Locks.acquire, 0
+    acquire, tries = LockStore.acquire, 0
 
-    async def slowly(self: Locks, *arguments: Any) -> int | None:
+    async def slowly(self: LockStore, *arguments: Any) -> int | None:
         nonlocal tries
         tries += 1
         fence = await acquire(self, *arguments)
@@ -308,7 +308,7 @@ async def test_a_cancelled_acquire_leaves_nothing_locked(broker: SqlBroker, tick
         async with broker.lock("k"):
             await asyncio.Event().wait()
 
-    with patch.object(Locks, "acquire", slowly):
+    with patch.object(LockStore, "acquire", slowly):
         task = asyncio.create_task(work())
         for _ in range(ticks):
             await asyncio.sleep(0)
@@ -320,7 +320,7 @@ async def test_a_cancelled_acquire_leaves_nothing_locked(broker: SqlBroker, tick
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    await eventually(lambda: not broker._unheeded._tasks)
+    await eventually(lambda: not broker._shielded._tasks)
     assert await broker.admin.locks() == []
 
 
@@ -361,13 +361,13 @@ async def _extend_unknown(lock: Lock) -> None:
 
 
 async def test_an_acquire_that_stays_unknown_is_given_back(broker: SqlBroker) -> None:
-    acquire = Locks.acquire
+    acquire = LockStore.acquire
 
-    async def unanswered(self: Locks, *arguments: Any) -> int | None:
+    async def unanswered(self: LockStore, *arguments: Any) -> int | None:
         await acquire(self, *arguments)
         raise UnknownOutcomeError("lost")
 
-    with patch.object(Locks, "acquire", unanswered), pytest.raises(UnknownOutcomeError):
+    with patch.object(LockStore, "acquire", unanswered), pytest.raises(UnknownOutcomeError):
         async with broker.lock("k"):
             pytest.fail("not acquired")
     async with broker.lock("k", wait=0) as lock:
@@ -377,9 +377,9 @@ async def test_an_acquire_that_stays_unknown_is_given_back(broker: SqlBroker) ->
 async def test_a_database_that_goes_away_is_waited_for_but_not_at_the_first_try(
     broker: SqlBroker, engine: AsyncEngine, heard: Heard
 ) -> None:
-    other, acquire, down = SqlBroker(engine, logger=None), Locks.acquire, True
+    other, acquire, down = SqlBroker(engine, logger=None), LockStore.acquire, True
 
-    async def failing(self: Locks, *arguments: Any) -> int | None:
+    async def failing(self: LockStore, *arguments: Any) -> int | None:
         if down:
             raise TransientStoreError("away")
         return await acquire(self, *arguments)
@@ -392,13 +392,13 @@ async def test_a_database_that_goes_away_is_waited_for_but_not_at_the_first_try(
         down = False
         task = asyncio.create_task(wait_for())
         await eventually(lambda: broker._locks._places)
-        with patch.object(Locks, "acquire", failing):
+        with patch.object(LockStore, "acquire", failing):
             down = True
             await eventually(lambda: heard.texts("waiting for the lock 'k': away"))
             down = False
     assert await asyncio.wait_for(task, 20) == 2
     down = True
-    with patch.object(Locks, "acquire", failing), pytest.raises(TransientStoreError):
+    with patch.object(LockStore, "acquire", failing), pytest.raises(TransientStoreError):
         await wait_for()
 
 

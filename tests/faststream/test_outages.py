@@ -151,9 +151,9 @@ async def test_a_file_that_is_locked_for_long_is_told_in_two_lines(
         async with locked(str(tmp_path / "a.db")):
             lasting = broker._wakeups.outages._lasting
             await eventually(
-                lambda: "" in lasting and lasting[""].counts["presence loop"] >= 2, timeout=60
+                lambda: "" in lasting and lasting[""].counts["heartbeat loop"] >= 2, timeout=60
             )
-        await after(broker, heard, handled, "presence loop", 2)
+        await after(broker, heard, handled, "heartbeat loop", 2)
     finally:
         await broker.stop()
         await engine.dispose()

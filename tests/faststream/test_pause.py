@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SetupError, SqlBroker
-from faststream_sqlbroker.flow import member
+from faststream_sqlbroker.flow import registration
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 
@@ -138,7 +138,7 @@ async def test_another_process_hears_of_it_within_the_interval(
     await broker.start()
     await other.admin.pause("q", until="1h")
     subscriber = of(broker, "q")
-    await eventually(lambda: subscriber.consumer.member.open == ())
+    await eventually(lambda: subscriber.consumer.registration.open == ())
     await broker.publish(1, "q")
     await other.admin.resume("q")
     await eventually(lambda: handled == [1])
@@ -152,9 +152,11 @@ async def test_on_postgresql_it_is_heard_at_once(engine: AsyncEngine, other: Sql
     await broker.start()
     try:
         subscriber = of(broker, "q")
-        await eventually(lambda: broker._wakeups.listening and subscriber.consumer.member.open)
+        await eventually(
+            lambda: broker._wakeups.listening and subscriber.consumer.registration.open
+        )
         await other.admin.pause("q")
-        await eventually(lambda: subscriber.consumer.member.open == ())
+        await eventually(lambda: subscriber.consumer.registration.open == ())
         await broker.publish(1, "q")
         await other.admin.resume("q")
         await eventually(lambda: handled == [1])
@@ -328,7 +330,7 @@ async def test_messages_go_on_when_signs_of_life_fail(
     await broker.publish("b1", "b")
     await eventually(lambda: handled == ["b1"])
     await _break(engine)
-    await eventually(lambda: heard.texts("the presence loop failed"))
+    await eventually(lambda: heard.texts("the heartbeat loop failed"))
     await broker.publish("a", "a")
     await broker.publish("b2", "b")
     await eventually(lambda: handled == ["b1", "b2"])
@@ -342,14 +344,14 @@ async def test_messages_go_on_when_signs_of_life_fail(
 async def test_the_first_claim_waits_for_seconds_only(
     engine: AsyncEngine, broker: SqlBroker, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member, "FIRST_WAIT", 0.5)
+    monkeypatch.setattr(registration, "FIRST_WAIT", 0.5)
     handled = collect(broker, "q")
     await broker.publish(1, "q")
     await _break(engine)
     broker._validate_schema = False
     await broker.start()
     await eventually(lambda: handled == [1])
-    assert heard.texts("the presence loop failed")
+    assert heard.texts("the heartbeat loop failed")
 
 
 async def test_a_pause_that_is_told_while_a_sign_of_life_is_under_way_holds(
@@ -357,7 +359,7 @@ async def test_a_pause_that_is_told_while_a_sign_of_life_is_under_way_holds(
 ) -> None:
     """What was read before the pause must not open the queue again."""
     handled = collect(broker, "q")
-    fleet, reading, may_answer = broker._store.fleet, asyncio.Event(), asyncio.Event()
+    fleet, reading, may_answer = broker._store.live_subscribers, asyncio.Event(), asyncio.Event()
     announce: Callable[..., Any] = fleet.announce
 
     async def slow(*args: Any, **options: Any) -> frozenset[str]:
@@ -368,14 +370,16 @@ async def test_a_pause_that_is_told_while_a_sign_of_life_is_under_way_holds(
 
     await broker.start()
     subscriber = of(broker, "q")
-    await eventually(lambda: subscriber.consumer.member.open == ("q",))
+    await eventually(lambda: subscriber.consumer.registration.open == ("q",))
     monkeypatch.setattr(fleet, "announce", slow)
     await asyncio.wait_for(reading.wait(), 10)
     await broker.admin.pause("q")
     opened: list[Any] = []
-    told = subscriber.consumer.member.told
+    told = subscriber.consumer.registration.told
     monkeypatch.setattr(
-        subscriber.consumer.member, "told", lambda paused: (opened.append(paused), told(paused))
+        subscriber.consumer.registration,
+        "told",
+        lambda paused: (opened.append(paused), told(paused)),
     )
     may_answer.set()
     await eventually(lambda: len(opened) >= 2)

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.flow.member import Member
+from faststream_sqlbroker.flow.registration import Registration
 from tests.faststream.conftest import QUICK
 from tests.helpers import eventually
 
@@ -29,7 +29,7 @@ async def broker(engine: AsyncEngine) -> AsyncIterator[SqlBroker]:
 
 
 @pytest.fixture
-async def member(broker: SqlBroker) -> Member:
+async def member(broker: SqlBroker) -> Registration:
     """A running subscriber of "a", "b" and "c", which are open."""
 
     @broker.subscriber(["a", "b", "c"], **QUICK)
@@ -37,7 +37,7 @@ async def member(broker: SqlBroker) -> Member:
 
     await broker.start()
     [subscriber] = broker.subscribers
-    member: Member = subscriber.consumer.member  # type: ignore[attr-defined]
+    member: Registration = subscriber.consumer.registration  # type: ignore[attr-defined]
     await eventually(lambda: member.open == ("a", "b", "c"))
     return member
 
@@ -63,27 +63,27 @@ def answer_first_last(monkeypatch: pytest.MonkeyPatch, fleet: Any, name: str) ->
 
 
 async def test_of_two_pauses_at_once_both_hold(
-    broker: SqlBroker, member: Member, monkeypatch: pytest.MonkeyPatch
+    broker: SqlBroker, member: Registration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer_first_last(monkeypatch, broker._store.fleet, "pause")
+    answer_first_last(monkeypatch, broker._store.live_subscribers, "pause")
     await asyncio.gather(broker.admin.pause("a"), broker.admin.pause("b"))
     assert member.open == ("c",)
 
 
 async def test_of_two_resumes_at_once_both_open(
-    broker: SqlBroker, member: Member, monkeypatch: pytest.MonkeyPatch
+    broker: SqlBroker, member: Registration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await broker.admin.pause("a")
     await broker.admin.pause("b")
-    answer_first_last(monkeypatch, broker._store.fleet, "resume")
+    answer_first_last(monkeypatch, broker._store.live_subscribers, "resume")
     await asyncio.gather(broker.admin.resume("a"), broker.admin.resume("b"))
     assert member.open == ("a", "b", "c")
 
 
 async def test_a_late_answer_does_not_hide_what_others_have_paused_since(
-    database_url: str, broker: SqlBroker, member: Member, monkeypatch: pytest.MonkeyPatch
+    database_url: str, broker: SqlBroker, member: Registration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet, written, may_answer = broker._store.fleet, asyncio.Event(), asyncio.Event()
+    fleet, written, may_answer = broker._store.live_subscribers, asyncio.Event(), asyncio.Event()
     pause = fleet.pause
 
     async def late(*args: Any) -> frozenset[str]:
@@ -98,7 +98,7 @@ async def test_a_late_answer_does_not_hide_what_others_have_paused_since(
     await written.wait()
     await SqlBroker(engine, logger=None).admin.pause("b")
     await engine.dispose()
-    broker._presence.look()
+    broker._heartbeat.wake()
     await eventually(lambda: member.open == ("c",))
     may_answer.set()
     await here

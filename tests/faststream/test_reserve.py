@@ -24,7 +24,7 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.schema.types import clock
-from faststream_sqlbroker.store.takes import Takes
+from faststream_sqlbroker.store.direct_claim import DirectClaims
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 from tests.proxy import COMMIT, proxied
@@ -305,9 +305,9 @@ async def test_a_cancelled_reserve_leases_nothing(
     broker: SqlBroker, look: Look, ticks: int
 ) -> None:
     """The one between the answer to the COMMIT and the end of decoding included."""
-    take, tries = Takes.take, 0
+    take, tries = DirectClaims.take, 0
 
-    async def slowly(self: Takes, *arguments: Any, **options: Any) -> Any:
+    async def slowly(self: DirectClaims, *arguments: Any, **options: Any) -> Any:
         nonlocal tries
         tries += 1
         taken = await take(self, *arguments, **options)
@@ -316,7 +316,7 @@ async def test_a_cancelled_reserve_leases_nothing(
         return taken
 
     await broker.publish("x", "q")
-    with patch.object(Takes, "take", slowly):
+    with patch.object(DirectClaims, "take", slowly):
         task = asyncio.create_task(broker.reserve("q", wait=None))
         for _ in range(ticks):
             await asyncio.sleep(0.001 if ticks > 5 else 0)
@@ -327,7 +327,7 @@ async def test_a_cancelled_reserve_leases_nothing(
         await outcome.rollback(0)
         return
     assert isinstance(outcome, asyncio.CancelledError)
-    await eventually(lambda: not broker._unheeded._tasks)
+    await eventually(lambda: not broker._shielded._tasks)
     row = await look.in_state("PENDING")
     assert (row["attempts_count"], row["deliveries_count"]) == (0, 0)
 
@@ -535,12 +535,12 @@ async def test_unanswered_commits(broker: SqlBroker, look: Look, database_url: s
 
 
 async def test_what_could_not_be_written_can_be_tried_again(broker: SqlBroker, look: Look) -> None:
-    async def failing(self: Takes, *_: Any) -> Any:
+    async def failing(self: DirectClaims, *_: Any) -> Any:
         raise TransientStoreError("away")
 
     await broker.publish("x", "q")
     found = await reserved(broker)
-    with patch.object(Takes, "settle", failing), pytest.raises(TransientStoreError):
+    with patch.object(DirectClaims, "settle", failing), pytest.raises(TransientStoreError):
         await found.commit()
     await found.commit()
     await look.archived()

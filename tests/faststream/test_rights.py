@@ -40,7 +40,7 @@ CURE = re.compile(r": (GRANT [^;]+);")
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error waits long for what it names: MariaDB and MySQL are asked up to a hundred times, all tests at once."""
-    monkeypatch.setattr(rights, "PATIENCE", 30.0)
+    monkeypatch.setattr(rights, "RIGHTS_TIMEOUT", 30.0)
 
 
 @pytest.fixture
@@ -629,7 +629,7 @@ async def test_answers_that_may_not_be_published_hold_up_nothing(
     most_apart = 0
     while len(handled) < asking + 20:
         most_apart = max(most_apart, consumer.inflight.apart_count)
-        assert not consumer.member.held
+        assert not consumer.registration.held
         await asyncio.sleep(0.01)
     rows = await look.archived(asking + 20)
     assert most_apart == 0

@@ -6,7 +6,7 @@ import time
 import pytest
 from faststream._internal.endpoint.subscriber.utils import MultiLock
 
-from faststream_sqlbroker.subscriber.calls import RunningCalls
+from faststream_sqlbroker.subscriber.running_calls import RunningCalls
 
 
 @pytest.mark.parametrize("kind", [MultiLock, RunningCalls])

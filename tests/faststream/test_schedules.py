@@ -26,8 +26,8 @@ from faststream_sqlbroker import (
     TransientStoreError,
     UnknownOutcomeError,
 )
-from faststream_sqlbroker.core.schedules import ScheduleState, load_state
-from faststream_sqlbroker.flow import firing
+from faststream_sqlbroker.core.status import ScheduleState, load_state
+from faststream_sqlbroker.flow import schedules
 from faststream_sqlbroker.store.schedules import Schedules
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -437,7 +437,7 @@ async def test_a_function_that_fails_is_not_called_by_everybody(
 
         await first_start(broker, look)
         await remember(look, next_at=await now(broker))
-        with patch.object(firing, "LONGEST_PAUSE", 0.5):
+        with patch.object(schedules, "LONGEST_RETRY_INTERVAL", 0.5):
             began = (
                 asyncio.get_running_loop().time()
             )  # the first try may come before the last start
@@ -543,7 +543,7 @@ async def test_a_slow_function_keeps_its_schedule_and_holds_up_no_other(
     async def others() -> bool:
         return "others" in {row["queue"] for row in await look.rows()}
 
-    with patch.object(firing, "LEASE", 6.0):
+    with patch.object(schedules, "LEASE", 6.0):
         async with other(engine) as second:
             for each in (broker, second):
                 each.schedule("0 0 1 1 *", queue="q", name="s")(slow)

@@ -19,7 +19,8 @@ from faststream_sqlbroker import (
     SqlBrokerMessage,
     StoreError,
 )
-from faststream_sqlbroker.dialects import postgresql, sizes, sqlite
+from faststream_sqlbroker.dialects import sizes, sqlite
+from faststream_sqlbroker.dialects.postgresql import dialect as postgresql
 from tests.conftest import Servers
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually

@@ -38,8 +38,10 @@ def subscribe(broker: SqlBroker, queue: str = "q", **options: Any) -> None:
 
 async def compared(broker: SqlBroker) -> None:
     """Wait until the members of `broker` have looked at the others."""
-    presence = broker._presence
-    await eventually(lambda: presence._members and presence._members.keys() <= presence._compared)
+    presence = broker._heartbeat
+    await eventually(
+        lambda: presence._registrations and presence._registrations.keys() <= presence._compared
+    )
 
 
 @pytest.mark.parametrize("plain_first", [True, False])

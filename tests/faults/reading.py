@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from faststream_sqlbroker.core.headers import load_headers
+from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.store import Store
 from tests.faults.history import Answer, History, deliveries, read
 from tests.helpers import eventually

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from faststream_sqlbroker.core.outcome import Ack, Nack, Postpone, Reject
+from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Reject
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
@@ -196,7 +196,7 @@ async def test_postpone_charges_nothing_and_comes_back(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         rig.handled.append(row)
-        row.settle_as(Postpone(0.02) if len(rig.handled) < 3 else Ack())
+        row.settle_as(Defer(0.02) if len(rig.handled) < 3 else Ack())
 
     await rig.put()
     await rig.consumer(handle, **FAST).start()

@@ -10,7 +10,7 @@ from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import consumer as consumers
-from faststream_sqlbroker.flow import policies, unheeded
+from faststream_sqlbroker.flow import policies, shielded
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -26,7 +26,7 @@ ONCE: dict[str, Any] = {**QUICK, "policies": [Once("1h")]}
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a busy database."""
     monkeypatch.setattr(consumers, "CANCEL_GRACE", 20.0)
-    monkeypatch.setattr(unheeded, "PATIENCE", 20.0)
+    monkeypatch.setattr(shielded, "SHIELDED_TIMEOUT", 20.0)
 
 
 class Held:

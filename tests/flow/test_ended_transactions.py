@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Postpone, Reject
+from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Reject, Relocate
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import TransactionEndedError, TransientStoreError
@@ -102,7 +102,7 @@ def refuses(rig: Rig) -> bool:
     ("then", "outcome"),
     [
         ((), Ack()),
-        ((), Move("other")),
+        ((), Relocate("other")),
         (("SAVEPOINT mine", effect(2)), Ack()),
         (("BEGIN", effect(2)), Ack()),
     ],
@@ -142,10 +142,10 @@ async def test_outside_of_the_transaction_nothing_is_executed(rig: Rig, effects:
     ("then", "outcome"),
     [
         ((), Ack()),
-        ((), Move("other")),
+        ((), Relocate("other")),
         ((), Nack()),
         ((), Nack(delay=0.0)),
-        ((), Postpone(0.0)),
+        ((), Defer(0.0)),
         (("BEGIN", effect(2)), Ack()),
         (("ROLLBACK",), Ack()),
         ((effect(2),), Ack()),
@@ -463,7 +463,9 @@ def silent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
         raise TransientStoreError("not now")
 
     monkeypatch.setattr(rig.store.handlers, "was_committed", unreachable)
-    monkeypatch.setattr("faststream_sqlbroker.flow.transactional.PATIENCE", 0.1, raising=False)
+    monkeypatch.setattr(
+        "faststream_sqlbroker.flow.transactional.SHIELDED_TIMEOUT", 0.1, raising=False
+    )
     return asked
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker.core.outcome import Ack, Move, Nack
+from faststream_sqlbroker.core.outcome import Ack, Nack, Relocate
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
@@ -121,7 +121,7 @@ async def test_it_runs_again_and_no_attempt_is_charged(
 
 
 async def test_a_move_runs_again_too(rig: Rig, effects: Effects) -> None:
-    handle = Handler(outcome=Move("other"))
+    handle = Handler(outcome=Relocate("other"))
     await rig.put(1)
     await rig.consumer(handle, **ONE_ATTEMPT).start()
 

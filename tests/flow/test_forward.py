@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.core.outcome import Move
+from faststream_sqlbroker.core.outcome import Relocate
 from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.forward import Forward
@@ -53,7 +53,7 @@ async def test_it_is_never_due_too_early(rig: Rig, ahead: float) -> None:
         [row] = await rig.claim(1)
         row.claimed_monotonic = monotonic()
         await forward([row])
-        assert isinstance(row.outcome, Move)
+        assert isinstance(row.outcome, Relocate)
         await rig.store.settle([settle(row, row.outcome, SettleRules(), ended_after=0.0)])
     for stored in await rig.rows():
         headers = stored["headers"]

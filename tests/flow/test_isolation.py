@@ -22,7 +22,7 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
 
     await rig.store.insert([NewMessage("q", b"long")])
     consumer = rig.consumer(handle, max_workers=4, max_fetch_interval=0.05)
-    with patch("faststream_sqlbroker.flow.isolation.HOLD", 0.5):
+    with patch("faststream_sqlbroker.flow.solo_run.SOLO_WAIT", 0.5):
         await consumer.start()
         await eventually(lambda: consumer.inflight.running == 1)
         await rig.store.insert([NewMessage("q", b"suspect", delay=3600)])
@@ -30,7 +30,7 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
         await rig.execute(
             f"UPDATE message SET next_attempt_at = {rig.past(1)} WHERE state = 'PENDING'"
         )
-        await eventually(lambda: consumer._fetcher._isolation._known)
+        await eventually(lambda: consumer._fetcher._solo_runs._known)
         await rig.put(20)
         await eventually(lambda: len(rig.handled) == 20)
         assert b"suspect" not in {row.payload for row in rig.handled}
@@ -69,7 +69,7 @@ async def test_a_suspect_that_is_given_back_is_not_taken_for_its_older_outcome(r
             "UPDATE message SET state = 'PENDING', deliveries_count = 2, acquired_at = NULL, lease_token = NULL, "
             "lease_expires_at = NULL"
         )
-        await eventually(lambda: consumer._fetcher._isolation._known)
+        await eventually(lambda: consumer._fetcher._solo_runs._known)
         out_of_reach = False
         await eventually(lambda: len(rig.handled) == 2, timeout=30)
         await eventually(lambda: consumer.inflight.empty, timeout=30)
@@ -101,7 +101,7 @@ async def test_what_waits_is_given_back_so_that_a_suspect_can_run(rig: Rig) -> N
     await rig.store.insert([NewMessage("q", b"suspect")])
     await rig.execute(TWICE_LOST)
     await rig.put(30)
-    with patch("faststream_sqlbroker.flow.isolation.HOLD", 5.0):
+    with patch("faststream_sqlbroker.flow.solo_run.SOLO_WAIT", 5.0):
         await rig.consumer(
             handle, max_workers=1, fetch_batch_size=20, max_fetch_interval=0.05
         ).start()
@@ -133,8 +133,8 @@ async def test_a_full_buffer_does_not_hide_a_suspect_without_patience(rig: Rig) 
     await rig.put(1, key="suspect")
     await rig.execute(TWICE_LOST)
     await rig.put(100)
-    names = {"HOLD": 0.1, "PAUSE": 0.3, "PATIENCE": 2.0}
-    with patch.multiple("faststream_sqlbroker.flow.isolation", **names):
+    names = {"SOLO_WAIT": 0.1, "SOLO_PAUSE": 0.3, "SOLO_LIMIT": 2.0}
+    with patch.multiple("faststream_sqlbroker.flow.solo_run", **names):
         await rig.consumer(handle, max_fetch_interval=0.05, fetch_batch_size=20).start()
         await eventually(lambda: any(row.key for row in rig.handled), timeout=20)
 
@@ -150,7 +150,7 @@ async def test_a_slow_suspect_stops_the_rest_for_a_bounded_time(rig: Rig) -> Non
     await rig.store.insert([NewMessage("q", b"suspect")])
     await rig.execute(TWICE_LOST)
     consumer = rig.consumer(handle, max_workers=2, max_fetch_interval=0.05)
-    with patch("faststream_sqlbroker.flow.isolation.ALONE", 0.5):
+    with patch("faststream_sqlbroker.flow.solo_run.ALONE", 0.5):
         await consumer.start()
         await eventually(lambda: consumer.inflight.running == 1)
         await rig.put(5)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Outcome, Postpone
+from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Outcome, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
@@ -147,7 +147,7 @@ async def test_the_own_older_outcome_is_dropped_when_a_row_comes_back(rig: Rig) 
 
 
 @pytest.mark.parametrize(
-    "outcome", [Nack(0.0), Postpone(0.0), Move("r")], ids=lambda o: type(o).__name__
+    "outcome", [Nack(0.0), Defer(0.0), Relocate("r")], ids=lambda o: type(o).__name__
 )
 async def test_a_message_may_be_claimed_again_before_its_outcome_is_known_to_be_written(
     rig: Rig, outcome: Outcome

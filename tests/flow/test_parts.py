@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.outcome import Ack, Again, Nack
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.flow import consumer as consumers
-from faststream_sqlbroker.flow import unheeded
+from faststream_sqlbroker.flow import shielded
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -23,7 +23,7 @@ Rows = tuple[ClaimedMessage, ...]
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a busy database."""
     monkeypatch.setattr(consumers, "CANCEL_GRACE", 20.0)
-    monkeypatch.setattr(unheeded, "PATIENCE", 20.0)
+    monkeypatch.setattr(shielded, "SHIELDED_TIMEOUT", 20.0)
 
 
 async def put(rig: Rig, count: int) -> list[int]:

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker.core.policies import Debounce
 from faststream_sqlbroker.core.rows import Prefetch
 from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.dialects.policy_rows import SCAN
-from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import done
 from tests.flow.conftest import Rig, count_as_quick
@@ -91,10 +91,10 @@ def one_key(kind: str, count: int, each: str) -> str:
 
 async def claimed(store: Store, most: int) -> tuple[list[tuple[str | None, int]], int]:
     """Claim, and settle, until there is nothing due: key and id of what was delivered, and the number of claims."""
-    memory, found, claims, dry = Memory(), list[tuple[str | None, int]](), 0, 0
+    memory, found, claims, dry = ScanPosition(), list[tuple[str | None, int]](), 0, 0
     policies = [Debounce("1s")]
     while dry < 2:
-        wanted = Wanted(["q"], LIMIT, 60.0, uuid4(), policies)
+        wanted = PolicyClaimRequest(["q"], LIMIT, 60.0, uuid4(), policies)
         claim, memory = await store.policies.claim(wanted, memory)
         claims += 1
         assert claims <= most

@@ -11,10 +11,10 @@ import pytest
 
 from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Once, Policy, Throttle
-from faststream_sqlbroker.core.policies.marks import SLOT
+from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
+from faststream_sqlbroker.dialects.policy_request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
@@ -27,11 +27,18 @@ class Process:
     """Claims of one process, which remembers where it has looked."""
 
     def __init__(self, rig: Rig, policies: list[Policy], **wanted: Any) -> None:
-        self._rig, self._policies, self._wanted, self._memory = rig, policies, wanted, Memory()
+        self._rig, self._policies, self._wanted, self._memory = (
+            rig,
+            policies,
+            wanted,
+            ScanPosition(),
+        )
 
     async def claim(self, limit: int = 10, **wanted: Any) -> Claim:
         """One."""
-        asked = Wanted(["q"], limit, 60.0, uuid4(), self._policies, **self._wanted, **wanted)
+        asked = PolicyClaimRequest(
+            ["q"], limit, 60.0, uuid4(), self._policies, **self._wanted, **wanted
+        )
         claimed, self._memory = await self._rig.store.policies.claim(asked, self._memory)
         return claimed
 

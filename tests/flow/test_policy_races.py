@@ -10,8 +10,8 @@ from sqlalchemy import create_engine, make_url, text
 
 from faststream_sqlbroker.core.policies import Debounce
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.dialects.policy_rows import PolicyRows
-from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 from tests.plans.conftest import SYNC_DRIVERS
@@ -44,8 +44,8 @@ async def test_what_comes_within_a_burst_while_it_ends_takes_part(
         return choose(*given, **options)
 
     async def claim() -> list[ClaimedMessage]:
-        wanted = Wanted(["q"], 10, 60.0, uuid4(), [Debounce(WINDOW)])
-        return (await rig.store.policies.claim(wanted, Memory()))[0].rows
+        wanted = PolicyClaimRequest(["q"], 10, 60.0, uuid4(), [Debounce(WINDOW)])
+        return (await rig.store.policies.claim(wanted, ScanPosition()))[0].rows
 
     monkeypatch.setattr(PolicyRows, "due", late)
     while not in_time:  # a busy machine may be too slow to tell

@@ -6,7 +6,7 @@ from uuid import uuid4
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
+from faststream_sqlbroker.dialects.policy_request import Claim, PolicyClaimRequest, ScanPosition
 from tests.flow.conftest import Rig
 from tests.flow.test_policies import archived
 
@@ -16,7 +16,7 @@ HOURLY: Any = {"per": "1h", "max_lag": "1h"}
 async def claim(rig: Rig, throttle: Throttle) -> Claim:
     """As a process does that has just started."""
     claimed, _ = await rig.store.policies.claim(
-        Wanted(["q"], 10, 60.0, uuid4(), [throttle]), Memory()
+        PolicyClaimRequest(["q"], 10, 60.0, uuid4(), [throttle]), ScanPosition()
     )
     return claimed
 

@@ -81,7 +81,7 @@ async def test_each_operation_recovers_by_itself(rig: Rig, server: Server) -> No
         lambda: store.settle([done(second, unit=Unit([NewMessage("out", b"")]))]),
         lambda: store.locks.acquire("key", token, 60.0),
         lambda: store.schedules.forget("none"),
-        lambda: store.fleet.pause("other", None, {}, "channel"),
+        lambda: store.live_subscribers.pause("other", None, {}, "channel"),
         lambda: store.release_stuck(["q"], 10),
     ]
     for operation in operations:

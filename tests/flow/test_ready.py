@@ -109,7 +109,7 @@ def found(took: float, *pairs: ReadyPair, at: datetime | None = None) -> ReadyPa
     return result
 
 
-class Looks:
+class IntakePosition:
     """A store whose looks find what they are told."""
 
     def __init__(self, *results: ReadyPairs) -> None:
@@ -124,14 +124,14 @@ async def test_claims_begin_a_little_before_the_last_row_while_looks_are_slow(ri
     [message] = await rig.claim(1)
     due = message.next_attempt_at
     earlier = ReadyPair("q", 0, -60.0, due - timedelta(minutes=1))
-    ready = Ready(Looks(found(1.0), found(1.0, earlier, at=due), found(0.0)), ["q"])  # type: ignore[arg-type]
-    await ready.look()
+    ready = Ready(IntakePosition(found(1.0), found(1.0, earlier, at=due), found(0.0)), ["q"])  # type: ignore[arg-type]
+    await ready.scan()
     assert [p.since for p in ready.known()] == [None], "nothing was claimed yet"
     ready.claimed(ready.known(), [message])
     assert [p.since for p in ready.known()] == [due - module.LATE_COMMITS]
-    await ready.look()
+    await ready.scan()
     assert [p.since for p in ready.known()] == [earlier.due], "a look has found an older one"
-    await ready.look()
+    await ready.scan()
     assert not ready.slow
     assert [p.since for p in ready.known()] == [None]
     ready.claimed(ready.known(), [message])
@@ -145,10 +145,10 @@ async def test_a_look_that_finds_an_earlier_row_is_not_undone_by_the_claim_under
     [message] = await rig.claim(1)
     due = message.next_attempt_at
     earlier = ReadyPair("q", 0, -3600.0, due - timedelta(hours=1))
-    ready = Ready(Looks(found(1.0, at=due), found(1.0, earlier, at=due)), ["q"])  # type: ignore[arg-type]
-    await ready.look()
+    ready = Ready(IntakePosition(found(1.0, at=due), found(1.0, earlier, at=due)), ["q"])  # type: ignore[arg-type]
+    await ready.scan()
     asked = ready.known()
-    await ready.look()
+    await ready.scan()
     ready.claimed(asked, [message])
     [pair] = ready.known()
     assert pair.since == earlier.due
@@ -160,9 +160,10 @@ async def test_what_a_slow_look_does_not_find_is_not_crawled_over_again() -> Non
     """A process that starts under a held snapshot: its claims begin where the look has found the first row."""
     at = MINUTES
     ready = Ready(
-        Looks(found(1.0, ReadyPair("b", 0, -9.0, at - timedelta(seconds=9)), at=at)), ["a", "b"]
+        IntakePosition(found(1.0, ReadyPair("b", 0, -9.0, at - timedelta(seconds=9)), at=at)),
+        ["a", "b"],
     )  # type: ignore[arg-type]
-    await ready.look()
+    await ready.scan()
     begins = {pair.queue: pair.since for pair in ready.known()}
     assert begins == {"a": at - module.LATE_COMMITS, "b": at - timedelta(seconds=9)}
     ready.begin_anew()
@@ -171,12 +172,12 @@ async def test_what_a_slow_look_does_not_find_is_not_crawled_over_again() -> Non
 
 async def test_what_has_become_due_does_not_hurry_claims_without_looks() -> None:
     later = ReadyPair("q", 0, 60.0)
-    ready = Ready(Looks(found(1.0, later), found(0.0, later)), ["q"])  # type: ignore[arg-type]
-    await ready.look()
+    ready = Ready(IntakePosition(found(1.0, later), found(0.0, later)), ["q"])  # type: ignore[arg-type]
+    await ready.scan()
     assert ready.next_due() != []
     ready._looked_at -= 61
     assert ready.next_due() == [], "the last claim has seen it"
-    await ready.look()
+    await ready.scan()
     ready._looked_at -= 61
     assert ready.next_due() == [0.0], "the next look finds it"
 
@@ -188,7 +189,7 @@ async def test_a_look_without_an_answer_leaves_claims_without_looks() -> None:
 
     ready = Ready(Hanging(), ["q"])  # type: ignore[arg-type]
     with pytest.raises(TransientStoreError):
-        await ready.look()
+        await ready.scan()
     assert ready.slow
 
 
@@ -216,28 +217,28 @@ async def test_a_stop_does_not_wait_for_a_look(rig: Rig) -> None:
 
 
 async def test_slow_looks_take_a_twentieth_of_the_time() -> None:
-    looks = Looks(found(0.2), found(0.2))
+    looks = IntakePosition(found(0.2), found(0.2))
     ready = Ready(looks, ["q"])  # type: ignore[arg-type]
-    assert await ready.look_beside() is None, "nobody needs it"
-    await ready.look()
-    wait = await ready.look_beside()
+    assert await ready.scan_in_background() is None, "nobody needs it"
+    await ready.scan()
+    wait = await ready.scan_in_background()
     assert wait is not None
     assert 3.5 < wait <= 0.2 * module.SLOW_SHARE
     assert len(looks.results) == 1
-    ready.look_soon()
-    with patch.object(module, "LOOK_INTERVAL", 0.0):
-        await ready.look_beside()
+    ready.scan_soon()
+    with patch.object(module, "SCAN_INTERVAL", 0.0):
+        await ready.scan_in_background()
     assert looks.results == []
 
 
 async def test_known_pairs_are_bounded() -> None:
     many = [ReadyPair("q", n % 200, 0.0) for n in range(200)]
     few = ReadyPair("q", 7, 0.0)
-    ready = Ready(Looks(found(0.0, *many), found(0.0, few)), ["q"])  # type: ignore[arg-type]
+    ready = Ready(IntakePosition(found(0.0, *many), found(0.0, few)), ["q"])  # type: ignore[arg-type]
     with patch.object(module, "MOST_PAIRS", 10):
-        await ready.look()
+        await ready.scan()
         assert len(ready.known()) == 200, "what has rows is never forgotten"
-        await ready.look()
+        await ready.scan()
         assert len(ready.known()) == 10
         assert few.priority in {pair.priority for pair in ready.known()}
 

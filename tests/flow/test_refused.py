@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Postpone, Reject
+from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
@@ -80,7 +80,7 @@ async def test_a_move_that_cannot_be_made_is_a_dead_letter(rig: Rig) -> None:
         return await original(batch, **options)
 
     for row, queue in zip(rows, ("nowhere", "elsewhere"), strict=True):
-        inflight.finish(settle(row, Move(queue), RULES, ended_after=0.0))
+        inflight.finish(settle(row, Relocate(queue), RULES, ended_after=0.0))
     with patch.object(rig.store, "settle", refusing):
         await flusher.flush_one()
         for _ in range(DEAD_AFTER - 2):
@@ -197,7 +197,7 @@ async def test_a_row_that_came_back_meanwhile_is_not_refused_twice(rig: Rig) -> 
 
 
 @pytest.mark.parametrize("archive", ["message_archive", None])
-@pytest.mark.parametrize("outcome", [Nack(error=ValueError("x")), Nack(delay=5), Postpone(5.0)])
+@pytest.mark.parametrize("outcome", [Nack(error=ValueError("x")), Nack(delay=5), Defer(5.0)])
 async def test_what_may_not_be_updated_for_a_moment_is_neither_dead_nor_gone(
     rig: Rig, outcome: Any, archive: str | None
 ) -> None:

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import make_url, text
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects.postgresql_sql import IDLE_LIMIT
-from faststream_sqlbroker.store import Store, silent
+from faststream_sqlbroker.dialects.postgresql.sql import IDLE_LIMIT
+from faststream_sqlbroker.store import Store, dead_sessions
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -32,7 +32,7 @@ async def raw(database_url: str) -> AsyncIterator[Any]:
 @pytest.fixture
 def store(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Store:
     """It looks whenever it is asked, and does not wait for half a minute."""
-    monkeypatch.setattr(silent, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(dead_sessions, "LOOK_EVERY", 0.0)
     rig.store.silent._transactions.idle_limit = IDLE
     return rig.store
 

@@ -259,7 +259,7 @@ async def test_a_key_is_kept_if_nobody_knows_what_became_of_the_transaction_when
         row.settle_as(Nack(retry_possible=True))
 
     monkeypatch.setattr(rig.store.handlers, "was_committed", silent)
-    monkeypatch.setattr(transactional, "PATIENCE", 0.1)
+    monkeypatch.setattr(transactional, "SHIELDED_TIMEOUT", 0.1)
     await stopped_at(closing, slow_to_close, not_done, rig, monkeypatch)
     assert rig.logged("the database does not say")
     async with rig.store.engine.connect() as connection:

@@ -57,12 +57,12 @@ class Database:
         return nullcontext()
 
     def lock(self, _connection: Any, leases: Any, *, skip_locked: bool = False) -> set[int]:
-        held = self.look(None, leases)
+        held = self.still_held(None, leases)
         if held & self.locked and not skip_locked:
             raise TransientStoreError("waited for a lock for too long")
         return held - self.locked
 
-    def look(self, _connection: Any, leases: Any) -> set[int]:
+    def still_held(self, _connection: Any, leases: Any) -> set[int]:
         return {i for i, token in leases if self.rows.tokens.get(i) == token}
 
     def settle(self, _connection: Any, settlements: Sequence[Settlement]) -> SettleResult:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from faststream_sqlbroker.core.outcome import Ack, Move, Nack, Outcome, Reject, Release
+from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome, Reject, Release, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
@@ -125,7 +125,7 @@ class Machine(RuleBasedStateMachine):
         self.inflight = Watched()
         self.told: Counter[Mark] = Counter()
         self.unknown: set[Mark] = set()
-        tell = self.inflight.losses.tell
+        tell = self.inflight.lost_leases.tell
 
         def telling(delivery: Settlement | ClaimedMessage, *arguments: Any) -> None:
             self.told[mark := (delivery.id, delivery.lease_token)] += 1
@@ -134,7 +134,7 @@ class Machine(RuleBasedStateMachine):
             if self.inflight.settle_unknown_count > before:
                 self.unknown.add(mark)
 
-        self.inflight.losses.tell = telling  # type: ignore[method-assign]
+        self.inflight.lost_leases.tell = telling  # type: ignore[method-assign]
         store: Any = self.store
         quiet = lambda *_, **__: None  # noqa: E731
         self.flusher = Flusher(store, self.inflight, quiet, batch_size=5, interval=1.0)
@@ -235,7 +235,7 @@ class Machine(RuleBasedStateMachine):
             self.running.append(rows)
 
     outcomes = st.sampled_from(
-        [Ack(), Ack(), Ack(), Ack(), Move("next"), Nack(), Reject(), Release()]
+        [Ack(), Ack(), Ack(), Ack(), Relocate("next"), Nack(), Reject(), Release()]
     )
 
     def end(self, data: st.DataObject) -> None:
@@ -254,7 +254,7 @@ class Machine(RuleBasedStateMachine):
             answer = f"answer {next(self.names)}".encode()
             rows[0].chained = [NewMessage("out", answer)]
             self.units[answer] = {
-                (row.id, row.lease_token) for row in rows if isinstance(row.outcome, Ack | Move)
+                (row.id, row.lease_token) for row in rows if isinstance(row.outcome, Ack | Relocate)
             }
             kind = data.draw(st.sampled_from(["fine", "held", "refused", "denied"]), "answer")
             if kind != "fine":

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome, Reject
 from faststream_sqlbroker.core.retry import default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.dialects.mysql import MysqlDialect
+from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.dialects.ordered import Cursors
 from tests.helpers import MYSQL, mysql_numbers
 from tests.plans.conftest import TABLES

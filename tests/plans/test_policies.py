@@ -17,8 +17,8 @@ from faststream_sqlbroker.core.policies import (
     Window,
 )
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.mysql import MysqlDialect
-from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
+from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import MYSQL
 from tests.plans.conftest import SYNC_DRIVERS, TABLES
@@ -137,13 +137,13 @@ def test_a_claim_reads_what_is_due(crowded: Engine, policies: list[Policy]) -> N
     """Beside thousands of delayed messages of the queue and as many of others."""
     dialect = MysqlDialect(TABLES, crowded.dialect)
     with crowded.connect() as connection:
-        wanted = Wanted(["q"], LIMIT, 60.0, uuid4(), policies)
+        wanted = PolicyClaimRequest(["q"], LIMIT, 60.0, uuid4(), policies)
         if policies in INTAKE:
             with reads(connection, at_most=200 + 12 * DUE):
                 assert (
-                    dialect.scheduled.claim(connection, wanted, Memory()).rows == []
+                    dialect.scheduled.claim(connection, wanted, ScanPosition()).rows == []
                     or policies == INTAKE[1]
                 )
             return
         with reads(connection, at_most=200 + 12 * LIMIT):
-            assert len(dialect.scheduled.claim(connection, wanted, Memory()).rows) == LIMIT
+            assert len(dialect.scheduled.claim(connection, wanted, ScanPosition()).rows) == LIMIT

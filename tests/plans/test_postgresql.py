@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.dialects.postgresql import asyncpg
 
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.postgresql import PostgresqlDialect
+from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
 from tests.plans.conftest import TABLES
 
 pytestmark = [

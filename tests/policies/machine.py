@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.dialects.policy_wanted import Claim
+from faststream_sqlbroker.dialects.policy_request import Claim
 from tests.policies.world import PROCESSES, World, microseconds, outcome
 
 UNIT = 500_000

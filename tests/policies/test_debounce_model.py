@@ -7,8 +7,11 @@ from typing import ClassVar
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Debounce, Delay, Policy
-from faststream_sqlbroker.dialects.policy_bursts import LONGEST_PAUSE, SHORTEST_PAUSE
-from faststream_sqlbroker.dialects.policy_wanted import Claim
+from faststream_sqlbroker.dialects.policy_bursts import (
+    LONGEST_BURST_RECHECK,
+    SHORTEST_BURST_RECHECK,
+)
+from faststream_sqlbroker.dialects.policy_request import Claim
 from tests.policies.bursts import Burst
 from tests.policies.clock import MICROSECONDS
 from tests.policies.machine import UNIT, Machine, Message, check_model
@@ -144,7 +147,10 @@ class DebounceMachine(Machine):
                     "it is tried again"
                 )
             elif (burst := self.turn(key)) is not None:
-                pause = min(max(SHORTEST_PAUSE, key.settled_at - key.busy_since), LONGEST_PAUSE)
+                pause = min(
+                    max(SHORTEST_BURST_RECHECK, key.settled_at - key.busy_since),
+                    LONGEST_BURST_RECHECK,
+                )
                 assert self.now < max(burst.due, key.settled_at + pause), "it waits too long"
 
     def ended(self, message: Message, how: str) -> None:

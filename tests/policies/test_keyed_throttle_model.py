@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.marks import SLOT
+from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_intake import WHOLE_LOOK
-from faststream_sqlbroker.dialects.policy_wanted import Claim
+from faststream_sqlbroker.dialects.policy_request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 from tests.policies.world import microseconds

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Policy, Throttle
 from faststream_sqlbroker.core.policies.throttle import AHEAD
 from faststream_sqlbroker.dialects.policy_claims import LOOKED_AT
-from faststream_sqlbroker.dialects.policy_wanted import Claim
+from faststream_sqlbroker.dialects.policy_request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 from tests.policies.world import microseconds

@@ -17,8 +17,8 @@ from sqlalchemy.util import await_only
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.dialects.policy_rows import PolicyRows
-from faststream_sqlbroker.dialects.policy_wanted import Memory, Wanted
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
@@ -60,10 +60,12 @@ class Hand:
 
     def __init__(self, clock: Clock, store: Store, race: Race) -> None:
         self.clock, self.store, self.race = clock, store, race
-        self.memory = Memory()
+        self.memory = ScanPosition()
 
-    def wanted(self) -> Wanted:
-        return Wanted([QUEUE], 5, 3600.0, uuid4(), self.race.policies, self.race.ordered)
+    def wanted(self) -> PolicyClaimRequest:
+        return PolicyClaimRequest(
+            [QUEUE], 5, 3600.0, uuid4(), self.race.policies, self.race.ordered
+        )
 
     async def put(self, **fields: Any) -> int:
         [message] = await self.store.insert([NewMessage(QUEUE, b"1", key="a", **fields)])
@@ -72,7 +74,7 @@ class Hand:
 
     async def claim(self) -> list[int]:
         """Another process claims; it never waits for the first."""
-        claim = self.store.policies.claim(self.wanted(), Memory())
+        claim = self.store.policies.claim(self.wanted(), ScanPosition())
         found, _ = await asyncio.wait_for(claim, 5)
         return [row.id for row in found.rows]
 
@@ -93,7 +95,7 @@ class Hand:
                 await connection.execute(delete(table))
         await self.put()
         claim, _ = await self.store.policies.claim(
-            Wanted([QUEUE], 1, 3600.0, uuid4(), [Concurrency(1)]), Memory()
+            PolicyClaimRequest([QUEUE], 1, 3600.0, uuid4(), [Concurrency(1)]), ScanPosition()
         )
         [row] = claim.rows
         await self.store.settle([Settlement(row.id, row.lease_token, MessageState.COMPLETED)])

@@ -10,13 +10,13 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import delete, select, update
 
-from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Postpone, Reject, Release
+from faststream_sqlbroker.core.outcome import Ack, Defer, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import policy_intake
-from faststream_sqlbroker.dialects.policy_wanted import Claim, Memory, Wanted
+from faststream_sqlbroker.dialects.policy_request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
@@ -76,7 +76,7 @@ class World:
     def begin(self, policies: Sequence[Policy], *, ordered: bool = False) -> None:
         """Empty the tables; the processes know nothing and have these policies."""
         self.policies, self.ordered = policies, ordered
-        self.memories = [Memory() for _ in range(PROCESSES)]
+        self.memories = [ScanPosition() for _ in range(PROCESSES)]
         self.run(self._empty())
 
     async def _empty(self) -> None:
@@ -116,7 +116,7 @@ class World:
 
     def claim(self, process: int, limit: int) -> Claim:
         """What one of the processes leases."""
-        wanted = Wanted(
+        wanted = PolicyClaimRequest(
             [QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered, suspicion=self.suspicion
         )
         claim, self.memories[process] = self.run(
@@ -168,7 +168,7 @@ def outcome(how: str, delay: int) -> Outcome:
         "ack": Ack(),
         "nack": Nack(delay=seconds),
         "reject": Reject(),
-        "postpone": Postpone(seconds),
+        "postpone": Defer(seconds),
         "release": Release(),
         "expired": Discard("expired"),
     }[how]

@@ -31,7 +31,7 @@ class Seen:
     most: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     looks: int = 0
     slow: int = 0
-    """Looks that took longer than `SLOW`."""
+    """IntakePosition that took longer than `SLOW`."""
 
     @property
     def busy(self) -> bool:
@@ -46,7 +46,7 @@ class PolicyFleet:
     """Workers of `tests.processes.policy_worker` over a `Fleet`'s database."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self.fleet, self.store, self.killed, self.lease = fleet, fleet.store, 0, 0
+        self.live_subscribers, self.store, self.killed, self.lease = fleet, fleet.store, 0, 0
         self.published: dict[str, list[int]] = defaultdict(list)
         self._took: dict[int, int] = {}
 
@@ -54,11 +54,13 @@ class PolicyFleet:
         self, subscribers: Mapping[str, Any], env: Mapping[str, str] | None = None
     ) -> Process:
         """Start one worker with these."""
-        return self.fleet.run("policy_worker", json.dumps(subscribers), env=env)
+        return self.live_subscribers.run("policy_worker", json.dumps(subscribers), env=env)
 
     async def up(self, count: int) -> None:
         """Wait until so many workers are about to connect."""
-        await eventually(lambda: len(list(self.fleet.folder.iterdir())) >= count, timeout=60)
+        await eventually(
+            lambda: len(list(self.live_subscribers.folder.iterdir())) >= count, timeout=60
+        )
 
     def kill(self, worker: Process) -> None:
         """SIGKILL."""
@@ -93,7 +95,7 @@ class PolicyFleet:
         """What the workers have noted, by time."""
         found = [
             Start(**json.loads(line))
-            for path in self.fleet.folder.iterdir()
+            for path in self.live_subscribers.folder.iterdir()
             for line in path.read_text().splitlines()
         ]
         return sorted(
@@ -105,7 +107,7 @@ class PolicyFleet:
         """What there is of each queue."""
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         visible = {}
-        for row in await self.fleet.rows(archive=True):
+        for row in await self.live_subscribers.rows(archive=True):
             rows[row["queue"]].append(row)
             visible[row["id"]] = micros(row["created_at"]) + self._took.get(row["id"], 0)
         starts, again = defaultdict(list), defaultdict(list)
@@ -130,7 +132,7 @@ class PolicyFleet:
             await asyncio.gather(looking, return_exceptions=True)
 
     async def _watch(self, seen: Seen) -> None:
-        key = self.fleet.quoted("key")
+        key = self.live_subscribers.quoted("key")
         leases = text(f"SELECT queue, {key} FROM message WHERE state = 'PROCESSING'")
         while True:
             asked = monotonic()

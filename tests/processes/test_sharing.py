@@ -25,7 +25,7 @@ pytestmark = [
 
 async def _live(fleet: Fleet, count: int) -> None:
     async def all_live() -> bool:
-        return len(await fleet.store.fleet.subscribers()) == count
+        return len(await fleet.store.live_subscribers.subscribers()) == count
 
     await eventually(all_live, timeout=30, step=0.05)
 

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from faststream_sqlbroker.spark import build_session, export_archive
-from faststream_sqlbroker.spark.folders import Folders
+from faststream_sqlbroker.spark.lake.folders import Folders
 
 OWNER, NAME, NUMBER = Folders, "move", 2
 """Which call of which method is never made: that between the renames. Of every other step tests of the lake die."""

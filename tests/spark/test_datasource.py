@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 from sqlalchemy import make_url, select
 
-from faststream_sqlbroker.core.moments import to_microseconds
+from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, read_archive
 from faststream_sqlbroker.spark.databases import database_of

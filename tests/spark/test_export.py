@@ -16,19 +16,19 @@ from pyspark.sql import functions as F
 from sqlalchemy import select
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError, SetupError
-from faststream_sqlbroker.spark import (
-    compact_export,
-    describe_export,
-    export,
-    export_archive,
-    read_export,
+from faststream_sqlbroker.spark import compact_export, describe_export, export_archive, read_export
+from faststream_sqlbroker.spark.lake import export
+from faststream_sqlbroker.spark.lake.entries import Entry
+from faststream_sqlbroker.spark.lake.lake import Lake
+from faststream_sqlbroker.spark.lake.row_checksums import (
+    NOTHING,
+    RowChecksums,
+    compute_figures,
+    figure_columns,
 )
-from faststream_sqlbroker.spark.columns import ARCHIVE_FIELDS
-from faststream_sqlbroker.spark.entries import Entry
-from faststream_sqlbroker.spark.figures import NOTHING, Figures, compute_figures, figure_columns
-from faststream_sqlbroker.spark.lake import Lake
-from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
-from faststream_sqlbroker.spark.windows import parse_window
+from faststream_sqlbroker.spark.lake.windows import parse_window
+from faststream_sqlbroker.spark.load.columns import ARCHIVE_FIELDS
+from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
 from tests.spark.conftest import Archive
 from tests.spark.frames import plain_frame
 
@@ -293,7 +293,7 @@ def test_every_column_changes_the_figures(spark: SparkSession) -> None:
         "n int, " + ", ".join(f"{field.name} {field.type}" for field in ARCHIVE_FIELDS),
     )
     found = frame.groupBy("n").agg(*figure_columns(checksums=True)).collect()
-    sums = {Figures(*(int(value) for value in one[1:])) for one in found}
+    sums = {RowChecksums(*(int(value) for value in one[1:])) for one in found}
     assert len(sums) == len(rows) == len(found)
     assert compute_figures(frame, checksums=True) == sum(sums, NOTHING)
 

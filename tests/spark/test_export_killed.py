@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import export, export_archive, read_export
+from faststream_sqlbroker.spark import export_archive, read_export
+from faststream_sqlbroker.spark.lake import export
 from tests.spark.test_export import MARCH, of_lake, of_table
 
 pytestmark = pytest.mark.capability(

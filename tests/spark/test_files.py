@@ -15,9 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
-from faststream_sqlbroker.spark import files
-from faststream_sqlbroker.spark.files import read_json, write_json
-from faststream_sqlbroker.spark.java import java_of
+from faststream_sqlbroker.spark.drivers import java_of
+from faststream_sqlbroker.spark.lake import files
+from faststream_sqlbroker.spark.lake.files import read_json, write_json
 
 
 @pytest.fixture(params=["plain", "file", "viewfs", "objects"])
@@ -127,7 +127,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     def no_space(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("faststream_sqlbroker.spark.files.bytearray", no_space, raising=False)
+    monkeypatch.setattr("faststream_sqlbroker.spark.lake.files.bytearray", no_space, raising=False)
     with pytest.raises(OSError, match="no space left"):
         write_json(spark, str(path), {"n": 2})
     assert read_json(spark, str(path)) == {"n": 1}

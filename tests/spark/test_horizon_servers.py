@@ -8,13 +8,13 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from sqlalchemy import make_url, text
 
-from faststream_sqlbroker.core.moments import from_microseconds
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import find_horizon, mysql
 from faststream_sqlbroker.spark.horizon.mysql import moment_of
-from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
+from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.source.options import parse_options
 from faststream_sqlbroker.spark.source.stream import StreamReader
 from tests.conftest import Servers

@@ -23,8 +23,9 @@ from pyspark.sql import functions as F
 from sqlalchemy import func, make_url, select
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, NotSupportedError, SetupError
-from faststream_sqlbroker.spark import Load, incremental, new_rows
+from faststream_sqlbroker.spark import Load, new_rows
 from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
+from faststream_sqlbroker.spark.load import incremental
 from faststream_sqlbroker.spark.source import stream
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive

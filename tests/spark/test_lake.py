@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
-from faststream_sqlbroker.spark import lake as module
-from faststream_sqlbroker.spark.folders import Folders
-from faststream_sqlbroker.spark.lake import Lake
+from faststream_sqlbroker.spark.lake import lake as module
+from faststream_sqlbroker.spark.lake.folders import Folders
+from faststream_sqlbroker.spark.lake.lake import Lake
 from tests.spark.test_export import lake_of_one, put
 
 pytestmark = pytest.mark.capability(

@@ -12,16 +12,17 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import NoRetryStrategy, SqlBroker
-from faststream_sqlbroker.core.moments import to_microseconds
+from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import export_archive, prune_archive, read_export, removal
-from faststream_sqlbroker.spark import prune as module
+from faststream_sqlbroker.spark import export_archive, prune_archive, read_export
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.figures import Figures
-from faststream_sqlbroker.spark.partitions import Partition, Partitions
-from faststream_sqlbroker.spark.removal import Rows, list_oldest, list_rows
-from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
+from faststream_sqlbroker.spark.lake import prune as module
+from faststream_sqlbroker.spark.lake import removal
+from faststream_sqlbroker.spark.lake.partitions import Partition, Partitions
+from faststream_sqlbroker.spark.lake.removal import Rows, list_oldest, list_rows
+from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
+from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 
@@ -56,7 +57,7 @@ def test_only_what_a_verified_export_has_is_removed(
 ) -> None:
     """Proves M5: later windows, and windows with a row that the export lacks, stay; a dry run removes nothing."""
     fill(archive)
-    monkeypatch.setattr("faststream_sqlbroker.spark.removal.CHUNK", 2)
+    monkeypatch.setattr("faststream_sqlbroker.spark.lake.removal.CHUNK", 2)
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-04")
     archive.add({"id": 99, "archived_at": START + DAY})  # late, in the second window
@@ -286,7 +287,7 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
     path, drop = str(tmp_path / "lake"), Partitions.drop
     export_archive(spark, archive.url, path, until="2026-03-02")
 
-    def late(self: Partitions, part: Partition, expected: Figures) -> bool:
+    def late(self: Partitions, part: Partition, expected: RowChecksums) -> bool:
         dropped = drop(self, part, expected)
         archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
         return dropped
@@ -418,7 +419,7 @@ def test_a_partition_whose_place_was_taken_is_named(
         with monkeypatch.context() as patched:
             patched.setattr(Partitions, "_figures", die)
             with pytest.raises(KeyboardInterrupt):
-                pruning.drop(pruning.find()[0], Figures())
+                pruning.drop(pruning.find()[0], RowChecksums())
         archive.add({"id": 99, "archived_at": START})
         with pytest.raises(
             SetupError, match=r"archive_2026_03_01 was a partition .* make room for it"

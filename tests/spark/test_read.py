@@ -23,8 +23,8 @@ from faststream_sqlbroker.spark import (
 )
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
-from faststream_sqlbroker.spark.snapshot import Snapshot
+from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
+from faststream_sqlbroker.spark.load.snapshot import Snapshot
 from tests.conftest import Servers
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
@@ -331,10 +331,10 @@ def test_a_small_table_is_read_by_one_connection_and_a_large_one_by_more(
     archive.add_many(100)
     archive.analyze()
     assert read_archive(spark, archive.url).rdd.getNumPartitions() == 1
-    monkeypatch.setattr("faststream_sqlbroker.spark.read.SMALL", 10)
+    monkeypatch.setattr("faststream_sqlbroker.spark.load.read.SMALL", 10)
     assert read_archive(spark, archive.url).rdd.getNumPartitions() == 2
-    monkeypatch.setattr("faststream_sqlbroker.spark.read.PARTITION_BYTES", 4096)
-    monkeypatch.setattr("faststream_sqlbroker.spark.read.MOST_PARTITIONS", 6)
+    monkeypatch.setattr("faststream_sqlbroker.spark.load.read.PARTITION_BYTES", 4096)
+    monkeypatch.setattr("faststream_sqlbroker.spark.load.read.MOST_PARTITIONS", 6)
     assert read_archive(spark, archive.url).rdd.getNumPartitions() in (3, 4, 5, 6)
 
 

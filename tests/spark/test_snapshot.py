@@ -8,12 +8,13 @@ from pyspark.sql import SparkSession
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
-from faststream_sqlbroker.spark import open_snapshot, read_archive, snapshot
+from faststream_sqlbroker.spark import open_snapshot, read_archive
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.partitions import Partitions
-from faststream_sqlbroker.spark.removal import list_rows
-from faststream_sqlbroker.spark.selection import ARCHIVE, select_rows
+from faststream_sqlbroker.spark.lake.partitions import Partitions
+from faststream_sqlbroker.spark.lake.removal import list_rows
+from faststream_sqlbroker.spark.load import snapshot
+from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
 from tests.spark.conftest import Archive
 from tests.spark.horizons import running

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faststream_sqlbroker import MissingExtraError, SetupError
-from faststream_sqlbroker.core.schedules import ScheduleState, load_state
+from faststream_sqlbroker.core.status import ScheduleState, load_state
 from faststream_sqlbroker.flow.cron import MOST_MISSED, ON_TIME, Cron
 
 SPRING = datetime(2024, 3, 30, 22, tzinfo=timezone.utc)

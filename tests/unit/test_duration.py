@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.core.duration import (
+from faststream_sqlbroker.core.times import (
     LONGEST_SECONDS,
     delay_seconds,
     parse_duration,

@@ -429,4 +429,4 @@ async def test_nothing_is_remembered_of_a_removal_whose_commit_was_not_answered(
     inflight.waiting.get_nowait()
     first = FirstAcks(store, inflight, SettleRules(), quiet, lease=10.0, interval=1.0)
     assert await first.remove([message]) == []
-    assert (inflight.held, inflight.losses.unanswered) == ({}, set())
+    assert (inflight.held, inflight.lost_leases.unanswered) == ({}, set())

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
-from faststream_sqlbroker.flow.isolation import (
+from faststream_sqlbroker.flow.solo_run import (
     ALONE,
-    HOLD,
-    PATIENCE,
-    PAUSE,
-    Isolation,
+    SOLO_LIMIT,
+    SOLO_PAUSE,
+    SOLO_WAIT,
+    SoloRuns,
     Turn,
     lost_leases,
 )
@@ -44,9 +44,9 @@ def row(number: int, lost: int, attempts: int = 0) -> ClaimedMessage:
     )
 
 
-def met(isolation: Isolation, now: float, *suspects: tuple[int, int]) -> None:
+def met(solo_runs: SoloRuns, now: float, *suspects: tuple[int, int]) -> None:
     """Suspects by number, with their losses; all have deliveries left."""
-    isolation.met({number: Suspect(lost) for number, lost in suspects}, now)
+    solo_runs.met({number: Suspect(lost) for number, lost in suspects}, now)
 
 
 def test_retries_are_no_losses() -> None:
@@ -96,93 +96,93 @@ def test_f6_with_one_delivery_nothing_runs_alone() -> None:
 
 
 def test_a_suspect_waits_until_nothing_else_is_held() -> None:
-    isolation = Isolation()
-    assert isolation.turn(alone=True, now=0.0) is Turn.ANY
-    assert not isolation.waits(0.0)
-    met(isolation, 0.0, (1, 2), (3, 5), (4, 2))
-    assert isolation.waits(0.0)
-    assert isolation.turn(alone=False, now=0.0) is Turn.DRAIN
-    assert isolation.turn(alone=True, now=0.1) is Turn.SUSPECT
-    assert isolation.next_suspect(0.1, alone=True) == 1, "the fewest losses first"
-    isolation.started(alone=True, now=0.1)
-    assert isolation.turn(alone=False, now=1.0) is Turn.NONE, "it runs"
-    assert isolation.turn(alone=True, now=3.0) is Turn.OTHERS, "then the rest has as long"
-    assert isolation.turn(alone=False, now=5.8) is Turn.OTHERS
-    assert isolation.turn(alone=False, now=6.0) is Turn.DRAIN
-    assert isolation.turn(alone=True, now=6.1) is Turn.SUSPECT
-    assert isolation.next_suspect(6.1, alone=True) == 4
-    assert isolation.next_suspect(6.1, alone=True) == 3
-    assert isolation.turn(alone=True, now=6.2) is Turn.ANY, (
+    solo_runs = SoloRuns()
+    assert solo_runs.turn(alone=True, now=0.0) is Turn.ANY
+    assert not solo_runs.waits(0.0)
+    met(solo_runs, 0.0, (1, 2), (3, 5), (4, 2))
+    assert solo_runs.waits(0.0)
+    assert solo_runs.turn(alone=False, now=0.0) is Turn.DRAIN
+    assert solo_runs.turn(alone=True, now=0.1) is Turn.SUSPECT
+    assert solo_runs.next_suspect(0.1, alone=True) == 1, "the fewest losses first"
+    solo_runs.started(alone=True, now=0.1)
+    assert solo_runs.turn(alone=False, now=1.0) is Turn.NONE, "it runs"
+    assert solo_runs.turn(alone=True, now=3.0) is Turn.OTHERS, "then the rest has as long"
+    assert solo_runs.turn(alone=False, now=5.8) is Turn.OTHERS
+    assert solo_runs.turn(alone=False, now=6.0) is Turn.DRAIN
+    assert solo_runs.turn(alone=True, now=6.1) is Turn.SUSPECT
+    assert solo_runs.next_suspect(6.1, alone=True) == 4
+    assert solo_runs.next_suspect(6.1, alone=True) == 3
+    assert solo_runs.turn(alone=True, now=6.2) is Turn.ANY, (
         "somebody else took it; none is known any more"
     )
 
 
 def test_when_there_is_no_rest_the_next_suspect_runs_at_once() -> None:
-    isolation = Isolation()
-    met(isolation, 0.0, (1, 2), (2, 2))
-    isolation.next_suspect(0.0, alone=True)
-    isolation.started(alone=True, now=0.0)
-    assert isolation.turn(alone=True, now=5.0) is Turn.OTHERS
-    isolation.nothing_else(5.0)
-    assert isolation.waits(5.0)
-    assert isolation.turn(alone=True, now=5.0) is Turn.SUSPECT
+    solo_runs = SoloRuns()
+    met(solo_runs, 0.0, (1, 2), (2, 2))
+    solo_runs.next_suspect(0.0, alone=True)
+    solo_runs.started(alone=True, now=0.0)
+    assert solo_runs.turn(alone=True, now=5.0) is Turn.OTHERS
+    solo_runs.nothing_else(5.0)
+    assert solo_runs.waits(5.0)
+    assert solo_runs.turn(alone=True, now=5.0) is Turn.SUSPECT
 
 
 def test_the_rest_waits_a_bounded_time_for_a_suspect() -> None:
-    isolation = Isolation()
-    met(isolation, 0.0, (1, 2), (2, 2))
-    isolation.next_suspect(0.0, alone=True)
-    isolation.started(alone=True, now=0.0)
-    assert isolation.turn(alone=False, now=ALONE - 0.1) is Turn.NONE
-    assert isolation.turn(alone=False, now=ALONE) is Turn.OTHERS
-    assert isolation.turn(alone=False, now=2 * ALONE - 0.1) is Turn.OTHERS
+    solo_runs = SoloRuns()
+    met(solo_runs, 0.0, (1, 2), (2, 2))
+    solo_runs.next_suspect(0.0, alone=True)
+    solo_runs.started(alone=True, now=0.0)
+    assert solo_runs.turn(alone=False, now=ALONE - 0.1) is Turn.NONE
+    assert solo_runs.turn(alone=False, now=ALONE) is Turn.OTHERS
+    assert solo_runs.turn(alone=False, now=2 * ALONE - 0.1) is Turn.OTHERS
     begin = 2 * ALONE
-    assert isolation.turn(alone=False, now=begin) is Turn.DRAIN
-    assert isolation.turn(alone=False, now=begin + HOLD - 0.1) is Turn.DRAIN
-    assert isolation.turn(alone=False, now=begin + HOLD) is Turn.OTHERS
-    assert not isolation.waits(begin + HOLD + 0.1)
-    assert isolation.turn(alone=False, now=begin + HOLD + PAUSE - 0.1) is Turn.OTHERS
-    assert isolation.turn(alone=False, now=begin + HOLD + PAUSE) is Turn.DRAIN
+    assert solo_runs.turn(alone=False, now=begin) is Turn.DRAIN
+    assert solo_runs.turn(alone=False, now=begin + SOLO_WAIT - 0.1) is Turn.DRAIN
+    assert solo_runs.turn(alone=False, now=begin + SOLO_WAIT) is Turn.OTHERS
+    assert not solo_runs.waits(begin + SOLO_WAIT + 0.1)
+    assert solo_runs.turn(alone=False, now=begin + SOLO_WAIT + SOLO_PAUSE - 0.1) is Turn.OTHERS
+    assert solo_runs.turn(alone=False, now=begin + SOLO_WAIT + SOLO_PAUSE) is Turn.DRAIN
 
 
 def test_suspects_that_never_get_the_process_to_themselves_run_in_company() -> None:
     """Each has its own patience: it is not asked of one after the other."""
-    isolation = Isolation()
-    met(isolation, 0.0, (1, 2), (2, 3), (3, 2))
-    met(isolation, 200.0, (1, 2), (4, 2))
+    solo_runs = SoloRuns()
+    met(solo_runs, 0.0, (1, 2), (2, 3), (3, 2))
+    met(solo_runs, 200.0, (1, 2), (4, 2))
     ran = []
-    for now in (PATIENCE, PATIENCE + 1, PATIENCE + 2):
-        assert isolation.turn(alone=False, now=now) is Turn.SUSPECT
-        ran.append(isolation.next_suspect(now, alone=False))
-        isolation.started(alone=False, now=now)
+    for now in (SOLO_LIMIT, SOLO_LIMIT + 1, SOLO_LIMIT + 2):
+        assert solo_runs.turn(alone=False, now=now) is Turn.SUSPECT
+        ran.append(solo_runs.next_suspect(now, alone=False))
+        solo_runs.started(alone=False, now=now)
     assert sorted(ran) == [1, 2, 3], "seen again, the first was no newer"
-    assert isolation.turn(alone=False, now=PATIENCE + 3) is not Turn.SUSPECT
-    assert isolation.turn(alone=False, now=200.0 + PATIENCE) is Turn.SUSPECT
+    assert solo_runs.turn(alone=False, now=SOLO_LIMIT + 3) is not Turn.SUSPECT
+    assert solo_runs.turn(alone=False, now=200.0 + SOLO_LIMIT) is Turn.SUSPECT
 
 
 def test_f6_a_last_delivery_never_has_company_and_is_waited_for_longer_and_longer() -> None:
     """For half of the time at most: a handler that takes for ever must not stop the others."""
-    isolation = Isolation()
-    isolation.met({1: Suspect(2, last=True), 2: Suspect(2)}, 0.0)
-    assert isolation.turn(alone=False, now=PATIENCE) is Turn.SUSPECT
-    assert isolation.next_suspect(PATIENCE, alone=False) == 2
-    now, holds = PATIENCE + 1, []
+    solo_runs = SoloRuns()
+    solo_runs.met({1: Suspect(2, last=True), 2: Suspect(2)}, 0.0)
+    assert solo_runs.turn(alone=False, now=SOLO_LIMIT) is Turn.SUSPECT
+    assert solo_runs.next_suspect(SOLO_LIMIT, alone=False) == 2
+    now, holds = SOLO_LIMIT + 1, []
     for _ in range(5):
         began = now
-        while (turn := isolation.turn(alone=False, now=now)) is Turn.DRAIN:
+        while (turn := solo_runs.turn(alone=False, now=now)) is Turn.DRAIN:
             now += 0.5
         assert turn is Turn.OTHERS
         holds.append(now - began)
         began = now
-        while isolation.turn(alone=False, now=now) is Turn.OTHERS:
+        while solo_runs.turn(alone=False, now=now) is Turn.OTHERS:
             now += 0.5
-        assert now - began >= max(PAUSE, holds[-1])
+        assert now - began >= max(SOLO_PAUSE, holds[-1])
         now += 0.0
-    assert holds == [2 * HOLD * 2**n for n in range(5)]
-    assert isolation.turn(alone=True, now=now) is Turn.SUSPECT
-    assert isolation.next_suspect(now, alone=True) == 1
-    isolation.started(alone=True, now=now)
-    assert isolation.turn(alone=True, now=now + 1) is Turn.ANY
+    assert holds == [2 * SOLO_WAIT * 2**n for n in range(5)]
+    assert solo_runs.turn(alone=True, now=now) is Turn.SUSPECT
+    assert solo_runs.next_suspect(now, alone=True) == 1
+    solo_runs.started(alone=True, now=now)
+    assert solo_runs.turn(alone=True, now=now + 1) is Turn.ANY
 
 
 @given(
@@ -195,23 +195,23 @@ def test_no_suspect_has_company_and_claims_never_stop_for_long(
     steps: list[tuple[bool, float, int, bool]],
 ) -> None:
     """A model: each step says whether the process has become empty, how long it took, what is claimed."""
-    isolation, now, blocked_since, number = Isolation(), 0.0, None, 0
+    solo_runs, now, blocked_since, number = SoloRuns(), 0.0, None, 0
     seen: dict[int, tuple[float, bool]] = {}
     for alone, passed, lost, last in steps:
         now += passed
-        turn = isolation.turn(alone=alone, now=now)
+        turn = solo_runs.turn(alone=alone, now=now)
         if turn in (Turn.NONE, Turn.DRAIN):
             blocked_since = now if blocked_since is None else blocked_since
-            waiting = [at for at, final in seen.values() if final and now - at >= PATIENCE]
-            assert waiting or now - blocked_since < ALONE + HOLD
+            waiting = [at for at, final in seen.values() if final and now - at >= SOLO_LIMIT]
+            assert waiting or now - blocked_since < ALONE + SOLO_WAIT
             continue
         blocked_since = None
         if turn is Turn.SUSPECT:
-            chosen = isolation.next_suspect(now, alone=alone)
+            chosen = solo_runs.next_suspect(now, alone=alone)
             first, final = seen.pop(chosen)
-            assert alone or (now - first >= PATIENCE and not final)
-            isolation.started(alone=alone, now=now)
+            assert alone or (now - first >= SOLO_LIMIT and not final)
+            solo_runs.started(alone=alone, now=now)
         elif turn is Turn.ANY and lost:
             number += 1
             seen[number] = now, last
-            isolation.met({number: Suspect(lost, last)}, now)
+            solo_runs.met({number: Suspect(lost, last)}, now)

@@ -19,7 +19,7 @@ INTERNALS = {
     "publisher/producer.py",
     "publisher/specification.py",
     "publisher/usecase.py",
-    "subscriber/calls.py",
+    "subscriber/running_calls.py",
     "subscriber/config.py",
     "subscriber/factory.py",
     "subscriber/options.py",

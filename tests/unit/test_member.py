@@ -7,24 +7,30 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from faststream_sqlbroker.core.explanation import Explanation, Reason, error_text, moment_text
-from faststream_sqlbroker.core.presence import HOLDER_BYTES, subscriber_of
 from faststream_sqlbroker.core.rows import ReadyPair, ReadyPairs
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.flow import member as module
+from faststream_sqlbroker.core.status import (
+    HOLDER_BYTES,
+    Explanation,
+    Reason,
+    error_text,
+    moment_text,
+    subscriber_of,
+)
+from faststream_sqlbroker.flow import registration as module
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.ready import Ready
+from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.unit.test_inflight import row
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def member(*queues: str, paused: bool = False) -> tuple[Member, list[Any]]:
+def member(*queues: str, paused: bool = False) -> tuple[Registration, list[Any]]:
     """A member, and what was open each time that changed."""
     changes: list[Any] = []
-    made = Member(
+    made = Registration(
         make_settings(queues or "q", {}), paused=paused, on_change=lambda: changes.append(made.open)
     )
     return made, changes
@@ -108,7 +114,7 @@ async def test_what_is_closed_during_a_look_is_not_claimed_and_what_opens_is_cla
 ) -> None:
     store: Any = Slow(ReadyPair("a", 5, -1.0, due=NOW), ReadyPair("b", 0, -1.0, due=NOW))
     ready = Ready(store, ("a", "b"))
-    look = asyncio.create_task(ready.look())
+    look = asyncio.create_task(ready.scan())
     while not store.asked:
         await asyncio.sleep(0)
     ready.restrict(("b",))
@@ -121,7 +127,7 @@ async def test_what_is_closed_during_a_look_is_not_claimed_and_what_opens_is_cla
     assert all(pair.since is None for pair in ready.known()), (
         "nothing that was due before is left out"
     )
-    await ready.look()
+    await ready.scan()
     assert all(
         pair.since == NOW - timedelta(seconds=1) for pair in ready.known() if pair.priority == 0
     )

@@ -11,13 +11,13 @@ import pytest
 from faststream import AckPolicy
 from faststream._internal.constants import EMPTY
 
-from faststream_sqlbroker.core.duration import Duration
-from faststream_sqlbroker.core.names import name_problem
+from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ExponentialBackoffWithJitterRetryStrategy,
     NoRetryStrategy,
 )
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.subscriber.options import (
     SubscriberOptions,

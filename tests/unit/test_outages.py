@@ -31,7 +31,7 @@ def test_an_outage_of_all_loops_is_two_lines_with_the_counts() -> None:
     for loop, name in (
         (1, "fetch loop"),
         (2, "fetch loop"),
-        (3, "presence loop"),
+        (3, "heartbeat loop"),
         (1, "fetch loop"),
     ):
         outages.failed(loop, name, NotConnectedError("refused"))
@@ -47,7 +47,7 @@ def test_an_outage_of_all_loops_is_two_lines_with_the_counts() -> None:
     [_, (level, text)] = said.lines
     assert level == logging.WARNING
     numbers = (
-        r"the database works again, after \d+\.\d s: 4 failures \(fetch loop 3, presence loop 1\)"
+        r"the database works again, after \d+\.\d s: 4 failures \(fetch loop 3, heartbeat loop 1\)"
     )
     assert re.fullmatch(numbers, text), text
 
@@ -66,20 +66,20 @@ def test_what_is_refused_is_told_for_each_kind_of_loop_and_hides_no_outage() -> 
     said = Said()
     outages = Outages(said)
     for loop in (1, 2):
-        outages.failed(loop, "presence loop", StoreError("no such table"))
+        outages.failed(loop, "heartbeat loop", StoreError("no such table"))
     outages.failed(3, "fetch loop", NotConnectedError("refused"))
-    outages.failed(1, "presence loop", NotConnectedError("refused"))
+    outages.failed(1, "heartbeat loop", NotConnectedError("refused"))
     assert [text.partition(" failed")[0] for _, text in said.lines] == [
-        "the presence loop",
+        "the heartbeat loop",
         "the fetch loop",
     ]
     outages.worked(3)
     assert len(said.lines) == 2, "one loop is still cut off"
-    outages.failed(1, "presence loop", StoreError("no such table"))
+    outages.failed(1, "heartbeat loop", StoreError("no such table"))
     assert said.lines[2][1].startswith("the database works again")
     outages.worked(1)
     outages.worked(2)
-    assert said.lines[3][1].startswith("the presence loop works again, after")
+    assert said.lines[3][1].startswith("the heartbeat loop works again, after")
     assert len(said.lines) == 4
 
 

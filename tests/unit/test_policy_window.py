@@ -13,11 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.core.explanation import WaitingMessage
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.policies.window import DAYS
-from faststream_sqlbroker.core.presence import subscriber_of
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.status import WaitingMessage, subscriber_of
 from faststream_sqlbroker.dialects.policy_explain import window as explain_window
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -8,7 +8,6 @@ import pytest
 
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.member import Member
 from faststream_sqlbroker.flow.prefetch import (
     HORIZON,
     LONGEST_WAIT,
@@ -17,6 +16,7 @@ from faststream_sqlbroker.flow.prefetch import (
     least_left,
     prefetch_lease,
 )
+from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.unit.test_inflight import quiet, row
 
@@ -30,7 +30,7 @@ def taking(*seconds: float) -> HandlerTimes:
 
 def fetcher(inflight: Inflight, **options: Any) -> Fetcher:
     settings = make_settings("q", options)
-    member = Member(settings, paused=False, on_change=lambda: None)
+    member = Registration(settings, paused=False, on_change=lambda: None)
     return Fetcher(Mock(), inflight, settings, quiet, member)
 
 
@@ -111,12 +111,12 @@ def test_more_is_asked_for_when_half_of_the_window_is_left() -> None:
     ours = fetcher(inflight, max_workers=100, fetch_batch_size=100)
     inflight.times, inflight.running = taking(0.99), 100
     inflight.add([row(n) for n in range(11)])
-    assert ours._look_for_room() == 0
+    assert ours._find_room() == 0
     assert inflight.low_water == 10
     inflight.waiting.get_nowait()
-    assert ours._look_for_room() == 10
+    assert ours._find_room() == 10
     inflight.times = taking(0.0001)
-    assert ours._look_for_room() == 100
+    assert ours._find_room() == 100
     assert inflight.low_water == 100, "half of fetch_batch_size is worth a claim"
 
 

@@ -9,27 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.core.headers import load_headers, replace_headers
+from faststream_sqlbroker.control_exceptions import Instruction, NotReadyYet, RetryPossible
+from faststream_sqlbroker.control_exceptions import Move as MoveInstruction
+from faststream_sqlbroker.control_exceptions import Postpone as PostponeInstruction
 from faststream_sqlbroker.core.outcome import (
     Abandon,
     Ack,
+    Defer,
     Discard,
-    Move,
     Nack,
     NotReady,
     Outcome,
-    Postpone,
     Reject,
     Release,
+    Relocate,
 )
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import TRANSITIONS, MessageState
+from faststream_sqlbroker.core.text import load_headers, replace_headers
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.instructions import Instruction, NotReadyYet, RetryPossible
-from faststream_sqlbroker.instructions import Move as MoveInstruction
-from faststream_sqlbroker.instructions import Postpone as PostponeInstruction
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 RULES = SettleRules(retry_strategy=ConstantRetryStrategy(delay_seconds=30, max_attempts=3))
@@ -52,14 +52,14 @@ OUTCOMES: st.SearchStrategy[Outcome | None] = st.sampled_from(
         Nack(error=ValueError("no")),
         Reject(),
         Reject("bad", ValueError("no")),
-        Postpone(5),
-        Postpone(5, ValueError("no")),
+        Defer(5),
+        Defer(5, ValueError("no")),
         NotReady(5, 10),
         Release(),
         Abandon(),
         Abandon(5.0, ValueError("no")),
-        Move("other"),
-        Move("other", b"new", "{}", 5),
+        Relocate("other"),
+        Relocate("other", b"new", "{}", 5),
         Discard("expired"),
     ]
 )

@@ -1,4 +1,4 @@
-"""Shares of weighted queues, without a database: what is claimed follows the weights."""
+"""StrideScheduler of weighted queues, without a database: what is claimed follows the weights."""
 
 from collections import Counter
 from datetime import datetime, timezone
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
-from faststream_sqlbroker.flow.shares import Shares
+from faststream_sqlbroker.flow.stride_scheduler import StrideScheduler
 
 AT = datetime(2024, 1, 1, tzinfo=timezone.utc)
 TOKEN = uuid4()
@@ -24,7 +24,7 @@ class Source:
     """Queues with so many messages, claimed from in the order asked for, as databases do."""
 
     def __init__(self, weights: dict[str, int], **waiting: int) -> None:
-        self.shares = Shares(list(weights), list(weights.values()))
+        self.shares = StrideScheduler(list(weights), list(weights.values()))
         self.waiting = Counter(waiting)
         self.claimed: Counter[str] = Counter()
 
@@ -133,7 +133,7 @@ def test_a_thousand_queues_are_looked_up_not_searched() -> None:
             return str.__eq__(self, other)
 
     names = [Name(n) for n in range(1000)]
-    shares = Shares(names, [1] * 1000)
+    shares = StrideScheduler(names, [1] * 1000)
     again = [Name(n) for n in range(1000)]
     Name.compared = 0
     asked = shares.order_pairs([ReadyPair(name, 0, 0.0) for name in again])

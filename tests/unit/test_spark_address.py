@@ -9,9 +9,9 @@ from sqlalchemy import make_url
 
 from faststream_sqlbroker import NotSupportedError, SetupError
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.columns import Field
 from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.selection import ARCHIVE, MESSAGES, select_rows
+from faststream_sqlbroker.spark.load.columns import Field
+from faststream_sqlbroker.spark.load.selection import ARCHIVE, MESSAGES, select_rows
 from faststream_sqlbroker.spark.source.rows import read_batches
 
 SECRET = "p@ss:w/rd?&=%ö"

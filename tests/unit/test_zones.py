@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from faststream_sqlbroker import SetupError, Window
-from faststream_sqlbroker.core.zones import find_zone
+from faststream_sqlbroker.core.times import find_zone
 from faststream_sqlbroker.flow.cron import Cron
 
 

@@ -1,16 +1,13 @@
 """Scheduling policies: what they are given, checked, and what they decide; pure, by times as numbers."""
 
-from faststream_sqlbroker.core.policies.blocking_wait import BlockingWait
+from faststream_sqlbroker.core.policies.basic import BlockingWait, Concurrency, Delay, Once
 from faststream_sqlbroker.core.policies.checks import (
     Policy,
     check_ack_first,
     check_ordered,
     checked_policies,
 )
-from faststream_sqlbroker.core.policies.concurrency import Concurrency
 from faststream_sqlbroker.core.policies.debounce import Debounce
-from faststream_sqlbroker.core.policies.delay import Delay
-from faststream_sqlbroker.core.policies.once import Once
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policies.window import Window
 

@@ -2,11 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from faststream_sqlbroker.core.policies.blocking_wait import BlockingWait
-from faststream_sqlbroker.core.policies.concurrency import Concurrency
+from faststream_sqlbroker.core.policies.basic import BlockingWait, Concurrency, Delay, Once
 from faststream_sqlbroker.core.policies.debounce import Debounce
-from faststream_sqlbroker.core.policies.delay import Delay
-from faststream_sqlbroker.core.policies.once import Once
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policies.window import Window
 from faststream_sqlbroker.exceptions import SetupError

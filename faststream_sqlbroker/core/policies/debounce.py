@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import flag, one_of
-from faststream_sqlbroker.core.duration import Duration
 from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
 
@@ -153,7 +153,7 @@ class Bursts:
 
 
 @dataclass(slots=True)
-class Taken:
+class BurstChanges:
     """What became of messages that have arrived."""
 
     due: dict[int, int] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Taken:
     """Which message took the place of those that go."""
 
 
-def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) -> Taken:
+def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) -> BurstChanges:
     """Let messages of one key take part; `bursts` is changed.
 
     Args:
@@ -170,7 +170,7 @@ def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) 
         bursts: What is known of the key.
         arrivals: (time, id) of each, in this order.
     """
-    taken, gone = Taken(), list[int]()
+    taken, gone = BurstChanges(), list[int]()
     for at, message in arrivals:
         if (
             bursts.past is not None
@@ -199,7 +199,7 @@ def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) 
     return taken
 
 
-def _begin(policy: Debounce, bursts: Bursts, taken: Taken, at: int, message: int) -> None:
+def _begin(policy: Debounce, bursts: Bursts, taken: BurstChanges, at: int, message: int) -> None:
     bursts.start = bursts.last = at
     bursts.end = policy.end(at, at)
     if policy.edge == "leading":
@@ -211,7 +211,7 @@ def _begin(policy: Debounce, bursts: Bursts, taken: Taken, at: int, message: int
         taken.due[message] = bursts.end
 
 
-def _replace(taken: Taken, gone: list[int], bursts: Bursts) -> None:
+def _replace(taken: BurstChanges, gone: list[int], bursts: Bursts) -> None:
     """Those that go make way for the one message of the burst that is delivered, as far as is known by now."""
     stays = bursts.newest if bursts.newest is not None else bursts.first
     for message in gone:

@@ -1,7 +1,7 @@
 """Checks that the policies' arguments share."""
 
 from faststream_sqlbroker.core.checks import one_of
-from faststream_sqlbroker.core.duration import Duration, parse_duration
+from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 MICROSECONDS = 1_000_000

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
-from faststream_sqlbroker.core.duration import Duration
 from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.options import MICROSECONDS, microseconds, seconds
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
 MOST_RATE = 1_000_000

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from zoneinfo import ZoneInfo
 
-from faststream_sqlbroker.core.moments import from_microseconds, to_microseconds
-from faststream_sqlbroker.core.zones import find_zone
+from faststream_sqlbroker.core.times import find_zone, from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

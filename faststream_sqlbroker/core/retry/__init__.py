@@ -5,8 +5,9 @@ In the formulas *n* is `attempts_count`, the number of attempts made, the one th
 take seconds, a timedelta or text like "1.5h". No delay is longer than 100 years.
 """
 
-from faststream_sqlbroker.core.retry.protocol import (
+from faststream_sqlbroker.core.retry.base import (
     RetryStrategyProto,
+    RetryStrategyTemplate,
     attempts_limit,
     next_delay,
     retries_after,
@@ -20,7 +21,6 @@ from faststream_sqlbroker.core.retry.strategies import (
     NoRetryStrategy,
     default_retry_strategy,
 )
-from faststream_sqlbroker.core.retry.template import RetryStrategyTemplate
 
 __all__ = (
     "ConstantRetryStrategy",

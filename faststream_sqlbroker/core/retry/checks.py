@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from faststream_sqlbroker.core.duration import Duration, parse_duration
 from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0

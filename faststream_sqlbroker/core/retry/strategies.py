@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 
-from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.retry.base import RetryStrategyTemplate
 from faststream_sqlbroker.core.retry.checks import (
     LONGEST_DELAY_SECONDS,
     bounded,
     check_factor,
     steps,
 )
-from faststream_sqlbroker.core.retry.template import RetryStrategyTemplate
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
 

@@ -11,7 +11,7 @@ from faststream_sqlbroker.spark.analytics.results import (
     seconds,
     shaped,
 )
-from faststream_sqlbroker.spark.decode import header
+from faststream_sqlbroker.spark.load.decode import header
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
 
 HOUR, DAY = 3600, 86_400

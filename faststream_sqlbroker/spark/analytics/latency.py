@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from faststream_sqlbroker.core.checks import whole_number
-from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.analytics.results import (
     MICROS,

@@ -4,7 +4,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from faststream_sqlbroker.spark.analytics.results import RESULTS, need, shaped
-from faststream_sqlbroker.spark.decode import decode_payload
+from faststream_sqlbroker.spark.load.decode import decode_payload
 
 
 def payload_schema(df: DataFrame) -> DataFrame:

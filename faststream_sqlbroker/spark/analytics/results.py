@@ -6,9 +6,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from faststream_sqlbroker.core.checks import whole_number
-from faststream_sqlbroker.core.duration import Duration, positive_seconds
+from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.columns import Field
+from faststream_sqlbroker.spark.load.columns import Field
 
 MICROS = 1_000_000
 

@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.spark.analytics.results import (
     MICROS,
     RESULTS,

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from sqlalchemy import Connection, Insert, Table, inspect
 
-from faststream_sqlbroker.core.moments import from_microseconds
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import Address
-from faststream_sqlbroker.spark.columns import Field
+from faststream_sqlbroker.spark.load.columns import Field
 
 LONGEST_WAIT = 86_400
 """Seconds that a connection may be idle while Spark works."""

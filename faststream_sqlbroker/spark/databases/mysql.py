@@ -6,8 +6,7 @@ from datetime import datetime, timezone
 from sqlalchemy import Connection, Insert, Table, text
 from sqlalchemy.dialects import mysql
 
-from faststream_sqlbroker.core.moments import from_microseconds
-from faststream_sqlbroker.spark.columns import Field
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.spark.databases.base import (
     LONGEST_WAIT,
     Database,
@@ -16,6 +15,7 @@ from faststream_sqlbroker.spark.databases.base import (
     halved,
     ranges,
 )
+from faststream_sqlbroker.spark.load.columns import Field
 
 SLICES = 8
 """How many slices are looked at for each partition that is wanted."""

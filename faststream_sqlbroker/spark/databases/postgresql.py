@@ -6,8 +6,7 @@ from datetime import datetime, timezone
 from sqlalchemy import Connection, Insert, Table, func, select
 from sqlalchemy.dialects import postgresql
 
-from faststream_sqlbroker.core.moments import from_microseconds
-from faststream_sqlbroker.spark.columns import Field
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.spark.databases.base import (
     LONGEST_WAIT,
     Database,
@@ -15,6 +14,7 @@ from faststream_sqlbroker.spark.databases.base import (
     even_cuts,
     ranges,
 )
+from faststream_sqlbroker.spark.load.columns import Field
 
 BLOCK = "_block"
 """The hidden column of a row's place in the table."""

@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, Insert, Table
 from sqlalchemy.dialects import sqlite
 
-from faststream_sqlbroker.core.moments import to_microseconds
+from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
-from faststream_sqlbroker.spark.columns import Field
 from faststream_sqlbroker.spark.databases.base import Database, Size, even_cuts, ranges
+from faststream_sqlbroker.spark.load.columns import Field
 
 
 class _Sum:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.core.duration import Duration, positive_seconds, seconds_or_zero
+from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.exceptions import NotSupportedError
 from faststream_sqlbroker.spark.databases import Database
 from faststream_sqlbroker.spark.horizon import mysql, postgresql, sqlite, standby

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.moments import from_microseconds
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.spark.horizon.base import Horizon, Question, seconds
 
 ACCESS_DENIED = 1227

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from faststream_sqlbroker.core.moments import from_microseconds
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.spark.horizon.base import Horizon, Question, seconds
 
 SESSIONS = """

@@ -4,7 +4,7 @@ import time
 
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.core.moments import from_microseconds
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 from faststream_sqlbroker.spark.moments import Moment
 from faststream_sqlbroker.spark.report.figures import gather

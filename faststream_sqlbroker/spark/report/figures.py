@@ -9,14 +9,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from faststream_sqlbroker.core.duration import Duration
+from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark import analytics
 from faststream_sqlbroker.spark.analytics.failures import rate
 from faststream_sqlbroker.spark.analytics.results import MICROS, ends, need, width
-from faststream_sqlbroker.spark.decode import header
+from faststream_sqlbroker.spark.load.decode import header
+from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
-from faststream_sqlbroker.spark.schemas import ARCHIVE_SCHEMA
 
 MOST_QUEUES = 12
 MOST_ROWS = 15

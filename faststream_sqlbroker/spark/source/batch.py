@@ -7,7 +7,7 @@ import pyspark
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from faststream_sqlbroker.core.moments import TICK
+from faststream_sqlbroker.core.times import TICK
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.source.filters import to_sql

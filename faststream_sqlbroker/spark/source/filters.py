@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from faststream_sqlbroker.spark.columns import Field
 from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.load.columns import Field
 
 RANGES = {"GreaterThan": ">", "GreaterThanOrEqual": ">=", "LessThan": "<", "LessThanOrEqual": "<="}
 EQUALITIES = ("EqualTo", "EqualNullSafe")

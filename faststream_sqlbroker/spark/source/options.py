@@ -11,11 +11,11 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from faststream_sqlbroker.core.checks import one_of, whole_number
-from faststream_sqlbroker.core.duration import positive_seconds, seconds_or_zero
+from faststream_sqlbroker.core.times import positive_seconds, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import Address, parse_address
+from faststream_sqlbroker.spark.load.selection import ARCHIVE, MESSAGES, Selection, select_rows
 from faststream_sqlbroker.spark.moments import parse_moment
-from faststream_sqlbroker.spark.selection import ARCHIVE, MESSAGES, Selection, select_rows
 
 BOTH = (
     "url",

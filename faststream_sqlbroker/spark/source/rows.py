@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from faststream_sqlbroker.exceptions import MissingExtraError
 from faststream_sqlbroker.spark.address import CONNECT_TIMEOUT, Address
-from faststream_sqlbroker.spark.columns import Field
+from faststream_sqlbroker.spark.load.columns import Field
 
 BATCH_BYTES = 8 << 20
 """A batch ends with the row that reaches this."""

@@ -9,10 +9,10 @@ from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
-from faststream_sqlbroker.spark.columns import Field
 from faststream_sqlbroker.spark.databases import Database
-from faststream_sqlbroker.spark.schemas import to_struct
-from faststream_sqlbroker.spark.selection import Selection
+from faststream_sqlbroker.spark.load.columns import Field
+from faststream_sqlbroker.spark.load.schemas import to_struct
+from faststream_sqlbroker.spark.load.selection import Selection
 from faststream_sqlbroker.spark.source.options import Options
 from faststream_sqlbroker.spark.source.rows import read_batches
 

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.moments import TICK, from_microseconds
+from faststream_sqlbroker.core.times import TICK, from_microseconds
 from faststream_sqlbroker.spark.databases import Database
-from faststream_sqlbroker.spark.selection import Selection
+from faststream_sqlbroker.spark.load.selection import Selection
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,143 @@
+"""Policies of one or two arguments: Delay, Once, Concurrency and BlockingWait."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from faststream_sqlbroker.core.checks import flag, one_of, whole_number
+from faststream_sqlbroker.core.policies import options
+from faststream_sqlbroker.core.policies.options import (
+    MICROSECONDS,
+    WITHOUT_KEY,
+    microseconds,
+    seconds,
+)
+from faststream_sqlbroker.core.times import Duration
+
+
+@dataclass(frozen=True, init=False)
+class Delay:
+    """Every message waits `delay` after its due time, once; its retries come when the retry strategy says."""
+
+    length: int
+    """Microseconds."""
+
+    def __init__(self, delay: Duration) -> None:
+        """`delay` is longer than 0: seconds, a timedelta or text like "5m".
+
+        Raises:
+            SetupError: it is not.
+        """
+        object.__setattr__(self, "length", microseconds("Delay", delay))
+
+    def __str__(self) -> str:
+        return f"Delay({seconds(self.length)})"
+
+
+# Once: at most one run for each key.
+
+
+@dataclass(frozen=True, init=False)
+class Once:
+    """Of all messages of a key, one is handled, at most once.
+
+    The key is claimed, and that committed, before the handler starts; it stays claimed for `ttl`. Other messages of the
+    key are DISCARDED as duplicates. A handler that raises `RetryPossible` gives the key back and is tried again; any
+    other error ends its message. After a crash nobody knows how far the handler came: the message is FAILED
+    ("unknown_outcome") and listed by `broker.admin.unknown()`.
+    """
+
+    ttl: int
+    """Microseconds."""
+    without_key: str
+
+    def __init__(
+        self, ttl: Duration, *, without_key: Literal["deliver", "dead_letter"] = "deliver"
+    ) -> None:
+        """Say how long a key stays claimed.
+
+        Args:
+            ttl: From the start of its handler.
+            without_key: What becomes of a message without a key: it is handled as usual, or it is FAILED.
+
+        Raises:
+            SetupError: a ttl that is not longer than 0.
+        """
+        object.__setattr__(self, "ttl", microseconds("Once's ttl", ttl))
+        one_of("Once's without_key", without_key, WITHOUT_KEY)
+        object.__setattr__(self, "without_key", without_key)
+
+    def __str__(self) -> str:
+        return f"Once({seconds(self.ttl)})"
+
+
+# Concurrency: at most so many leases at a time, for the whole fleet.
+
+
+@dataclass(frozen=True, init=False)
+class Concurrency:
+    """At most `limit` messages of a queue, or of each of its keys, are leased at a time.
+
+    Exact in leases: a worker that has lost its lease may still be running until it notices.
+    """
+
+    limit: int
+    per_key: bool
+    without_key: str
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        per_key: bool = False,
+        without_key: Literal["deliver", "dead_letter"] = "deliver",
+    ) -> None:
+        """Say how many.
+
+        Args:
+            limit: Most messages at a time, 1 to 1 000 000.
+            per_key: Whether the limit is each key's, else the queue's.
+            without_key: With per_key=True, what becomes of a message without a key: it passes, or it is FAILED.
+
+        Raises:
+            SetupError: a value out of its range, or `without_key` where no key is asked for.
+        """
+        object.__setattr__(
+            self, "limit", whole_number("Concurrency's limit", limit, most=1_000_000)
+        )
+        flag("Concurrency's per_key", per_key)
+        options.without_key("Concurrency", without_key, keyed=per_key, mend="per_key=True")
+        object.__setattr__(self, "per_key", per_key)
+        object.__setattr__(self, "without_key", without_key)
+
+    def __str__(self) -> str:
+        return f"Concurrency({self.limit}{', per_key=True' if self.per_key else ''})"
+
+
+# BlockingWait: a worker rests after a failure, which slows the whole queue down (back-pressure).
+
+
+@dataclass(frozen=True, init=False)
+class BlockingWait:
+    """After a failed attempt its worker waits before the message is nacked and the next one is taken.
+
+    The message stays leased meanwhile. A stop ends the wait.
+    """
+
+    length: int
+    """Microseconds."""
+
+    def __init__(self, wait: Duration) -> None:
+        """`wait` is longer than 0: seconds, a timedelta or text like "2s".
+
+        Raises:
+            SetupError: it is not.
+        """
+        object.__setattr__(self, "length", microseconds("BlockingWait", wait))
+
+    @property
+    def seconds(self) -> float:
+        """The length in seconds."""
+        return self.length / MICROSECONDS
+
+    def __str__(self) -> str:
+        return f"BlockingWait({seconds(self.length)})"

@@ -1,0 +1,194 @@
+"""What a retry strategy is, and the base class that a strategy of your own derives from."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Protocol, cast
+
+from faststream_sqlbroker.core.retry.checks import (
+    ErrorClasses,
+    as_seconds,
+    bounded,
+    check_max_attempts,
+    error_classes,
+    matches,
+    steps,
+)
+from faststream_sqlbroker.core.times import Duration
+
+
+class RetryStrategyProto(Protocol):
+    """Decides whether and when a failed message is tried again.
+
+    `exception` is what the handler raised, or None after a plain nack. It may be left out of the
+    signature: strategies with the three other arguments are called without it. A strategy that raises
+    ends the message as FAILED.
+    """
+
+    def get_next_attempt_at(
+        self,
+        *,
+        first_attempt_at: datetime,
+        last_attempt_at: datetime,
+        attempts_count: int,
+        exception: BaseException | None = None,
+    ) -> datetime | None:
+        """Return when to try again, or None to give up; of the same awareness as `last_attempt_at`."""
+        ...
+
+
+def attempts_limit(strategy: RetryStrategyProto | None) -> int | None:
+    """Return `strategy.max_attempts`; None if there is none, or it is no whole number of 1 or more."""
+    limit = getattr(strategy, "max_attempts", None)
+    return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 else None
+
+
+def retries_after(strategy: RetryStrategyProto | None, exception: BaseException | None) -> bool:
+    """Whether `strategy` tries again after `exception` at all; one without a method `retries` does.
+
+    Raises:
+        Exception: Whatever that method raises.
+    """
+    retries = getattr(strategy, "retries", None)
+    return exception is None or not callable(retries) or bool(retries(exception))
+
+
+def next_delay(
+    strategy: RetryStrategyProto | None,
+    *,
+    first_attempt_at: datetime,
+    last_attempt_at: datetime,
+    attempts_count: int,
+    exception: BaseException | None = None,
+) -> float | None:
+    """Ask `strategy` how long to wait before the next attempt; `attempts_count` 0 is asked about as 1.
+
+    Returns:
+        Seconds from `last_attempt_at`, 0 or more; None to give up (always so without a strategy).
+
+    Raises:
+        TypeError: The strategy returned something else than a datetime or None.
+        Exception: Whatever the strategy raises.
+    """
+    if strategy is None:
+        return None
+    method: Any = strategy.get_next_attempt_at
+    extra = (
+        {"exception": exception} if _takes_exception(getattr(method, "__func__", method)) else {}
+    )
+    due = method(
+        first_attempt_at=first_attempt_at,
+        last_attempt_at=last_attempt_at,
+        attempts_count=max(attempts_count, 1),
+        **extra,
+    )
+    if due is None:
+        return None
+    if not isinstance(due, datetime):
+        raise TypeError(
+            f"{type(strategy).__name__}.get_next_attempt_at must return a datetime or None, "
+            f"got {type(due).__name__}"
+        )
+    return bounded((due - last_attempt_at).total_seconds())
+
+
+@lru_cache(maxsize=256)
+def _takes_exception(function: Callable[..., object]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return True
+    found = parameters.get("exception")
+    return found is not None and found.kind is not found.POSITIONAL_ONLY
+
+
+# The base that a strategy of one's own derives from.
+
+_Classes = tuple[type[BaseException], ...]
+
+
+@dataclass(kw_only=True)
+class RetryStrategyTemplate(ABC):
+    """Base of strategies: a subclass says how long to wait, this class when to give up.
+
+    It gives up when `attempts_count` has reached `max_attempts`, or when the next attempt would begin more
+    than `max_total_delay_seconds` after the first. None is no limit.
+
+    It also gives up at once, with the reason `not_retried`, after an exception that is of no class in `retry_on`, if
+    that is given, or of one in `no_retry_on`, which goes before. Each is an exception class or several; subclasses
+    count, causes do not. An exception group is worth a retry if all that it holds is, or its own class is named. A nack
+    without an exception, or with a delay of its own, is not asked about. To decide otherwise, override `retries`.
+
+    Raises:
+        SetupError: `max_attempts` is below 1, `max_total_delay_seconds` below 0, or what should be exception classes
+            is not.
+    """
+
+    max_total_delay_seconds: Duration | None = None
+    max_attempts: int | None = None
+    retry_on: ErrorClasses | None = None
+    no_retry_on: ErrorClasses | None = None
+
+    def __post_init__(self) -> None:
+        """Check the limits; a subclass that checks its own arguments calls this too."""
+        check_max_attempts(self.max_attempts)
+        if self.max_total_delay_seconds is not None:
+            self._take_seconds("max_total_delay_seconds")
+        if self.retry_on is not None:
+            self.retry_on = error_classes(self.retry_on, "retry_on")
+        if self.no_retry_on is not None:
+            self.no_retry_on = error_classes(self.no_retry_on, "no_retry_on")
+
+    def retries(self, exception: BaseException) -> bool:
+        """Return whether an attempt that ended in `exception` is worth another."""
+        # error_classes() has made tuples of both.
+        never, only = (
+            cast("_Classes | None", self.no_retry_on),
+            cast("_Classes | None", self.retry_on),
+        )
+        if never is not None and matches(exception, never, whole=False):
+            return False
+        return only is None or matches(exception, only, whole=True)
+
+    @abstractmethod
+    def get_delay_seconds(self, attempts_count: int) -> float:
+        """Return the seconds to wait after attempt `attempts_count` (1 or more)."""
+
+    def get_next_attempt_at(
+        self,
+        *,
+        first_attempt_at: datetime,
+        last_attempt_at: datetime,
+        attempts_count: int,
+        exception: BaseException | None = None,
+    ) -> datetime | None:
+        """Return `last_attempt_at` plus the delay, or None when a limit is reached or `exception` is not retried.
+
+        Raises:
+            ValueError: `attempts_count` is below 1, or the subclass returned NaN.
+        """
+        steps(attempts_count)
+        if exception is not None and not self.retries(exception):
+            return None
+        if self.max_attempts is not None and attempts_count >= self.max_attempts:
+            return None
+        delay = timedelta(seconds=bounded(self.get_delay_seconds(attempts_count)))
+        total = (last_attempt_at - first_attempt_at + delay).total_seconds()
+        if self.max_total_delay_seconds is not None and total > self._seconds(
+            "max_total_delay_seconds"
+        ):
+            return None
+        return last_attempt_at + delay
+
+    def _take_seconds(self, *names: str) -> None:
+        """Check these arguments and replace each by its seconds."""
+        for name in names:
+            setattr(self, name, self._seconds(name))
+
+    def _seconds(self, name: str) -> float:
+        return as_seconds(getattr(self, name), name)

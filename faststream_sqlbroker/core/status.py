@@ -1,0 +1,345 @@
+"""What operators see: subscribers, pauses, locks, schedules, and why a message waits.
+
+Times are the database's (aware, UTC).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, Literal
+from uuid import UUID
+
+from faststream_sqlbroker.core.states import MessageState
+
+HOLDER_BYTES = 8
+"""Bytes at the beginning of a lease token that name the subscriber which holds the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class PausedQueue:
+    """A queue from which no process claims."""
+
+    queue: str
+    since: datetime
+    until: datetime | None
+    """When it ends by itself; None: when somebody resumes it."""
+    by: str
+    """Who paused it: the name given, else host and process id."""
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSubscriber:
+    """One subscriber of one process, as it told the database last."""
+
+    worker: str
+    """Host, process id and a random number: no other subscriber has this name."""
+    queues: tuple[str, ...]
+    since: datetime
+    """When it was started."""
+    lease_expires_at: datetime
+    """Until when it counts as alive if it is not heard of again."""
+    max_workers: int
+    ordered: bool
+    paused: bool
+    """Whether `subscriber.pause()` was called in its process."""
+    stopping: bool
+    """Whether it drains: it does not claim any more."""
+    policies: tuple[str, ...]
+
+    @property
+    def claims(self) -> bool:
+        """Whether it takes messages, as far as its own process is concerned."""
+        return not self.paused and not self.stopping
+
+    @property
+    def way(self) -> str:
+        """What its queues promise by it, for people: equal where two subscribers go together."""
+        given = [*(["ordered=True"] if self.ordered else []), *self.policies]
+        return " and ".join(given) if given else "plain"
+
+    def holds(self, lease_token: UUID | None) -> bool:
+        """Whether a lease with this token was given to it."""
+        return lease_token is not None and self.worker.endswith(
+            f":{lease_token.bytes[:HOLDER_BYTES].hex()}"
+        )
+
+
+def by_way(queue: str, subscribers: Iterable[LiveSubscriber]) -> dict[str, list[LiveSubscriber]]:
+    """Those of `queue` that do not drain, by what they promise: more than one way breaks the promises of each."""
+    found: dict[str, list[LiveSubscriber]] = {}
+    for subscriber in subscribers:
+        if queue in subscriber.queues and not subscriber.stopping:
+            found.setdefault(subscriber.way, []).append(subscriber)
+    return found
+
+
+def names_text(subscribers: Sequence[LiveSubscriber]) -> str:
+    """The first of them by name, and how many others there are."""
+    more = len(subscribers) - 1
+    return subscribers[0].worker + (f" and {more} more" if more else "")
+
+
+MIXED = (
+    "what policies and ordered=True promise holds only while every subscriber of a queue has the same: give all of "
+    "them the same, or let the change of the fleet end"
+)
+
+
+def worker_name(process: str, holder: bytes) -> str:
+    """The name of the subscriber whose lease tokens begin with `holder`."""
+    return f"{process[:200]}:{holder.hex()}"
+
+
+def describe(settings: Any, *, paused: bool, stopping: bool) -> dict[str, Any]:
+    """What a subscriber tells of itself, as JSON: `subscriber_of` reads it."""
+    return {
+        "queues": list(settings.queues),
+        "max_workers": settings.max_workers,
+        "ordered": settings.ordered,
+        "paused": paused,
+        "stopping": stopping,
+        "policies": [str(policy) for policy in getattr(settings, "policies", ())],
+    }
+
+
+def subscriber_of(
+    worker: str, info: Mapping[str, Any], since: datetime, lease_expires_at: datetime
+) -> LiveSubscriber:
+    """A subscriber as it described itself; what another version did not say is as by default."""
+    return LiveSubscriber(
+        worker,
+        _texts(info.get("queues")),
+        since,
+        lease_expires_at,
+        int(info.get("max_workers", 1)),
+        bool(info.get("ordered")),
+        bool(info.get("paused")),
+        bool(info.get("stopping")),
+        _texts(info.get("policies")),
+    )
+
+
+def _texts(value: Sequence[Any] | None) -> tuple[str, ...]:
+    return tuple(str(item) for item in value or ())
+
+
+# What is known of a lock from outside.
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """A lock that somebody has. Times are the database's (aware, UTC)."""
+
+    key: str
+    fence: int
+    """How often the lock was taken, this time included."""
+    acquired_at: datetime
+    held_until: datetime
+    """When its lease runs out unless it is renewed."""
+    worker: str
+    """Host and process id of the holder."""
+
+
+# A schedule as the database remembers it. Times are the database's (aware, UTC).
+
+Missed = Literal["one", "all", "skip"]
+MISSED: tuple[Missed, ...] = ("one", "all", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One schedule of the fleet, as its processes left it in the database."""
+
+    name: str
+    expression: str
+    tz: str
+    last_fire_at: datetime | None
+    """The newest fire time whose message was published; None: none was."""
+    next_fire_at: datetime | None
+    """The next fire time; one in the past is late. None: there is none within 50 years."""
+    failures_count: int
+    """How often in a row the function of the schedule has failed for that fire time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleState:
+    """What is kept of a schedule between two fire times."""
+
+    expression: str
+    tz: str
+    next_at: datetime | None
+    last_at: datetime | None = None
+    decided_at: datetime | None = None
+    """Until when fire times are being published; None: nothing has begun."""
+    failures_count: int = 0
+    becomes: tuple[str, str] | None = None
+    """The expression and zone to go on with when that has been done."""
+
+    def fired(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
+        """The fire time `at` was published (None: there was nothing to publish); the same work goes on at `next_at`."""
+        return replace(self, last_at=at or self.last_at, next_at=next_at, failures_count=0)
+
+    def ended(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
+        """As `fired`, and it was the last one that was due."""
+        expression, tz = self.definition_to_come
+        return ScheduleState(expression, tz, next_at, at or self.last_at)
+
+    @property
+    def definition_to_come(self) -> tuple[str, str]:
+        """The expression and zone that decide when it fires next."""
+        return self.becomes or (self.expression, self.tz)
+
+    def listed(self, name: str) -> Schedule:
+        """As operators see it."""
+        return Schedule(
+            name, self.expression, self.tz, self.last_at, self.next_at, self.failures_count
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON; `load_state` reads it."""
+        return {
+            "expression": self.expression,
+            "tz": self.tz,
+            "next_at": _text(self.next_at),
+            "last_at": _text(self.last_at),
+            "decided_at": _text(self.decided_at),
+            "failures_count": self.failures_count,
+            "becomes": None if self.becomes is None else list(self.becomes),
+        }
+
+
+def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
+    """A state as `dump` wrote it; None for a row that has none yet, or one that cannot be read."""
+    try:
+        given = dict(info or {})
+        becomes = given.get("becomes")
+        return ScheduleState(
+            str(given["expression"]),
+            str(given["tz"]),
+            _time(given["next_at"]),
+            _time(given.get("last_at")),
+            _time(given.get("decided_at")),
+            int(given.get("failures_count", 0)),
+            None if becomes is None else (str(becomes[0]), str(becomes[1])),
+        )
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _text(value: datetime | None) -> str | None:
+    return None if value is None else value.astimezone(timezone.utc).isoformat()
+
+
+def _time(value: str | None) -> datetime | None:
+    return None if value is None else datetime.fromisoformat(value).astimezone(timezone.utc)
+
+
+# Why a message is where it is, in words for people and codes for programs.
+
+SHOWN_ERROR = 200
+"""Characters of an error that an explanation repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that stands between a message and its handler; docs/howto/operating.md lists them."""
+
+    code: str
+    text: str
+    until: datetime | None = None
+    """When it ends by itself (aware, UTC); None: not by time, or nobody knows."""
+    message_id: int | None = None
+    """The other message that it is about."""
+    worker: str | None = None
+    """The subscriber that it is about, by the name that `admin.subscribers` gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is known of a message at one moment. `str()` is for people."""
+
+    message_id: int
+    state: MessageState | None
+    """None: there is no such message, neither live nor archived."""
+    queue: str | None
+    reasons: tuple[Reason, ...]
+    """One at least; what stands in the way first."""
+    pipeline: str | None = None
+    """Its place, such as "step 2 of 3 of Email"; None: its queue belongs to no pipeline."""
+
+    def __str__(self) -> str:
+        """A line for the message and one for each reason."""
+        if self.state is None:
+            head = f"message {self.message_id}"
+        else:
+            place = "" if self.pipeline is None else f" ({self.pipeline})"
+            head = f"message {self.message_id} of queue {self.queue!r}{place} is {self.state.name}"
+        return "\n".join(
+            [f"{head}:", *(f"- {reason.code}: {reason.text}" for reason in self.reasons)]
+        )
+
+    def at_place(self, pipelines: Iterable[Any]) -> "Explanation":
+        """The same, naming the first of `pipelines` that its queue belongs to.
+
+        Each has a `name` and `steps`: names of queues in their order, or things with a `queue` or `queues`.
+        """
+        if self.queue is None:
+            return self
+        for pipeline in pipelines:
+            steps = [_queues(step) for step in pipeline.steps]
+            for number, queues in enumerate(steps, 1):
+                if self.queue in queues:
+                    return replace(
+                        self, pipeline=f"step {number} of {len(steps)} of {pipeline.name}"
+                    )
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingMessage:
+    """A PENDING or RETRYABLE message, as an explanation has read it at the database's time `now`."""
+
+    id: int
+    queue: str
+    priority: int
+    key: str | None
+    state: MessageState
+    attempts_count: int
+    deliveries_count: int
+    created_at: datetime
+    next_attempt_at: datetime
+    expires_at: datetime | None
+    policy_marks: int
+    last_error: str | None
+    now: datetime
+
+
+def moment_text(at: datetime, now: datetime) -> str:
+    """A time and how far it is from `now`."""
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC ({_distance(at - now)})"
+
+
+def _distance(length: timedelta) -> str:
+    seconds = length.total_seconds()
+    size = abs(seconds)
+    for limit, unit, one in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if size < limit:
+            text = f"{size / one:.0f} {unit}"
+            break
+    else:
+        text = f"{size / 86_400:.0f} days"
+    return f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def error_text(error: str | None) -> str:
+    """The first line of an error, ready to follow a sentence; nothing without one."""
+    lines = (error or "").strip().splitlines()
+    return f"; last error: {lines[0][:SHOWN_ERROR]}" if lines else ""
+
+
+def _queues(step: Any) -> tuple[str, ...]:
+    if isinstance(step, str):
+        return (step,)
+    queues = getattr(step, "queues", None)
+    return (step.queue,) if queues is None else tuple(queues)

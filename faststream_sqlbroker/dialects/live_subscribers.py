@@ -1,0 +1,168 @@
+"""Rows of the policy state that tell which subscribers live and which queues are paused; the same everywhere."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Table, and_, bindparam, delete, func, null, or_, select
+
+from faststream_sqlbroker.core.status import LiveSubscriber, PausedQueue, subscriber_of
+from faststream_sqlbroker.dialects.policy_state import upsert
+from faststream_sqlbroker.schema.types import clock, later
+
+SUBSCRIBER = "subscriber"
+"""The scope of who lives; the key is the subscriber's name."""
+PAUSED = "paused"
+"""The scope of what is paused; the key is the queue."""
+PAUSES_CHANGED = " "
+"""What is sent to listeners when a queue is paused or resumed: no queue can have this name."""
+
+KEPT_SECONDS = 3600
+"""How long a subscriber that has ended without a word is remembered, so that what it held can be explained."""
+MOST_READ = 10_000
+"""Subscribers that are read at most, those heard of last first."""
+_CLEANED = 100
+
+Known = Mapping[str, Mapping[str, Any]]
+"""What each subscriber says of itself, by its name."""
+
+
+def announce(
+    connection: Connection, table: Table, known: Known, changed: set[str], lease: float
+) -> None:
+    """Write that the subscribers `known` live, for `lease` seconds from now; what they say of themselves if `changed`."""
+    ends = {
+        "lease_expires_at": later(bindparam("lease")),
+        "expires_at": later(bindparam("kept")),
+    }
+    times = {"lease": _micros(lease), "kept": _micros(lease + KEPT_SECONDS)}
+    for names, replaced in (
+        (sorted(changed), (*ends, "info")),
+        (sorted(known.keys() - changed), tuple(ends)),
+    ):
+        binds = [
+            {"scope": SUBSCRIBER, "key": name, "info": dict(known[name]), **times} for name in names
+        ]
+        if binds:
+            upsert(connection, table, binds, replaced=replaced, created_at=clock(), **ends)
+
+
+def leave(connection: Connection, table: Table, names: Sequence[str]) -> None:
+    """These subscribers have ended."""
+    one = and_(table.c.scope == SUBSCRIBER, table.c.key == bindparam("name"))
+    connection.execute(delete(table).where(one), [{"name": name} for name in names])
+
+
+def clean(connection: Connection, table: Table) -> None:
+    """Remove some of the pauses that are over, and of the subscribers that ended long ago."""
+    over = table.c.expires_at < clock()
+    for scope in (PAUSED, SUBSCRIBER):
+        old = select(table.c.key).where(table.c.scope == scope, over).limit(_CLEANED)
+        if keys := connection.execute(old).scalars().all():
+            # One by one, by the primary key: by a list MariaDB would wait for rows that somebody has locked.
+            one = and_(table.c.scope == scope, table.c.key == bindparam("name"), over)
+            connection.execute(delete(table).where(one), [{"name": key} for key in keys])
+
+
+def read_subscribers(
+    connection: Connection, table: Table, *, ended: bool = False
+) -> list[LiveSubscriber]:
+    """The subscribers that live, with `ended` also those remembered; the last heard of first."""
+    statement = select(table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at)
+    statement = statement.where(table.c.scope == SUBSCRIBER)
+    if not ended:
+        statement = statement.where(table.c.lease_expires_at > clock())
+    rows = connection.execute(
+        statement.order_by(table.c.lease_expires_at.desc(), table.c.key).limit(MOST_READ)
+    )
+    return [subscriber_of(r.key, r.info or {}, r.created_at, r.lease_expires_at) for r in rows]
+
+
+def read_subscriber(
+    connection: Connection, table: Table, name: str
+) -> tuple[LiveSubscriber, bool] | None:
+    """The subscriber of this name, and whether it lives; None if it is not known, or not any more."""
+    lives = (table.c.lease_expires_at > clock()).label("lives")
+    statement = select(
+        table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at, lives
+    )
+    row = connection.execute(
+        statement.where(table.c.scope == SUBSCRIBER, table.c.key == name)
+    ).first()
+    if row is None:
+        return None
+    return subscriber_of(row.key, row.info or {}, row.created_at, row.lease_expires_at), bool(
+        row.lives
+    )
+
+
+def pause(
+    connection: Connection,
+    table: Table,
+    queue: str,
+    until: datetime | float | None,
+    info: Mapping[str, Any],
+) -> None:
+    """Pause `queue` until a time, for some seconds or for good; a pause that is there goes on with the new words."""
+    connection.execute(delete(table).where(_pause_of(table, queue), table.c.expires_at < clock()))
+    ends: Any = null() if until is None else until
+    if isinstance(until, int | float):
+        ends = later(bindparam("until_in"))
+    binds: dict[str, Any] = {"scope": PAUSED, "key": queue, "info": dict(info)}
+    if isinstance(until, int | float):
+        binds["until_in"] = _micros(until)
+    upsert(
+        connection,
+        table,
+        [binds],
+        replaced=("expires_at", "info"),
+        created_at=clock(),
+        expires_at=ends,
+    )
+
+
+def resume(connection: Connection, table: Table, queue: str) -> bool:
+    """End the pause of `queue`; whether there was one."""
+    of = _pause_of(table, queue)
+    was = connection.execute(
+        select(table.c.key).where(of, _lasting(table)).with_for_update()
+    ).first()
+    connection.execute(delete(table).where(of))
+    return was is not None
+
+
+def paused(connection: Connection, table: Table, queue: str | None = None) -> list[PausedQueue]:
+    """The queues that are paused now, or this one if it is; by name."""
+    statement = select(table.c.key, table.c.created_at, table.c.expires_at, table.c.info)
+    statement = statement.where(table.c.scope == PAUSED, _lasting(table))
+    if queue is not None:
+        statement = statement.where(table.c.key == queue)
+    rows = connection.execute(statement.order_by(table.c.key))
+    return [PausedQueue(r.key, r.created_at, r.expires_at, *_words(r.info or {})) for r in rows]
+
+
+def paused_names(connection: Connection, table: Table) -> frozenset[str]:
+    """The names of the queues that are paused now."""
+    statement = select(table.c.key).where(table.c.scope == PAUSED, _lasting(table))
+    return frozenset(connection.execute(statement).scalars())
+
+
+def notify_pauses(connection: Connection, channel: str) -> None:
+    """Tell listeners, when the transaction is committed, that pauses have changed (PostgreSQL)."""
+    connection.execute(select(func.pg_notify(channel, PAUSES_CHANGED)))
+
+
+def _pause_of(table: Table, queue: str) -> Any:
+    return and_(table.c.scope == PAUSED, table.c.key == queue)
+
+
+def _lasting(table: Table) -> Any:
+    return or_(table.c.expires_at.is_(None), table.c.expires_at > clock())
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def _words(info: Mapping[str, Any]) -> tuple[str, str | None]:
+    return str(info.get("by", "somebody")), info.get("reason")

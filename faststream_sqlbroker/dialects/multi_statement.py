@@ -1,0 +1,350 @@
+"""The path of databases without DELETE … RETURNING inside INSERT: short statements in one transaction.
+
+MySQL, MariaDB and SQLite share the order of the steps; each brings its own SQL. Every settle first reads
+(and locks) the rows whose lease is still held, then touches exactly those ids: an unlocked INSERT … SELECT
+followed by DELETE duplicated a row that was released in between.
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, TextClause, bindparam, text
+
+from faststream_sqlbroker.core.rows import (
+    Claimed,
+    ClaimedMessage,
+    Leases,
+    NewMessage,
+    Prefetch,
+    ReadyPair,
+    ReadyPairs,
+    Settlement,
+    SettleResult,
+)
+from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.dialects import ordered_sql
+from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect
+from faststream_sqlbroker.dialects.ordered import OrderedClaims
+from faststream_sqlbroker.dialects.sizes import chunks, parts_that_fit
+from faststream_sqlbroker.dialects.suspects import OTHERS
+from faststream_sqlbroker.schema.tables import Tables
+
+ROWS_PER_INSERT = (512, 64, 8, 1)
+"""Sizes of multi-row inserts: few texts to compile and keep."""
+
+INSERT_COLUMNS = (
+    "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
+)
+
+
+class MultiStatementDialect(Dialect):
+    """Shared steps; the SQL comes from the subclass under the same names."""
+
+    row_locks = True
+    """Whether rows are locked one by one."""
+    insert_row: str
+    """VALUES of one inserted row; `{n}` numbers its binds."""
+
+    def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
+        """Start with no statement; the subclass adds them."""
+        super().__init__(tables, sqlalchemy_dialect)
+        self._inserts: dict[tuple[int, str], TextClause] = {}
+
+    def prepare(self, plain: Mapping[str, str], by_ids: Mapping[str, str], archive: str) -> None:
+        """Keep the subclass's SQL: what takes a list of ids as the bind `ids` is `by_ids`."""
+        for name, sql in plain.items():
+            self.add_statement(name, sql)
+        for name, sql in by_ids.items():
+            self.add_statement(name, sql, bindparam("ids", expanding=True))
+        if self.has_archive:
+            self.add_statement(
+                "archive", archive, columns=MESSAGE_COLUMNS.format(key=self.names["key"])
+            )
+
+    def prepare_claims(
+        self,
+        claim: str,
+        columns: str,
+        due: Mapping[str, str],
+        these: Mapping[str, str],
+        *,
+        of: str = "",
+        apart: str | None = None,
+    ) -> None:
+        """Keep the claims made of `claim`, a text with `{columns}` and `{which}`, and names of the subclass's own.
+
+        `due` fills those in for a claim of what is due, `these` for one of `ids` in `queues`; `of` is the table's alias
+        with its dot, or nothing. `apart` is the claim that leaves suspects, where it leases what it finds.
+        """
+        self.add_statement("claim", claim, columns=columns, which="", **due)
+        self.add_statement(
+            "claim_others", claim, columns=columns, which=OTHERS.format(of=of), **due
+        )
+        lists: Any = [bindparam(name, expanding=True) for name in ("ids", "queues")]
+        self.add_statement("claim_ids", claim, *lists, columns=columns, which="", **these)
+        if apart is not None:
+            self.add_statement("claim_apart", apart, columns=columns, which="", **due)
+            self.add_statement("claim_ids_apart", apart, *lists, columns=columns, which="", **these)
+
+    def prepare_ordered(
+        self, words: dict[str, str], hint: str, keys: str = ordered_sql.KEYS
+    ) -> None:
+        """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for the rest."""
+        hints = {
+            f"{name}_hint": hint.format(self.names[f"{name}_index"])
+            for name in ("ready", "key", "leased")
+        }
+        ids: Any = bindparam("ids", expanding=True)
+        self.ordered = OrderedClaims(
+            self, {"in_index": "", **words, **hints, "of_ids": "IN :ids"}, ids, keys=keys
+        )
+
+    @property
+    def claimed_columns(self) -> str:
+        """What a claim selects, quoted."""
+        return ", ".join(self.names["key"] if c == "key" else c for c in CLAIMED_COLUMNS)
+
+    def insert_statement(self, count: int, tail: str = "") -> TextClause:
+        """The INSERT of `count` rows ending in `tail`, made once."""
+        made = self._inserts.get((count, tail))
+        if made is None:
+            columns = INSERT_COLUMNS.format(key=self.names["key"])
+            values = ",\n".join(self.insert_row.replace("{n}", str(n)) for n in range(count))
+            head = f"INSERT INTO {self.names['message']} ({columns})"  # the names are quoted by the dialect
+            made = self._inserts[count, tail] = text(f"{head}\nVALUES {values}\n{tail}".strip())
+        return made
+
+    def insert_binds(self, rows: Sequence[NewMessage]) -> dict[str, Any]:
+        """Binds of `insert_statement(len(rows))`."""
+        binds: dict[str, Any] = {}
+        for n, r in enumerate(rows):
+            binds[f"queue_{n}"] = r.queue
+            binds[f"payload_{n}"] = r.payload
+            binds[f"headers_{n}"] = r.headers
+            binds[f"priority_{n}"] = r.priority
+            binds[f"key_{n}"] = r.key
+            binds[f"dedup_id_{n}"] = r.dedup_id
+            binds[f"at_{n}"] = (
+                None if r.next_attempt_at is None else self.bind_time(r.next_attempt_at)
+            )
+            binds[f"delay_{n}"] = round((r.delay or 0.0) * 1_000_000)
+            binds[f"expires_{n}"] = (
+                None if r.expires_in is None else round(r.expires_in * 1_000_000)
+            )
+        return binds
+
+    def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Binds of the statement "delete"."""
+        return {"ids": ids}
+
+    @abstractmethod
+    def bind_time(self, value: datetime) -> Any:
+        """An aware datetime as this database stores it."""
+
+    @abstractmethod
+    def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
+        """Insert rows without dedup_id in one statement; ids in order."""
+
+    @abstractmethod
+    def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
+        """Insert one row with a dedup_id; None if it exists."""
+
+    def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
+        """Multi-row inserts in the order given; rows with a dedup_id go one by one."""
+        limit = self.size_limit(connection)
+        limit.check(rows)
+        ids: list[int | None] = []
+        start = 0
+        while start < len(rows):
+            if rows[start].dedup_id is not None:
+                ids.append(self.insert_dedup(connection, rows[start]))
+                start += 1
+                continue
+            end = start
+            while end < len(rows) and rows[end].dedup_id is None:
+                end += 1
+            plain = rows[start:end]
+            while plain:
+                sizes = [s for s in ROWS_PER_INSERT if s <= len(plain)]
+                size = next(s for s in sizes if s == 1 or limit.together(plain[:s]))
+                ids.extend(self.insert_plain(connection, plain[:size]))
+                plain = plain[size:]
+            start = end
+        return ids
+
+    def ready_pairs(
+        self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
+    ) -> ReadyPairs:
+        """One statement: a few descents of the index for each queue, however many rows there are."""
+        statement = self.sql["open_pairs" if only_open else "ready_pairs"]
+        rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
+        found = [
+            (queue, priority, due_in) for queue, priority, due_in in rows if due_in is not None
+        ]
+        return ReadyPairs(
+            ReadyPair(queue, priority, float(due_in)) for queue, priority, due_in in found
+        )
+
+    def held(self, connection: Connection, statement: str, leases: Leases) -> set[tuple[int, str]]:
+        """The given (id, token) pairs that are still in the table, by `statement`."""
+        wanted = {(i, token.hex) for i, token in leases}
+        ids = sorted({i for i, _ in leases})
+        found: set[tuple[int, str]] = set()
+        for part in chunks(ids):
+            rows = connection.execute(self.sql[statement], {"ids": list(part)})
+            found |= {(row[0], row[1]) for row in rows}
+        return wanted & found
+
+    @abstractmethod
+    def find(
+        self,
+        connection: Connection,
+        statement: str,
+        binds: dict[str, Any],
+        token: UUID,
+        suspicion: Suspicion | None,
+    ) -> Claimed:
+        """Lock (or lease at once) what `statement` finds, but no suspects; in the order of due time and id."""
+
+    def take(
+        self, connection: Connection, found: Sequence[ClaimedMessage], lease: float, token: UUID
+    ) -> None:
+        """Lease what was found, where finding did not."""
+
+    def claim_ids(
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        queues: Sequence[str],
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
+        """As `claim`, of these rows."""
+        found = Claimed()
+        for part in chunks(sorted(ids)):
+            for names in chunks(queues):
+                binds: dict[str, Any] = {
+                    "ids": list(part),
+                    "queues": list(names),
+                    "limit": len(part),
+                }
+                binds |= lease_binds(lease, token)
+                rows = self.find(connection, "claim_ids", binds, token, suspicion)
+                found += rows
+                found.suspects |= rows.suspects
+        self.take(connection, found, lease, token)
+        return found
+
+    def renew(
+        self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
+    ) -> set[int]:
+        """Lock, lengthen; with `skip_locked` what is locked elsewhere is only looked up."""
+        if not skip_locked:
+            # Locked by id alone: what is not ours any more may be locked for long by who has it now.
+            held = self.still_held(connection, leases)
+            leases = [each for each in leases if each[0] in held]
+        free = self.lock(connection, leases, skip_locked=skip_locked)
+        self.lengthen(connection, free, lease)
+        if len(free) < len(leases):
+            free |= self.still_held(connection, leases)
+        return free
+
+    def lengthen(self, connection: Connection, ids: Collection[int], lease: float) -> None:
+        """Lengthen the leases of `ids`, which the transaction has locked."""
+        for part in chunks(sorted(ids)):
+            connection.execute(
+                self.sql["renew"], {"ids": list(part), "lease": round(lease * 1_000_000)}
+            )
+
+    def lock(
+        self, connection: Connection, leases: Leases, *, skip_locked: bool = False
+    ) -> set[int]:
+        """Lock in the order of ids."""
+        return {i for i, _ in self.held(connection, "lock_free" if skip_locked else "lock", leases)}
+
+    def still_held(self, connection: Connection, leases: Leases) -> set[int]:
+        """By ids."""
+        return {i for i, _ in self.held(connection, "look", leases)}
+
+    def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+        """Lock the rows still held in id order, and settle those."""
+        held = self.held(connection, "lock", [(s.id, s.lease_token) for s in settlements])
+        ours = [s for s in settlements if (s.id, s.lease_token.hex) in held]
+        self.settle_locked(connection, ours)
+        settled = {s.id for s in ours}
+        return SettleResult(settled, {s.id for s in settlements} - settled)
+
+    def settle_locked(self, connection: Connection, ours: Sequence[Settlement]) -> None:
+        """Copy the rows that are kept, delete or update exactly those of `ours`, which the transaction has locked."""
+        limit = self.size_limit(connection)
+        leaving = [s for s in ours if s.leaves]
+        kept = [s for s in leaving if s.archive and self.has_archive]
+        for part in chunks(kept):
+            for rows in parts_that_fit(limit, part, rows_json):
+                connection.execute(self.sql["archive"], {"rows": rows})
+        for part in chunks(leaving):
+            connection.execute(self.sql["delete"], self.delete_binds([s.id for s in part]))
+        staying = [s for s in ours if not s.leaves]
+        for part in chunks(staying):
+            for rows in parts_that_fit(limit, part, rows_json):
+                connection.execute(self.sql["update"], {"rows": rows})
+        for s in staying:
+            if s.payload is not None:
+                limit.check_parts(s.payload)
+                connection.execute(self.sql["payload"], {"id": s.id, "payload": s.payload})
+        for part in chunks([s for s in staying if s.headers is not None]):
+            for rows in parts_that_fit(limit, part, headers_json):
+                connection.execute(self.sql["headers"], {"rows": rows})
+
+
+def lease_binds(lease: float, token: UUID) -> dict[str, Any]:
+    """The binds of what leases: the token, and microseconds."""
+    return {"token": token.hex, "lease": round(lease * 1_000_000)}
+
+
+def note_prefetched(
+    found: Sequence[ClaimedMessage], prefetch: Prefetch
+) -> Sequence[ClaimedMessage]:
+    """Mark the rows that wait for a worker; the others."""
+    for row in found[prefetch.after :]:
+        row.prefetched = True
+    return found[: prefetch.after]
+
+
+def rows_json(settlements: Sequence[Settlement]) -> str:
+    """The settlements as one JSON bind: arrays in the order the SQL reads them."""
+    return json.dumps(
+        [
+            [
+                s.id,
+                s.state and s.state.name,
+                int(s.attempted),
+                -int(s.uncharge),
+                round(s.ended_after * 1_000_000) if s.attempted or s.ran else None,
+                s.reason,
+                s.error,
+                None if s.delay is None else round(s.delay * 1_000_000),
+                s.queue,
+                s.related_id,
+                int(s.published_again),
+                s.hop,
+            ]
+            for s in settlements
+        ]
+    )
+
+
+def headers_json(settlements: Sequence[Settlement]) -> str:
+    """The new headers of settlements as one JSON bind."""
+    return json.dumps([[s.id, s.headers] for s in settlements])
+
+
+def utc(value: datetime) -> datetime:
+    """`value` in UTC."""
+    return value.astimezone(timezone.utc)

@@ -1,0 +1,195 @@
+"""Which of PostgreSQL's statements a batch takes, and its binds.
+
+asyncpg spends about 0.4 µs on each element of each array, so what is common to a batch is bound once, what
+nearly every row has is left to a statement that says so, and numbers go as the text of an array, which it sends
+as it is (0.06 µs an element).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import TextClause
+
+from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement
+from faststream_sqlbroker.dialects.postgresql.sql import ANEW, INSIDE
+from faststream_sqlbroker.dialects.query import Query
+from faststream_sqlbroker.dialects.sizes import by_bytes
+from faststream_sqlbroker.exceptions import StoreError
+
+Statements = Mapping[str, TextClause]
+
+MOST_MILLISECONDS = 2**31 - 1
+"""Of idle_in_transaction_session_timeout."""
+
+_common = attrgetter(
+    "queue", "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in"
+)
+"""What is bound once if all rows have the same."""
+
+
+def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
+    """The insert of `rows`; gives their ids in order, None where dedup_id exists."""
+    first = rows[0]
+    if first.dedup_id is not None or list(map(_common, rows)).count(_common(first)) != len(rows):
+        deduplicated = any(row.dedup_id is not None for row in rows)
+        return Query(
+            sql["insert_dedup" if deduplicated else "insert"], _insert_binds(rows), _firsts
+        )
+    common = {
+        "queue": first.queue,
+        "priority": first.priority,
+        "key": first.key,
+        "delay": None if first.delay is None else float(first.delay),
+        "at": first.next_attempt_at,
+        "expires_in": None if first.expires_in is None else float(first.expires_in),
+    }
+    if len(rows) == 1:
+        binds = {**common, "payload": first.payload, "headers": first.headers}
+        return Query(sql["insert_one"], binds, _firsts)
+    payloads, headers = [r.payload for r in rows], [r.headers for r in rows]
+    if headers.count(headers[0]) == len(headers):
+        binds = {**common, "payloads": payloads, "headers": headers[0]}
+        return Query(sql["insert_bodies"], binds, partial(_sorted_ids, len(rows)))
+    binds = {**common, "payloads": payloads, "headers": headers}
+    return Query(sql["insert_alike"], binds, partial(_sorted_ids, len(rows)))
+
+
+def _insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
+    return {
+        "queues": [r.queue for r in rows],
+        "payloads": [r.payload for r in rows],
+        "headers": [r.headers for r in rows],
+        "priorities": [r.priority for r in rows],
+        "keys": [r.key for r in rows],
+        "dedup_ids": [r.dedup_id for r in rows],
+        "delays": _floats(r.delay for r in rows),
+        "times": [r.next_attempt_at for r in rows],
+        "expiries": _floats(r.expires_in for r in rows),
+    }
+
+
+def settle_queries(
+    sql: Statements,
+    settlements: Sequence[Settlement],
+    *,
+    archive: bool,
+    inside: str | None = None,
+    anew: bool = False,
+) -> list[Query[set[int]]]:
+    """At most four statements: acked, otherwise archived, deleted and updated rows; each gives what it wrote.
+
+    They write nothing if the transaction `inside` is given and is not the one that they are sent in. With `anew` no plan of
+    an earlier time is used.
+    """
+    acked, archived = list[Settlement](), list[Settlement]()
+    deleted, updated = list[Settlement](), list[Settlement]()
+    for s in settlements:
+        if s.__class__ is Acked:
+            (acked if s.archive and archive else deleted).append(s)
+        elif not s.leaves:
+            updated.append(s)
+        elif not (s.archive and archive):
+            deleted.append(s)
+        else:
+            (acked if s.plain_ack else archived).append(s)
+    queries: list[tuple[str, dict[str, Any]]] = []
+    if acked:
+        ends = repr([int(s.ended_after * 1_000_000) for s in acked])
+        binds = {**_held(acked), "ends": f"{{{ends[1:-1]}}}"}
+        queries.append(("archive_acked", binds))
+    if archived:
+        binds = {
+            **_ended(archived),
+            "reasons": [s.reason for s in archived],
+            "related": [s.related_id for s in archived],
+        }
+        queries.append(("archive", binds))
+    if deleted:
+        queries.append(("delete", _held(deleted)))
+    for part in by_bytes(updated, _new_bytes):
+        binds = {
+            **_ended(part),
+            "delays": _floats(s.delay for s in part),
+            "queues": [s.queue for s in part],
+            "payloads": [s.payload for s in part],
+            "headers": [s.headers for s in part],
+            "published": [int(s.published_again) for s in part],
+            "hops": [s.hop for s in part],
+        }
+        queries.append(("update", binds))
+    end, own = _variant(inside, anew=anew)
+    return [Query(sql[name + end], binds | own, _ids) for name, binds in queries]
+
+
+def _variant(inside: str | None, *, anew: bool) -> tuple[str, dict[str, Any]]:
+    """How the names of the statements end, and what they ask for besides."""
+    if anew:
+        return ANEW, {"one": 1}
+    return ("", {}) if inside is None else (INSIDE, {"transaction": inside})
+
+
+def _new_bytes(settlement: Settlement) -> int:
+    return (
+        len(settlement.payload or b"") + len(settlement.headers or "") + len(settlement.error or "")
+    )
+
+
+def lease_binds(leases: Leases) -> dict[str, list[Any]]:
+    """Ids and tokens, pair by pair."""
+    return {"ids": [i for i, _ in leases], "tokens": [t for _, t in leases]}
+
+
+def milliseconds(seconds: float) -> str:
+    """As a server's setting."""
+    return f"{min(max(1, round(seconds * 1000)), MOST_MILLISECONDS)}ms"
+
+
+def _held(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    """Ids, and of each the place of its token among `tokens`: one claim's messages have the same."""
+    places, tokens, last = list[int](), list[UUID](), None
+    for s in settlements:
+        if s.lease_token is not last:
+            last = s.lease_token
+            tokens.append(last)
+        places.append(len(tokens))
+    ids = repr([s.id for s in settlements])
+    return {"ids": f"{{{ids[1:-1]}}}", "places": f"{{{repr(places)[1:-1]}}}", "tokens": tokens}
+
+
+def _leases(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+    return {"ids": [s.id for s in settlements], "tokens": [s.lease_token for s in settlements]}
+
+
+def _ended(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+    return {
+        **_leases(settlements),
+        "states": [s.state and s.state.name for s in settlements],
+        "attempts": [int(s.attempted) for s in settlements],
+        "charges": [-int(s.uncharge) for s in settlements],
+        "ends": _floats(s.ended for s in settlements),
+        "errors": [s.error for s in settlements],
+    }
+
+
+def _floats(values: Iterable[float | None]) -> list[float | None]:
+    # psycopg refuses an array of both int and float.
+    return [None if value is None else float(value) for value in values]
+
+
+def _firsts(rows: Iterable[Sequence[Any]]) -> list[Any]:
+    return [row[0] for row in rows]
+
+
+def _sorted_ids(count: int, rows: Iterable[Sequence[Any]]) -> list[Any]:
+    ids = sorted([row[0] for row in rows])
+    if len(ids) != count:
+        msg = f"{count} messages were inserted, but {len(ids)} ids came back: is there a trigger on the table?"
+        raise StoreError(msg)
+    return ids
+
+
+def _ids(rows: Iterable[Sequence[Any]]) -> set[int]:
+    return {row[0] for row in rows}

@@ -1,0 +1,49 @@
+"""How statements know suspects, and how those that a claim has met are read."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Integer, bindparam
+
+from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+
+SUSPECT = (
+    "({of}deliveries_count = :final\n"
+    "      OR {of}deliveries_count < :final AND {of}deliveries_count - {of}attempts_count >= :losses)"
+)
+"""Whether a message runs alone, as `Suspicion.of`; `of` is the table's alias with its dot, or nothing."""
+OTHERS = f"\n    AND NOT {SUSPECT}"
+"""Passes over suspects."""
+SUSPECT_BINDS = bindparam("losses", type_=Integer), bindparam("final", type_=Integer)
+_ATTEMPTS, _DELIVERIES, _ACQUIRED = 6, 7, 14
+"""LoopSemaphore among `CLAIMED_COLUMNS`."""
+
+
+def statement_end(suspicion: Suspicion | None) -> str:
+    """How the name of the statement that claims so ends."""
+    if suspicion is None:
+        return ""
+    return "_apart" if suspicion.told else "_others"
+
+
+def apart(
+    rows: Iterable[Sequence[Any]], suspicion: Suspicion | None
+) -> tuple[list[Sequence[Any]], dict[int, Suspect]]:
+    """The rows that were leased, and by id the suspects, which have no `acquired_at`."""
+    if suspicion is None:
+        return list(rows), {}
+    leased: list[Sequence[Any]] = []
+    suspects: dict[int, Suspect] = {}
+    for row in rows:
+        if row[_ACQUIRED] is not None:
+            leased.append(row)
+        elif suspicion.told and (suspect := _read(row, suspicion)) is not None:
+            suspects[row[0]] = suspect
+    return leased, suspects
+
+
+def _read(row: Sequence[Any], suspicion: Suspicion) -> Suspect | None:
+    try:
+        return suspicion.of(int(row[_DELIVERIES]), int(row[_ATTEMPTS]))
+    except (TypeError, ValueError):  # SQLite keeps what a foreign producer has put there
+        return Suspect(suspicion.losses)

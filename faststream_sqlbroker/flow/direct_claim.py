@@ -1,0 +1,183 @@
+"""Single messages for the application: taken, waited for, and settled."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID, uuid4
+
+from faststream_sqlbroker.core.outcome import Ack, Reject
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.direct_claim import Replaced
+from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.shielded import ShieldedCalls
+from faststream_sqlbroker.flow.start_checks import refusal, refusal_text
+from faststream_sqlbroker.flow.wakeup import Wakeups
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LAST_PAUSE = 0.01, 0.5
+"""Seconds between two looks at queues without a due message, with jitter; each half as long again."""
+RELEASE_INTERVAL = 1.0
+"""Seconds between two looks for expired leases while there is enough to take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectClaimRequest:
+    """What to take, and how it ends."""
+
+    queues: tuple[str, ...]
+    lease: float
+    """Seconds."""
+    rules: SettleRules
+    most_deliveries: float
+    remove: bool
+    """Whether it is removed at once, as acked."""
+
+
+class DirectClaimer:
+    """Takes messages one by one for one broker."""
+
+    def __init__(self, store: "Store", wakeups: Wakeups, shielded: ShieldedCalls, log: Log) -> None:
+        """Share the broker's store and wake-ups."""
+        self._store, self._wakeups, self.shielded, self._log = store, wakeups, shielded, log
+        self._turns = count()
+        self._released: dict[tuple[str, ...], float] = {}
+
+    async def take(
+        self,
+        wanted: DirectClaimRequest,
+        wait: float | None,
+        read: Callable[[ClaimedMessage], Awaitable[T]],
+    ) -> T | None:
+        """The first due message as `read` makes it; None if there was none for `wait` seconds (None: no limit).
+
+        Cancelled, or if it cannot be known, what was leased is given back; what was removed stays removed.
+
+        Raises:
+            UnknownOutcomeError: a message may have been removed.
+            StoreError: the database refused or could not be reached.
+        """
+        clock, pause = asyncio.get_running_loop().time, FIRST_PAUSE
+        deadline, arrived = None if wait is None else clock() + wait, asyncio.Event()
+
+        def hint(_queues: frozenset[str]) -> None:
+            arrived.set()
+
+        if wait != 0:
+            self._wakeups.register(wanted.queues, hint, listen=False)
+        try:
+            while True:
+                arrived.clear()
+                late = deadline is not None and clock() >= deadline
+                found, again = await self._claim_once(wanted, read)
+                if found is not None or (late and again != 0):
+                    return found
+                jittered = pause * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, not a secret
+                end = clock() + min(jittered, LAST_PAUSE if again is None else again)
+                pause = min(LAST_PAUSE, pause * 1.5)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(end if deadline is None else min(end, deadline)):
+                        await arrived.wait()
+                        pause = FIRST_PAUSE
+        finally:
+            self._wakeups.unregister(hint)
+
+    async def _claim_once(
+        self, wanted: DirectClaimRequest, read: Callable[[ClaimedMessage], Awaitable[T]]
+    ) -> tuple[T | None, float | None]:
+        """A message, or None and in how many seconds to look again."""
+        token, queues, again = uuid4(), self._in_turn(wanted.queues), None
+
+        async def give_back() -> None:
+            if not wanted.remove:
+                await self._store.release_claim(queues, token)
+
+        async def work() -> T | None:
+            nonlocal again
+            row, again = await self._take(wanted, queues, token)
+            return None if row is None else await read(row)
+
+        try:
+            return await self.shielded.run(work(), give_back), again
+        except UnknownOutcomeError:
+            if wanted.remove:
+                raise
+            # Fenced by the token: afterwards nothing is leased, and the next look is a new one.
+            await give_back()
+            return None, 0.0
+
+    def _in_turn(self, queues: tuple[str, ...]) -> tuple[str, ...]:
+        first = next(self._turns) % len(queues)
+        return queues[first:] + queues[:first]
+
+    async def _take(
+        self, wanted: DirectClaimRequest, queues: Sequence[str], token: UUID
+    ) -> tuple[ClaimedMessage | None, float | None]:
+        asked = monotonic()
+
+        def judge(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
+            row.claimed_monotonic = row.renewed_monotonic = asked
+            outcome = refusal(row, wanted.rules, wanted.most_deliveries)
+            if outcome is not None:
+                row.outcome = outcome
+                return settle(row, outcome, wanted.rules, ended_after=0.0, attempted=False), False
+            return (
+                settle(row, Ack(), wanted.rules, ended_after=0.0) if wanted.remove else None
+            ), True
+
+        release = asked - self._released.get(wanted.queues, float("-inf")) >= RELEASE_INTERVAL
+        taken = await self._store.takes.take(queues, wanted.lease, token, judge, release=release)
+        if release:
+            self._released = {
+                q: at for q, at in self._released.items() if asked - at < RELEASE_INTERVAL
+            }
+            self._released[wanted.queues] = asked
+        for row in taken.refused:
+            if isinstance(row.outcome, Reject):
+                self._log(logging.ERROR, refusal_text(row, row.outcome), message_id=row.id)
+        return taken.row, taken.again
+
+    async def settle(self, settlement: Settlement, replaced: Replaced | None, queue: str) -> bool:
+        """Write what a reservation from `queue` ended in; whether its lease was still held.
+
+        Raises:
+            UnknownOutcomeError: it may have been written, or the lease may be gone.
+            StoreError: nothing was written.
+        """
+        try:
+            result = await self._store.takes.settle(settlement, replaced)
+        except UnknownOutcomeError as error:
+            result = await self._store.takes.settle(settlement, replaced)
+            if not result.settled:
+                msg = (
+                    f"what became of message {settlement.id} is not known: {error}; repeated, it found nothing to "
+                    "write any more: it was written the first time, or the lease is gone"
+                )
+                raise UnknownOutcomeError(msg) from error
+        due = not settlement.leaves and not settlement.delay
+        if result.settled and due and settlement.state is not MessageState.PROCESSING:
+            self._wakeups.published([settlement.queue or queue])
+        return bool(result.settled)
+
+    async def extend(self, row: ClaimedMessage, lease: float) -> bool:
+        """Lengthen the lease of `row` to `lease` seconds from now; false if it is gone.
+
+        Raises:
+            StoreError: the database refused or could not be reached, or somebody had the row locked for too long.
+        """
+        asked = monotonic()
+        held = await self._store.renew([(row.id, row.lease_token)], lease)
+        row.renewed_monotonic = asked
+        return row.id in held

@@ -1,0 +1,153 @@
+"""Signs of life of this process's subscribers, and what the fleet has paused: one transaction an interval.
+
+It tells operators who lives, and it carries pauses; no message depends on it. When it fails, everything goes on as
+it was last known.
+"""
+
+import asyncio
+import logging
+from collections.abc import Set as AbstractSet
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, by_way, names_text
+from faststream_sqlbroker.core.times import Duration, parse_duration
+from faststream_sqlbroker.exceptions import SetupError, StoreError
+from faststream_sqlbroker.flow.forward import Destinations
+from faststream_sqlbroker.flow.loop import Log, Loop
+from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.store.event_loops import LoopSemaphore
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+INTERVAL = 5.0
+"""Seconds between two signs of life."""
+SHORTEST, LONGEST = 0.1, 3600.0
+LEASE_INTERVALS = 4
+"""Intervals without a sign of life after which a subscriber no longer counts as alive."""
+CLEAN_INTERVAL = 60.0
+"""Seconds between two removals of what is over."""
+LEAVE_TIMEOUT = 2.0
+"""Most seconds that a stop waits to say good-bye; what is not said then, the lease says."""
+
+
+class Heartbeat:
+    """The registrations of one broker in this process."""
+
+    def __init__(
+        self,
+        store: "Store",
+        log: Log,
+        interval: Duration = INTERVAL,
+        *,
+        outages: Outages | None = None,
+    ) -> None:
+        """Nothing runs before the first `join`; `outages` is told when the database fails.
+
+        Raises:
+            SetupError: `interval` is none, or shorter than 100 ms or longer than an hour.
+        """
+        self._store, self._log = store, log
+        self._outages = Outages(log) if outages is None else outages
+        self._interval = parse_duration(interval, name="presence_interval")
+        if not SHORTEST <= self._interval <= LONGEST:
+            msg = (
+                f"presence_interval must be from {SHORTEST} s to {LONGEST:.0f} s, got {interval!r}"
+            )
+            raise SetupError(msg)
+        self._registrations: dict[str, Registration] = {}
+        self._written: dict[str, dict[str, Any]] = {}
+        self._loop: Loop | None = None
+        self._lock = LoopSemaphore()
+        self.turn = LoopSemaphore()
+        """Held by who pauses or resumes, until `heard` was told: of two answers the older must not be told last."""
+        self._heard_count = 0
+        self._clean_at = float("-inf")
+        self._compared: set[str] = set()
+        """Members that were compared with the others of their queues."""
+        self.destinations = Destinations(self._interval)
+        """What messages name, which is compared with what lives."""
+        self._differing: set[tuple[str, str, str]] = set()
+        """Queues and two ways to subscribe to each, of which the log has said that they do not go together."""
+
+    def join(self, registration: Registration) -> None:
+        """`registration` lives until it leaves, and is told soon which queues are paused."""
+        self._registrations[registration.name] = registration
+        if self._loop is None:
+            self._loop = Loop("heartbeat", self.tick, self._log)
+            self._loop.start(self._outages)
+        self._loop.wake()
+
+    async def leave(self, registration: Registration) -> None:
+        """`registration` has ended; never fails, and takes about two seconds at most."""
+        self._registrations.pop(registration.name, None)
+        self._compared.discard(registration.name)
+        loop = self._loop
+        try:
+            async with asyncio.timeout(LEAVE_TIMEOUT):
+                if not self._registrations and loop is not None:
+                    self._loop = None
+                    await loop.stop(LEAVE_TIMEOUT)
+                async with self._lock:
+                    await self._store.live_subscribers.leave([registration.name])
+        except (StoreError, TimeoutError) as error:
+            text = f"the end of the subscriber {registration.name} is not written, it is known when its lease ends: {error}"
+            self._log(logging.INFO, text)
+
+    def heard(self, paused: frozenset[str]) -> None:
+        """This process itself has paused or resumed: these queues are paused then."""
+        self._heard_count += 1
+        self._tell(list(self._registrations.values()), paused)
+        self.wake()  # another process may have paused or resumed since
+
+    def wake(self) -> None:
+        """Something may have changed: tell and ask at once."""
+        if self._loop is not None:
+            self._loop.wake()
+
+    async def tick(self) -> float:
+        """Give a sign of life and ask what is paused; seconds until the next time.
+
+        Raises:
+            StoreError: nobody was told anything; call again.
+        """
+        async with self._lock:
+            registrations = dict(self._registrations)
+            known = {name: registration.describe() for name, registration in registrations.items()}
+            changed = {name for name, says in known.items() if self._written.get(name) != says}
+            clean, heard_count = monotonic() >= self._clean_at, self._heard_count
+            lease = self._interval * LEASE_INTERVALS
+            paused = await self._store.live_subscribers.announce(known, changed, lease, clean=clean)
+            self._written = known
+        if clean:
+            self._clean_at = monotonic() + CLEAN_INTERVAL
+        if self._heard_count != heard_count:
+            return 0.0  # what was read may be older than what was heard
+        self._tell([m for name, m in registrations.items() if name in self._registrations], paused)
+        fresh = known.keys() - self._compared
+        if fresh or self.destinations.are_due:
+            # Read after the commit: of two that start together one at least finds the other.
+            living = await self._store.live_subscribers.living()
+            self._compare(fresh, living)
+            self._compared |= fresh & self._registrations.keys()
+            self.destinations.compare(living)
+        return self._interval
+
+    def _compare(self, fresh: AbstractSet[str], living: list[LiveSubscriber]) -> None:
+        """Warn of others whose policies or order differ from those of our `fresh` registrations, once for each pair."""
+        for ours in (subscriber for subscriber in living if subscriber.worker in fresh):
+            for queue in ours.queues:
+                for way, others in by_way(queue, living).items():
+                    pair = queue, min(ours.way, way), max(ours.way, way)
+                    if way == ours.way or pair in self._differing:
+                        continue
+                    self._differing.add(pair)
+                    both = f"{ours.worker} ({ours.way}), {names_text(others)} ({way})"
+                    text = f"subscribers of queue {queue!r} differ: {both}; {MIXED}"
+                    self._log(logging.WARNING, text)
+
+    def _tell(self, registrations: list[Registration], paused: frozenset[str]) -> None:
+        for registration in registrations:
+            registration.told(paused)

@@ -1,0 +1,89 @@
+"""What a handler publishes together with its ack: written in the transaction that settles its message.
+
+It waits on the first row of the delivery. Publishers find that row by the message that FastStream's context holds, so
+tasks that the handler starts join too, until the handler has ended.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
+from faststream_sqlbroker.exceptions import PublishError
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+
+class CurrentDelivery:
+    """Where one worker works: its store, its task, and the delivery it handles now."""
+
+    __slots__ = ("delivery", "store", "task")
+
+    def __init__(self, store: "Store") -> None:
+        """Nothing is handled yet; made in the worker's own task."""
+        self.store, self.task = store, asyncio.current_task()
+        self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
+
+
+current_delivery: ContextVar[CurrentDelivery | None] = ContextVar("sqlbroker_post", default=None)
+"""Set once for each worker, not for each message; the tasks that a handler starts inherit it."""
+
+
+def join(
+    store: "Store", told: Sequence[ClaimedMessage], rows: Sequence[NewMessage], *, required: bool
+) -> bool:
+    """Add `rows` to the delivery that is being handled; whether that was possible.
+
+    `told` is the delivery of FastStream's message, empty where it has none yet (parsers, filters, `on_receive`):
+    there the worker's own task knows.
+
+    Raises:
+        PublishError: it was not, and `required`.
+    """
+    here, first = current_delivery.get(), told[0] if told else None
+    if here is not None and first is None and asyncio.current_task() is here.task:
+        own = here.delivery
+        first = own if isinstance(own, ClaimedMessage) else next(iter(own), None)
+    if here is not None and here.store is not store:
+        refusal = _ELSEWHERE
+    elif here is None or first is None:
+        refusal = _NONE
+    else:
+        refusal = first.no_chain
+    if first is not None and not refusal:
+        first.chained = [*first.chained, *rows]
+        return True
+    if required:
+        raise PublishError(refusal)
+    return False
+
+
+def due_queues(rows: Iterable[NewMessage]) -> set[str]:
+    """Queues in which something is due at once."""
+    return {row.queue for row in rows if not row.delay and row.next_attempt_at is None}
+
+
+def filled_queues(settlement: Settlement) -> set[str]:
+    """Queues in which something is due at once since `settlement` is written."""
+    moved = set() if settlement.queue is None or settlement.delay else {settlement.queue}
+    return moved if settlement.unit is None else moved | due_queues(settlement.unit.chained)
+
+
+_NONE = (
+    "with_ack=True joins the ack of the message that is being handled, and none is: publish inside a "
+    "handler of this broker, or leave it out"
+)
+_ELSEWHERE = (
+    "with_ack=True joins the ack of the message that is being handled, which is another broker's: "
+    "leave it out, or stack a publisher"
+)
+ENDED = (
+    "with_ack=True joins the ack of the message that is being handled, but its handler has ended: await "
+    "the publish inside the handler"
+)
+ACK_FIRST = (
+    "with_ack=True cannot be used with AckPolicy.ACK_FIRST, under which the message is acked before its "
+    "handler starts: leave it out, or choose another policy"
+)

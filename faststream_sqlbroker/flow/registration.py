@@ -1,0 +1,92 @@
+"""One subscriber as the fleet knows it: its name, what it says of itself, and where it may claim."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from faststream_sqlbroker.core.status import HOLDER_BYTES, describe, worker_name
+from faststream_sqlbroker.store.live_subscribers import process_name
+
+FIRST_WAIT = 5.0
+"""Most seconds that the first claim waits for the answer which queues are paused: it must not hinder for good."""
+
+
+class Registration:
+    """Knows which of its queues are open: neither paused for the fleet, nor the subscriber itself, nor held.
+
+    Between `begin` and the first `told` none is; after `FIRST_WAIT` seconds without it, all are.
+    """
+
+    def __init__(self, settings: Any, *, paused: bool, on_change: Callable[[], None]) -> None:
+        """`paused` is the subscriber's own; `on_change` is called when other queues are open than before."""
+        self._settings, self._on_change = settings, on_change
+        self._holder = os.urandom(HOLDER_BYTES)
+        self.paused, self.stopping = paused, False
+        self._holds: set[str] = set()
+        self._closed: frozenset[str] | None = frozenset()
+        self._timer: asyncio.TimerHandle | None = None
+        self.name = worker_name(process_name(), self._holder)
+        self.open: tuple[str, ...] = self._find_open()
+
+    def token(self) -> UUID:
+        """A new lease token: whose it is, and 8 random bytes."""
+        return UUID(bytes=self._holder + os.urandom(16 - HOLDER_BYTES))
+
+    def describe(self) -> dict[str, Any]:
+        """What the fleet is told."""
+        return describe(self._settings, paused=self.paused, stopping=self.stopping)
+
+    def begin(self, *, known: bool) -> None:
+        """It starts; unless it is `known` that nothing is paused, somebody will call `told`."""
+        self.stopping, self._closed = False, frozenset() if known else None
+        self._holds.clear()
+        if not known:
+            self._timer = asyncio.get_running_loop().call_later(FIRST_WAIT, self.told, frozenset())
+        self._tell_queues()
+
+    def told(self, paused: frozenset[str]) -> None:
+        """These queues are paused, for everybody, and no others."""
+        self._forget_timer()
+        self._closed = paused
+        self._tell_queues()
+
+    def pause(self, paused: bool) -> None:
+        """Pause the subscriber itself, or end that."""
+        self.paused = paused
+        self._tell_queues()
+
+    def hold(self, reason: str, held: bool) -> None:
+        """Claim nothing while outcomes cannot be written, for one of several reasons; False ends this one."""
+        (self._holds.add if held else self._holds.discard)(reason)
+        self._tell_queues()
+
+    @property
+    def held(self) -> bool:
+        """Whether there is such a reason."""
+        return bool(self._holds)
+
+    def end(self) -> None:
+        """It stops."""
+        self.stopping = True
+        self._forget_timer()
+
+    def _forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _find_open(self) -> tuple[str, ...]:
+        closed, queues = self._closed, self._settings.queues
+        return (
+            ()
+            if self.paused or self.held or closed is None
+            else tuple(q for q in queues if q not in closed)
+        )
+
+    def _tell_queues(self) -> None:
+        found = self._find_open()
+        if found != self.open and not self.stopping:
+            self.open = found
+            self._on_change()

@@ -1,0 +1,350 @@
+"""Schedules of one broker: look when each is due, by the database's clock, and publish it then.
+
+Processes look independently; which of them publishes is decided by the lease in the database (`flow.schedules`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.status import Missed, ScheduleState
+from faststream_sqlbroker.exceptions import SetupError, StoreError
+from faststream_sqlbroker.flow.cron import Cron
+from faststream_sqlbroker.flow.loop import CANCEL_LIMIT, Log, Loop, backoff, cancelled
+from faststream_sqlbroker.flow.publish_on_ack import due_queues
+from faststream_sqlbroker.flow.wakeup import Wakeups
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from faststream_sqlbroker.dialects.schedules import Seen
+    from faststream_sqlbroker.store import Store
+
+
+# Publish what of one schedule is due: take it, make each message, and write it with the step of the schedule.
+#
+# No transaction is open while a message is made, as a function of the user's may take long; the schedule is leased
+# meanwhile. The message and the mark that its fire time is done are committed together, by the holder of the lease only.
+
+LEASE = 10.0
+"""Seconds after which another process goes on with what a dead one has begun."""
+LONGEST_RETRY_INTERVAL = 30.0
+"""Most seconds between two tries of a fire time whose function fails; they begin with one and double."""
+GIVE_BACK_TIMEOUT = 2.0
+
+Make = Callable[[datetime], Awaitable[Sequence[NewMessage]]]
+"""The messages of a fire time, which is aware and in the schedule's zone; called again if it fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A schedule as the application declares it."""
+
+    name: str
+    cron: Cron
+    missed: Missed
+    make: Make
+
+
+class Firing:
+    """Publishes what is due, once in the whole fleet."""
+
+    def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
+        """Share the broker's store and wake-ups."""
+        self._schedules, self._wakeups, self._log = store.schedules, wakeups, log
+        self._crons: dict[tuple[str, str], Cron] = {}
+
+    def cron(self, definition: tuple[str, str]) -> Cron:
+        """The expression and zone as the database has them.
+
+        Raises:
+            SetupError: this process cannot read them.
+        """
+        if definition not in self._crons:
+            self._crons[definition] = Cron(*definition)
+        return self._crons[definition]
+
+    async def fire(self, planned: Planned) -> None:
+        """Publish the fire times of `planned` that are due, one after the other, unless somebody else does.
+
+        A fire time of which no message can be made stays due, and is put off.
+
+        Raises:
+            StoreError: the database failed; whoever comes next goes on where this ended.
+        """
+        token = uuid4()
+        try:
+            state = await self._schedules.hold(planned.name, token, LEASE)
+            if state is None:
+                return
+            async with self._kept(planned.name, token):
+                await self._publish(planned, state, token)
+        except (asyncio.CancelledError, StoreError):
+            # Nobody need wait for the lease, which may be held unanswered. What was published meanwhile stays so.
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(GIVE_BACK_TIMEOUT):
+                    await self._schedules.give_back(planned.name, token)
+            raise
+
+    async def _publish(self, planned: Planned, state: ScheduleState, token: UUID) -> None:
+        first, until = state.next_at, state.decided_at
+        assert first is not None  # noqa: S101 - what is held is due
+        assert until is not None  # noqa: S101 - and says what is
+        try:
+            cron = self.cron((state.expression, state.tz))
+            following = self.cron(state.definition_to_come).after(until)
+        except Exception as error:  # noqa: BLE001 - another version may have written it
+            await self._failed(planned, state, token, error)
+            return
+        times = cron.due(first, until, planned.missed)
+        if not state.failures_count:
+            self._tell_missed(planned, first, until, times)
+        for n, fire_at in enumerate(times, 1):
+            try:
+                rows = await planned.make(fire_at.astimezone(cron.zone))
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and cancelled():
+                    raise
+                await self._failed(planned, replace(state, next_at=fire_at), token, error)
+                return
+            last = n == len(times)
+            state = state.ended(fire_at, following) if last else state.fired(fire_at, times[n])
+            if not await self._write(planned, state, token, rows, ended=last):
+                return
+        if not times:
+            await self._write(planned, state.ended(None, following), token, (), ended=True)
+
+    async def _write(
+        self,
+        planned: Planned,
+        state: ScheduleState,
+        token: UUID,
+        rows: Sequence[NewMessage],
+        *,
+        ended: bool,
+    ) -> bool:
+        lease = None if ended else LEASE
+        if not await self._schedules.publish(planned.name, token, state, rows, lease):
+            text = (
+                f"the schedule {planned.name!r} was taken from this process, or redefined, before its message was "
+                "written; whoever has it publishes it"
+            )
+            self._log(logging.WARNING, text)
+            return False
+        if queues := due_queues(rows):
+            self._wakeups.published(queues)
+        return True
+
+    async def _failed(
+        self, planned: Planned, state: ScheduleState, token: UUID, error: BaseException
+    ) -> None:
+        count = state.failures_count + 1
+        pause = min(LONGEST_RETRY_INTERVAL, 2.0 ** min(state.failures_count, 10))
+        text = (
+            f"no message could be made for the schedule {planned.name!r} at {state.next_at} ({count} times in a row), "
+            f"again in {pause:.0f} s: {error!r}"
+        )
+        self._log(logging.ERROR, text, exc_info=error)
+        await self._schedules.put_off(
+            planned.name, token, replace(state, failures_count=count), pause
+        )
+
+    def _tell_missed(
+        self, planned: Planned, first: datetime, until: datetime, times: Sequence[datetime]
+    ) -> None:
+        if times and times[0] == first:
+            return
+        upto = f"before {times[0]}" if times else f"until {until}"
+        level = logging.WARNING if planned.missed == "all" else logging.INFO
+        text = f"the schedule {planned.name!r} leaves out its fire times from {first} {upto}, which nobody was there for"
+        self._log(level, f'{text} (missed="{planned.missed}")')
+
+    @asynccontextmanager
+    async def _kept(self, name: str, token: UUID) -> "AsyncIterator[None]":
+        """Renew the lease meanwhile."""
+        keeper = asyncio.create_task(self._keep(name, token), name="sqlbroker-schedule-lease")
+        try:
+            yield
+        finally:
+            keeper.cancel()
+            await asyncio.wait((keeper,))
+
+    async def _keep(self, name: str, token: UUID) -> None:
+        while True:
+            await asyncio.sleep(LEASE / 3)
+            try:
+                if not await self._schedules.extend(name, token, LEASE):
+                    return
+            except StoreError as error:
+                self._log(
+                    logging.WARNING, f"the lease of the schedule {name!r} was not renewed: {error}"
+                )
+
+
+LONGEST_NAP = 30.0
+"""Seconds after which it looks again: another process may have redefined a schedule."""
+BUSY_NAP = 1.0
+"""Seconds until a schedule that somebody else publishes is looked at again."""
+SOON = 0.002
+"""Seconds: clocks are read in milliseconds."""
+
+
+class Scheduler:
+    """Fires the schedules that were declared, as long as it runs."""
+
+    def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
+        """Nothing runs before `start`."""
+        self._store, self._log, self._outages = store, log, wakeups.outages
+        self._firing = Firing(store, wakeups, log)
+        self._planned: dict[str, Planned] = {}
+        self._defined: set[str] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, int] = {}
+        self._said: set[str] = set()
+        self._loop: Loop | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the database answers; a function that raises is the application's business."""
+        return (self._loop is None or self._loop.healthy) and not self._failures
+
+    def plan(self, schedules: Iterable[Planned]) -> None:
+        """These are to be fired from the next `start` on.
+
+        Raises:
+            SetupError: two have the same name.
+        """
+        planned: dict[str, Planned] = {}
+        for schedule in schedules:
+            if schedule.name in planned:
+                raise SetupError(
+                    f"the schedule {schedule.name!r} is declared twice: give each its own name"
+                )
+            planned[schedule.name] = schedule
+        self._planned = planned
+
+    def start(self) -> None:
+        """Start the loop, if there are schedules; without effect if it runs."""
+        self._defined.clear()
+        if self._planned and self._loop is None:
+            self._loop = Loop("schedule", self.tick, self._log)
+            self._loop.start(self._outages)
+
+    async def stop(self, timeout: float | None) -> None:
+        """Begin nothing more; what runs ends within `timeout` seconds (None: whenever), or is left to others."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            await loop.stop(timeout)
+        if running := list(self._tasks.values()):
+            try:
+                await asyncio.wait(running, timeout=timeout)
+            finally:
+                for task in running:
+                    task.cancel()
+            await asyncio.wait(running, timeout=CANCEL_LIMIT)
+        for name in self._failures:
+            self._outages.left((self, name))
+        self._failures.clear()
+
+    async def tick(self) -> float:
+        """Begin to fire what is due; seconds until the next look.
+
+        Raises:
+            StoreError: nothing is known; call again.
+        """
+        for name in self._planned.keys() - self._defined:
+            await self._store.schedules.define(name, partial(self._decide, self._planned[name]))
+            self._defined.add(name)
+        now, seen = await self._store.schedules.read(list(self._planned))
+        return min(
+            (self._check(p, seen.get(p.name), now) for p in self._planned.values()),
+            default=LONGEST_NAP,
+        )
+
+    def _decide(
+        self, planned: Planned, state: ScheduleState | None, now: datetime
+    ) -> ScheduleState | None:
+        """The state of `planned` when this process begins with it; None: as it is."""
+        definition = planned.cron.definition
+        if state is not None and state.definition_to_come == definition:
+            return None
+        if (
+            state is not None
+            and state.next_at is not None
+            and state.next_at <= now
+            and self._reads(planned, state)
+        ):
+            # What is due by the old definition is published first.
+            return replace(state, decided_at=state.decided_at or now, becomes=definition)
+        last_at = None if state is None else state.last_at
+        return ScheduleState(*definition, planned.cron.after(now), last_at)
+
+    def _check(self, planned: Planned, seen: "Seen | None", now: datetime) -> float:
+        """Begin to fire `planned` if it is due and free; seconds until it is to be looked at again."""
+        if planned.name in self._tasks:
+            return LONGEST_NAP  # its end wakes the loop
+        if seen is None or seen.state is None:
+            self._defined.discard(planned.name)  # an operator has removed it
+            return BUSY_NAP
+        if seen.state.next_at is None or not self._reads(planned, seen.state):
+            return LONGEST_NAP
+        if seen.state.next_at > now:
+            return min(LONGEST_NAP, (seen.state.next_at - now).total_seconds() + SOON)
+        if seen.busy_for > 0:
+            return min(BUSY_NAP, seen.busy_for + SOON)
+        task = asyncio.create_task(self._fire(planned), name=f"sqlbroker-schedule-{planned.name}")
+        self._tasks[planned.name] = task
+        task.add_done_callback(partial(self._ended, planned.name))
+        return LONGEST_NAP
+
+    def _ended(self, name: str, _task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(name, None)
+        if self._loop is not None:
+            self._loop.wake()
+
+    async def _fire(self, planned: Planned) -> None:
+        name = planned.name
+        try:
+            await self._firing.fire(planned)
+        except Exception as error:  # noqa: BLE001 - it goes on; `healthy` turns false
+            failures = self._failures[name] = self._failures.get(name, 0) + 1
+            pause = backoff(failures)
+            if isinstance(error, StoreError):
+                self._outages.failed((self, name), f"schedule {name!r}", error)
+            else:
+                text = f"the schedule {name!r} could not fire, again in {pause:.1f} s: {error!r}"
+                self._log(logging.CRITICAL, text, exc_info=error)
+            await asyncio.sleep(pause)
+        else:
+            self._failures.pop(name, None)
+            self._outages.worked((self, name))
+
+    def _reads(self, planned: Planned, state: ScheduleState) -> bool:
+        """Whether this process can fire by what the database says, which another version may have written."""
+        wanted, coming = planned.cron.definition, state.definition_to_come
+        try:
+            for definition in {(state.expression, state.tz), coming}:
+                self._firing.cron(definition)
+        except SetupError as error:
+            text = f"the schedule {planned.name!r} is left to other processes, this one cannot read it: {error}"
+            self._say_once(logging.WARNING, text)
+            return False
+        if coming != wanted:
+            text = (
+                f"the schedule {planned.name!r} fires by {coming}, as the process that was started last declares it; "
+                f"here it is declared as {wanted}"
+            )
+            self._say_once(logging.INFO, text)
+        return True
+
+    def _say_once(self, level: int, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._log(level, text)

@@ -1,0 +1,270 @@
+"""The archive made smaller: what a verified export holds, or what is old."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from sqlalchemy import URL, Connection
+
+from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.spark.address import parse_address
+from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.lake.lake import Lake
+from faststream_sqlbroker.spark.lake.partitions import Partition, Partitions
+from faststream_sqlbroker.spark.lake.removal import CHUNK, Rows, delete_rows, list_oldest, list_rows
+from faststream_sqlbroker.spark.lake.row_checksums import (
+    NOTHING,
+    RowChecksums,
+    ask_figures,
+    compute_figures,
+)
+from faststream_sqlbroker.spark.lake.windows import ExportWindow
+from faststream_sqlbroker.spark.load.origin import describe_source, refuse_other_rows
+from faststream_sqlbroker.spark.load.selection import ARCHIVE, Selection, select_rows
+
+
+@dataclass(frozen=True)
+class PrunedWindow:
+    """What became of one window of the export.
+
+    Attributes:
+        name: Such as 2026-03-01 or 2026-03-01T05, UTC.
+        rows: Removed from the database; of a dry run or a refusal those that are there.
+        refused: Why those stay; None if they were removed, or would be.
+    """
+
+    name: str
+    rows: int
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """What was removed, or would be.
+
+    Attributes:
+        rows: Removed, also those of refused windows that went with a partition before; of a dry run those
+            that would be.
+        windows: Those of the export that had rows in the database; none if it went by age alone.
+        partitions: Of PostgreSQL, dropped as a whole; of a dry run those that would be.
+        cutoff: What was archived at or after it was left alone; None if there was no `older_than`.
+        dry_run: Whether nothing was removed.
+    """
+
+    rows: int
+    windows: tuple[PrunedWindow, ...]
+    partitions: tuple[str, ...]
+    cutoff: datetime | None
+    dry_run: bool
+
+
+@dataclass
+class _Work:
+    lake: Lake
+    database: Database
+    connection: Connection
+    selection: Selection
+    done: dict[str, PrunedWindow] = field(default_factory=dict)
+    inside: dict[Partition, dict[str, RowChecksums]] = field(default_factory=dict)
+    """What lies in each partition, by window."""
+    dropped: list[Partition] = field(default_factory=list)
+    rows: int = 0
+
+    def gone(self, window: ExportWindow) -> int:
+        """Rows of a window that went with dropped partitions."""
+        return sum(
+            self.inside.get(part, {}).get(window.name, NOTHING).rows for part in self.dropped
+        )
+
+
+def prune_archive(
+    url: str | URL,
+    *,
+    exported: str | None = None,
+    older_than: Duration | None = None,
+    spark: SparkSession | None = None,
+    table: str | None = None,
+    schema: str | None = None,
+    queues: Iterable[str] | None = None,
+    source: str | None = None,
+    dry_run: bool = False,
+    on_window: Callable[[PrunedWindow], Any] | None = None,
+) -> PruneResult:
+    """Remove rows from the archive: those that an export holds, those that are old, or those that are both.
+
+    With `exported` a window's rows are removed only if the export has verified it, its files still hold as
+    many rows with the same sums of ids and times, and every row that the database has in it is among them.
+    A window with any other row is refused and named; the others go on. Rows that come while it runs stay.
+    Rows are deleted by id, 5 000 a transaction. Where PostgreSQL's archive is partitioned by range of
+    `archived_at`, partitions that lie within such windows are detached (CONCURRENTLY, unless there is a
+    default partition), compared once more, and dropped. If it dies, run it again: it attaches what is still
+    detached, and compares it anew. Which rows a window has is held in memory, at most 40 bytes each: a day of
+    20 million takes 0.8 GB.
+
+    Without `exported` everything older than `older_than` is gone for ever.
+
+    Args:
+        url: SQLAlchemy URL of the database, of a user who may delete.
+        exported: The path of an export of this archive.
+        older_than: Only what was archived longer ago than this, by the database's clock; needed without
+            `exported`. With it, whole windows count.
+        spark: Needed with `exported`: reads its state and files.
+        table: The archive table; None is that of the export, else message_archive.
+        schema: Its schema; None is that of the export, else the connection's.
+        queues: Only these; with `exported` it is the export's business.
+        source: The name that the export was given for the database, see `export_archive`.
+        dry_run: Remove nothing, tell what would be.
+        on_window: Called after each window of an export.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        SetupError: neither `exported` nor `older_than`, no session, an export of something else, or a
+            partition that a prune has detached and that cannot be attached again.
+        NotSupportedError: Spark Connect.
+    """
+    if exported is None and older_than is None:
+        raise SetupError(
+            "give exported= (the path of an export), older_than= (like '720h'), or both"
+        )
+    if exported is not None and (spark is None or queues is not None):
+        raise SetupError("with exported= give spark=, and no queues=: the export says which")
+    seconds = None if older_than is None else seconds_or_zero("older_than", older_than)
+    database = database_of(parse_address(url))
+    with database.connect() as connection:
+        cutoff = None if seconds is None else database.now(connection) - timedelta(seconds=seconds)
+        if exported is None or spark is None:
+            selection = select_rows(ARCHIVE, table, schema, until=cutoff, queues=queues)
+            rows = _expire(database, connection, selection, dry_run=dry_run)
+            return PruneResult(rows, (), (), cutoff, dry_run)
+        lake = Lake(spark, exported)
+        selection = _selection(lake, database, table, schema, source)
+        work = _Work(lake, database, connection, selection)
+        dropped = _prune(work, cutoff, dry_run=dry_run, on_window=on_window)
+    windows = tuple(work.done[name] for name in sorted(work.done))
+    return PruneResult(work.rows, windows, dropped, cutoff, dry_run)
+
+
+def _expire(
+    database: Database, connection: Connection, selection: Selection, *, dry_run: bool
+) -> int:
+    if dry_run:
+        return ask_figures(database, connection, selection, checksums=False).rows
+    gone = 0
+    while (rows := list_oldest(database, connection, selection, CHUNK)).ids:
+        gone += delete_rows(database, connection, selection, rows)
+    return gone
+
+
+def _selection(
+    lake: Lake, database: Database, table: str | None, schema: str | None, name: str | None
+) -> Selection:
+    """What the lake is the export of.
+
+    Raises:
+        SetupError: it is not of this database or table.
+    """
+    source = lake.need_state()["source"]
+    selection = select_rows(
+        ARCHIVE, table or source["table"], schema or source["schema"], queues=source["queues"]
+    )
+    refuse_other_rows(
+        f"{lake.folders.root} is the export",
+        source,
+        describe_source(database.address, selection, name),
+        "nothing was removed: give the export of this archive",
+    )
+    return selection
+
+
+def _prune(
+    work: _Work,
+    cutoff: datetime | None,
+    *,
+    dry_run: bool,
+    on_window: Callable[[PrunedWindow], Any] | None,
+) -> tuple[str, ...]:
+    """Fill `work.done`; returns the partitions that were dropped."""
+    tell = on_window or (lambda _: None)
+    windows = [one for one in work.lake.windows() if cutoff is None or one.end <= cutoff]
+    partitions = Partitions(work.database, work.connection, work.selection)
+    if not dry_run:
+        partitions.resume()
+    parts = partitions.find()
+    if not parts or dry_run:
+        sure = [window for window in windows if _finish(work, window, tell, dry_run=dry_run)]
+        return tuple(part.name for part in parts if _covered(part, sure))
+    sure = [window for window in windows if _weigh(work, window, parts)]
+    chosen = [part for part in parts if _covered(part, sure)]
+    for part in chosen:
+        if partitions.drop(part, sum(work.inside.get(part, {}).values(), RowChecksums())):
+            work.dropped.append(part)
+    for window in windows:
+        _finish(work, window, tell, dry_run=False)
+    return tuple(part.name for part in work.dropped)
+
+
+def _weigh(work: _Work, window: ExportWindow, parts: list[Partition]) -> bool:
+    """Whether a window's rows may be removed; notes which of them lie in which partition."""
+    rows, refused = _check(work, window)
+    if refused is not None:
+        return False
+    for part in parts:
+        if part.start < window.end and part.end > window.start:
+            figures = rows.between(part.start, part.end).figures
+            work.inside.setdefault(part, {})[window.name] = figures
+    return True
+
+
+def _finish(
+    work: _Work, window: ExportWindow, tell: Callable[[PrunedWindow], Any], *, dry_run: bool
+) -> bool:
+    """Remove what no dropped partition has taken along; whether the window may be removed."""
+    rows, refused = _check(work, window)
+    gone, there = work.gone(window), len(rows.ids)
+    if refused is None:
+        if not dry_run:
+            there = delete_rows(work.database, work.connection, work.selection, rows)
+        result = PrunedWindow(window.name, gone + there)
+    else:
+        before = f" ({gone} others went with a partition before)" if gone else ""
+        result = PrunedWindow(window.name, there, refused + before)
+    work.rows += result.rows if refused is None else gone
+    if result.rows or refused is not None:
+        work.done[window.name] = result
+        tell(result)
+    return refused is None
+
+
+def _check(work: _Work, window: ExportWindow) -> tuple[Rows, str | None]:
+    """The window's rows in the database, and why they may not be removed."""
+    rows = list_rows(
+        work.database, work.connection, work.selection.between(window.start, window.end)
+    )
+    entry = work.lake.entry(window)
+    if entry is None:
+        return rows, "it was not exported"
+    if not rows.ids:
+        return rows, None
+    if compute_figures(work.lake.read(window), checksums=False) != entry.lake.counts:
+        return rows, "its files are missing or are not those that were verified"
+    if rows.figures == entry.source:
+        return rows, None
+    # After a prune that died, or a retried dead letter, the database has fewer: what it has must be there.
+    pairs = work.lake.read(window).select("id", F.unix_micros("archived_at"))
+    lacking = rows.count_lacking((row[0], row[1]) for row in pairs.toLocalIterator())
+    return rows, f"{lacking} of its rows are not in the export: export again" if lacking else None
+
+
+def _covered(part: Partition, windows: list[ExportWindow]) -> bool:
+    """Whether every moment of a partition lies in one of the windows."""
+    reached = part.start
+    for window in windows:
+        if window.start <= reached < window.end:
+            reached = window.end
+    return reached >= part.end

@@ -1,0 +1,189 @@
+"""One window from the database into a lake: read, write aside, compare, publish."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import getLogger
+
+from pyspark.sql import DataFrame
+from sqlalchemy import URL, Connection
+
+from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
+from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.lake.entries import Entry
+from faststream_sqlbroker.spark.lake.lake import Lake
+from faststream_sqlbroker.spark.lake.row_checksums import (
+    NOTHING,
+    RowChecksums,
+    ask_figures,
+    compute_figures,
+)
+from faststream_sqlbroker.spark.lake.windows import ExportWindow
+from faststream_sqlbroker.spark.load.read import MOST_PARTITIONS, PARTITION_BYTES, SMALL, scan
+from faststream_sqlbroker.spark.load.selection import Selection
+from faststream_sqlbroker.spark.load.snapshot import Snapshot, open_snapshot
+
+FILE_BYTES = 1 << 30
+"""Bytes of the table that become one file: zstd leaves an eighth to a quarter of them."""
+
+TYPICAL_ROW = 500
+"""Bytes, where the database has no statistics yet."""
+
+TRIES = 2
+IDENTITY = ["id", "archived_at"]
+"""What a row of the archive is told by: a dead letter that is retried is archived again, later."""
+
+logger = getLogger("faststream_sqlbroker.spark")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is brought from where to where.
+
+    Attributes:
+        lake: To.
+        database: From.
+        url: Of the database, for snapshots.
+        selection: Table and queues.
+        checksums: Whether contents are compared, or counts only.
+        options: Of JDBC.
+    """
+
+    lake: Lake
+    database: Database
+    url: str | URL
+    selection: Selection
+    checksums: bool
+    options: Mapping[str, str] | None
+
+
+def bring(job: Job, connection: Connection, window: ExportWindow) -> tuple[str, Entry]:
+    """Export a window, if the lake lacks any of its rows; returns what was done and what the lake has.
+
+    Raises:
+        ExportMismatchError: what was written is not what the database has, twice.
+        ConcurrentLoadError: somebody else writes to the lake.
+        SetupError: there is a folder that the lake's state does not know.
+    """
+    selection = job.selection.between(window.start, window.end)
+    entry = job.lake.entry(window)
+    if entry is not None:
+        counts = ask_figures(job.database, connection, selection, checksums=False)
+        if counts == entry.source:
+            return "unchanged", entry
+        late = _lacking(job, connection, window, selection).count() if counts.rows else 0
+        if not late:
+            return "left", entry
+        logger.warning(
+            "window %s: %d rows came after it was exported; it is exported again. A transaction was open for "
+            "longer than safety_lag",
+            window.name,
+            late,
+        )
+    elif job.lake.folders.exists(window.folder):
+        raise SetupError(
+            f"{job.lake.folders.path(window.folder)} is there and the export's state does not know it: move it "
+            "away; an export never replaces what it does not know"
+        )
+    elif not ask_figures(job.database, connection, selection, checksums=False).rows:
+        return "exported", job.lake.note_empty(window)
+    try:
+        return ("exported" if entry is None else "again"), _export(
+            job, connection, window, selection
+        )
+    except Exception:
+        job.lake.confirm()  # the likeliest reason: somebody else has removed what was half done
+        raise
+
+
+def _lacking(
+    job: Job, connection: Connection, window: ExportWindow, selection: Selection
+) -> DataFrame:
+    """Rows of the database that the lake has not."""
+    there = scan(job.lake.session, job.database, connection, selection, "auto", None, job.options)
+    return there.select(*IDENTITY).join(job.lake.read(window), IDENTITY, "left_anti")
+
+
+def _export(job: Job, connection: Connection, window: ExportWindow, selection: Selection) -> Entry:
+    expected, shown = NOTHING, ""
+    for _ in range(TRIES):
+        with _one_moment(job, connection) as (asked, snapshot):
+            counts = ask_figures(job.database, asked, selection, checksums=False)
+            kept = _kept(job, asked, window, selection, snapshot)
+            extra = NOTHING if kept is None else compute_figures(kept, checksums=job.checksums)
+            folder = job.lake.write(window, _rows(job, asked, selection, snapshot, counts, kept))
+            full = ask_figures(job.database, asked, selection, checksums=job.checksums)
+        expected = full + extra
+        found = compute_figures(job.lake.read_folder(folder), checksums=job.checksums)
+        lost = _lost(job, window, folder)
+        if found.matches(expected) and not lost:
+            if not expected.rows:  # the last ones went since the first look
+                return job.lake.note_empty(window)
+            return job.lake.publish(window, folder, Entry(expected, full.counts))
+        shown = f"{found}, without {lost} rows that the lake has" if lost else f"{found}"
+        logger.warning("window %s: expected %s; found %s", window.name, expected, shown)
+    advice = (
+        "Rows of closed windows are being changed: see who writes to the archive, then export again"
+    )
+    raise ExportMismatchError(window.name, str(expected), shown, advice)
+
+
+@contextmanager
+def _one_moment(job: Job, connection: Connection) -> Iterator[tuple[Connection, Snapshot | None]]:
+    """A snapshot for all that reads where there is such a thing; closed windows elsewhere."""
+    if not job.database.shares_snapshots:
+        yield connection, None
+        return
+    with open_snapshot(job.url) as snapshot:
+        yield snapshot.connection, snapshot
+
+
+def _kept(
+    job: Job,
+    connection: Connection,
+    window: ExportWindow,
+    selection: Selection,
+    snapshot: Snapshot | None,
+) -> DataFrame | None:
+    """Rows that the lake has and the database has lost; None if the window is new."""
+    if job.lake.entry(window) is None:
+        return None
+    there = scan(
+        job.lake.session, job.database, connection, selection, "auto", snapshot, job.options
+    )
+    return job.lake.read(window).join(there.select(*IDENTITY), IDENTITY, "left_anti")
+
+
+def _lost(job: Job, window: ExportWindow, folder: str) -> int:
+    """How many rows of the lake are not in a folder that is to replace them.
+
+    Without a snapshot a row can go after `_kept` has found it in the database and before `_rows` reads it.
+    """
+    if job.lake.entry(window) is None:
+        return 0
+    written = job.lake.read_folder(folder).select(*IDENTITY)
+    return job.lake.read(window).join(written, IDENTITY, "left_anti").count()
+
+
+def _rows(
+    job: Job,
+    connection: Connection,
+    selection: Selection,
+    snapshot: Snapshot | None,
+    counts: RowChecksums,
+    kept: DataFrame | None,
+) -> DataFrame:
+    """All rows of the window, in as many partitions as there shall be files."""
+    size = job.database.size(connection, selection.table, selection.schema)
+    bytes_ = counts.rows * (size.row_bytes or TYPICAL_ROW)
+    cores = int(job.lake.session.sparkContext.defaultParallelism)
+    wanted = 1 if counts.rows <= SMALL else max(math.ceil(bytes_ / PARTITION_BYTES), cores)
+    number = min(wanted, MOST_PARTITIONS)
+    frame = scan(
+        job.lake.session, job.database, connection, selection, number, snapshot, job.options
+    )
+    if kept is not None:
+        frame = frame.unionByName(kept.select(frame.columns))
+    files = max(math.ceil(bytes_ / FILE_BYTES), 1)
+    return frame.coalesce(files).sortWithinPartitions("queue", "id")

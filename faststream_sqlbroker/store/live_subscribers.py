@@ -1,0 +1,125 @@
+"""What operators ask and tell of all processes together: who lives, what is paused, why a message waits."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.status import Explanation, LiveSubscriber, PausedQueue
+from faststream_sqlbroker.dialects import Dialect, worker_leases
+from faststream_sqlbroker.dialects import live_subscribers as rows
+from faststream_sqlbroker.dialects.explain import explain
+from faststream_sqlbroker.store.transaction import Transactions
+
+
+def process_name() -> str:
+    """Host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class LiveSubscribers:
+    """Each operation is one transaction.
+
+    Raises (from every operation):
+        TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
+    """
+
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
+        """Share the store's `places`."""
+        self._transactions, self._dialect, self._places = (
+            transactions.doing(Activity.STATE),
+            dialect,
+            places,
+        )
+        self._operating = transactions.doing(Activity.OPERATE)
+        self._releasing = transactions.doing(Activity.RELEASE)
+        self._table = dialect.tables.policy_state
+
+    async def announce(
+        self, known: rows.Known, changed: set[str], lease: float, *, clean: bool
+    ) -> frozenset[str]:
+        """The subscribers `known` live, for `lease` seconds; the queues that are paused.
+
+        `changed` are the names of those that have something new to say; `clean` removes some of what is over.
+        """
+
+        def work(connection: Connection) -> frozenset[str]:
+            rows.announce(connection, self._table, known, changed, lease)
+            if clean:
+                rows.clean(connection, self._table)
+            return rows.paused_names(connection, self._table)
+
+        return await self._transactions.run(work, self._places)
+
+    async def living(self) -> list[LiveSubscriber]:
+        """The subscribers that live, those heard of last first, as a subscriber may ask."""
+        return await self._transactions.run(
+            lambda c: rows.read_subscribers(c, self._table), self._places, write=False
+        )
+
+    async def leave(self, names: Sequence[str]) -> None:
+        """These subscribers have ended."""
+        await self._transactions.run(lambda c: rows.leave(c, self._table, names), self._places)
+
+    async def pause(
+        self, queue: str, until: datetime | float | None, info: Mapping[str, Any], channel: str
+    ) -> frozenset[str]:
+        """Pause `queue`, and tell who listens on `channel`; the queues that are paused then."""
+
+        def work(connection: Connection) -> frozenset[str]:
+            rows.pause(connection, self._table, queue, until, info)
+            return self._told(connection, channel)
+
+        return await self._operating.run(work, self._places)
+
+    async def resume(self, queue: str, channel: str) -> tuple[bool, frozenset[str]]:
+        """End the pause of `queue`; whether there was one, and the queues that are paused then."""
+
+        def work(connection: Connection) -> tuple[bool, frozenset[str]]:
+            was = rows.resume(connection, self._table, queue)
+            return was, self._told(connection, channel)
+
+        return await self._operating.run(work, self._places)
+
+    def _told(self, connection: Connection, channel: str) -> frozenset[str]:
+        if self._dialect.can_listen:
+            rows.notify_pauses(connection, channel)
+        return rows.paused_names(connection, self._table)
+
+    async def paused(self) -> list[PausedQueue]:
+        """The queues that are paused now, by name."""
+        return await self._operating.run(
+            lambda c: rows.paused(c, self._table), self._places, write=False
+        )
+
+    async def subscribers(self) -> list[LiveSubscriber]:
+        """The subscribers that live, those heard of last first."""
+        return await self._operating.run(
+            lambda c: rows.read_subscribers(c, self._table), self._places, write=False
+        )
+
+    async def subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
+        """The subscriber of this name, and whether it lives; None if it is not remembered."""
+        return await self._operating.run(
+            lambda c: rows.read_subscriber(c, self._table, name), self._places, write=False
+        )
+
+    async def release(self, subscriber: LiveSubscriber, limit: int) -> int:
+        """Give back up to `limit` messages that `subscriber` has leased, unless a transaction has locked them; how many."""
+        holder, queues = bytes.fromhex(subscriber.worker.rsplit(":", 1)[-1]), subscriber.queues
+        return await self._releasing.run(
+            lambda c: worker_leases.release(c, self._dialect, holder, queues, limit), self._places
+        )
+
+    async def explain(self, message_id: int) -> Explanation:
+        """Why a message is where it is."""
+        return await self._operating.run(
+            lambda c: explain(c, self._dialect, message_id), self._places, write=False
+        )

@@ -1,0 +1,307 @@
+"""Statements that the publishers of one event loop share, on one connection.
+
+What is published while a statement is in flight goes out with the next one, whole calls at a time, in the order
+of the calls. A shared statement that the database refuses is repeated call by call. Who publishes alone uses the
+connection without anybody's help, for as long as the next publish comes soon.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.dialects.query import Query
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.store.checkout import abort
+from faststream_sqlbroker.store.transaction import Transactions
+
+# Calls that wait to be written together.
+
+MOST_ROWS = 1_000
+"""Rows of one shared statement; a call that has more goes alone."""
+MOST_BYTES = 4 * 1024 * 1024
+"""Bodies of one shared statement."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One publish that waits for its commit, or another `query`; `deadline` is in the event loop's time."""
+
+    rows: Sequence[NewMessage]
+    done: asyncio.Future[Any]
+    deadline: float
+    query: Query[Any] | None = None
+
+
+def take_group(calls: list[Call]) -> list[Call]:
+    """Take the first of `calls` that fit into one statement; those that nobody waits for any more are dropped."""
+    rows = size = taken = 0
+    for call in calls:
+        rows += len(call.rows)
+        size += sum([len(row.payload) for row in call.rows])
+        if taken and (rows > MOST_ROWS or size > MOST_BYTES or call.query is not None):
+            break
+        taken += 1
+        if call.query is not None:
+            break
+    group = [call for call in calls[:taken] if not call.done.done()]
+    del calls[:taken]
+    return group
+
+
+def answer(group: list[Call], result: Any) -> None:
+    """Give each call its part of `result`."""
+    start = 0
+    for call in group:
+        end = start + len(call.rows)
+        if not call.done.done():
+            call.done.set_result(result if call.query is not None else result[start:end])
+        start = end
+
+
+def fail(group: list[Call], error: Exception, cause: BaseException | None = None) -> None:
+    """Raise `error` in each call that still waits."""
+    for n, call in enumerate(group):
+        if call.done.done():
+            continue
+        # One object raised in several tasks would collect all their tracebacks.
+        own = error if n == 0 or not isinstance(error, StoreError) else type(error)(str(error))
+        own.__cause__ = cause or error.__cause__
+        call.done.set_exception(own)
+
+
+MOST_CONNECTION_TIME = 0.05
+"""Seconds for which the connection is kept under load; then whoever else waits for the place has a turn."""
+LINGER = 0.002
+"""Seconds for which the connection is kept when nobody publishes."""
+
+T = TypeVar("T")
+
+
+class PublishCoalescer:
+    """One event loop's: `place` is its one connection for publishing."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Write by `transactions`, each call within their time."""
+        self._transactions, self._engine = transactions, transactions.engine
+        self._dialect, self._errors = transactions.dialect, transactions.errors
+        self._checkouts = transactions.checkouts
+        self._shortcut, self._timeout = transactions.shortcut, transactions.timeout
+        self.loop = asyncio.get_running_loop()
+        self.place = asyncio.Semaphore(1)
+        self._calls: list[Call] = []
+        self._group: list[Call] = []
+        """What is being written."""
+        self._pump: asyncio.Task[None] | None = None
+        self._idle: Any = None
+        """The driver's connection that is kept, while nobody uses it."""
+        self._parked: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._until = self._used_at = 0.0
+
+    async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
+        """Insert `rows`; ids in order, when they are committed."""
+        if self._idle is not None and not self._calls and not self._idle.is_closed():
+            query: Any = self._dialect.inserting(rows)
+            with contextlib.suppress(
+                DBAPIError
+            ):  # refused: the ordinary way says so better, or repeats it
+                return cast("list[int | None]", await self._directly(query))
+        return cast("list[int | None]", await self._queued(rows))
+
+    async def run(self, query: Query[T]) -> T:
+        """Run `query` on the same connection, in its turn."""
+        return cast("T", await self._queued((), query))
+
+    async def close(self) -> None:
+        """Give the connection back now; what waits is written first."""
+        self._unpark()
+        if self._pump is not None:
+            await asyncio.wait((self._pump,), timeout=self._timeout)
+
+    def _queued(
+        self, rows: Sequence[NewMessage], query: Query[Any] | None = None
+    ) -> "asyncio.Future[Any]":
+        call = Call(rows, self.loop.create_future(), self.loop.time() + self._timeout, query)
+        self._calls.append(call)
+        if self._pump is None or self._pump.done():
+            self._pump = self.loop.create_task(self._run(), name="sqlbroker-publish")
+            self._pump.add_done_callback(self._ended)
+        elif self._idle is not None:
+            self._unpark()
+        return call.done
+
+    async def _directly(self, query: Query[T]) -> T:
+        """Run `query` on the kept connection: whoever publishes alone needs nobody else's task."""
+        driver, self._idle = self._idle, None
+        try:
+            return await self._shortcut.fetch(driver, query, timeout=self._timeout)
+        except DBAPIError:
+            raise
+        except BaseException as error:
+            abort(driver)
+            if not isinstance(error, Exception):
+                raise
+            raise self._unknown(error) from error
+        finally:
+            self._park(driver)
+
+    def _park(self, driver: Any) -> None:
+        """Keep `driver` for the next publish, if it comes soon, and while the pump keeps its connection."""
+        if self._parked is None or self._parked.done():
+            return
+        if self._calls or driver.is_closed() or self.loop.time() > self._until:
+            self._unpark()
+            return
+        self._idle, self._used_at = driver, self.loop.time()
+        if self._timer is None:
+            self._timer = self.loop.call_later(LINGER, self._unpark_unused)
+
+    def _unpark_unused(self) -> None:
+        self._timer = None
+        if self._idle is None:
+            return
+        if (left := self._used_at + LINGER - self.loop.time()) > 0:
+            self._timer = self.loop.call_later(left, self._unpark_unused)
+        else:
+            self._unpark()
+
+    def _unpark(self) -> None:
+        self._idle = None
+        if self._parked is not None and not self._parked.done():
+            self._parked.set_result(None)
+
+    async def _run(self) -> None:
+        """Write groups until nothing waits."""
+        try:
+            while await self._next_group():
+                if self._shortcut.possible:
+                    await self._on_kept_connection()
+                if self._group:
+                    await self._in_transaction(self._group)
+        finally:
+            for call in self._group:
+                call.done.cancel()
+            self._group = []
+
+    def _ended(self, pump: "asyncio.Task[None]") -> None:
+        # Cancelled, maybe before its first step: with the event loop, or by a test of it.
+        if pump is self._pump:
+            for call in self._calls:
+                call.done.cancel()
+            self._calls = []
+
+    async def _next_group(self) -> bool:
+        """Take the calls to write together; false when nobody waits."""
+        self._group = []
+        # Whoever was just answered gets the chance to publish again, in the same statement as the others.
+        await asyncio.sleep(0)
+        while self._calls and not self._group:
+            self._group = self._in_time(take_group(self._calls))
+        return bool(self._group)
+
+    def _in_time(self, group: list[Call]) -> list[Call]:
+        """`group` without those that have waited for too long, of which nothing was sent."""
+        now = self.loop.time()
+        late = [call for call in group if call.deadline <= now]
+        fail(late, TransientStoreError(f"no answer within {self._timeout} seconds"))
+        return [call for call in group if call.deadline > now] if late else group
+
+    async def _on_kept_connection(self) -> None:
+        """Write group after group on one connection for a while; what is left in `_group` was not written."""
+        try:
+            async with (
+                self._errors.classed(),
+                asyncio.timeout_at(self._group[0].deadline) as waiting,
+                self.place,
+                self._checkouts(None) as connection,
+            ):
+                driver, pool = await self._shortcut.alone(connection), self._engine.pool
+                waiting.reschedule(None)
+                try:
+                    if driver is not None:
+                        await self._write_groups(connection, driver)
+                finally:
+                    self._idle = self._parked = None
+                    if self._engine.pool is not pool:
+                        await (
+                            connection.invalidate()
+                        )  # the engine was disposed of: nobody would ever close it
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish
+            fail(self._group, error)
+            self._group = []
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    async def _write_groups(self, connection: AsyncConnection, driver: Any) -> None:
+        self._until = self.loop.time() + MOST_CONNECTION_TIME
+        while not driver.is_closed():
+            several = len(self._group) > 1
+            if self._group and not await self._send(connection, driver):
+                return
+            # Who publishes alone goes on alone (`_directly`).
+            if not (several or self._calls) or not await self._next_group():
+                self._group, self._parked = [], self.loop.create_future()
+                self._park(driver)
+                await self._parked
+                await self._next_group()
+            if not self._group or self.loop.time() > self._until:
+                return
+
+    async def _send(self, connection: AsyncConnection, driver: Any) -> bool:
+        """Whether the group is dealt with; if not, nothing of it was written."""
+        group = self._group
+        left = group[0].deadline - self.loop.time()
+        try:
+            result = await self._shortcut.fetch(
+                driver, self._query(group), timeout=max(0.001, left)
+            )
+        except DBAPIError as error:
+            self._checkouts.note(error)
+            return False
+        except BaseException as error:
+            fail(group, self._unknown(error), error)
+            abort(driver)
+            await connection.invalidate()
+            if not isinstance(error, Exception):
+                raise
+            return True
+        answer(group, result)
+        return True
+
+    def _unknown(self, error: BaseException) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"the answer to the INSERT was lost: {self._errors.of(error) or error}"
+        )
+
+    def _query(self, group: list[Call]) -> Any:
+        first = group[0]
+        if first.query is not None:
+            return first.query
+        if len(group) == 1:
+            return self._dialect.inserting(first.rows)
+        return self._dialect.inserting([row for call in group for row in call.rows])
+
+    async def _in_transaction(self, group: list[Call]) -> None:
+        deadline = group[0].deadline
+        try:
+            run, query = self._transactions.run, self._query(group)
+            result = await run(query, self.place, locks=False, deadline=deadline)
+        except TransientStoreError as error:
+            fail(group, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish
+            if len(group) == 1:
+                fail(group, error)
+                return
+            for call in group:  # one of them is refused: not the others
+                if not call.done.done() and self._in_time([call]):
+                    await self._in_transaction([call])
+        else:
+            answer(group, result)
