@@ -1,7 +1,9 @@
-"""Measure, compare, and write benchmarks/results: python -m benchmarks [COMMAND] [--rounds N] [--messages N].
+"""Measure, compare, and write benchmarks/results: python -m benchmarks [COMMAND] [--rounds N]
+[--messages N].
 
-Every figure is a ratio of runs taken in turn on one machine: the rates themselves say little elsewhere. Ends
-with 1 if a target is not reached. `report` measures nothing: it renders what the others have kept.
+Every figure is a ratio of runs taken in turn on one machine: the rates themselves say little
+elsewhere. Ends with 1 if a target is not reached. `report` measures nothing: it renders what the
+others have kept.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Charts of what is kept in benchmarks/results, one SVG file a command: bars, or lines where rows or bytes vary."""
+"""Charts of what is kept in benchmarks/results, one SVG file a command: bars, or lines where rows
+or bytes vary."""
 
 import math
 import sys

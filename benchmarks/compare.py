@@ -1,4 +1,5 @@
-"""What is read from measurements: ratios and figures, round by round, and what is wanted of their medians."""
+"""What is read from measurements: ratios and figures, round by round, and what is wanted of their
+medians."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -77,7 +78,8 @@ class Suite:
     variants: list[Variant]
     comparisons: list[Comparison] = field(default_factory=list)
     shows: tuple[str, ...] = ("rate", "cpu_each", "instructions_each")
-    """Figures of each variant that the report tells (`report.FIGURES`); its chart draws the first ones of one unit."""
+    """Figures of each variant that the report tells (`report.FIGURES`); its chart draws the first
+    ones of one unit."""
     axis: str | None = None
     """The figure on the x axis of its chart, which then has lines; None for bars."""
     most_rounds: int | None = None

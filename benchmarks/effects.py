@@ -1,4 +1,5 @@
-"""Handlers that insert a row each: python -m benchmarks.effects own|joined '{"url": ..., "count": ...}'."""
+"""Handlers that insert a row each: python -m benchmarks.effects own|joined '{"url": ..., "count":
+...}'."""
 
 import asyncio
 from typing import Any

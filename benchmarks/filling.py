@@ -59,7 +59,8 @@ async def fill(
     queues: int = 1,
     size: int | None = None,
 ) -> None:
-    """Insert `count` messages (numbers from `first`) that are due in `due` seconds; leave the table vacuumed.
+    """Insert `count` messages (numbers from `first`) that are due in `due` seconds; leave the table
+    vacuumed.
 
     On PostgreSQL also spread over `queues` queues in turn, and of `size` bytes each.
     """

@@ -1,4 +1,5 @@
-"""Run variants in turn, each in a process and a database of its own; keep every figure and what it was taken on."""
+"""Run variants in turn, each in a process and a database of its own; keep every figure and what it
+was taken on."""
 
 import contextlib
 import json

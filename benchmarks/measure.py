@@ -1,7 +1,8 @@
-"""What every measuring process shares, ours and the peers': the body, the clock, one line of JSON as the answer.
+"""What every measuring process shares, ours and the peers': the body, the clock, one line of JSON
+as the answer.
 
-Standard library only: a peer's own virtual environment imports it too (benchmarks/peers put this folder first in
-sys.path).
+Standard library only: a peer's own virtual environment imports it too (benchmarks/peers put this
+folder first in sys.path).
 """
 
 import ctypes
@@ -42,9 +43,11 @@ _NOT_THE_KERNELS = 0b1100000
 
 
 def _counter() -> int:
-    """A descriptor that counts this thread's instructions from now on; negative where they are not counted.
+    """A descriptor that counts this thread's instructions from now on; negative where they are not
+    counted.
 
-    Unlike times they hardly depend on what else the machine does. Most virtual machines do not count them.
+    Unlike times they hardly depend on what else the machine does. Most virtual machines do not
+    count them.
     """
     number = _PERF_EVENT_OPEN.get(platform.machine())
     if number is None or platform.system() != "Linux":
@@ -91,7 +94,8 @@ def clock() -> Iterator[Clock]:
 
 
 def answer(scenarios: dict[str, Callable[..., dict[str, Any]]]) -> None:
-    """Run `SCENARIO JSON_OPTIONS` of the command line; print its result as the last line of standard output."""
+    """Run `SCENARIO JSON_OPTIONS` of the command line; print its result as the last line of
+    standard output."""
     name, options = sys.argv[1], json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
     result = scenarios[name](**options)
     if Clock.last is not None and Clock.last.instructions is not None:

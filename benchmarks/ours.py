@@ -1,6 +1,8 @@
-"""This project's side of each comparison: python -m benchmarks.ours SCENARIO '{"url": ..., "count": ...}'.
+"""This project's side of each comparison: python -m benchmarks.ours SCENARIO '{"url": ..., "count":
+...}'.
 
-Every scenario works on an empty database of its own, checks what was done afterwards, and prints one JSON line.
+Every scenario works on an empty database of its own, checks what was done afterwards, and prints
+one JSON line.
 """
 
 import asyncio
@@ -248,7 +250,8 @@ async def _send(
 
 
 def latency(url: str, count: int = 50, pause: float = 0.1) -> dict[str, Any]:
-    """From the return of publish() to the handler in another process, `pause` seconds apart; defaults."""
+    """From the return of publish() to the handler in another process, `pause` seconds apart;
+    defaults."""
     context = multiprocessing.get_context("spawn")
     arrived = context.Array("d", WARM + count, lock=False)
     process = context.Process(target=_listener, args=(url, WARM + count, arrived), daemon=True)

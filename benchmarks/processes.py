@@ -1,4 +1,5 @@
-"""One queue, several consuming processes: python -m benchmarks.processes consume '{"url": ..., "count": ...}'."""
+"""One queue, several consuming processes: python -m benchmarks.processes consume '{"url": ...,
+"count": ...}'."""
 
 import asyncio
 import multiprocessing

@@ -1,7 +1,8 @@
-"""An even stream of messages, end to end, on PostgreSQL: python -m benchmarks.rate rate '{"url": ..., "rate": 1000}'.
+"""An even stream of messages, end to end, on PostgreSQL: python -m benchmarks.rate rate '{"url":
+..., "rate": 1000}'.
 
-With a snapshot held by another session, no dead row can be removed: what slows down then shows as growth from
-the first seconds to the last.
+With a snapshot held by another session, no dead row can be removed: what slows down then shows as
+growth from the first seconds to the last.
 """
 
 import asyncio
@@ -49,7 +50,8 @@ class Record:
 
 
 async def _publish(url: str, rate: int, seconds: int, pipe: Any) -> None:
-    """Says when it is ready, starts when told to, then says when it started and how far it ever was behind."""
+    """Says when it is ready, starts when told to, then says when it started and how far it ever was
+    behind."""
     engine = engine_of(url)
     broker, behind = SqlBroker(engine, logger=None), 0.0
     await broker.connect()
@@ -195,11 +197,14 @@ def _figures(record: Record, started: float, seconds: int) -> dict[str, float]:
 def rate(
     url: str, rate: int = 1_000, seconds: int = 20, held: bool = False, begin: bool = True
 ) -> dict[str, Any]:
-    """From publish to handler with archive and defaults, `rate` messages a second from another process.
+    """From publish to handler with archive and defaults, `rate` messages a second from another
+    process.
 
-    `held`: a session holds a snapshot from before the start. `begin`: claims may begin where the last one ended.
-    Latency runs from just before the publish call to the handler; `behind` is by how many seconds a call was ever
-    late. `dead_rows` are the message table's at the end; `wal_bytes` are the whole server's, a message.
+    `held`: a session holds a snapshot from before the start. `begin`: claims may begin where the
+        last one ended.
+    Latency runs from just before the publish call to the handler; `behind` is by how many seconds a
+    call was ever late. `dead_rows` are the message table's at the end; `wal_bytes` are the whole
+    server's, a message.
     """
     if seconds < SHORTEST:
         raise ValueError(f"{seconds} seconds are too short: at least {SHORTEST}")

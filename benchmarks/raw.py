@@ -1,4 +1,5 @@
-"""What asyncpg alone reaches on the same tables and indexes: python -m benchmarks.raw SCENARIO OPTIONS."""
+"""What asyncpg alone reaches on the same tables and indexes: python -m benchmarks.raw SCENARIO
+OPTIONS."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,5 @@
-"""Tables of what was measured, as Markdown: of one command, and of all that are kept in benchmarks/results."""
+"""Tables of what was measured, as Markdown: of one command, and of all that are kept in
+benchmarks/results."""
 
 import json
 from collections.abc import Iterable

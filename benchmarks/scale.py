@@ -1,4 +1,5 @@
-"""What many rows and large bodies cost (PostgreSQL): python -m benchmarks.scale claim|throughput '{"url": ..., ...}'."""
+"""What many rows and large bodies cost (PostgreSQL): python -m benchmarks.scale claim|throughput
+'{"url": ..., ...}'."""
 
 import asyncio
 import json
@@ -26,7 +27,8 @@ EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
 
 
 class Claiming:
-    """The store's own statements on a connection of asyncpg's, without the broker's loops around them."""
+    """The store's own statements on a connection of asyncpg's, without the broker's loops around
+    them."""
 
     def __init__(self, engine: AsyncEngine, connection: asyncpg.Connection, dialect: Any) -> None:
         self._engine, self._connection, self._dialect = engine, connection, dialect
@@ -113,10 +115,12 @@ async def _claim(
 def claim(
     url: str, ready: int, future: int = 0, queues: int = 1, subscribed: int = 1, archive: int = 0
 ) -> dict[str, Any]:
-    """Medians (seconds) of a look at `subscribed` of `queues` queues and of the claim of 100 rows after it.
+    """Medians (seconds) of a look at `subscribed` of `queues` queues and of the claim of 100 rows
+    after it.
 
-    `ready` rows are due, `future` ones in a day, all spread over the queues; `archive` rows are finished. The time
-    is the statement's on the driver's connection, in a transaction that is rolled back.
+    `ready` rows are due, `future` ones in a day, all spread over the queues; `archive` rows are
+    finished. The time is the statement's on the driver's connection, in a transaction that is
+    rolled back.
     """
     return asyncio.run(_claim(url, ready, future, queues, subscribed, archive))
 
@@ -153,7 +157,8 @@ async def _throughput(
 def throughput(
     url: str, ready: int, count: int, payload: int | None = None, archive: int = 0
 ) -> dict[str, Any]:
-    """The first `count` of `ready` messages by a subscriber with defaults, from its start; then it is stopped.
+    """The first `count` of `ready` messages by a subscriber with defaults, from its start; then it
+    is stopped.
 
     Bodies have `payload` bytes, or are the usual ones; `archive` rows were finished before.
     """

@@ -1,4 +1,5 @@
-"""What is compared when there are more rows, queues, bytes or processes, and at a fixed rate under a held snapshot."""
+"""What is compared when there are more rows, queues, bytes or processes, and at a fixed rate under
+a held snapshot."""
 
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ def _scenario(name: str, scenario: str, **options: Any) -> Variant:
 
 
 def claims(sizes: Sequence[int]) -> Suite:
-    """The claim of 100 rows from one queue with as many ready rows, and as many future ones; the first is the measure."""
+    """The claim of 100 rows from one queue with as many ready rows, and as many future ones; the
+    first is the measure."""
     variants = [_scenario(f"{n:,} ready", "claim", ready=n, future=n) for n in sizes]
     first, *others = (variant.name for variant in variants)
     comparisons = [
@@ -98,8 +100,8 @@ def _throughput() -> list[Suite]:
 def _speed_up(runs: Round) -> float | None:
     """How much more two processes do than one, of what two cores allow.
 
-    With T of a process's and D of the server's CPU seconds a message, one process handles at most 1 ÷ T messages a
-    second, and two that share the cores with the server 2 ÷ (T + D).
+    With T of a process's and D of the server's CPU seconds a message, one process handles at most 1
+    ÷ T messages a second, and two that share the cores with the server 2 ÷ (T + D).
     """
     one, two = runs[ONE], runs[TWO]
     if two["db_cpu_each"] is None:
@@ -130,7 +132,8 @@ def two_processes(count: int) -> Suite:
 
 
 def scale(count: int, *, large: bool) -> list[Suite]:
-    """More rows, queues, bytes and processes; `large`: tens of millions of rows, which take 15 GB and an hour."""
+    """More rows, queues, bytes and processes; `large`: tens of millions of rows, which take 15 GB
+    and an hour."""
     sizes = (1_000, CROWD, MILLION, *((10 * MILLION,) if large else ()))
     archived = 10 * MILLION if large else MILLION
     return [claims(sizes), *_queues(), *_archive(archived), *_throughput(), two_processes(count)]
@@ -162,7 +165,8 @@ def held_snapshot(seconds: int) -> Suite:
 
 
 def rate(seconds: int) -> list[Suite]:
-    """1 000 messages a second: without a snapshot, with one, and with one but without what is done about it."""
+    """1 000 messages a second: without a snapshot, with one, and with one but without what is done
+    about it."""
     free, off = "no snapshot", "held snapshot, every claim from the beginning"
     variants = [
         _at_rate(free, seconds),

@@ -46,7 +46,8 @@ FROM s
 
 
 def fill_archive(url: str, kind: str, count: int) -> None:
-    """Make the tables in an empty database, and `count` rows; the database has looked at them at the end."""
+    """Make the tables in an empty database, and `count` rows; the database has looked at them at
+    the end."""
     engine = create_engine(url.replace(f"{kind}://", f"{kind}+{DRIVERS[kind]}://", 1))
     tables = build_tables(SqlBrokerSchemaConfig(), dialect_name=engine.dialect.name)
     with engine.begin() as connection:

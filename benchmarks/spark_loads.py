@@ -16,7 +16,8 @@ from tools.private import find
 
 PLACES = ("/usr/lib/postgresql/*/bin",)
 HEAP, LARGE_HEAP = "1g", "10g"
-"""Ours reads within the first, or the run fails; Spark's defaults hold the whole result in memory."""
+"""Ours reads within the first, or the run fails; Spark's defaults hold the whole result in memory.
+"""
 
 PARTITIONS = (1, 2, 4, 8)
 OTHERS = {"mariadb": 4, "sqlite": 4}
@@ -125,7 +126,8 @@ def _variants(names: list[str]) -> list[Variant]:
 
 
 def measure(rounds: int, rows: int) -> dict[str, dict[str, list[Result]]]:
-    """Fill three databases, start two sessions, and take everything in turn; results by suite and variant."""
+    """Fill three databases, start two sessions, and take everything in turn; results by suite and
+    variant."""
     results: dict[str, dict[str, list[Result]]] = {}
     with ExitStack() as stack:
         urls, counts = (

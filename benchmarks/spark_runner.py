@@ -1,7 +1,8 @@
-"""One Spark session that reads what it is told, line by line: python -m benchmarks.spark_runner HEAP.
+"""One Spark session that reads what it is told, line by line: python -m benchmarks.spark_runner
+HEAP.
 
-A line of JSON on stdin is one load: {"way": "ours" | "plain" | "format", "url": …, "partitions": …, "count": …}; the
-answer is a line of JSON with the seconds.
+A line of JSON on stdin is one load: {"way": "ours" | "plain" | "format", "url": …, "partitions": …,
+"count": …}; the answer is a line of JSON with the seconds.
 """
 
 import json

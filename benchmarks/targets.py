@@ -1,4 +1,5 @@
-"""What is compared with what, and how much is wanted: beside FastStream and the raw driver, and beside other brokers."""
+"""What is compared with what, and how much is wanted: beside FastStream and the raw driver, and
+beside other brokers."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -38,7 +39,8 @@ PUBLISHING = {
     "publish_in_transaction": ("publish 1 000 in the caller's transaction ÷ raw", 0.7, 12),
     "publish_bulk": ("publish_batch(1 000) ÷ raw unnest insert", 0.5, 1),
 }
-"""Of each way to publish: its name, what is wanted, and by how much fewer messages than when consuming."""
+"""Of each way to publish: its name, what is wanted, and by how much fewer messages than when
+consuming."""
 
 
 def _ours(count: int) -> dict[str, Variant]:
@@ -79,7 +81,8 @@ def _publishing(count: int) -> list[Suite]:
 
 
 def effects(count: int) -> list[Suite]:
-    """A handler that inserts a row, in a transaction of its own and in its message's; `count` messages."""
+    """A handler that inserts a row, in a transaction of its own and in its message's; `count`
+    messages."""
     suites = []
     for kind in ("postgresql", "mariadb", "sqlite"):
         variants = [
@@ -93,7 +96,8 @@ def effects(count: int) -> list[Suite]:
 
 
 def own(count: int) -> list[Suite]:
-    """Ours beside FastStream's own dispatch and the raw driver; `count` messages in the runs that are compared."""
+    """Ours beside FastStream's own dispatch and the raw driver; `count` messages in the runs that
+    are compared."""
     variants = _ours(count)
     variants[UNARCHIVED] = Variant(
         UNARCHIVED, "consume", options={"count": count // 3, "archive": False}

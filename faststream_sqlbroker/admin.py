@@ -64,8 +64,8 @@ class Admin:
     ) -> None:
         """Work on the tables of `store`.
 
-        Pauses are told to other processes on `channel` (PostgreSQL), to this one by `heard`, in the order in which
-        `turn` lets them be written; `pipelines` are named in explanations.
+        Pauses are told to other processes on `channel` (PostgreSQL), to this one by `heard`, in the
+        order in which `turn` lets them be written; `pipelines` are named in explanations.
         """
         self._store, self._channel, self._heard, self._pipelines = store, channel, heard, pipelines
         self._turn = LoopSemaphore() if turn is None else turn
@@ -80,22 +80,24 @@ class Admin:
         until: Duration | datetime | None = None,
         by: str | None = None,
     ) -> None:
-        """Let nobody claim from `queue`: for the whole fleet, across restarts, until `resume` or `until`.
+        """Let nobody claim from `queue`: for the whole fleet, across restarts, until `resume` or
+        `until`.
 
-        When it returns, this process claims no more; other processes stop within their `presence_interval`, on
-        PostgreSQL mostly at once. Running handlers go on and their outcomes are written; messages that wait for a
-        worker are given back, uncharged. Publishing goes on. A queue that is paused already stays paused since then,
-        with the new words and end.
+        When it returns, this process claims no more; other processes stop within their
+        `presence_interval`, on PostgreSQL mostly at once. Running handlers go on and their outcomes
+        are written; messages that wait for a worker are given back, uncharged. Publishing goes on.
+        A queue that is paused already stays paused since then, with the new words and end.
 
         Args:
             queue: Its full name, with the prefix of its router.
             reason: Shown to who asks; at most 1 000 bytes are kept.
-            until: A length of time from now, or an aware datetime, by the database's clock; None: until `resume`.
+            until: A length of time from now, or an aware datetime, by the database's clock; None:
+                until `resume`.
             by: Who pauses; default host and process id.
 
         Raises:
-            SetupError: an impossible name of a queue, a length that is not positive, a datetime without its zone,
-                or a reason or name that is no text.
+            SetupError: an impossible name of a queue, a length that is not positive, a datetime
+                without its zone, or a reason or name that is no text.
         """
         info = {"by": _text("by", by) or process_name(), "reason": _text("reason", reason)}
         async with self._turn:
@@ -106,7 +108,8 @@ class Admin:
             )
 
     async def resume(self, queue: str) -> bool:
-        """Let `queue` be claimed from again, as soon as `pause` is heard of. A subscriber paused by itself stays so.
+        """Let `queue` be claimed from again, as soon as `pause` is heard of. A subscriber paused by
+        itself stays so.
 
         Returns:
             Whether it was paused.
@@ -128,8 +131,8 @@ class Admin:
     async def subscribers(self, queue: str | None = None) -> list[LiveSubscriber]:
         """The subscribers of all processes that count as alive, those heard of last first.
 
-        One that ended without a word (SIGKILL, a machine lost) is listed for up to four `presence_interval`s more.
-        At most 10 000 are read.
+        One that ended without a word (SIGKILL, a machine lost) is listed for up to four
+        `presence_interval`s more. At most 10 000 are read.
 
         Args:
             queue: Only those of this one.
@@ -140,14 +143,14 @@ class Admin:
     async def release(self, worker: str, *, force: bool = False) -> int:
         """Give back at once what a worker has leased, instead of when its leases run out.
 
-        For one that is gone without a word: it is remembered for an hour. Its messages are due again and count as
-        delivered once more, as after a lease that has run out. What a handler's transaction has locked
-        (`transactional=True`) stays until that transaction ends.
+        For one that is gone without a word: it is remembered for an hour. Its messages are due
+        again and count as delivered once more, as after a lease that has run out. What a handler's
+        transaction has locked (`transactional=True`) stays until that transaction ends.
 
         Args:
             worker: The name of one subscriber of one process, as `subscribers` has it.
-            force: Also if it lives. Its handlers go on, and what they do outside of this database happens twice: nothing that it
-                writes of these messages counts any more.
+            force: Also if it lives. Its handlers go on, and what they do outside of this database
+                happens twice: nothing that it writes of these messages counts any more.
 
         Returns:
             How many messages were given back.
@@ -179,11 +182,13 @@ class Admin:
     async def explain(self, message_id: int | str) -> Explanation:
         """Say why a message is not running, or what became of it.
 
-        Reads one snapshot, and never counts more than 1 000 messages, so it may be asked at any time, by any process.
-        What it says holds for that moment. docs/howto/operating.md lists the codes.
+        Reads one snapshot, and never counts more than 1 000 messages, so it may be asked at any
+        time, by any process. What it says holds for that moment. docs/howto/operating.md lists the
+        codes.
 
         Args:
-            message_id: As `publish` returns it, or the text of it, which handlers have as `message.message_id`.
+            message_id: As `publish` returns it, or the text of it, which handlers have as
+                `message.message_id`.
 
         Raises:
             SetupError: `message_id` is no whole number of 64 bits.
@@ -222,7 +227,8 @@ class Admin:
     async def forget_schedule(self, name: str) -> bool:
         """Remove what is remembered of a schedule, fire times that are due included.
 
-        A process that still declares it begins anew, within half a minute: with the first fire time after that.
+        A process that still declares it begins anew, within half a minute: with the first fire time
+        after that.
 
         Returns:
             Whether it was there.
@@ -237,12 +243,13 @@ class Admin:
     # -- unknown outcomes ---------------------------------------------------------------------------
 
     async def unknown(self, queue: str | None = None, *, limit: int = 100) -> list[UnknownOutcome]:
-        """Messages of which nobody knows whether their handler has run, or how far it came; the oldest first.
+        """Messages of which nobody knows whether their handler has run, or how far it came; the
+        oldest first.
 
-        `AckPolicy.ACK_FIRST` removes a message before its handler starts. It is listed here when its process
-        has not been heard of for `release_stuck_timeout` since, when the answer to the removal's COMMIT was lost
-        (and it was committed), or when its handler was cancelled at the end of `graceful_timeout`. The message
-        itself is in the archive.
+        `AckPolicy.ACK_FIRST` removes a message before its handler starts. It is listed here when
+        its process has not been heard of for `release_stuck_timeout` since, when the answer to the
+        removal's COMMIT was lost (and it was committed), or when its handler was cancelled at the
+        end of `graceful_timeout`. The message itself is in the archive.
 
         Args:
             queue: Only of this one.
@@ -277,8 +284,8 @@ class Admin:
     async def release_lock(self, key: str) -> bool:
         """Take the lock `key` from whoever has it; somebody else may lock it at once.
 
-        The holder is not stopped: it finds out at its next renewal, after a third of its lease at the latest. Its
-        fence is lower than every fence given out from now on.
+        The holder is not stopped: it finds out at its next renewal, after a third of its lease at
+        the latest. Its fence is lower than every fence given out from now on.
 
         Returns:
             Whether somebody had it, with a lease that may have run out.

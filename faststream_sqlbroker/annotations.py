@@ -1,4 +1,6 @@
-"""Annotations that inject FastStream's context into handlers: `async def handle(msg: SqlBrokerMessage)`."""
+"""Annotations that inject FastStream's context into handlers: `async def handle(msg:
+SqlBrokerMessage)`.
+"""
 
 from typing import Annotated, Any
 
@@ -25,7 +27,9 @@ __all__ = (
 
 
 class _Context(Context):
-    """A Context whose `use` is a coroutine: a plain method costs a hop through a thread per parameter."""
+    """A Context whose `use` is a coroutine: a plain method costs a hop through a thread per
+    parameter.
+    """
 
     async def use(self, /, **kwargs: Any) -> Any:  # type: ignore[override]
         return super().use(**kwargs)

@@ -1,7 +1,8 @@
 """Whether the handler of a batch has started, and what of the batch kept it from starting.
 
-One body that cannot be decoded, or does not fit the handler's annotation, fails the call for the whole batch before
-the handler's first line. Whoever notices notes it here, and the subscriber hands the batch out again in parts.
+One body that cannot be decoded, or does not fit the handler's annotation, fails the call for the
+whole batch before the handler's first line. Whoever notices notes it here, and the subscriber hands
+the batch out again in parts.
 """
 
 from collections.abc import Callable, Collection
@@ -26,7 +27,8 @@ class BatchStart:
         self.error: Exception | None = None
         """What kept it from starting, if that may be a message's fault."""
         self.culprits: frozenset[int] = frozenset()
-        """LoopSemaphore in the batch of the messages that are known to be at fault; none if it is not known."""
+        """LoopSemaphore in the batch of the messages that are known to be at fault; none if it is
+        not known."""
 
 
 starting: ContextVar[BatchStart | None] = ContextVar("sqlbroker_batch_start", default=None)

@@ -1,8 +1,9 @@
-"""What a handler may raise to say what becomes of its message, where neither return nor error says it.
+"""What a handler may raise to say what becomes of its message, where neither return nor error says
+it.
 
-They are FastStream's HandlerExceptions: logged in one line at the log level of the broker, never as errors. They count
-under every AckPolicy but ACK_FIRST, MANUAL included; in a batch handler for all messages that are not settled yet.
-A message that has an outcome already keeps it.
+They are FastStream's HandlerExceptions: logged in one line at the log level of the broker, never as
+errors. They count under every AckPolicy but ACK_FIRST, MANUAL included; in a batch handler for all
+messages that are not settled yet. A message that has an outcome already keeps it.
 """
 
 import logging
@@ -62,16 +63,18 @@ class Postpone(NackMessage, Instruction):
 class NotReadyYet(NackMessage, Instruction):
     """What the message needs is not there yet: look again after `retry_in`, and give up at last.
 
-    As `Postpone(retry_in)`, until `give_up_after` has passed since the end of the handler's first run for this message;
-    then it is FAILED with reason "not_ready". The last look is when that time is over. First runs that failed count
-    too; those that ended in Postpone do not. All times are the database's.
+    As `Postpone(retry_in)`, until `give_up_after` has passed since the end of the handler's first
+    run for this message; then it is FAILED with reason "not_ready". The last look is when that time
+    is over. First runs that failed count too; those that ended in Postpone do not. All times are
+    the database's.
     """
 
     def __init__(self, retry_in: Duration, give_up_after: Duration) -> None:
         """`raise NotReadyYet(...) from error` keeps the error in `last_error`.
 
         Args:
-            retry_in: Time until the next look: seconds, a timedelta or text like "1.5h"; a negative one is at once.
+            retry_in: Time until the next look: seconds, a timedelta or text like "1.5h"; a negative
+                one is at once.
             give_up_after: Time after which it is FAILED, longer than 0.
 
         Raises:
@@ -90,9 +93,9 @@ class NotReadyYet(NackMessage, Instruction):
 class Move(AckMessage, Instruction):
     """The message goes to another queue, in the transaction that settles it.
 
-    It keeps its id, key, priority, headers and times of publishing and expiry. Attempts and deliveries begin anew, and
-    its dedup_id is dropped. What was published with its ack is written with the move, as are the effects of a handler
-    with transactional=True.
+    It keeps its id, key, priority, headers and times of publishing and expiry. Attempts and
+    deliveries begin anew, and its dedup_id is dropped. What was published with its ack is written
+    with the move, as are the effects of a handler with transactional=True.
     """
 
     def __init__(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
@@ -100,8 +103,10 @@ class Move(AckMessage, Instruction):
 
         Args:
             queue: Its name, to which no router adds a prefix.
-            body: Another body, encoded as `publish` does, with its content type; left out, it stays as it is.
-            delay: Time until it is due there: seconds, a timedelta or text like "1.5h"; a negative one is at once.
+            body: Another body, encoded as `publish` does, with its content type; left out, it stays
+                as it is.
+            delay: Time until it is due there: seconds, a timedelta or text like "1.5h"; a negative
+                one is at once.
 
         Raises:
             SetupError: a queue that cannot be one, or a delay that is no length of time.
@@ -120,10 +125,12 @@ class RetryPossible(NackMessage, Instruction):
     """
 
     def __init__(self, *, delay: Duration | None = None) -> None:
-        """`raise RetryPossible() from error` tells the retry strategy and `last_error` of the error.
+        """`raise RetryPossible() from error` tells the retry strategy and `last_error` of the
+        error.
 
         Args:
-            delay: Time until the next attempt in place of the retry strategy's; a negative one is at once.
+            delay: Time until the next attempt in place of the retry strategy's; a negative one is
+                at once.
 
         Raises:
             SetupError: `delay` is no length of time.
@@ -181,7 +188,8 @@ async def follow(rows: Sequence[ClaimedMessage], said: Said) -> None:
 
 
 async def follow_raised(rows: Sequence[ClaimedMessage], said: Said) -> None:
-    """`follow`, after the handler: what cannot be followed is a nack, so that the message is tried again.
+    """`follow`, after the handler: what cannot be followed is a nack, so that the message is tried
+    again.
 
     Raises:
         Exception: as `follow`.
@@ -195,7 +203,8 @@ async def follow_raised(rows: Sequence[ClaimedMessage], said: Said) -> None:
 
 
 async def follow_unacknowledged(raw: Any, said: Instruction, log: Callable[..., None]) -> None:
-    """`follow_raised` where FastStream's acknowledgement is not there to do it; as there, errors are only logged.
+    """`follow_raised` where FastStream's acknowledgement is not there to do it; as there, errors
+    are only logged.
 
     Args:
         raw: A row, or a tuple of them.
@@ -229,7 +238,9 @@ async def _move(rows: Sequence[ClaimedMessage], place: MoveTarget) -> None:
 def warn_of_ignored(
     rows: Sequence[ClaimedMessage], method: str, options: Mapping[str, Any], known: str
 ) -> None:
-    """Say once for each subscriber that `method` has been given options that it does not have, as of another broker."""
+    """Say once for each subscriber that `method` has been given options that it does not have, as
+    of another broker.
+    """
     holder, names = rows[0].holder, ", ".join(sorted(options))
     if holder is None or (key := f"{method}({names})") in holder.warned:
         return
@@ -242,9 +253,10 @@ async def extend(rows: Sequence[ClaimedMessage], duration: Duration) -> bool:
     """Hold `rows` for `duration` from now; whether all of them are still held.
 
     Raises:
-        SetupError: `duration` is no length of time above 0; the rows are not held by a running subscriber, or were
-            acked before their handler started.
-        StoreError: the database could not be asked, or somebody else had the row locked for too long.
+        SetupError: `duration` is no length of time above 0; the rows are not held by a running
+            subscriber, or were acked before their handler started.
+        StoreError: the database could not be asked, or somebody else had the row locked for too
+            long.
     """
     seconds = positive_seconds("duration", duration)
     holder = rows[0].holder
@@ -268,7 +280,8 @@ def current_error() -> BaseException | None:
 def nack_or_refuse(
     delay: Duration | None, settle: Callable[[outcomes.Outcome], Any]
 ) -> outcomes.Nack:
-    """The nack; one that is refused still records that the delivery failed, so that it is tried again.
+    """The nack; one that is refused still records that the delivery failed, so that it is tried
+    again.
 
     Raises:
         SetupError: `delay` is no length of time.

@@ -1,27 +1,24 @@
 """Every error the broker raises on purpose; each is a FastStreamException, too.
 
-SqlBrokerError
-├── SetupError            FastStream's, too: wrong options or wrong use, found before anything is written
-│   ├── MissingExtraError an optional package is not installed
-│   ├── SchemaError       the tables in the database are not the ones this version needs
-│   └── RightsError       the database user lacks rights that this process needs
-├── PublishError          a message that cannot be stored (also a ValueError)
-│   └── MessageTooLargeError  larger than the database takes (also a StoreError)
-├── NotSupportedError     FastStream's FeatureNotSupportedException, too: what this database or driver cannot have
-├── TransactionEndedError a handler's transaction has ended before its ack
-├── LeaseLostError        a reservation's lease is gone: what it ended in was not written
-├── LockLostError         a lock's lease is gone: somebody else may have it
-├── LockNotAcquiredError  somebody else has the lock, for longer than was waited
-├── ExportMismatchError   what an export wrote is not what the database has
-├── ConcurrentLoadError   two loads of one state at the same time
-└── StoreError            the database answered with an error
+SqlBrokerError ├── SetupError            FastStream's, too: wrong options or wrong use, found before
+anything is written │   ├── MissingExtraError an optional package is not installed │   ├──
+SchemaError       the tables in the database are not the ones this version needs │   └── RightsError
+the database user lacks rights that this process needs ├── PublishError          a message that
+cannot be stored (also a ValueError) │   └── MessageTooLargeError  larger than the database takes
+(also a StoreError) ├── NotSupportedError     FastStream's FeatureNotSupportedException, too: what
+this database or driver cannot have ├── TransactionEndedError a handler's transaction has ended
+before its ack ├── LeaseLostError        a reservation's lease is gone: what it ended in was not
+written ├── LockLostError         a lock's lease is gone: somebody else may have it ├──
+LockNotAcquiredError  somebody else has the lock, for longer than was waited ├── ExportMismatchError
+what an export wrote is not what the database has ├── ConcurrentLoadError   two loads of one state
+at the same time └── StoreError            the database answered with an error
     ├── AccessError           a right, or a table, is missing
     ├── TransientStoreError   worth repeating: connection, deadlock, serialization, busy, disk full
     └── UnknownOutcomeError   the answer to a COMMIT was lost: it may have been committed
 """
 
-# The one import of FastStream below its shell. `except faststream.exceptions.SetupError` needs real base classes, and
-# FastStream is there whenever this package is: its `__init__` imports the broker.
+# The one import of FastStream below its shell. `except faststream.exceptions.SetupError` needs real
+# base classes, and FastStream is there whenever this package is: its `__init__` imports the broker.
 from faststream.exceptions import FastStreamException, FeatureNotSupportedException
 from faststream.exceptions import SetupError as FastStreamSetupError
 
@@ -39,11 +36,15 @@ class MissingExtraError(SetupError, ImportError):
 
 
 class SchemaError(SetupError):
-    """The tables differ from what this version needs; the message names each difference and its cure."""
+    """The tables differ from what this version needs; the message names each difference and its
+    cure.
+    """
 
 
 class RightsError(SetupError):
-    """The database user lacks rights that this process needs; the message names each and the GRANT that mends it."""
+    """The database user lacks rights that this process needs; the message names each and the GRANT
+    that mends it.
+    """
 
 
 class PublishError(SqlBrokerError, ValueError):
@@ -59,7 +60,9 @@ class TransactionEndedError(SqlBrokerError):
 
 
 class LeaseLostError(SqlBrokerError):
-    """The lease of a reservation is gone; nothing was written, and the message belongs to somebody else."""
+    """The lease of a reservation is gone; nothing was written, and the message belongs to somebody
+    else.
+    """
 
 
 class LockLostError(SqlBrokerError):
@@ -98,7 +101,8 @@ class AccessError(StoreError):
     The text names the right, the user and the GRANT, where the database could be asked for them.
 
     Attributes:
-        only_answers: Whether outcomes were refused, and only for the right to publish what goes with some of them.
+        only_answers: Whether outcomes were refused, and only for the right to publish what goes
+            with some of them.
         every_answer: Whether, moreover, none can be published whatever it is.
     """
 
@@ -111,7 +115,9 @@ class MessageTooLargeError(PublishError, StoreError):
 
 
 class TransientStoreError(StoreError):
-    """The statement may succeed when repeated: connection, deadlock, serialization, busy or full disk."""
+    """The statement may succeed when repeated: connection, deadlock, serialization, busy or full
+    disk.
+    """
 
 
 class UnknownOutcomeError(TransientStoreError):

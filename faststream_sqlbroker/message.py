@@ -1,7 +1,8 @@
 """What a handler sees of a claimed row, and how it says what the delivery ended in.
 
-`ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` only record an outcome on the row; the subscriber writes it, together
-with others, after the handler has ended, if the lease is still held. The first outcome recorded wins.
+`ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` only record an outcome on the row;
+the subscriber writes it, together with others, after the handler has ended, if the lease is still
+held. The first outcome recorded wins.
 """
 
 from collections.abc import Callable
@@ -74,7 +75,8 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         return self.raw_message.created_at
 
     async def ack(self, *, instead: Said | None = None, **ignored: Any) -> None:
-        """Record that it is done: COMPLETED; `instead` is for FastStream, with what a handler has raised.
+        """Record that it is done: COMPLETED; `instead` is for FastStream, with what a handler has
+        raised.
 
         Options of other brokers are `ignored`, here and below, with one warning.
         """
@@ -92,8 +94,8 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         """Record that it is to be tried again, if the retry strategy's limit on attempts allows it.
 
         Args:
-            delay: Time until the next attempt in place of the strategy's: seconds, a timedelta or text like "1.5h";
-                a negative one is at once.
+            delay: Time until the next attempt in place of the strategy's: seconds, a timedelta or
+                text like "1.5h"; a negative one is at once.
             instead: For FastStream, with what a handler has raised.
             ignored: Options of other brokers.
 
@@ -124,7 +126,8 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         await super().reject()
 
     async def postpone(self, delay: Duration) -> None:
-        """Record that it is due again after `delay`; neither the attempt nor the delivery is charged.
+        """Record that it is due again after `delay`; neither the attempt nor the delivery is
+        charged.
 
         Args:
             delay: Seconds, a timedelta or text like "1.5h"; a negative one is at once.
@@ -144,8 +147,8 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
             delay: Time until it is due there; a negative one is at once.
 
         Raises:
-            SetupError: a queue that cannot be one, or a delay that is no length of time; under ACK_FIRST the message
-                is gone.
+            SetupError: a queue that cannot be one, or a delay that is no length of time; under
+                ACK_FIRST the message is gone.
             Exception: the codec cannot encode `body`; nothing is recorded.
         """
         await follow([self.raw_message], MoveTarget(queue, body, delay))
@@ -154,15 +157,17 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
     async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
         """Record that it is published again: `publish_count` is one higher when it comes.
 
-        It is written as `move_to` is, in the transaction that settles the message, with what was published with its ack:
-        the same id, body, headers, key, priority and times of publishing and expiry. Attempts and deliveries begin anew,
-        so nothing but its expiry and its handler ends it: read `publish_count`, and give up. Within `Once` a message
-        that stays in its queue gives its key back. `move_to`, `forward_to` and the retries of the retry strategy leave
+        It is written as `move_to` is, in the transaction that settles the message, with what was
+        published with its ack: the same id, body, headers, key, priority and times of publishing
+        and expiry. Attempts and deliveries begin anew, so nothing but its expiry and its handler
+        ends it: read `publish_count`, and give up. Within `Once` a message that stays in its queue
+        gives its key back. `move_to`, `forward_to` and the retries of the retry strategy leave
         `publish_count` alone.
 
         Args:
             queue: Its name, to which no router adds a prefix; None is the queue that it is in.
-            delay: Time until it is due: seconds, a timedelta or text like "1.5h"; a negative one is at once.
+            delay: Time until it is due: seconds, a timedelta or text like "1.5h"; a negative one is
+                at once.
 
         Raises:
             SetupError: as `move_to`.
@@ -173,19 +178,22 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
     async def extend_lease(self, duration: Duration) -> bool:
         """Hold it for at least `duration` from now, past `max_lease` too; never shortens its lease.
 
-        Nothing is needed to hold it while the handler awaits: leases are renewed. It is for handlers that block the
-        event loop longer than `release_stuck_timeout`, or need more than `max_lease`. With transactional=True the
-        row's lock is the lease, which is only looked after.
+        Nothing is needed to hold it while the handler awaits: leases are renewed. It is for
+        handlers that block the event loop longer than `release_stuck_timeout`, or need more than
+        `max_lease`. With transactional=True the row's lock is the lease, which is only looked
+        after.
 
         Args:
             duration: Longer than 0: seconds, a timedelta or text like "1.5h".
 
         Returns:
-            Whether the lease is still held; if not, whatever the handler says of the message counts for nothing.
+            Whether the lease is still held; if not, whatever the handler says of the message counts
+            for nothing.
 
         Raises:
             SetupError: `duration` is no such length of time; under ACK_FIRST the message is gone.
-            StoreError: the database could not be asked, or somebody else had the row locked for too long.
+            StoreError: the database could not be asked, or somebody else had the row locked for too
+                long.
         """
         return await extend([self.raw_message], duration)
 
@@ -209,7 +217,8 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
 class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
     """The messages of one call of a batch handler.
 
-    `ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` are for those of `messages` that have not been settled one by one.
+    `ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` are for those of `messages` that
+    have not been settled one by one.
     """
 
     def __init__(
@@ -221,7 +230,9 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         decoder: "AsyncCallable",
         **kwargs: Any,
     ) -> None:
-        """`parse` and `decoder` are for the single messages, if somebody asks for them; the rest is FastStream's."""
+        """`parse` and `decoder` are for the single messages, if somebody asks for them; the rest is
+        FastStream's.
+        """
         super().__init__(raw_message, body, **kwargs)
         self._parse, self._decoder = parse, decoder
         self._messages: list[SqlBrokerMessage] | None = None
@@ -241,7 +252,9 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         return self._messages
 
     def set_decoder(self, decoder: "AsyncCallable") -> None:
-        """Decode with `decoder`; a codec's `decode_batch` brings its `decode` for the single messages."""
+        """Decode with `decoder`; a codec's `decode_batch` brings its `decode` for the single
+        messages.
+        """
         super().set_decoder(decoder)
         decode = getattr(getattr(decoder, "__self__", None), "decode", None)
         if callable(decode):
@@ -300,13 +313,17 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         await super().nack()
 
     async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
-        """`SqlBrokerMessage.move_to` for every message not settled yet, all with the same body if one is given."""
+        """`SqlBrokerMessage.move_to` for every message not settled yet, all with the same body if
+        one is given.
+        """
         await follow(self.raw_message, MoveTarget(queue, body, delay))
         self._note_outcomes()
         await super().ack()
 
     async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
-        """`SqlBrokerMessage.republish` for every message not settled yet; None leaves each in its queue."""
+        """`SqlBrokerMessage.republish` for every message not settled yet; None leaves each in its
+        queue.
+        """
         await follow(self.raw_message, MoveTarget(queue, KEPT, delay, published_again=True))
         self._note_outcomes()
         await super().ack()

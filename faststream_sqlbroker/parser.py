@@ -24,7 +24,8 @@ CORRELATION_ID = "correlation_id"
 REPLY_TO = "reply_to"
 JSON = "application/json"
 AT_ONCE = 250
-"""Bodies of a batch that are decoded between two turns of the event loop, which has the next claim to send."""
+"""Bodies of a batch that are decoded between two turns of the event loop, which has the next claim
+to send."""
 
 _raw_decode = json.JSONDecoder().raw_decode
 
@@ -75,7 +76,9 @@ class SqlBrokerBatchParser(SqlBrokerParser):
     """FastStream's parser and decoder of batches, and of the single messages in them."""
 
     async def parse_batch(self, messages: Sequence[ClaimedMessage]) -> SqlBrokerBatchMessage:
-        """Rows of one call as a message; its headers and ids are those of the first, unless said otherwise."""
+        """Rows of one call as a message; its headers and ids are those of the first, unless said
+        otherwise.
+        """
         first, last = messages[0], messages[-1]
         all_headers = [row.headers for row in messages]
         headers = all_headers[0]
@@ -133,9 +136,11 @@ def _undecodable(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list[
 
 
 def _json_loads(body: bytes) -> Any:
-    """As json.loads, in half the time (1.8 µs in place of 3.2) for what it finds to be one document in UTF-8.
+    """As json.loads, in half the time (1.8 µs in place of 3.2) for what it finds to be one document
+    in UTF-8.
 
-    Anything else is left to json.loads: space around it, byte order marks, other encodings, and errors.
+    Anything else is left to json.loads: space around it, byte order marks, other encodings, and
+    errors.
     """
     try:
         text = body.decode()

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class PlainOptions(TypedDict, total=False):
-    """Keyword arguments of a publish whose message is stored in any case; all may be left out, None is the same."""
+    """Keyword arguments of a publish whose message is stored in any case; all may be left out, None
+    is the same.
+    """
 
     headers: dict[str, Any] | None
     """JSON values by name."""
@@ -28,16 +30,16 @@ class PlainOptions(TypedDict, total=False):
     key: str | None
     """1 to 255 characters; what the message is about."""
     delay: Duration | None
-    """Time until it is due: seconds, a timedelta or text like "1.5h"; a negative one is at once; not with
-    next_attempt_at."""
+    """Time until it is due: seconds, a timedelta or text like "1.5h"; a negative one is at once;
+    not with next_attempt_at."""
     next_attempt_at: datetime | float | timedelta | str | None
-    """When it is due: a datetime with a time zone, Unix seconds, or as `delay` a timedelta or text like "2h45m" from
-    now by the database's clock; not with delay."""
+    """When it is due: a datetime with a time zone, Unix seconds, or as `delay` a timedelta or text
+    like "2h45m" from now by the database's clock; not with delay."""
     expires_in: Duration | None
     """Time after which no handler is started for it any more; longer than 0."""
     destination: str | None
-    """Queue that the message is meant for, kept as its header of that name: a subscriber of `queue` with
-    forward_to=DESTINATION moves it there."""
+    """Queue that the message is meant for, kept as its header of that name: a subscriber of `queue`
+    with forward_to=DESTINATION moves it there."""
 
 
 class MessageOptions(PlainOptions, total=False):
@@ -64,15 +66,15 @@ class PublishOptions(MessageOptions, TransactionOptions, total=False):
     """Keyword arguments of `publish` and `publish_batch`."""
 
     with_ack: bool
-    """Inside a handler: publish in the transaction that acks its message, only if it is acked; no id is known then."""
+    """Inside a handler: publish in the transaction that acks its message, only if it is acked; no
+    id is known then."""
 
 
 class SqlBrokerPublishCommand(BatchPublishCommand):
     """One publish on its way through the middlewares; its values are checked when it becomes rows.
 
-    `options` holds what was given of priority, key, dedup_id, delay, next_attempt_at, expires_in and
-    destination;
-    `connection` is the caller's AsyncConnection or AsyncSession, or None.
+    `options` holds what was given of priority, key, dedup_id, delay, next_attempt_at, expires_in
+    and destination; `connection` is the caller's AsyncConnection or AsyncSession, or None.
     """
 
     def __init__(
@@ -99,8 +101,8 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         """`messages` are the further bodies of a batch; the other arguments are those of `publish`.
 
         Raises:
-            PublishError: more than one of connection, session and with_ack; a connection or session that is
-                not asynchronous.
+            PublishError: more than one of connection, session and with_ack; a connection or session
+                that is not asynchronous.
         """
         super().__init__(
             message,
@@ -120,7 +122,8 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         self.connection = _one_transaction(connection, session, with_ack=with_ack)
         self.with_ack = with_ack
         self.stacked = False
-        """Whether FastStream publishes a handler's answer, which joins its ack where that is possible."""
+        """Whether FastStream publishes a handler's answer, which joins its ack where that is
+        possible."""
         self.codec: CodecProto | None = None
         """Encodes the bodies in place of the broker's: that of the publisher's router."""
 
@@ -160,8 +163,8 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 class SqlBrokerResponse(Response):
     """A body with its own options: returned from a handler, or an item of `publish_batch`.
 
-    In `publish_batch` what is given here goes before the call's arguments. Returned from a handler it goes
-    to each stacked `@broker.publisher`, whose own queue goes before `queue`.
+    In `publish_batch` what is given here goes before the call's arguments. Returned from a handler
+    it goes to each stacked `@broker.publisher`, whose own queue goes before `queue`.
     """
 
     def __init__(

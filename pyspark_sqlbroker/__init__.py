@@ -1,8 +1,10 @@
-"""Spark finds the format "sqlbroker" by this module's name: `spark.read.format("sqlbroker")`, no jar needed.
+"""Spark finds the format "sqlbroker" by this module's name: `spark.read.format("sqlbroker")`, no
+jar needed.
 
-The driver and every executor need this package with its extra: `pip install "sqlbroker[spark]"`,
-in the environment of PYSPARK_PYTHON; or ship it with `--archives` (venv-pack, conda-pack). `--py-files` is
-not enough: the database drivers are compiled. docs/howto/spark.md lists the options.
+The driver and every executor need this package with its extra: `pip install "sqlbroker[spark]"`, in
+the environment of PYSPARK_PYTHON; or ship it with `--archives` (venv-pack, conda-pack).
+`--py-files` is not enough: the database drivers are compiled. docs/howto/spark.md lists the
+options.
 """
 
 from typing import TYPE_CHECKING
@@ -19,8 +21,8 @@ __all__ = ("DefaultSource",)
 class DefaultSource(DataSource):
     """The archive (or the live table) as a source of rows, in batches and as a stream.
 
-    Everything else is imported when it is used: Spark imports this module in each session that names a
-    format written in Python, whichever it is.
+    Everything else is imported when it is used: Spark imports this module in each session that
+    names a format written in Python, whichever it is.
     """
 
     @classmethod
@@ -44,8 +46,8 @@ class DefaultSource(DataSource):
 
         Raises:
             SetupError: an option of streams, or a column or type that the table has not.
-            NotSupportedError: a partitioner that the database cannot have, or filters are to be pushed and this
-                Spark mixes them up.
+            NotSupportedError: a partitioner that the database cannot have, or filters are to be
+                pushed and this Spark mixes them up.
         """
         from faststream_sqlbroker.spark.source.batch import make_reader  # noqa: PLC0415
         from faststream_sqlbroker.spark.source.options import parse_options  # noqa: PLC0415

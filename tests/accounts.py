@@ -57,7 +57,8 @@ class Account:
         return create_async_engine(self.url.set(username=self.name, password=PASSWORD))
 
     def try_as(self, *statements: str) -> list[str]:
-        """Run each of `statements` as the user, and undo it; those that were refused for a missing right."""
+        """Run each of `statements` as the user, and undo it; those that were refused for a missing
+        right."""
         url = self.url.set(
             drivername=self.owner.url.drivername, username=self.name, password=PASSWORD
         )

@@ -56,7 +56,8 @@ class Servers:
         self._kept: set[str] = set()
 
     def admin(self, kind: str) -> Engine:
-        """The engine of `kind`'s administrator; skip without a server, fail in CI if nothing excuses it."""
+        """The engine of `kind`'s administrator; skip without a server, fail in CI if nothing
+        excuses it."""
         if kind not in self._found:
             self._found[kind] = self._find(kind)
         found = self._found[kind]
@@ -175,7 +176,8 @@ def _drop(admin: Engine, name: str) -> None:
 
 
 def _empty(admin: Engine, name: str) -> None:
-    """Make PostgreSQL's database `name` as good as new, ten times as fast as a new one: it copies no files.
+    """Make PostgreSQL's database `name` as good as new, ten times as fast as a new one: it copies
+    no files.
 
     Its sessions are ended, as they are when a database is dropped.
     """

@@ -1,6 +1,8 @@
-"""A process of its own without the second and a half that a new interpreter takes to import everything.
+"""A process of its own without the second and a half that a new interpreter takes to import
+everything.
 
-Forked from a server that has imported the workers and opened nothing: SQLite must not be carried over a fork.
+Forked from a server that has imported the workers and opened nothing: SQLite must not be carried
+over a fork.
 """
 
 import importlib
@@ -79,9 +81,11 @@ Process = subprocess.Popen[bytes] | Forked
 def start(
     module: str, *arguments: str, said: Path, env: Mapping[str, str] | None = None
 ) -> Process:
-    """Start what `python -m MODULE ARGUMENTS` starts; what it prints is appended to the file `said`.
+    """Start what `python -m MODULE ARGUMENTS` starts; what it prints is appended to the file
+    `said`.
 
-    `env` is added to the environment. A library that is to be preloaded needs an interpreter of its own.
+    `env` is added to the environment. A library that is to be preloaded needs an interpreter of its
+    own.
     """
     given = dict(env or {})
     if "LD_PRELOAD" not in given:

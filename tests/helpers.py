@@ -20,7 +20,8 @@ def mysql_numbers(count: int) -> str:
 async def eventually(
     check: Callable[[], Awaitable[T] | T], timeout: float = 30.0, step: float = 0.01
 ) -> T:
-    """Call `check` until it returns something true; fail with its last answer after `timeout` seconds."""
+    """Call `check` until it returns something true; fail with its last answer after `timeout`
+    seconds."""
     deadline = time.monotonic() + timeout
     while True:
         answer = check()

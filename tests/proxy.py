@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager, suppress
 from sqlalchemy import URL, make_url
 
 COMMIT = re.compile(rb"COMMIT(;|\0|$)")
-"""The statement as the drivers send it, not the isolation level of that name; in PostgreSQL's protocol also a
-prepared statement that writes outside of a transaction, and so commits by itself."""
+"""The statement as the drivers send it, not the isolation level of that name; in PostgreSQL's
+protocol also a prepared statement that writes outside of a transaction, and so commits by itself.
+"""
 ROLLBACK = re.compile(rb"ROLLBACK")
 
 
@@ -59,7 +60,8 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self.port = 0
         self.swallow_answer_to: re.Pattern[bytes] | None = None
-        """When a client sends this, it reaches the server, but the connection ends before the answer."""
+        """When a client sends this, it reaches the server, but the connection ends before the
+        answer."""
         self.swallowed = 0
         self.die_at: re.Pattern[bytes] | None = None
         """When a client sends this, its connection passes nothing on any more, without a word."""
@@ -92,12 +94,14 @@ class Proxy:
         for writer in writers:
             writer.transport.abort()
         for writer in writers:
-            # The event loop closes an aborted socket in its next turn, which a caller may not give it.
+            # The event loop closes an aborted socket in its next turn, which a caller may not give
+            # it.
             with suppress(OSError):
                 await writer.wait_closed()
 
     def vanish(self) -> None:
-        """Pass nothing on, not even that a client has ended: the server keeps its connections until `stop`."""
+        """Pass nothing on, not even that a client has ended: the server keeps its connections until
+        `stop`."""
         self._vanished = True
         self.stall()
 

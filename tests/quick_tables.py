@@ -1,7 +1,9 @@
-"""Tables for a test in a few milliseconds: `create_all` spends most of its 100 ms on looks at what is there.
+"""Tables for a test in a few milliseconds: `create_all` spends most of its 100 ms on looks at what
+is there.
 
-The first time, in each process of the tests, for each kind of database and each set of names, `create_all` itself
-creates them; its statements are repeated wherever none of these tables is there. tests/schema uses `create_all`.
+The first time, in each process of the tests, for each kind of database and each set of names,
+`create_all` itself creates them; its statements are repeated wherever none of these tables is
+there. tests/schema uses `create_all`.
 """
 
 from collections.abc import Hashable
@@ -23,7 +25,8 @@ TABLES = build_tables(SqlBrokerSchemaConfig())
 
 @cache
 def built(config: SqlBrokerSchemaConfig, dialect_name: str, revision: str | None = None) -> Tables:
-    """Stands in for `Tables.for_dialect`: thousands of brokers have the same tables, and nothing changes them."""
+    """Stands in for `Tables.for_dialect`: thousands of brokers have the same tables, and nothing
+    changes them."""
     return build_tables(config, dialect_name=dialect_name, revision=revision)
 
 

@@ -1,4 +1,5 @@
-"""ARCHITECTURE.md's diagrams of states, of messages and of outcomes, from the transitions in the code.
+"""ARCHITECTURE.md's diagrams of states, of messages and of outcomes, from the transitions in the
+code.
 
 python -m tools.diagram [--check]
 """

@@ -1,4 +1,5 @@
-"""Write every statement of every dialect to tests/sql/<dialect>/<name>.sql, for reading and for review.
+"""Write every statement of every dialect to tests/sql/<dialect>/<name>.sql, for reading and for
+review.
 
 MariaDB's folder holds what differs from MySQL's.
 

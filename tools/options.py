@@ -1,4 +1,5 @@
-"""The table of a subscriber's options in docs/howto/subscribers.md, from the docstrings in the code.
+"""The table of a subscriber's options in docs/howto/subscribers.md, from the docstrings in the
+code.
 
 python -m tools.options [--check]
 """

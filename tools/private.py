@@ -86,7 +86,9 @@ def _owner(user: str) -> pwd.struct_passwd:
 
 @contextmanager
 def folder_of(user: str) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """A temporary folder, and what a child must do first: become `user` if we are root, end with us."""
+    """A temporary folder, and what a child must do first: become `user` if we are root, end with
+    us.
+    """
     owner = _owner(user) if os.geteuid() == 0 else None
     libc = ctypes.CDLL(None)
     parent = os.getpid()
@@ -111,7 +113,9 @@ def folder_of(user: str) -> Iterator[tuple[Path, Callable[[], None]]]:
 
 
 def _memory() -> str | None:
-    """A folder in memory, where there is enough of it: MariaDB and MySQL sync their files at each CREATE TABLE."""
+    """A folder in memory, where there is enough of it: MariaDB and MySQL sync their files at each
+    CREATE TABLE.
+    """
     try:
         free = shutil.disk_usage(IN_MEMORY).free
     except OSError:
@@ -172,7 +176,9 @@ class Process:
         self._end(signal.SIGINT if self._postgresql else signal.SIGTERM)
 
     def crash(self) -> None:
-        """End it without a chance to write anything. PostgreSQL's children would outlive a SIGKILL for a while."""
+        """End it without a chance to write anything. PostgreSQL's children would outlive a SIGKILL
+        for a while.
+        """
         self._end(signal.SIGQUIT if self._postgresql else signal.SIGKILL)
 
     def _end(self, number: int) -> None:
@@ -213,7 +219,9 @@ POSTGRESQL_PLACES = ("/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin")
 
 @contextmanager
 def postgresql(**settings: str) -> Iterator[tuple[str, Process]]:
-    """A PostgreSQL that commits to memory: a crash of the machine may lose it, a crash of a client not."""
+    """A PostgreSQL that commits to memory: a crash of the machine may lose it, a crash of a client
+    not.
+    """
     initdb = needed("initdb", "postgresql", *POSTGRESQL_PLACES)
     with folder_of("postgres") as (folder, become):
         data = folder / "data"
@@ -264,7 +272,9 @@ def wait_until_ready(url: str) -> None:
 
 @contextmanager
 def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
-    """A MariaDB whose root needs no password, reachable from this machine only; `more` are options of the server."""
+    """A MariaDB whose root needs no password, reachable from this machine only; `more` are options
+    of the server.
+    """
     places = ("/usr/sbin", "/usr/bin", "/usr/local/bin")
     server = needed("mariadbd", "mariadb-server", *places)
     installer = needed("mariadb-install-db", "mariadb-server", *places)
@@ -273,8 +283,8 @@ def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
         for made in (data, temporary):
             made.mkdir()
             shutil.chown(made, folder.owner())
-        # A server that starts removes every temporary table in its tmpdir: in a shared one those of other
-        # servers too, which end. The installer runs a server as well.
+        # A server that starts removes every temporary table in its tmpdir: in a shared one those of
+        # other servers too, which end. The installer runs a server as well.
         common = ["--no-defaults", f"--datadir={data}", f"--tmpdir={temporary}"]
         run(
             [installer, *common, "--auth-root-authentication-method=normal", "--skip-test-db"],
@@ -301,7 +311,8 @@ OLDEST_MYSQL = (8, 0, 19)
 
 @contextmanager
 def mysql(*more: str) -> Iterator[tuple[str, Process]]:
-    """A MySQL whose root needs no password, reachable from this machine only; `more` are options of the server.
+    """A MySQL whose root needs no password, reachable from this machine only; `more` are options of
+    the server.
 
     Raises:
         CannotDownloadError: there is none on PATH, and none can be downloaded.
@@ -356,7 +367,9 @@ def _mysqld() -> str:
 
 @contextmanager
 def pgbouncer(url: str) -> Iterator[int]:
-    """The port of a PgBouncer in transaction mode before the PostgreSQL of `url` (whose user needs no password)."""
+    """The port of a PgBouncer in transaction mode before the PostgreSQL of `url` (whose user needs
+    no password).
+    """
     server = needed("pgbouncer", "pgbouncer", "/usr/sbin", "/usr/bin", "/usr/local/bin")
     target = psycopg.conninfo.conninfo_to_dict(url.replace("+psycopg", ""))
     with folder_of("postgres") as (folder, become):

@@ -1,4 +1,5 @@
-"""Render the migrations as SQL to migrations/<dialect>/<version>.sql, for those who run them by hand.
+"""Render the migrations as SQL to migrations/<dialect>/<version>.sql, for those who run them by
+hand.
 
 python -m tools.render_migrations [--check]
 """

@@ -1,8 +1,10 @@
-"""Servers for the tests: those configured, those already listening, or private ones that end with us.
+"""Servers for the tests: those configured, those already listening, or private ones that end with
+us.
 
     python -m tools.servers run [--only postgresql] -- COMMAND...
 
-runs COMMAND with the addresses in `SQLBROKER_TEST_POSTGRESQL_URL`, `…_MARIADB_URL` and `…_MYSQL_URL`.
+runs COMMAND with the addresses in `SQLBROKER_TEST_POSTGRESQL_URL`, `…_MARIADB_URL` and
+`…_MYSQL_URL`.
 """
 
 import os
@@ -33,8 +35,8 @@ LISTENING = {
         compose.URLS["mysql"],
     ),
 }
-"""Where a developer's server usually is, and who may use it without being told. MySQL and MariaDB share a port: what
-answers there is asked what it is."""
+"""Where a developer's server usually is, and who may use it without being told. MySQL and MariaDB
+share a port: what answers there is asked what it is."""
 
 FAMILY = ("mariadb", "mysql")
 """Kinds whose servers take each other's clients."""
@@ -58,8 +60,8 @@ def server(kind: str) -> Iterator[str]:
     """Give the URL of an administrator of a `kind` server; one started here ends with the context.
 
     Raises:
-        NoServerError: there is none; in one line what is missing. Excused if what brings it cannot be
-            downloaded.
+        NoServerError: there is none; in one line what is missing. Excused if what brings it cannot
+            be downloaded.
     """
     if given := os.environ.get(VARIABLES[kind]):
         if (problem := problem_of(kind, given, PATIENT)) is not None:
@@ -111,7 +113,9 @@ def _private(kind: str) -> Iterator[str]:
 
 
 def problem_of(kind: str, url: str, timeout: int = QUICK) -> str | None:
-    """Why no server of `kind` can be used at `url`; None if one lets us in within `timeout` seconds."""
+    """Why no server of `kind` can be used at `url`; None if one lets us in within `timeout`
+    seconds.
+    """
     engine = create_engine(url, connect_args={"connect_timeout": timeout})
     try:
         with engine.connect() as connection:
@@ -128,7 +132,9 @@ def problem_of(kind: str, url: str, timeout: int = QUICK) -> str | None:
 
 
 def run(kinds: list[str], command: list[str], say: Callable[[str], object]) -> int:
-    """Run `command` with the servers' addresses; its exit code, 1 if a server is missing in CI without an excuse."""
+    """Run `command` with the servers' addresses; its exit code, 1 if a server is missing in CI
+    without an excuse.
+    """
     environment = dict(os.environ)
     with ExitStack() as stack:
         for kind in kinds:

@@ -1,6 +1,8 @@
-"""MySQL where the system has none: Debian unstable's, unpacked once into a cache folder and run by its own loader.
+"""MySQL where the system has none: Debian unstable's, unpacked once into a cache folder and run by
+its own loader.
 
-Nothing is installed. What is unpacked stays for the next time; remove the folder to get a newer one.
+Nothing is installed. What is unpacked stays for the next time; remove the folder to get a newer
+one.
 """
 
 import fcntl
@@ -25,7 +27,9 @@ class DownloadError(Exception):
 
 
 def cache() -> Path:
-    """Where unpacked servers are kept. Root's is open to the users that servers run as; a home is not."""
+    """Where unpacked servers are kept. Root's is open to the users that servers run as; a home is
+    not.
+    """
     if os.geteuid() == 0:
         return Path("/var/cache/faststream-sqlbroker")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "faststream-sqlbroker"
@@ -96,7 +100,9 @@ def _mirror() -> str:
 
 
 def _sources() -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each address with its suites and components, of both formats: lines, and paragraphs of fields."""
+    """Each address with its suites and components, of both formats: lines, and paragraphs of
+    fields.
+    """
     for file in (SOURCES / "sources.list", *sorted((SOURCES / "sources.list.d").glob("*.list"))):
         for line in file.read_text().splitlines() if file.exists() else []:
             words = line.split("#")[0].split()

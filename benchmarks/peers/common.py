@@ -1,6 +1,7 @@
 """The scenarios of the peers, run by a thin adapter of each of them: see `Peer`.
 
-Standard library only. Importing this puts the benchmarks folder first in sys.path, where `measure` is.
+Standard library only. Importing this puts the benchmarks folder first in sys.path, where `measure`
+is.
 """
 
 import asyncio
@@ -59,9 +60,11 @@ class Peer:
     publisher: Callable[[str, int], AbstractAsyncContextManager[Publisher]]
     """Open a publisher of at most so many connections."""
     consumer: Callable[..., AbstractAsyncContextManager[None]]
-    """Consume, calling `take` with each message's number, until left; a module's function, others import it.
+    """Consume, calling `take` with each message's number, until left; a module's function, others
+    import it.
 
-    Called with (url, take, idle=..., archive=...): `idle` asks for settings of low latency, not of throughput.
+    Called with (url, take, idle=..., archive=...): `idle` asks for settings of low latency, not of
+    throughput.
     """
 
 
@@ -119,7 +122,8 @@ def publish_bulk(peer: Peer, url: str, count: int) -> dict[str, Any]:
 
 
 def latency(peer: Peer, url: str, count: int, pause: float) -> dict[str, Any]:
-    """From a publish call's return to the handler's entry in another process, `pause` seconds between messages."""
+    """From a publish call's return to the handler's entry in another process, `pause` seconds
+    between messages."""
     asyncio.run(peer.create(url))
     with _other_process(_listen, peer.consumer, url, count, pause) as pipe:
         returned, (arrived, seconds, cpu) = asyncio.run(_trickle(peer, url, count, pause, pipe))

@@ -79,7 +79,8 @@ async def publisher(url: str, connections: int) -> AsyncIterator[Publisher]:
 async def consumer(
     url: str, take: Callable[[int], None], *, idle: bool, archive: bool
 ) -> AsyncIterator[None]:
-    """One queue manager; its log of every state is always on. Idle: its defaults, which listen for NOTIFY."""
+    """One queue manager; its log of every state is always on. Idle: its defaults, which listen for
+    NOTIFY."""
     async with connected(url) as connection:
         manager = QueueManager(Queries(AsyncpgDriver(connection)))
 

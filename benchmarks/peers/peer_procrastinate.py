@@ -88,7 +88,8 @@ async def publisher(url: str, connections: int) -> AsyncIterator[Publisher]:
 async def consumer(
     url: str, take: Callable[[int], None], *, idle: bool, archive: bool
 ) -> AsyncIterator[None]:
-    """One worker, which listens for NOTIFY; cancelling it is its way to stop when the running jobs are done."""
+    """One worker, which listens for NOTIFY; cancelling it is its way to stop when the running jobs
+    are done."""
     async with opened(url, CONNECTIONS, take) as task:
         settings = IDLE if idle else THROUGHPUT
         worker = asyncio.create_task(

@@ -47,7 +47,8 @@ async def engine_of(url: str, connections: int = 5, **options) -> AsyncIterator[
 
 
 def broker_of(engine: AsyncEngine) -> SqlBroker:
-    """Without its check of the tables on MariaDB, whose JSON columns it takes for LONGTEXT and refuses."""
+    """Without its check of the tables on MariaDB, whose JSON columns it takes for LONGTEXT and
+    refuses."""
     validate = engine.dialect.name != "mysql"
     return SqlBroker(engine=engine, logger=None, validate_schema_on_start=validate)
 
@@ -101,7 +102,8 @@ class Publisher:
 
 @asynccontextmanager
 async def publisher(url: str, connections: int) -> AsyncIterator[Publisher]:
-    """A pool of as many connections; on SQLite one, since several would only wait for each other's lock."""
+    """A pool of as many connections; on SQLite one, since several would only wait for each other's
+    lock."""
     if url.startswith("sqlite"):
         connections = 1
     async with engine_of(url, connections, max_overflow=0) as engine:

@@ -10,7 +10,8 @@ PEERS = tuple(sorted(path.stem for path in REQUIREMENTS.glob("*.txt")))
 
 
 def environment(peer: str) -> Path:
-    """The python of `peer`'s virtual environment, which is made or renewed unless it matches its requirements."""
+    """The python of `peer`'s virtual environment, which is made or renewed unless it matches its
+    requirements."""
     requirements = REQUIREMENTS / f"{peer}.txt"
     folder = HERE / ".venvs" / peer
     python, stamp = folder / "bin" / "python", folder / "requirements.stamp"

@@ -10,7 +10,9 @@ from tools.servers import VARIABLES
 
 
 def empty_database(kind: str, folder: str, name: str) -> str:
-    """The URL of an example's own, empty database `name`: a file in `folder`, or on the server of the tests."""
+    """The URL of an example's own, empty database `name`: a file in `folder`, or on the server of
+    the tests.
+    """
     if kind == "sqlite":
         return f"sqlite+aiosqlite:///{Path(folder) / name}.db"
     variable = VARIABLES["postgresql"]

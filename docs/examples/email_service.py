@@ -1,9 +1,12 @@
-"""Only the last e-mail of an hour to each user, and at most so many a minute: just email [sqlite|postgresql].
+"""Only the last e-mail of an hour to each user, and at most so many a minute: just email
+[sqlite|postgresql].
 
-On MariaDB and MySQL, and any other server: just email --url mysql+aiomysql://user@host/an_empty_database
+On MariaDB and MySQL, and any other server: just email --url
+mysql+aiomysql://user@host/an_empty_database
 
-Emailer -> Debounce -> Throttle -> sending queue, as one service "Email" in two processes, one of which is killed. At the
-end everything that was promised is checked against the database; an hour is four seconds here, a minute is two.
+Emailer -> Debounce -> Throttle -> sending queue, as one service "Email" in two processes, one of
+which is killed. At the end everything that was promised is checked against the database; an hour is
+four seconds here, a minute is two.
 """
 
 import argparse

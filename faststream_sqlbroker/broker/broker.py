@@ -93,17 +93,21 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             engine: An AsyncEngine, which stays yours, or a URL, of which the broker makes its own.
             schema: Names of the tables.
             validate_schema_on_start: Whether `start` compares the tables with those needed.
-            statement_timeout: Time that any of the broker's transactions may take, waiting for a connection
-                included; longer than 0. This and other times are seconds, a timedelta or text like "1.5m".
-            max_connections: Most connections for claiming, writing outcomes and maintenance together;
-                default half of the engine's pool. Publishing takes one more, LISTEN another.
-            pgbouncer: Whether the engine leads to a PgBouncer in transaction mode: no named statements, and
-                LISTEN only through `listen_url`.
-            listen_url: Where to LISTEN, past a PgBouncer: a URL straight to the same database, by asyncpg.
-            graceful_timeout: Time that `stop` gives running handlers, 0 or more; None waits for them.
-            presence_interval: Time between two signs of life of this process's subscribers in the database, 100 ms
-                or more; within it they hear of queues that are paused. A process that has not been heard of for
-                four intervals no longer counts as alive.
+            statement_timeout: Time that any of the broker's transactions may take, waiting for a
+                connection included; longer than 0. This and other times are seconds, a timedelta or
+                text like "1.5m".
+            max_connections: Most connections for claiming, writing outcomes and maintenance
+                together; default half of the engine's pool. Publishing takes one more, LISTEN
+                another.
+            pgbouncer: Whether the engine leads to a PgBouncer in transaction mode: no named
+                statements, and LISTEN only through `listen_url`.
+            listen_url: Where to LISTEN, past a PgBouncer: a URL straight to the same database, by
+                asyncpg.
+            graceful_timeout: Time that `stop` gives running handlers, 0 or more; None waits for
+                them.
+            presence_interval: Time between two signs of life of this process's subscribers in the
+                database, 100 ms or more; within it they hear of queues that are paused. A process
+                that has not been heard of for four intervals no longer counts as alive.
             ack_policy: Default of all subscribers.
             decoder: Default decoder of bodies.
             parser: Default parser of rows.
@@ -112,7 +116,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             middlewares: Around every handler and publish.
             routers: Routers to include.
             security: For AsyncAPI documents.
-            specification_url: Address in AsyncAPI documents; default the engine's, without its password.
+            specification_url: Address in AsyncAPI documents; default the engine's, without its
+                password.
             protocol: Protocol there; default the database's name.
             protocol_version: Its version there.
             description: Description there.
@@ -123,12 +128,13 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             serializer: FastDepends' serializer.
             provider: FastDepends' provider.
             context: FastStream's context.
-            id_generator: Makes the correlation ids of messages that are published without one; the default leaves
-                them out, and readers take the message's id.
+            id_generator: Makes the correlation ids of messages that are published without one; the
+                default leaves them out, and readers take the message's id.
 
         Raises:
-            SetupError: an engine that cannot serve: synchronous, of another database, in-memory SQLite, with a
-                StaticPool; what is no time; or presence_interval is less than 100 ms.
+            SetupError: an engine that cannot serve: synchronous, of another database, in-memory
+                SQLite, with a StaticPool; what is no time; or presence_interval is less than 100
+                ms.
         """
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
         self._listen_engine = make_listen_engine(listen_url)
@@ -205,13 +211,16 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
     @override
     async def start(self) -> None:
-        """Check the database, the rights on its tables and the tables themselves, and start the subscribers.
+        """Check the database, the rights on its tables and the tables themselves, and start the
+        subscribers.
 
         Raises:
-            RightsError: the database user lacks rights that this process needs; each is named with its GRANT.
-            SchemaError: the tables differ from those needed; every difference is named with its cure.
-            SetupError: the server is set up in a way the broker cannot work with, two schedules have one name, or
-                dead letters would be moved round without end.
+            RightsError: the database user lacks rights that this process needs; each is named with
+                its GRANT.
+            SchemaError: the tables differ from those needed; every difference is named with its
+                cure.
+            SetupError: the server is set up in a way the broker cannot work with, two schedules
+                have one name, or dead letters would be moved round without end.
             StoreError: the database cannot be reached.
         """
         refuse_endless_dead_letters(self.subscribers)
@@ -270,10 +279,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
     @override
     async def ping(self, timeout: Duration | None = 3.0) -> bool:
-        """Whether the database answers within `timeout` (None: statement_timeout) and every running loop works.
+        """Whether the database answers within `timeout` (None: statement_timeout) and every running
+        loop works.
 
-        False, too, from the first statement that is refused because a right is missing until that right is given,
-        and while a table is missing.
+        False, too, from the first statement that is refused because a right is missing until that
+        right is given, and while a table is missing.
 
         Raises:
             SetupError: `timeout` is no time, or negative.

@@ -95,8 +95,8 @@ def make_listen_engine(url: Any) -> AsyncEngine | None:
 def through_pgbouncer(engine: AsyncEngine) -> None:
     """Let `engine` make connections that work through PgBouncer in transaction mode.
 
-    There a prepared statement with a name belongs to a server's connection that the next transaction may
-    not get. Connections that the engine has made before keep theirs.
+    There a prepared statement with a name belongs to a server's connection that the next
+    transaction may not get. Connections that the engine has made before keep theirs.
 
     Raises:
         NotSupportedError: `engine` is not PostgreSQL's.

@@ -25,7 +25,8 @@ class Step:
     """One queue of a pipeline, with the options of its subscriber."""
 
     def __init__(self, queue: str, **options: Unpack[SubscriberOptions]) -> None:
-        """The options are those of `SqlBroker.subscriber` without `forward_to`, which the pipeline gives.
+        """The options are those of `SqlBroker.subscriber` without `forward_to`, which the pipeline
+        gives.
 
         Raises:
             SetupError: `queue` is not one name, or `forward_to` is given.
@@ -76,7 +77,9 @@ class Pipeline:
 
 
 class ServiceTags(Iterable["Tag | TagDict"]):
-    """The tags of a broker in AsyncAPI documents: its own, and one for each pipeline it has by then."""
+    """The tags of a broker in AsyncAPI documents: its own, and one for each pipeline it has by
+    then.
+    """
 
     def __init__(
         self, own: "Iterable[Tag | TagDict]", pipelines: "Callable[[], Iterable[Pipeline]]"

@@ -41,9 +41,10 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     ) -> int | None:
         """Publish one message.
 
-        Without `connection` or `session` it is committed when this returns. With one of them it belongs to
-        the caller's transaction, which is neither begun, committed nor flushed here. `with_ack=True` inside a
-        handler leaves it to the transaction that acks the handler's message, and drops it if that is not acked.
+        Without `connection` or `session` it is committed when this returns. With one of them it
+        belongs to the caller's transaction, which is neither begun, committed nor flushed here.
+        `with_ack=True` inside a handler leaves it to the transaction that acks the handler's
+        message, and drops it if that is not acked.
 
         Args:
             message: The body: bytes and str as they are, anything else as JSON.
@@ -54,10 +55,10 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             The message's id; None if its dedup_id exists already, or with `with_ack`.
 
         Raises:
-            PublishError: a value that cannot be stored, a connection that cannot be used, or `with_ack` where
-                there is no ack to join; nothing was written.
-            StoreError: the database refused or could not be reached; after an `UnknownOutcomeError` the
-                message may have been committed.
+            PublishError: a value that cannot be stored, a connection that cannot be used, or
+                `with_ack` where there is no ack to join; nothing was written.
+            StoreError: the database refused or could not be reached; after an `UnknownOutcomeError`
+                the message may have been committed.
         """
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
         cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)

@@ -45,7 +45,8 @@ class EndpointOptions(TypedDict, total=False):
     no_reply: bool
     """Whether answers to messages with reply_to are dropped; default False."""
     persistent: bool
-    """Whether the broker keeps the subscriber alive; False leaves that to the caller. Default True."""
+    """Whether the broker keeps the subscriber alive; False leaves that to the caller. Default True.
+    """
     title: str | None
     """Title in AsyncAPI documents."""
     description: str | None
@@ -71,12 +72,14 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         """Subscribe a handler to one or several queues.
 
         Args:
-            queues: A name or a list of names; more names may follow. A mapping of names to weights shares
-                what is claimed: of 600 messages while both queues have some, {"high": 5, "low": 1} takes 500
-                and 100; a queue without messages leaves its share to the others.
+            queues: A name or a list of names; more names may follow. A mapping of names to weights
+                shares what is claimed: of 600 messages while both queues have some, {"high": 5,
+                "low": 1} takes 500 and 100; a queue without messages leaves its share to the
+                others.
             more_queues: More names.
-            options: See `SubscriberOptions` for those of this broker, all with defaults that give low
-                latency on an idle queue and full batches on a busy one; `EndpointOptions` for FastStream's.
+            options: See `SubscriberOptions` for those of this broker, all with defaults that give
+                low latency on an idle queue and full batches on a busy one; `EndpointOptions` for
+                FastStream's.
 
         Raises:
             SetupError: an option that there is not, or a value that cannot work.
@@ -91,10 +94,11 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         description: str | None = None,
         include_in_schema: bool = True,
     ) -> Pipeline:
-        """Declare one service made of queues whose messages are moved on: a subscriber for each step.
+        """Declare one service made of queues whose messages are moved on: a subscriber for each
+        step.
 
-        Each message is moved from one step to the next in the transaction that settles it, under the same id and
-        with its body as it is.
+        Each message is moved from one step to the next in the transaction that settles it, under
+        the same id and with its body as it is.
 
         Args:
             name: Of the service, as documents and `explain` show it.
@@ -184,9 +188,10 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         Args:
             queue: Where to; "" leaves it to each call.
             headers: Under those of each message.
-            reply_to: Queue for the answers to its messages, unless they name another; its full name.
-            batch: Whether a list or tuple that a stacked handler returns is several messages, written in one
-                transaction; none if it is empty. Else it is one message.
+            reply_to: Queue for the answers to its messages, unless they name another; its full
+                name.
+            batch: Whether a list or tuple that a stacked handler returns is several messages,
+                written in one transaction; none if it is empty. Else it is one message.
             persistent: Whether the broker keeps it alive.
             title: Title in AsyncAPI documents.
             description: Description there.
@@ -194,7 +199,8 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             include_in_schema: Whether it is documented.
 
         Raises:
-            SetupError: `queue`, `headers` or `batch` of the wrong type, or a `reply_to` that cannot be a queue.
+            SetupError: `queue`, `headers` or `batch` of the wrong type, or a `reply_to` that cannot
+                be a queue.
         """
         if not isinstance(queue, str):
             msg = f"a publisher's queue must be a string, got {queue!r}"

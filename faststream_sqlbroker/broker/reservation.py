@@ -69,10 +69,12 @@ class ReceivedMessage:
 
     @property
     def body(self) -> Any:
-        """The body as a subscriber would decode it: by the broker's codec or decoder, and the content type.
+        """The body as a subscriber would decode it: by the broker's codec or decoder, and the
+        content type.
 
         Raises:
-            Exception: what the decoder has raised, each time; the message can be settled all the same.
+            Exception: what the decoder has raised, each time; the message can be settled all the
+                same.
         """
         return self._decoded()
 
@@ -103,13 +105,15 @@ class ReceivedMessage:
 class Reservation(ReceivedMessage):
     """A message leased to the application, which says what it ends in; made by `broker.reserve`.
 
-    The lease is not renewed by itself. Once it has run out the message may be given to somebody else; from then on
-    nothing that is written here changes anything, and `LeaseLostError` says so. As a context manager it commits at
-    a normal end and rolls back on an exception, unless it was settled inside.
+    The lease is not renewed by itself. Once it has run out the message may be given to somebody
+    else; from then on nothing that is written here changes anything, and `LeaseLostError` says so.
+    As a context manager it commits at a normal end and rolls back on an exception, unless it was
+    settled inside.
 
     Raises (from every operation):
         LeaseLostError: the lease is gone; nothing was written.
-        SetupError: the reservation has ended already, or an argument cannot be used; nothing was written.
+        SetupError: the reservation has ended already, or an argument cannot be used; nothing was
+            written.
         UnknownOutcomeError: the answer to the COMMIT was lost, twice: it may be written.
         StoreError: the database refused or could not be reached; nothing was written, try again.
     """
@@ -137,7 +141,9 @@ class Reservation(ReceivedMessage):
 
     @property
     def held(self) -> bool:
-        """Whether it is ours to settle, as far as is known here: by this process's clock the lease still runs."""
+        """Whether it is ours to settle, as far as is known here: by this process's clock the lease
+        still runs.
+        """
         return not self._end and monotonic() < self._held_until
 
     async def commit(self, body: Any = SAME_BODY) -> None:
@@ -151,7 +157,8 @@ class Reservation(ReceivedMessage):
     async def rollback(
         self, delay: Duration | None = None, *, error: BaseException | str | None = None
     ) -> None:
-        """It failed: an attempt is counted, and it is due again; FAILED when the retry strategy allows no more.
+        """It failed: an attempt is counted, and it is due again; FAILED when the retry strategy
+        allows no more.
 
         Args:
             delay: Time until then; a negative one is at once, None leaves it to the retry strategy.
@@ -189,7 +196,8 @@ class Reservation(ReceivedMessage):
         await self._settle(Relocate(queue), "moved", body=body, delay=seconds)
 
     async def extend(self, lease: Duration | None = None) -> None:
-        """Lengthen the lease from now on, by the database's clock; also one that has run out, if nobody has it since.
+        """Lengthen the lease from now on, by the database's clock; also one that has run out, if
+        nobody has it since.
 
         Never shortens it.
 
@@ -212,7 +220,9 @@ class Reservation(ReceivedMessage):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        """Commit, or roll back after an exception; one that only cuts off, as a cancellation, costs no attempt."""
+        """Commit, or roll back after an exception; one that only cuts off, as a cancellation, costs
+        no attempt.
+        """
         if self._end:
             return
         if exc_val is None:

@@ -34,9 +34,9 @@ Auto = Literal["auto"]
 class SqlBrokerReserving(SqlBrokerLocking):
     """Single messages outside of handlers, beside subscribers of the same queues or without any.
 
-    Policies, `ordered=True` and middlewares of subscribers do not apply; expired messages are discarded, and those
-    over a limit rejected, as everywhere. A queue that `broker.admin.pause` has paused counts as empty. Needs no started
-    broker.
+    Policies, `ordered=True` and middlewares of subscribers do not apply; expired messages are
+    discarded, and those over a limit rejected, as everywhere. A queue that `broker.admin.pause` has
+    paused counts as empty. Needs no started broker.
     """
 
     _direct_claimer: DirectClaimer
@@ -58,20 +58,22 @@ class SqlBrokerReserving(SqlBrokerLocking):
         wait: Duration | None = 0,
         max_deliveries: int | Auto | None = "auto",
     ) -> ReceivedMessage | None:
-        """Remove the first due message: at most once, as it is archived as COMPLETED in the transaction that takes it.
+        """Remove the first due message: at most once, as it is archived as COMPLETED in the
+        transaction that takes it.
 
         Args:
             queues: A name or a list of names; of each the highest priority first, queues in turn.
             more_queues: More names.
             wait: How long to wait for a message: 0 looks once, None without limit.
-            max_deliveries: A message that was delivered more often is rejected; "auto" is 20, None no limit.
+            max_deliveries: A message that was delivered more often is rejected; "auto" is 20, None
+                no limit.
 
         Returns:
             The message; None if none is due.
 
         Raises:
-            UnknownOutcomeError: the answer to the COMMIT was lost: a message may have been removed unseen; it is in
-                the archive then. The same holds for a call that is cancelled.
+            UnknownOutcomeError: the answer to the COMMIT was lost: a message may have been removed
+                unseen; it is in the archive then. The same holds for a call that is cancelled.
             SetupError: an argument that cannot be used.
             StoreError: the database refused or could not be reached; nothing was removed.
         """
@@ -99,27 +101,29 @@ class SqlBrokerReserving(SqlBrokerLocking):
         retry_strategy: RetryStrategyProto | Auto | None = "auto",
         max_deliveries: int | Auto | None = "auto",
     ) -> Reservation | None:
-        """Lease the first due message: at least once, as it comes back if it is not settled before the lease ends.
+        """Lease the first due message: at least once, as it comes back if it is not settled before
+        the lease ends.
 
-        Whoever looks next gives it back then: a subscriber of the queue, or a `reserve` or `pop`. A cancelled call
-        leases nothing.
+        Whoever looks next gives it back then: a subscriber of the queue, or a `reserve` or `pop`. A
+        cancelled call leases nothing.
 
         Args:
             queues: A name or a list of names; of each the highest priority first, queues in turn.
             more_queues: More names.
             lease: How long it is ours, by the database's clock.
             wait: How long to wait for a message: 0 looks once, None without limit.
-            retry_strategy: When it is due after `rollback()`, and how often; "auto" is the subscribers' default, None
-                allows no other attempt.
-            max_deliveries: A message that was delivered more often is rejected; "auto" is 3 more than the strategy's
-                attempts, or 20, None no limit.
+            retry_strategy: When it is due after `rollback()`, and how often; "auto" is the
+                subscribers' default, None allows no other attempt.
+            max_deliveries: A message that was delivered more often is rejected; "auto" is 3 more
+                than the strategy's attempts, or 20, None no limit.
 
         Returns:
             The message; None if none is due.
 
         Raises:
             SetupError: an argument that cannot be used.
-            StoreError: the database refused or could not be reached; what may be leased all the same comes back.
+            StoreError: the database refused or could not be reached; what may be leased all the
+                same comes back.
         """
         strategy = default_retry_strategy() if retry_strategy == "auto" else retry_strategy
         checks.retry_strategy(strategy)
@@ -147,7 +151,9 @@ class SqlBrokerReserving(SqlBrokerLocking):
         return await self._direct_claimer.take(wanted, waited, read)
 
     async def _decoded(self, row: ClaimedMessage) -> Callable[[], Any]:
-        """The decoded body, or the error of decoding it, for whoever asks: the message is taken by then."""
+        """The decoded body, or the error of decoding it, for whoever asks: the message is taken by
+        then.
+        """
         producer: Any = self.config.producer
         try:
             body = await producer.decode(row)

@@ -27,7 +27,9 @@ NAME_HEADER, TIME_HEADER = "schedule", "fire-time"
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """Keyword arguments of the messages of a schedule; all may be left out, None is the same as left out."""
+    """Keyword arguments of the messages of a schedule; all may be left out, None is the same as
+    left out.
+    """
 
     headers: dict[str, Any] | None
     """JSON values by name; `schedule` and `fire-time` are added."""
@@ -38,7 +40,8 @@ class ScheduleOptions(TypedDict, total=False):
     key: str | None
     """1 to 255 characters; what the message is about."""
     delay: Duration | None
-    """Time from the publish until it is due: seconds, a timedelta or text like "1.5h"; a negative one is at once."""
+    """Time from the publish until it is due: seconds, a timedelta or text like "1.5h"; a negative
+    one is at once."""
     expires_in: Duration | None
     """Time after which no handler is started for it any more; longer than 0."""
 
@@ -59,19 +62,21 @@ class SqlBrokerScheduling:
     ) -> None:
         """Publish `message` at the times of a cron expression, while the broker runs anywhere.
 
-        Each fire time is published once, in the transaction that marks it as done. Times are the database's. The
-        message has the headers `schedule` (the name) and `fire-time` (ISO 8601, UTC). Declare it before `start`, in
-        every process that may fire it.
+        Each fire time is published once, in the transaction that marks it as done. Times are the
+        database's. The message has the headers `schedule` (the name) and `fire-time` (ISO 8601,
+        UTC). Declare it before `start`, in every process that may fire it.
 
         Args:
-            name: Names the schedule in the whole fleet, 1 to 255 characters: what it has done is remembered by it.
-            expression: Five fields, minute hour day-of-month month day-of-week, or six with the second first. A
-                changed one takes effect when a process with it starts, after what is due by the old one.
+            name: Names the schedule in the whole fleet, 1 to 255 characters: what it has done is
+                remembered by it.
+            expression: Five fields, minute hour day-of-month month day-of-week, or six with the
+                second first. A changed one takes effect when a process with it starts, after what
+                is due by the old one.
             queue: Where to; a router's prefix goes before it.
             message: The body: bytes and str as they are, anything else as JSON.
             tz: A name of the IANA database, in whose time the expression is meant.
-            missed: What fire times become that are a minute late or more, as nobody ran: "one" message for the latest
-                of them, "all" (the newest 1 000) or "skip".
+            missed: What fire times become that are a minute late or more, as nobody ran: "one"
+                message for the latest of them, "all" (the newest 1 000) or "skip".
             options: See `ScheduleOptions`.
 
         Raises:
@@ -94,12 +99,14 @@ class SqlBrokerScheduling:
         name: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Callable[[F], F]:
-        """Publish what the decorated function returns at the times of a cron expression; see `publish_on_schedule`.
+        """Publish what the decorated function returns at the times of a cron expression; see
+        `publish_on_schedule`.
 
-        The process that fires calls the function first, with the fire time (aware, in `tz`) if it takes an argument;
-        one that is not async runs in a thread. What it raises is logged, and the fire time is tried again after 1 to
-        30 seconds, by whichever process, until a message can be made. After a crash, or when the schedule is redefined
-        meanwhile, it is called again. It may return a `SqlBrokerResponse`.
+        The process that fires calls the function first, with the fire time (aware, in `tz`) if it
+        takes an argument; one that is not async runs in a thread. What it raises is logged, and the
+        fire time is tried again after 1 to 30 seconds, by whichever process, until a message can be
+        made. After a crash, or when the schedule is redefined meanwhile, it is called again. It may
+        return a `SqlBrokerResponse`.
 
         Args:
             expression: As there.
@@ -110,8 +117,8 @@ class SqlBrokerScheduling:
             options: As there.
 
         Raises:
-            SetupError: an argument that cannot be used, a name that is declared already, or (when it decorates) a
-                function that needs more than one argument.
+            SetupError: an argument that cannot be used, a name that is declared already, or (when
+                it decorates) a function that needs more than one argument.
             MissingExtraError: cronsim is not installed.
         """
         Cron(expression, tz)
@@ -155,7 +162,9 @@ class SqlBrokerScheduling:
     async def _make(
         self, name: str, queue: str, body: MakeBody, given: ScheduleOptions, fire_at: datetime
     ) -> Sequence[NewMessage]:
-        """The message of a fire time, through the middlewares of publishing: none if one of them swallows it."""
+        """The message of a fire time, through the middlewares of publishing: none if one of them
+        swallows it.
+        """
         config: Any = cast("Any", self).config
         rows: list[NewMessage] = []
 

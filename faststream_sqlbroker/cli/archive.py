@@ -79,7 +79,9 @@ def export(
     master: Master = None,
     jar: Jars = None,
 ) -> None:
-    """Write the closed windows that the export does not have to Parquet, each compared with the database."""
+    """Write the closed windows that the export does not have to Parquet, each compared with the
+    database.
+    """
     with database_errors(), _progress("export") as progress:
         result = spark.export_archive(
             quiet_session(master, jar, url),
@@ -116,7 +118,9 @@ def compact(
     to: To = None,
     master: Master = None,
 ) -> None:
-    """Make the small files of an export few; the rows are compared before they replace the old ones."""
+    """Make the small files of an export few; the rows are compared before they replace the old
+    ones.
+    """
     with database_errors(), _progress("compact") as progress:
         done = spark.compact_export(
             quiet_session(master),

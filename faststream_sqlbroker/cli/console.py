@@ -1,4 +1,6 @@
-"""How commands print: names and texts of others are shown as they are, and cannot drive the terminal."""
+"""How commands print: names and texts of others are shown as they are, and cannot drive the
+terminal.
+"""
 
 from typing import Any
 
@@ -9,7 +11,8 @@ from faststream_sqlbroker.core.text import visible
 
 
 class PlainConsole(Console):
-    """A console to which text is text: no markup, no emoji codes, no colours of its own, no control characters.
+    """A console to which text is text: no markup, no emoji codes, no colours of its own, no control
+    characters.
 
     Args:
         stderr: Print there and not to stdout.
@@ -19,5 +22,7 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich does it, for lines as well as cells and titles; U+FFFD stands for what would not be seen."""
+        """As rich does it, for lines as well as cells and titles; U+FFFD stands for what would not
+        be seen.
+        """
         return super().render_str(visible(text), **options)

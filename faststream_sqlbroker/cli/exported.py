@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 def read_path(
     session: "SparkSession", path: str, chosen: Selection, ids: Collection[int] = ()
 ) -> "DataFrame":
-    """The selected rows of an export, whose files are counted, or of any other Parquet with these columns."""
+    """The selected rows of an export, whose files are counted, or of any other Parquet with these
+    columns.
+    """
     from faststream_sqlbroker.spark.lake.files import read_json  # noqa: PLC0415 - pyspark is an extra
     from faststream_sqlbroker.spark.lake.lake import STATE  # noqa: PLC0415 - likewise
     from faststream_sqlbroker.spark.load.filters import filter_rows  # noqa: PLC0415 - likewise

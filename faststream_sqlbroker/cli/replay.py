@@ -60,8 +60,9 @@ def replay(
 ) -> None:
     """Publish rows of the archive as new messages, each once for a job.
 
-    First it shows what would be published, then it asks. The same command may be repeated after a crash: what
-    the job has published is left out. Rows stay in the archive. The exit code is 1 if it was not wanted.
+    First it shows what would be published, then it asks. The same command may be repeated after a
+    crash: what the job has published is left out. Rows stay in the archive. The exit code is 1 if
+    it was not wanted.
     """
     chosen = select_rows(
         ARCHIVE, archive_table, schema, since=since, until=to, queues=queue, states=states

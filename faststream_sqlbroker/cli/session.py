@@ -33,10 +33,12 @@ def quiet_session(
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """Errors of the database and of Spark as one line: a traceback could show the URL, and its password.
+    """Errors of the database and of Spark as one line: a traceback could show the URL, and its
+    password.
 
     Raises:
-        StoreError: the database refused, or does not answer; or Spark failed, as where it cannot write files.
+        StoreError: the database refused, or does not answer; or Spark failed, as where it cannot
+            write files.
     """
     try:
         yield

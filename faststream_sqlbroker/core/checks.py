@@ -46,8 +46,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def name_problem(value: object) -> str | None:
     """Say what is wrong with `value` as a queue's name, or return None if nothing is.
 
-    A name is 1 to 255 characters that can be encoded, without NUL and without a space at its end (MySQL
-    and MariaDB compare "a " and "a" as equal, the others do not).
+    A name is 1 to 255 characters that can be encoded, without NUL and without a space at its end
+    (MySQL and MariaDB compare "a " and "a" as equal, the others do not).
     """
     if not isinstance(value, str):
         return f"it must be a string, not {type(value).__name__}"

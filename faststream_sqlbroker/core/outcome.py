@@ -1,4 +1,6 @@
-"""What a delivery ended in, as a value: the handler's side says it, `core.settle` decides what it means."""
+"""What a delivery ended in, as a value: the handler's side says it, `core.settle` decides what it
+means.
+"""
 
 from dataclasses import dataclass
 
@@ -36,7 +38,9 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """As Defer by `retry_in` seconds, until `give_up_after` seconds after its handler's first end: then FAILED."""
+    """As Defer by `retry_in` seconds, until `give_up_after` seconds after its handler's first end:
+    then FAILED.
+    """
 
     retry_in: float
     give_up_after: float
@@ -50,7 +54,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Again(Release):
-    """Not started, as its batch could not be: the handler gets it again, with the others of the same `part`."""
+    """Not started, as its batch could not be: the handler gets it again, with the others of the
+    same `part`.
+    """
 
     part: int
 
@@ -59,7 +65,8 @@ class Again(Release):
 class Abandon:
     """Not done, and not the handler's fault: the delivery is charged, the attempt not.
 
-    It was cut off at the graceful timeout, or what it did could not be committed for a reason that passes (`error`).
+    It was cut off at the graceful timeout, or what it did could not be committed for a reason that
+    passes (`error`).
     """
 
     delay: float | None = None
@@ -81,7 +88,8 @@ class Relocate:
     published_again: bool = False
     """Whether publish_count goes up by one."""
     is_hop: bool = False
-    """Whether the broker itself moves it on: that is counted, and begins anew where a handler moves it."""
+    """Whether the broker itself moves it on: that is counted, and begins anew where a handler moves
+    it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Why messages end without success, as codes: every reason that the broker writes by itself.
 
-They stand in the archive's column `reason`, and in the header of a dead letter. A related message is in the column
-`related_id`, never in the text. What a handler gives to `reject(reason=…)` stands there as it was given.
+They stand in the archive's column `reason`, and in the header of a dead letter. A related message
+is in the column `related_id`, never in the text. What a handler gives to `reject(reason=…)` stands
+there as it was given.
 """
 
 from typing import NamedTuple

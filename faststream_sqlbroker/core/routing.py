@@ -1,7 +1,7 @@
 """Where messages go that are moved on without a handler, and when; pure.
 
-Such a message may carry its destination, and the time before which it must not arrive, as headers. Foreign
-producers write them too, so anything may stand there.
+Such a message may carry its destination, and the time before which it must not arrive, as headers.
+Foreign producers write them too, so anything may stand there.
 """
 
 import re
@@ -23,10 +23,12 @@ PUBLISH_AFTER_HEADER = "publish_after"
 """Header with the time before which it is not delivered there."""
 
 MOST_HOPS = 32
-"""Times that `forward_to` moves a message on, one after the other, before it is taken to go round."""
+"""Times that `forward_to` moves a message on, one after the other, before it is taken to go round.
+"""
 
 LATEST = datetime(9998, 12, 31, tzinfo=timezone.utc)
-"""No due time may be later: what is written is a little later still, and must be a date in every database."""
+"""No due time may be later: what is written is a little later still, and must be a date in every
+database."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,15}(?:\.[0-9]{1,9})?")
 
@@ -53,7 +55,8 @@ class PipelineStep:
     number: int
     """1 is the first."""
     hops: tuple[str | Destination, ...]
-    """The queues of all steps, and where the last one moves its messages, without a router's prefix."""
+    """The queues of all steps, and where the last one moves its messages, without a router's
+    prefix."""
 
 
 def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
@@ -80,8 +83,8 @@ def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
 def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:
     """Before which time the message of `headers` must not be delivered; None if they do not say.
 
-    The header `publish_after` is Unix seconds (a number, or text of one), an RFC 3339 date and time with its
-    offset, or a duration such as "1.5h", which counts from `created_at`.
+    The header `publish_after` is Unix seconds (a number, or text of one), an RFC 3339 date and time
+    with its offset, or a duration such as "1.5h", which counts from `created_at`.
 
     Raises:
         ValueError: it is something else, or after the year 9998; the text says so.
@@ -128,7 +131,9 @@ def _moment(value: Any, created_at: datetime) -> datetime:
 
 
 def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
-    """A way along `hops` (from, to) that leads back to where it began, as queues; None if there is none."""
+    """A way along `hops` (from, to) that leads back to where it began, as queues; None if there is
+    none.
+    """
     ways: dict[str, list[str]] = {}
     for start, end in hops:
         ways.setdefault(start, []).append(end)
@@ -148,7 +153,8 @@ def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
     return None
 
 
-# Waits over delay tiers: for relays to brokers that have no delay of their own, only queues of fixed durations.
+# Waits over delay tiers: for relays to brokers that have no delay of their own, only queues of
+# fixed durations.
 #
 # Inside this broker nothing of it is needed: an index finds what is due.
 
@@ -168,8 +174,8 @@ def next_hop(remaining: Duration, tiers: Iterable[Duration]) -> float | None:
         tiers: Durations of the tiers, in any order.
 
     Returns:
-        The largest duration that is not longer than `remaining`, else the shortest, in seconds; None if
-        nothing remains.
+        The largest duration that is not longer than `remaining`, else the shortest, in seconds;
+        None if nothing remains.
 
     Raises:
         SetupError: no tier, one that is not longer than 0, or what is no duration.
@@ -179,17 +185,19 @@ def next_hop(remaining: Duration, tiers: Iterable[Duration]) -> float | None:
 
 
 def plan_hops(wait: Duration, tiers: Iterable[Duration]) -> list[Hops]:
-    """All hops of a message that has to wait for `wait`: each as `next_hop` says, until nothing remains.
+    """All hops of a message that has to wait for `wait`: each as `next_hop` says, until nothing
+    remains.
 
-    8 minutes over tiers of 5 and 1 minute are one hop of 5 and three of 1. Together the hops are never
-    shorter than `wait`, and longer by less than the shortest tier.
+    8 minutes over tiers of 5 and 1 minute are one hop of 5 and three of 1. Together the hops are
+    never shorter than `wait`, and longer by less than the shortest tier.
 
     Args:
         wait: How long; 0 or less needs no hop.
         tiers: Durations of the tiers, in any order.
 
     Returns:
-        The hops in their order, those of one tier together: no more entries than there are tiers, and one.
+        The hops in their order, those of one tier together: no more entries than there are tiers,
+        and one.
 
     Raises:
         SetupError: no tier, one that is not longer than 0, or what is no duration.

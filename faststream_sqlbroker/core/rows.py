@@ -33,11 +33,14 @@ class NewMessage:
 
 
 Moment = datetime | bytes
-"""A time as it was selected: aware, without a zone (UTC), or PostgreSQL's bytes; `moment` decodes it for who looks."""
+"""A time as it was selected: aware, without a zone (UTC), or PostgreSQL's bytes; `moment` decodes
+it for who looks."""
 
 
 def moment(value: Moment) -> datetime:
-    """An aware datetime (UTC); bytes are microseconds since 2000, big-endian (PostgreSQL's timestamptz_send)."""
+    """An aware datetime (UTC); bytes are microseconds since 2000, big-endian (PostgreSQL's
+    timestamptz_send).
+    """
     if isinstance(value, bytes):
         return _EPOCH + timedelta(microseconds=int.from_bytes(value, signed=True))
     return value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
@@ -47,8 +50,8 @@ def moment(value: Moment) -> datetime:
 class ClaimedMessage:
     """A row leased to this process; FastStream's raw message. Times are aware (UTC) datetimes.
 
-    `outcome` is what the delivery ended in: the first one recorded wins. `claimed_monotonic` is this
-    process's monotonic clock at the claim (seconds); it only measures lengths of time.
+    `outcome` is what the delivery ended in: the first one recorded wins. `claimed_monotonic` is
+    this process's monotonic clock at the claim (seconds); it only measures lengths of time.
     """
 
     id: int
@@ -83,13 +86,16 @@ class ClaimedMessage:
     held_until: float = 0.0
     """Until when its handler has asked to hold it (this process's monotonic seconds)."""
     slot: tuple[float, float] | None = None
-    """From when and until when its handler may start, in seconds from the claim; None: at any time."""
+    """From when and until when its handler may start, in seconds from the claim; None: at any time.
+    """
     prefetched: bool = False
     """Whether its lease is the shorter one, of a row that waits for a worker."""
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers by name, decoded each time: nearly always once, and then they go with the message."""
+        """The headers by name, decoded each time: nearly always once, and then they go with the
+        message.
+        """
         return load_headers(self.stored_headers)
 
     @property
@@ -129,7 +135,9 @@ class Claimed(list[ClaimedMessage]):
     def without_suspects(
         cls, found: Iterable[ClaimedMessage], suspicion: Suspicion | None
     ) -> "Claimed":
-        """Rows that were found and not yet charged; suspects among them are told of, if `suspicion` says so."""
+        """Rows that were found and not yet charged; suspects among them are told of, if `suspicion`
+        says so.
+        """
         if suspicion is None:
             return cls(found)
         rows, of = cls(), suspicion.of
@@ -169,23 +177,26 @@ class Holder:
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """What is written in one transaction or not at all: settlements of one delivery, and what is chained to them.
+    """What is written in one transaction or not at all: settlements of one delivery, and what is
+    chained to them.
 
-    Its settlements name it, and stand side by side wherever they are; so nothing points in a circle.
+    Its settlements name it, and stand side by side wherever they are; so nothing points in a
+    circle.
     """
 
     chained: Sequence[NewMessage] = ()
     """Messages to insert when the settlements are written."""
     fallback: "Callable[[BaseException | None], list[Settlement]] | None" = None
-    """What to write of the same rows if the database refuses to store `chained`, with its error as far as it is known."""
+    """What to write of the same rows if the database refuses to store `chained`, with its error as
+    far as it is known."""
 
 
 @dataclass(slots=True)
 class Settlement:
     """What the database is told about one finished delivery, fenced by (id, lease_token).
 
-    `state` COMPLETED, FAILED or DISCARDED takes the row out of the message table (into the archive if
-    `archive`); PENDING or RETRYABLE leaves it there; None means as before the claim.
+    `state` COMPLETED, FAILED or DISCARDED takes the row out of the message table (into the archive
+    if `archive`); PENDING or RETRYABLE leaves it there; None means as before the claim.
     """
 
     id: int
@@ -195,7 +206,8 @@ class Settlement:
     attempted: bool = True
     """Whether attempts_count goes up by one and first/last_attempt_at are written."""
     ran: bool = False
-    """Whether first/last_attempt_at are written all the same: a handler has ended, and no attempt is charged."""
+    """Whether first/last_attempt_at are written all the same: a handler has ended, and no attempt
+    is charged."""
     uncharge: bool = False
     """Whether deliveries_count goes down by one."""
     ended_after: float = 0.0
@@ -268,7 +280,9 @@ class Acked(Settlement):
 
 @dataclass(slots=True)
 class ReadyPair:
-    """One (queue, priority) with claimable rows; `due_in` is seconds until its first is due (≤ 0: now)."""
+    """One (queue, priority) with claimable rows; `due_in` is seconds until its first is due (≤ 0:
+    now).
+    """
 
     queue: str
     priority: int
@@ -282,7 +296,9 @@ class ReadyPair:
 
 
 class ReadyPairs(list[ReadyPair]):
-    """Pairs as they were found `at` the database's time; `took` is how many seconds its server was busy (PostgreSQL)."""
+    """Pairs as they were found `at` the database's time; `took` is how many seconds its server was
+    busy (PostgreSQL).
+    """
 
     took = 0.0
     at: datetime | None = None
@@ -292,8 +308,8 @@ class ReadyPairs(list[ReadyPair]):
 class UnknownOutcome:
     """A message of which nobody knows whether its handler has run, or how far it came.
 
-    `AckPolicy.ACK_FIRST` removes a message before its handler starts; this one's process has not been heard of
-    since, or the answer to the removal's COMMIT was lost.
+    `AckPolicy.ACK_FIRST` removes a message before its handler starts; this one's process has not
+    been heard of since, or the answer to the removal's COMMIT was lost.
     """
 
     message_id: int
@@ -309,7 +325,8 @@ class UnknownOutcome:
 class SettleResult:
     """Ids whose settlement was written, in no order, and those whose lease was gone.
 
-    In neither set is what stays to be written: its row is locked by somebody else, or a row of its unit is locked or lost.
+    In neither set is what stays to be written: its row is locked by somebody else, or a row of its
+    unit is locked or lost.
     """
 
     settled: set[int] = field(default_factory=set)

@@ -37,12 +37,15 @@ from faststream_sqlbroker.core.text import clean_text, describe_exception, repla
 DEAD_LETTER = "dead-letter"
 """Header of a message in a dead letter queue: where it comes from and why."""
 LONGEST_ERROR = 1024
-"""Bytes of the error's text in that header, which is read at each claim; all of it is in last_error."""
+"""Bytes of the error's text in that header, which is read at each claim; all of it is in
+last_error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleRules:
-    """What a subscriber says about endings: its retry strategy, what it keeps in the archive, where dead letters go."""
+    """What a subscriber says about endings: its retry strategy, what it keeps in the archive, where
+    dead letters go.
+    """
 
     retry_strategy: Any = None
     retain_on_ack: bool = True
@@ -116,7 +119,9 @@ def needed_to_write(settlements: Iterable[Settlement]) -> Activities:
 
 
 def sent_back(settlement: Settlement) -> Settlement:
-    """What becomes of a row whose `settlement` cannot be written: as an Abandon, the attempt is not charged."""
+    """What becomes of a row whose `settlement` cannot be written: as an Abandon, the attempt is not
+    charged.
+    """
     return Settlement(
         settlement.id,
         settlement.lease_token,
@@ -199,7 +204,9 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
 
 
 def _may_retry(strategy: Any, outcome: Nack) -> bool:
-    """Whether `strategy` retries after the error of `outcome`; a handler that asks for a retry by itself gets it."""
+    """Whether `strategy` retries after the error of `outcome`; a handler that asks for a retry by
+    itself gets it.
+    """
     asked = outcome.delay is not None or outcome.retry_possible
     return asked or retries_after(strategy, outcome.error)
 
@@ -214,10 +221,12 @@ def _delay_after(
     last = row.acquired_at + timedelta(seconds=base.ended_after)
     return next_delay(
         strategy,
-        # Without a charged attempt it is when the message was not ready, which the strategy is not asked about.
+        # Without a charged attempt it is when the message was not ready, which the strategy is not
+        # asked about.
         first_attempt_at=(row.first_attempt_at if row.attempts_count else None) or last,
         last_attempt_at=last,
         attempts_count=attempts,
-        # Of an error that it does not retry it is not told where the handler asks for a retry (RetryPossible).
+        # Of an error that it does not retry it is not told where the handler asks for a retry
+        # (RetryPossible).
         exception=outcome.error if retries_after(strategy, outcome.error) else None,
     )

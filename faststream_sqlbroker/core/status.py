@@ -66,7 +66,9 @@ class LiveSubscriber:
 
 
 def by_way(queue: str, subscribers: Iterable[LiveSubscriber]) -> dict[str, list[LiveSubscriber]]:
-    """Those of `queue` that do not drain, by what they promise: more than one way breaks the promises of each."""
+    """Those of `queue` that do not drain, by what they promise: more than one way breaks the
+    promises of each.
+    """
     found: dict[str, list[LiveSubscriber]] = {}
     for subscriber in subscribers:
         if queue in subscriber.queues and not subscriber.stopping:
@@ -177,7 +179,9 @@ class ScheduleState:
     """The expression and zone to go on with when that has been done."""
 
     def fired(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
-        """The fire time `at` was published (None: there was nothing to publish); the same work goes on at `next_at`."""
+        """The fire time `at` was published (None: there was nothing to publish); the same work goes
+        on at `next_at`.
+        """
         return replace(self, last_at=at or self.last_at, next_at=next_at, failures_count=0)
 
     def ended(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
@@ -282,7 +286,8 @@ class Explanation:
     def at_place(self, pipelines: Iterable[Any]) -> "Explanation":
         """The same, naming the first of `pipelines` that its queue belongs to.
 
-        Each has a `name` and `steps`: names of queues in their order, or things with a `queue` or `queues`.
+        Each has a `name` and `steps`: names of queues in their order, or things with a `queue` or
+        `queues`.
         """
         if self.queue is None:
             return self

@@ -1,10 +1,13 @@
-"""Which messages run alone: those that may have killed their process, and those on their last delivery."""
+"""Which messages run alone: those that may have killed their process, and those on their last
+delivery.
+"""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 SUSPECT_AFTER = 2
-"""Lost leases of a message that may be what killed its process; one is normal when a machine restarts."""
+"""Lost leases of a message that may be what killed its process; one is normal when a machine
+restarts."""
 _NEVER = 2**31 - 1
 
 
@@ -29,11 +32,14 @@ class Suspicion:
     final: int = _NEVER
     """Deliveries before the last that is permitted."""
     told: bool = True
-    """Whether the claim tells of the suspects that it meets, in the room of others; else it passes over them."""
+    """Whether the claim tells of the suspects that it meets, in the room of others; else it passes
+    over them."""
 
     @classmethod
     def under(cls, max_deliveries: int | None) -> "Suspicion | None":
-        """With `max_deliveries` (None: no limit); None where nothing runs alone, as there is one delivery only."""
+        """With `max_deliveries` (None: no limit); None where nothing runs alone, as there is one
+        delivery only.
+        """
         if max_deliveries is None:
             return cls()
         if max_deliveries <= 1:

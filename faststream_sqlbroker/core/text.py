@@ -34,15 +34,18 @@ def short(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """The text without characters that would drive a terminal, or turn round or hide what stands beside them."""
+    """The text without characters that would drive a terminal, or turn round or hide what stands
+    beside them.
+    """
     return _UNSEEN.sub(_REPLACEMENT, text)
 
 
 def clean_text(text: str, *, limit: int = DEFAULT_LIMIT) -> str:
     """Make `text` storable in every database: no NUL, no lone surrogate, bounded.
 
-    Each unstorable character becomes U+FFFD. Text that is too long keeps its beginning and its end, with
-    "[...]" on a line between them: an error's type stands first, the frame that raised it last.
+    Each unstorable character becomes U+FFFD. Text that is too long keeps its beginning and its end,
+    with "[...]" on a line between them: an error's type stands first, the frame that raised it
+    last.
 
     Args:
         text: Any string.
@@ -67,8 +70,8 @@ def clean_text(text: str, *, limit: int = DEFAULT_LIMIT) -> str:
 def describe_exception(error: BaseException, *, limit: int = DEFAULT_LIMIT) -> str:
     """Describe `error` in text that every database stores; never fails, whatever its methods do.
 
-    First line: type and message. Then what caused it, what it groups (five each), and the last ten frames
-    of its traceback, the one that raised it at the end.
+    First line: type and message. Then what caused it, what it groups (five each), and the last ten
+    frames of its traceback, the one that raised it at the end.
 
     Args:
         error: With or without a traceback.
@@ -109,7 +112,8 @@ def _headline(error: BaseException) -> str:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     seen = {id(error)}
-    # What caused a StoreError is SQLAlchemy's: its text holds the statement, with bodies and headers.
+    # What caused a StoreError is SQLAlchemy's: its text holds the statement, with bodies and
+    # headers.
     while not isinstance(error, StoreError):
         context = None if error.__suppress_context__ else error.__context__
         cause = error.__cause__ if error.__cause__ is not None else context
@@ -133,7 +137,8 @@ LONGEST_KEPT = 256
 def replace_headers(stored: Any, changes: Mapping[str, Any]) -> str:
     """Headers as selected, with `changes` (None takes a header away), as JSON text.
 
-    What cannot be written again (a foreign producer's, too deep) is left out; the changes are always there.
+    What cannot be written again (a foreign producer's, too deep) is left out; the changes are
+    always there.
     """
     try:
         return json.dumps(_changed(load_headers(stored), changes))
@@ -155,10 +160,11 @@ def load_text(value: Any) -> str | None:
 
 
 def load_headers(value: Any) -> dict[str, Any]:
-    """Headers as selected (JSON text, a decoded object or NULL); anything but an object is kept under "value".
+    """Headers as selected (JSON text, a decoded object or NULL); anything but an object is kept
+    under "value".
 
-    A foreign producer may store anything; it must not keep the message from being handled. What Python
-    refuses to parse (no JSON, integers of more than 4300 digits, too deep) stays text.
+    A foreign producer may store anything; it must not keep the message from being handled. What
+    Python refuses to parse (no JSON, integers of more than 4300 digits, too deep) stays text.
     """
     if value is None:
         return {}

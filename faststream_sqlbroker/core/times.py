@@ -13,7 +13,8 @@ Duration = float | timedelta | str
 """Seconds, a timedelta, or text such as "500ms", "60s", "1.5h", "2h45m" or "0"."""
 
 LONGEST_SECONDS = 1e11
-"""No length may exceed this many seconds (about 3 170 years): a timedelta must be able to hold it."""
+"""No length may exceed this many seconds (about 3 170 years): a timedelta must be able to hold it.
+"""
 
 _UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 _PART = r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(ms|s|m|h)"
@@ -26,9 +27,10 @@ _ALLOWED = 'it takes seconds, a timedelta, or text like "500ms", "60s", "1.5h" o
 def parse_duration(value: Duration, *, name: str = "duration") -> float:
     """Turn `value` into seconds.
 
-    Text is an optional sign followed by decimal numbers, each with its unit: ms, s, m or h, as in Go: digits may be
-    missing on one side of the point (".5s", "1.s"), and "0" needs no unit. Parts add up, in any order; the sign is
-    that of the whole; spaces are not allowed. The sum is exact before it becomes a float.
+    Text is an optional sign followed by decimal numbers, each with its unit: ms, s, m or h, as in
+    Go: digits may be missing on one side of the point (".5s", "1.s"), and "0" needs no unit. Parts
+    add up, in any order; the sign is that of the whole; spaces are not allowed. The sum is exact
+    before it becomes a float.
 
     Args:
         value: Seconds, a timedelta or text.
@@ -38,8 +40,8 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
         Seconds; negative if the value is.
 
     Raises:
-        SetupError: Any other type, NaN, an infinity, text that does not follow the grammar (a number
-            other than 0 without its unit does not), or more than 1e11 seconds either way.
+        SetupError: Any other type, NaN, an infinity, text that does not follow the grammar (a
+            number other than 0 without its unit does not), or more than 1e11 seconds either way.
     """
     if isinstance(value, str):
         seconds = _parse_text(value, name)
@@ -57,7 +59,8 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
 
 
 def delay_seconds(value: Duration, *, name: str = "delay") -> float:
-    """Return how many seconds from now something is due: 0, which is at once, for a negative `value`.
+    """Return how many seconds from now something is due: 0, which is at once, for a negative
+    `value`.
 
     Raises:
         SetupError: It is no length of time; the message begins with `name`.

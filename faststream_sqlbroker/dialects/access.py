@@ -1,7 +1,8 @@
 """Which of the rights that a process needs its database user lacks.
 
-The database is asked, and nothing is written: PostgreSQL by its functions for rights, MySQL and MariaDB by EXPLAIN,
-which checks them as the statement itself would, SQLite by a write that changes no row.
+The database is asked, and nothing is written: PostgreSQL by its functions for rights, MySQL and
+MariaDB by EXPLAIN, which checks them as the statement itself would, SQLite by a write that changes
+no row.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,7 +69,8 @@ def is_denied(dialect: "Dialect", error: BaseException) -> bool:
 def missing_tables(dialect: "Dialect", connection: Connection, activities: Activities) -> list[str]:
     """The tables that `activities` need and that are not there, or not to be seen; locks nothing.
 
-    Without any it is the table of messages, unless it is there for others only: that is not known to be needed.
+    Without any it is the table of messages, unless it is there for others only: that is not known
+    to be needed.
     """
     wanted = rights(dialect.tables, connection.dialect, activities)
     tables = list(dict.fromkeys(right.table for right in wanted)) or [dialect.tables.message]
@@ -86,7 +88,8 @@ def missing_tables(dialect: "Dialect", connection: Connection, activities: Activ
     else:
         known = _sqlite_tables(connection, tables)
     if not activities and dialect.name in MYSQL:
-        # They show a table to nobody without a right on it. Rights are checked before a lock is waited for.
+        # They show a table to nobody without a right on it. Rights are checked before a lock is
+        # waited for.
         known |= {table.name for table in tables if not _is_gone(connection, table)}
     return [name for name in names if name not in known]
 
@@ -118,7 +121,9 @@ def find_lacks(dialect: "Dialect", connection: Connection, activities: Activitie
 
 
 def _ids(connection: Connection, tables: Sequence[Table]) -> dict[str, Any]:
-    """What is known of those of `tables` that are there: id, schema, and whether the user may use the schema."""
+    """What is known of those of `tables` that are there: id, schema, and whether the user may use
+    the schema.
+    """
     statement = text(_IDS).bindparams(
         bindparam("names", type_=ARRAY(String)), bindparam("schema", type_=String)
     )
@@ -164,7 +169,9 @@ def _ask_postgresql(connection: Connection, wanted: Sequence[Right]) -> Access:
 def _lacked(
     connection: Connection, asked: Sequence[Right], known: dict[str, Any]
 ) -> dict[int, set[str]]:
-    """The columns that are denied of each of `asked`, by its place; an empty name for a whole table."""
+    """The columns that are denied of each of `asked`, by its place; an empty name for a whole
+    table.
+    """
     each = [
         (at, known[right.table.name].id, right.verb, column)
         for at, right in enumerate(asked)
@@ -235,7 +242,8 @@ def _explain(
     except DBAPIError as error:
         if error.connection_invalidated or error.orig is None or dialect.is_transient(error.orig):
             raise
-        # Rights are checked before values: what else is wrong with the statement (1364, no default) may stay so.
+        # Rights are checked before values: what else is wrong with the statement (1364, no default)
+        # may stay so.
         return int(error.orig.args[0])
     return None
 

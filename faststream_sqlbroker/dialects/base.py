@@ -1,8 +1,8 @@
 """What every database must be able to do, and the parts of it they share.
 
-A dialect holds all SQL of one database. Its methods are synchronous and take a SQLAlchemy `Connection`, so
-that the same code serves asyncio (through `AsyncConnection.run_sync`) and synchronous callers. None of
-them begins or commits; `store` does.
+A dialect holds all SQL of one database. Its methods are synchronous and take a SQLAlchemy
+`Connection`, so that the same code serves asyncio (through `AsyncConnection.run_sync`) and
+synchronous callers. None of them begins or commits; `store` does.
 """
 
 from abc import ABC, abstractmethod
@@ -71,7 +71,8 @@ CLAIMED_COLUMNS = (
 UNREADABLE = (ArithmeticError, AttributeError, TypeError, ValueError)
 """What reading a value raises that is none of its column."""
 NEEDED_TIMES = ("created_at", "next_attempt_at")
-"""Times that every message has: where they are none they count as now, and any other as not there."""
+"""Times that every message has: where they are none they count as now, and any other as not there.
+"""
 _TIMES = range(CLAIMED_COLUMNS.index("created_at"), CLAIMED_COLUMNS.index("acquired_at"))
 
 _OPEN = """
@@ -79,7 +80,8 @@ _OPEN = """
     WHERE s.scope = 'paused' AND s.{key} = q.queue AND (s.expires_at IS NULL OR s.expires_at > {now}))"""
 
 UNRESTORED = "sqlbroker_unrestored"
-"""In the `info` of a connection whose session is not as the application had it; `restore` takes it out."""
+"""In the `info` of a connection whose session is not as the application had it; `restore` takes it
+out."""
 
 
 class Dialect(ABC):
@@ -92,7 +94,8 @@ class Dialect(ABC):
     cancel_once = False
     """Whether the driver can hang when it is cancelled again while it ends a connection."""
     outwaits_clients = False
-    """Whether the server goes on waiting for a lock, in the way of others, when its client has given up."""
+    """Whether the server goes on waiting for a lock, in the way of others, when its client has
+    given up."""
     can_listen = False
     """Whether a wake-up can arrive from another process."""
     ordered: "OrderedClaims"
@@ -134,7 +137,9 @@ class Dialect(ABC):
         return self.sql[name]
 
     def add_looks(self, pairs: str, now: str, *binds: Any) -> None:
-        """Keep the look for ready `pairs` of all queues, and of those that are not paused at the database's `now`."""
+        """Keep the look for ready `pairs` of all queues, and of those that are not paused at the
+        database's `now`.
+        """
         self.add_statement("ready_pairs", pairs, *binds, which_queues="")
         self.add_statement(
             "open_pairs", pairs, *binds, which_queues=_OPEN.format(**{**self.names, "now": now})
@@ -150,13 +155,15 @@ class Dialect(ABC):
     ) -> None:
         """Prepare the transaction that `connection` has just begun for the broker's writes.
 
-        A server ends the session if nothing is sent in the transaction for `idle_limit` seconds: a machine that
-        vanishes without closing its sockets must not keep rows locked. What that leaves in the session, `restore`
-        puts back.
+        A server ends the session if nothing is sent in the transaction for `idle_limit` seconds: a
+        machine that vanishes without closing its sockets must not keep rows locked. What that
+        leaves in the session, `restore` puts back.
         """
 
     def begin_anew(self, connection: Connection, idle_limit: float) -> None:
-        """`begin` for statements whose plans are to be made for the tables as they are, where a session keeps plans."""
+        """`begin` for statements whose plans are to be made for the tables as they are, where a
+        session keeps plans.
+        """
         self.begin(connection, idle_limit)
 
     def allow_idling(self, connection: Connection, seconds: float) -> None:  # noqa: B027
@@ -170,7 +177,9 @@ class Dialect(ABC):
         """Leave the session as the application had it; after the end of the transaction."""
 
     def setup(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing here
-        """Check (and set, where it is the database's own) what the broker relies on; once per start."""
+        """Check (and set, where it is the database's own) what the broker relies on; once per
+        start.
+        """
 
     def size_limit(self, connection: Connection) -> SizeLimit:  # noqa: ARG002
         """How large a message may be that is sent on `connection`."""
@@ -187,10 +196,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def spoils(self, error: BaseException) -> bool:
-        """Whether the connection must not be used again: its session has ended, or is a read-only server's."""
+        """Whether the connection must not be used again: its session has ended, or is a read-only
+        server's.
+        """
 
     def lock_wait_ended(self, error: BaseException) -> bool:  # noqa: ARG002
-        """Whether a statement gave up waiting for a lock after the session's limit (see `lock_wait_limit`)."""
+        """Whether a statement gave up waiting for a lock after the session's limit (see
+        `lock_wait_limit`).
+        """
         return False
 
     @abstractmethod
@@ -202,19 +215,24 @@ class Dialect(ABC):
         """Insert `rows`; their ids in the order given, None where dedup_id exists already."""
 
     def wait_for_dedup_ids(self, connection: Connection, rows: Sequence[NewMessage]) -> None:  # noqa: B027
-        """Wait until no other transaction holds a dedup_id of `rows`, where an insert that waits is in the way of others."""
+        """Wait until no other transaction holds a dedup_id of `rows`, where an insert that waits is
+        in the way of others.
+        """
 
     @abstractmethod
     def ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
-        """The (queue, priority) pairs with claimable rows, queues in the order given, priority falling.
+        """The (queue, priority) pairs with claimable rows, queues in the order given, priority
+        falling.
 
         With `only_open` those of queues that are paused for the whole fleet are left out.
         """
 
     def mend_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:  # noqa: B027
-        """Make those rows of `pairs` due whose due time is none, where the database keeps such; with a warning."""
+        """Make those rows of `pairs` due whose due time is none, where the database keeps such;
+        with a warning.
+        """
 
     @abstractmethod
     def claim(
@@ -230,8 +248,9 @@ class Dialect(ABC):
     ) -> Claimed:
         """Lease up to `limit` due rows; ordered by pair, due time, id. Locked rows are skipped.
 
-        With `prefetch` its first rows are leased for `lease` seconds and the others for `prefetch.lease`, which
-        `ClaimedMessage.prefetched` tells. With `suspicion` no suspect is leased: it would be charged with what happens to the others.
+        With `prefetch` its first rows are leased for `lease` seconds and the others for
+        `prefetch.lease`, which `ClaimedMessage.prefetched` tells. With `suspicion` no suspect is
+        leased: it would be charged with what happens to the others.
         """
 
     @abstractmethod
@@ -245,7 +264,9 @@ class Dialect(ABC):
         *,
         suspicion: Suspicion | None = None,
     ) -> Claimed:
-        """Lease those of `ids` that are due in one of `queues` and not locked, but no suspect; in no order."""
+        """Lease those of `ids` that are due in one of `queues` and not locked, but no suspect; in
+        no order.
+        """
 
     @abstractmethod
     def renew(
@@ -253,8 +274,9 @@ class Dialect(ABC):
     ) -> set[int]:
         """Lengthen `leases` to `lease` seconds from now; the ids that are still held.
 
-        Never shortens one: of two renewals under way at once, the database may execute the longer first. With
-        `skip_locked` rows that somebody else has locked are among the ids, but stay as they are.
+        Never shortens one: of two renewals under way at once, the database may execute the longer
+        first. With `skip_locked` rows that somebody else has locked are among the ids, but stay as
+        they are.
         """
 
     @abstractmethod
@@ -273,7 +295,9 @@ class Dialect(ABC):
 
     @contextmanager
     def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:  # noqa: ARG002
-        """Within it statements wait no longer than `seconds` for a lock; SQLite waits for its only one in `begin`."""
+        """Within it statements wait no longer than `seconds` for a lock; SQLite waits for its only
+        one in `begin`.
+        """
         yield
 
     @abstractmethod
@@ -282,7 +306,9 @@ class Dialect(ABC):
 
     @abstractmethod
     def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
-        """Seconds until the first lease in `queues` ends, whoever holds it, negative if it has ended; None without one."""
+        """Seconds until the first lease in `queues` ends, whoever holds it, negative if it has
+        ended; None without one.
+        """
 
     @abstractmethod
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
@@ -320,7 +346,9 @@ class Dialect(ABC):
         )
 
     def settling_one(self, settlement: Settlement) -> Work[SettleResult]:
-        """`settling` what is no unit, with a plan for the tables as they are, where a session keeps plans."""
+        """`settling` what is no unit, with a plan for the tables as they are, where a session keeps
+        plans.
+        """
         return self.settling([settlement])
 
     def settle_and_chain(
@@ -342,18 +370,24 @@ class Dialect(ABC):
         lease: float,
         worker: str,
     ) -> SettleResult:
-        """`settle`, and note that the handlers of those `rows` that were written are about to start."""
+        """`settle`, and note that the handlers of those `rows` that were written are about to
+        start.
+        """
         result = self.settle(connection, settlements)
         if started := [row for row in rows if row.id in result.settled]:
             note_started(connection, self.tables.policy_state, started, holder, lease, worker)
         return result
 
     def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
-        """Keep other ordered claims away from those of `queues` that nobody claims from now; which they are."""
+        """Keep other ordered claims away from those of `queues` that nobody claims from now; which
+        they are.
+        """
         return lock_order(connection, self.tables.policy_state, queues)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-        """Make `ClaimedMessage`s of rows selected as `CLAIMED_COLUMNS`; what cannot be read is rejected."""
+        """Make `ClaimedMessage`s of rows selected as `CLAIMED_COLUMNS`; what cannot be read is
+        rejected.
+        """
         return [self._claimed_row(row, token) for row in rows]
 
     def _claimed_row(self, r: Sequence[Any], token: UUID) -> ClaimedMessage:
@@ -361,7 +395,8 @@ class Dialect(ABC):
             return self._read_row(r, token)
         except UNREADABLE:
             pass
-        # Rows of a foreign producer: one that cannot be read must not keep the others from being handled.
+        # Rows of a foreign producer: one that cannot be read must not keep the others from being
+        # handled.
         wrong = [
             n for n in _TIMES if not self._is_time(r[n], needed=CLAIMED_COLUMNS[n] in NEEDED_TIMES)
         ]

@@ -16,7 +16,8 @@ RELEASED = 100
 """Expired leases that one transaction gives back."""
 
 Judge = Callable[[ClaimedMessage], tuple[Settlement | None, bool]]
-"""What to write of a row that was just leased (None: nothing), and whether it is the one to take."""
+"""What to write of a row that was just leased (None: nothing), and whether it is the one to take.
+"""
 
 
 @dataclass(slots=True)
@@ -50,8 +51,8 @@ def take(
 ) -> DirectClaim:
     """Lease the first due message of `queues` that `judge` lets through, for `lease` seconds.
 
-    Expired leases are given back where nothing else is due, and with `release` before: no subscriber may be there to
-    do it. Queues that are paused for the whole fleet are passed over.
+    Expired leases are given back where nothing else is due, and with `release` before: no
+    subscriber may be there to do it. Queues that are paused for the whole fleet are passed over.
     """
     if release:
         dialect.release_stuck(connection, queues, RELEASED)
@@ -86,7 +87,9 @@ def _claim_one(
 def settle_replaced(
     dialect: Dialect, connection: Connection, settlement: Settlement, replaced: Replaced
 ) -> SettleResult:
-    """Give the row its new body and write `settlement`, if its lease is still held; rows that leave take it along."""
+    """Give the row its new body and write `settlement`, if its lease is still held; rows that leave
+    take it along.
+    """
     dialect.size_limit(connection).check_parts(replaced.payload)
     table = dialect.tables.message
     held = update(table).where(

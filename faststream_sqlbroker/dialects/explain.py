@@ -31,7 +31,9 @@ _SNAPSHOT: dict[str, tuple[str, ...]] = {
 
 
 def explain(connection: Connection, dialect: "Dialect", message_id: int) -> Explanation:
-    """Why message `message_id` is where it is, by one snapshot of a transaction that has not read yet."""
+    """Why message `message_id` is where it is, by one snapshot of a transaction that has not read
+    yet.
+    """
     _begin_snapshot(connection)
     table = dialect.tables.message
     of_id = table.c.id == message_id
@@ -51,7 +53,8 @@ def explain(connection: Connection, dialect: "Dialect", message_id: int) -> Expl
 def _read(
     connection: Connection, columns: Sequence[Column[Any]], of_id: Any
 ) -> tuple[Any, list[str]]:
-    """The row with `now`, and its columns that hold no time; no row if it cannot be read for another reason.
+    """The row with `now`, and its columns that hold no time; no row if it cannot be read for
+    another reason.
 
     In it they are what a claim takes them for.
     """
@@ -99,7 +102,8 @@ def _unusable(names: Sequence[str]) -> list[Reason]:
 
 def _begin_snapshot(connection: Connection) -> None:
     driver: Any = connection.connection.driver_connection
-    # A listener of the application's may have begun already; in SQLite every transaction is a snapshot.
+    # A listener of the application's may have begun already; in SQLite every transaction is a
+    # snapshot.
     if connection.dialect.name == "sqlite" and driver.in_transaction:
         return
     for statement in _SNAPSHOT[connection.dialect.name]:

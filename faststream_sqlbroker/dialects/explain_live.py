@@ -67,7 +67,9 @@ class LiveMessage:
     """A message of the message table, and what may stand in its way."""
 
     def __init__(self, connection: Connection, dialect: "Dialect", row: Any) -> None:
-        """`row` has `COLUMNS` of the message, and the database's time as `now`; only reads by `connection`."""
+        """`row` has `COLUMNS` of the message, and the database's time as `now`; only reads by
+        `connection`.
+        """
         self._connection, self._dialect, self._row = connection, dialect, row
         self._table = dialect.tables.message
         self._known = read_subscribers(connection, dialect.tables.policy_state, ended=True)

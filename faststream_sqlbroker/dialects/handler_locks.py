@@ -1,13 +1,15 @@
-"""The lock that a handler's transaction begins with, and the proof before its ack that it is still held.
+"""The lock that a handler's transaction begins with, and the proof before its ack that it is still
+held.
 
-A transaction can end behind the back of who began it. ROLLBACK ends it, and a deadlock does on MySQL and MariaDB;
-COMMIT ends it, and DDL does on MySQL and MariaDB. What is sent afterwards belongs to another transaction, so that an
-ack would be committed without what the handler did before. And who finds the transaction gone must know which of the
-two it was: after a rollback the message may be tried again, after a commit half of its work is done.
+A transaction can end behind the back of who began it. ROLLBACK ends it, and a deadlock does on
+MySQL and MariaDB; COMMIT ends it, and DDL does on MySQL and MariaDB. What is sent afterwards
+belongs to another transaction, so that an ack would be committed without what the handler did
+before. And who finds the transaction gone must know which of the two it was: after a rollback the
+message may be tried again, after a commit half of its work is done.
 
-PostgreSQL numbers its transactions and remembers what became of each, unless it crashes. Elsewhere a savepoint is set after the lock,
-which is there as long as the transaction is; and the rows are locked by marking them, so that the mark can be seen
-from outside only if it was committed.
+PostgreSQL numbers its transactions and remembers what became of each, unless it crashes. Elsewhere
+a savepoint is set after the lock, which is there as long as the transaction is; and the rows are
+locked by marking them, so that the mark can be seen from outside only if it was committed.
 """
 
 from abc import ABC, abstractmethod
@@ -55,7 +57,9 @@ class HandlerLocks(ABC):
 
     @abstractmethod
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
-        """Lock the rows of `leases` that are still held until the transaction ends; with its idle limit in seconds."""
+        """Lock the rows of `leases` that are still held until the transaction ends; with its idle
+        limit in seconds.
+        """
 
     @abstractmethod
     def prove(self, connection: Connection, lock: HandlerLock) -> None:
@@ -69,7 +73,8 @@ class HandlerLocks(ABC):
     def settle(
         self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
     ) -> SettleResult:
-        """Write `settlements` of rows that `lock` holds, and what is chained to them, if `prove` would not raise.
+        """Write `settlements` of rows that `lock` holds, and what is chained to them, if `prove`
+        would not raise.
 
         Raises:
             TransactionEndedError: it would.
@@ -77,7 +82,9 @@ class HandlerLocks(ABC):
 
     @abstractmethod
     def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
-        """Whether the transaction that has taken `lock`, and has ended, was committed; asked in another one."""
+        """Whether the transaction that has taken `lock`, and has ended, was committed; asked in
+        another one.
+        """
 
 
 class MarkedLocks(HandlerLocks):

@@ -1,4 +1,6 @@
-"""Rows of the policy state that tell which subscribers live and which queues are paused; the same everywhere."""
+"""Rows of the policy state that tell which subscribers live and which queues are paused; the same
+everywhere.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -18,7 +20,8 @@ PAUSES_CHANGED = " "
 """What is sent to listeners when a queue is paused or resumed: no queue can have this name."""
 
 KEPT_SECONDS = 3600
-"""How long a subscriber that has ended without a word is remembered, so that what it held can be explained."""
+"""How long a subscriber that has ended without a word is remembered, so that what it held can be
+explained."""
 MOST_READ = 10_000
 """Subscribers that are read at most, those heard of last first."""
 _CLEANED = 100
@@ -30,7 +33,9 @@ Known = Mapping[str, Mapping[str, Any]]
 def announce(
     connection: Connection, table: Table, known: Known, changed: set[str], lease: float
 ) -> None:
-    """Write that the subscribers `known` live, for `lease` seconds from now; what they say of themselves if `changed`."""
+    """Write that the subscribers `known` live, for `lease` seconds from now; what they say of
+    themselves if `changed`.
+    """
     ends = {
         "lease_expires_at": later(bindparam("lease")),
         "expires_at": later(bindparam("kept")),
@@ -59,7 +64,8 @@ def clean(connection: Connection, table: Table) -> None:
     for scope in (PAUSED, SUBSCRIBER):
         old = select(table.c.key).where(table.c.scope == scope, over).limit(_CLEANED)
         if keys := connection.execute(old).scalars().all():
-            # One by one, by the primary key: by a list MariaDB would wait for rows that somebody has locked.
+            # One by one, by the primary key: by a list MariaDB would wait for rows that somebody
+            # has locked.
             one = and_(table.c.scope == scope, table.c.key == bindparam("name"), over)
             connection.execute(delete(table).where(one), [{"name": key} for key in keys])
 
@@ -103,7 +109,9 @@ def pause(
     until: datetime | float | None,
     info: Mapping[str, Any],
 ) -> None:
-    """Pause `queue` until a time, for some seconds or for good; a pause that is there goes on with the new words."""
+    """Pause `queue` until a time, for some seconds or for good; a pause that is there goes on with
+    the new words.
+    """
     connection.execute(delete(table).where(_pause_of(table, queue), table.c.expires_at < clock()))
     ends: Any = null() if until is None else until
     if isinstance(until, int | float):

@@ -1,7 +1,8 @@
 """Locks by key: rows of the policy state, which stay for ever, for the sake of their counters.
 
-The same on every database. A free lock has no token, or one whose lease is over by the database's clock; whoever
-takes it puts a new token there and raises the counter. Every later write names the token.
+The same on every database. A free lock has no token, or one whose lease is over by the database's
+clock; whoever takes it puts a new token there and raises the counter. Every later write names the
+token.
 """
 
 from collections.abc import Sequence
@@ -79,7 +80,9 @@ def _acquire_in_steps(
 
 
 def extend(connection: Connection, table: Table, key: str, token: UUID, lease: float) -> bool:
-    """Lengthen the lease of `token` to `lease` seconds from now; false if somebody else has, or had, the lock."""
+    """Lengthen the lease of `token` to `lease` seconds from now; false if somebody else has, or
+    had, the lock.
+    """
     held = update(table).where(_of(table, key), table.c.lease_token == token)
     return _wrote(connection, held.values(lease_expires_at=_from_now(lease)))
 
@@ -91,7 +94,9 @@ def release(connection: Connection, table: Table, key: str, token: UUID) -> bool
 
 
 def force(connection: Connection, table: Table, key: str) -> bool:
-    """Take the lock from whoever has it, and raise the counter above the fence given out; whether it was held."""
+    """Take the lock from whoever has it, and raise the counter above the fence given out; whether
+    it was held.
+    """
     held = update(table).where(_of(table, key), table.c.lease_token.is_not(None))
     return _wrote(
         connection,

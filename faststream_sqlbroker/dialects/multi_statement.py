@@ -1,8 +1,9 @@
-"""The path of databases without DELETE … RETURNING inside INSERT: short statements in one transaction.
+"""The path of databases without DELETE … RETURNING inside INSERT: short statements in one
+transaction.
 
-MySQL, MariaDB and SQLite share the order of the steps; each brings its own SQL. Every settle first reads
-(and locks) the rows whose lease is still held, then touches exactly those ids: an unlocked INSERT … SELECT
-followed by DELETE duplicated a row that was released in between.
+MySQL, MariaDB and SQLite share the order of the steps; each brings its own SQL. Every settle first
+reads (and locks) the rows whose lease is still held, then touches exactly those ids: an unlocked
+INSERT … SELECT followed by DELETE duplicated a row that was released in between.
 """
 
 import json
@@ -75,10 +76,12 @@ class MultiStatementDialect(Dialect):
         of: str = "",
         apart: str | None = None,
     ) -> None:
-        """Keep the claims made of `claim`, a text with `{columns}` and `{which}`, and names of the subclass's own.
+        """Keep the claims made of `claim`, a text with `{columns}` and `{which}`, and names of the
+        subclass's own.
 
-        `due` fills those in for a claim of what is due, `these` for one of `ids` in `queues`; `of` is the table's alias
-        with its dot, or nothing. `apart` is the claim that leaves suspects, where it leases what it finds.
+        `due` fills those in for a claim of what is due, `these` for one of `ids` in `queues`; `of`
+        is the table's alias with its dot, or nothing. `apart` is the claim that leaves suspects,
+        where it leases what it finds.
         """
         self.add_statement("claim", claim, columns=columns, which="", **due)
         self.add_statement(
@@ -93,7 +96,9 @@ class MultiStatementDialect(Dialect):
     def prepare_ordered(
         self, words: dict[str, str], hint: str, keys: str = ordered_sql.KEYS
     ) -> None:
-        """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for the rest."""
+        """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for the
+        rest.
+        """
         hints = {
             f"{name}_hint": hint.format(self.names[f"{name}_index"])
             for name in ("ready", "key", "leased")
@@ -208,7 +213,9 @@ class MultiStatementDialect(Dialect):
         token: UUID,
         suspicion: Suspicion | None,
     ) -> Claimed:
-        """Lock (or lease at once) what `statement` finds, but no suspects; in the order of due time and id."""
+        """Lock (or lease at once) what `statement` finds, but no suspects; in the order of due time
+        and id.
+        """
 
     def take(
         self, connection: Connection, found: Sequence[ClaimedMessage], lease: float, token: UUID
@@ -246,7 +253,8 @@ class MultiStatementDialect(Dialect):
     ) -> set[int]:
         """Lock, lengthen; with `skip_locked` what is locked elsewhere is only looked up."""
         if not skip_locked:
-            # Locked by id alone: what is not ours any more may be locked for long by who has it now.
+            # Locked by id alone: what is not ours any more may be locked for long by who has it
+            # now.
             held = self.still_held(connection, leases)
             leases = [each for each in leases if each[0] in held]
         free = self.lock(connection, leases, skip_locked=skip_locked)
@@ -281,7 +289,9 @@ class MultiStatementDialect(Dialect):
         return SettleResult(settled, {s.id for s in settlements} - settled)
 
     def settle_locked(self, connection: Connection, ours: Sequence[Settlement]) -> None:
-        """Copy the rows that are kept, delete or update exactly those of `ours`, which the transaction has locked."""
+        """Copy the rows that are kept, delete or update exactly those of `ours`, which the
+        transaction has locked.
+        """
         limit = self.size_limit(connection)
         leaving = [s for s in ours if s.leaves]
         kept = [s for s in leaving if s.archive and self.has_archive]

@@ -1,7 +1,8 @@
-"""Keys that are handled at most once: claimed before the handler starts, kept for a time, never given back by a crash.
+"""Keys that are handled at most once: claimed before the handler starts, kept for a time, never
+given back by a crash.
 
-Scope "once:<queue>", key the message's. The token names the delivery that claimed it, so that a claim whose COMMIT was
-not answered can be repeated.
+Scope "once:<queue>", key the message's. The token names the delivery that claimed it, so that a
+claim whose COMMIT was not answered can be repeated.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,9 @@ def claim_keys(
     ttl: float,
     worker: str,
 ) -> dict[int, tuple[Verdict, int | None]]:
-    """Claim the keys of `rows` for `ttl` seconds; what is to become of each, and which message has its key."""
+    """Claim the keys of `rows` for `ttl` seconds; what is to become of each, and which message has
+    its key.
+    """
     held = lock(connection, [(row.id, row.lease_token) for row in rows])
     verdicts: dict[int, tuple[Verdict, int | None]] = {
         row.id: (Verdict.LOST, None) for row in rows if row.id not in held
@@ -72,8 +75,9 @@ def _claim_key(
         return Verdict.START, row.id
     other, over = info["message"], since + timedelta(seconds=info["ttl"]) <= now
     if other == row.id and (not over or row.deliveries_count - 1 > row.attempts_count):
-        # A mark for who lists unknown outcomes. The claim is no delivery's any more: were a slow one to
-        # give it back now, the message would go from that list, and another of its key would run.
+        # A mark for who lists unknown outcomes. The claim is no delivery's any more: were a slow
+        # one to give it back now, the message would go from that list, and another of its key would
+        # run.
         connection.execute(
             update(table).where(one).values(lease_expires_at=clock(), lease_token=null())
         )

@@ -1,14 +1,14 @@
 """Claims for ordered=True: of each key one message at a time, in the order of ids.
 
-Two claims that read before either has committed could lease two messages of a key: a message with a lower id,
-committed late, is the head of its key while a later one is being handled, and only the first claim's commit
-shows that. So one claim of a queue runs at a time: it locks the queue's row of the policy state, and what it
-reads afterwards (READ COMMITTED) is what the one before it has left. A claim that finds the row locked does not
-wait, and comes back. SQLite has one writer anyway.
+Two claims that read before either has committed could lease two messages of a key: a message with a
+lower id, committed late, is the head of its key while a later one is being handled, and only the
+first claim's commit shows that. So one claim of a queue runs at a time: it locks the queue's row of
+the policy state, and what it reads afterwards (READ COMMITTED) is what the one before it has left.
+A claim that finds the row locked does not wait, and comes back. SQLite has one writer anyway.
 
-Looking for heads is bounded, however many messages wait behind a key that cannot go on: first the oldest due
-messages, a window of them; only where it was full and gave too few, the keys themselves, and the messages without a
-key, a page of each from where the last claim stopped.
+Looking for heads is bounded, however many messages wait behind a key that cannot go on: first the
+oldest due messages, a window of them; only where it was full and gave too few, the keys themselves,
+and the messages without a key, a page of each from where the last claim stopped.
 """
 
 from collections import Counter
@@ -63,8 +63,8 @@ class OrderedClaims:
 
         Args:
             dialect: Whose they are.
-            words: The database's own: now, claimable (of `m`), hints to indexes, in_index, after, due_in,
-                of_ids, and open and close round keys.
+            words: The database's own: now, claimable (of `m`), hints to indexes, in_index, after,
+                due_in, of_ids, and open and close round keys.
             ids: The bind of that name.
             due: The type of a due time, if the driver wants to know.
             keys: How a queue's next keys are found.
@@ -108,8 +108,9 @@ class OrderedClaims:
         A message without a key is its own head. `cursors` is read and written.
 
         Returns:
-            The rows, and in how many seconds to look again: 0 if somebody else claims right now or there is more
-            to look at, else when the first waiting head is due; None if that is not known.
+            The rows, and in how many seconds to look again: 0 if somebody else claims right now or
+            there is more to look at, else when the first waiting head is due; None if that is not
+            known.
         """
         self._dialect.mend_due_times(connection, pairs)
         queues = sorted({p.queue for p in pairs})
@@ -152,7 +153,9 @@ class OrderedClaims:
         lease: float,
         token: UUID,
     ) -> Claimed:
-        """Lease this message if it is due in one of `queues`, the head of its key (or expired), and not locked."""
+        """Lease this message if it is due in one of `queues`, the head of its key (or expired), and
+        not locked.
+        """
         row = connection.execute(self._dialect.sql["ordered_one"], {"id": message_id}).one_or_none()
         if row is None or row[0] not in queues:
             return Claimed()
@@ -188,7 +191,8 @@ class Heads:
             others: Pass over these suspects.
             taken: Not these.
             mask: Only such as have these marks of policies.
-            per_key: So many leases of a key at a time, in no order; None: the first of each key, one at a time.
+            per_key: So many leases of a key at a time, in no order; None: the first of each key,
+                one at a time.
         """
         self._connection, self._sql, self._limit = connection, statements, limit
         self._end, self._binds = ("", {}) if others is None else ("_others", others.binds)

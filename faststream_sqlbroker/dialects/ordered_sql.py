@@ -9,8 +9,9 @@ _HEAD = (
     + _NOT_EXPIRED
     + """ ORDER BY {in_index}e.id LIMIT 1) AS head"""
 )
-"""The first live message of a key; not whether there is an earlier one: for a first message MariaDB would read
-its whole key to say no. `in_index` is what MySQL wants to be told of the index's order, else it sorts the key."""
+"""The first live message of a key; not whether there is an earlier one: for a first message MariaDB
+would read its whole key to say no. `in_index` is what MySQL wants to be told of the index's order,
+else it sorts the key."""
 
 FIRST_READY = """(SELECT m.id FROM {message} m {key_hint}
   WHERE m.queue = :queue AND m.{key} = k.k AND {claimable} AND m.next_attempt_at <= {now}
@@ -77,8 +78,9 @@ FROM k WHERE k.k IS NOT NULL ORDER BY k.n
 """
 )
 
-# MySQL and MariaDB search no range from an outer column: the recursion would start at the queue's first key
-# each time (3.9 s behind 100 000 messages of one key). This walks the index from `start` and stops: 16 ms.
+# MySQL and MariaDB search no range from an outer column: the recursion would start at the queue's
+# first key each time (3.9 s behind 100 000 messages of one key). This walks the index from `start`
+# and stops: 16 ms.
 KEYS_WALKED = (
     """
 SELECT {open}k.k{close}, """
@@ -109,5 +111,7 @@ FROM {message} m WHERE m.id = :id
 
 
 def of_ready(keys: str) -> str:
-    """KEYS or KEYS_WALKED with the first message of each key that can be claimed, in place of the first that lives."""
+    """KEYS or KEYS_WALKED with the first message of each key that can be claimed, in place of the
+    first that lives.
+    """
     return keys.replace(_HEAD, FIRST_READY)

@@ -1,4 +1,6 @@
-"""Which messages of bursts that have ended are delivered: of each key one at a time, in the order of its bursts."""
+"""Which messages of bursts that have ended are delivered: of each key one at a time, in the order
+of its bursts.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +16,9 @@ from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
 
 SHORTEST_BURST_RECHECK = MICROSECONDS // 20
 LONGEST_BURST_RECHECK = 2 * MICROSECONDS
-"""A message that waits for the one before it is looked at again after as long as that one has been running, within
-these limits: so it waits at most twice as long as it must, and many do not crowd the front."""
+"""A message that waits for the one before it is looked at again after as long as that one has been
+running, within these limits: so it waits at most twice as long as it must, and many do not crowd
+the front."""
 BURST_WAIT_LIMIT = 60 * MICROSECONDS
 """The same where that one waits itself, for a retry say: somebody may cancel it."""
 
@@ -31,7 +34,9 @@ class BurstHeads:
         """When messages that wait for another are looked at again."""
 
     def choose(self, due: Sequence[tuple[int, str | None, int]], limit: int) -> list[int]:
-        """Up to `limit` of the messages (id, key, due time) whose turn it is; the others are put off a little."""
+        """Up to `limit` of the messages (id, key, due time) whose turn it is; the others are put
+        off a little.
+        """
         keys = {key for _, key, _ in due if key is not None}
         stored = self._rows.states(self._connection, burst_scope(self._queue), keys)
         self._known = {key: Bursts.load(stored.get(key)) for key in keys}

@@ -1,8 +1,9 @@
 """Claims under scheduling policies: one claim of a queue at a time, in one transaction.
 
-Two claims that read before either has committed could each find room for the last message. So a claim first locks the
-queue's row of the policy state, and what it reads afterwards (READ COMMITTED) is what the one before has left. A claim
-that finds it locked does not wait, and comes back. Running messages are counted as they are leased: no counter can leak.
+Two claims that read before either has committed could each find room for the last message. So a
+claim first locks the queue's row of the policy state, and what it reads afterwards (READ COMMITTED)
+is what the one before has left. A claim that finds it locked does not wait, and comes back. Running
+messages are counted as they are leased: no counter can leak.
 """
 
 from typing import TYPE_CHECKING
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
 
 LOOKED_AT = 100
-"""Least number of messages that a claim under a throttle looks at: some must not start, or ask for another slot."""
+"""Least number of messages that a claim under a throttle looks at: some must not start, or ask for
+another slot."""
 
 
 class PolicyClaims:
@@ -198,7 +200,8 @@ class _QueueClaim:
                 self.more |= not self._intake.delay(policy)
             elif isinstance(policy, Debounce):
                 if not self._intake.burst(policy):
-                    # What is to come may belong to the burst of a message that would be delivered now.
+                    # What is to come may belong to the burst of a message that would be delivered
+                    # now.
                     self.more = True
                     return False
                 self._bursts = BurstHeads(self._rows, self._connection, self._queue, self._now)

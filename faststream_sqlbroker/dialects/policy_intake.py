@@ -1,7 +1,9 @@
-"""What policies do with messages that have become due, before any is claimed: shift, supersede, drop.
+"""What policies do with messages that have become due, before any is claimed: shift, supersede,
+drop.
 
-Each message is looked at once by each policy, which leaves a mark on it; so a look begins where the last one of this
-process has ended, a little before. All of it runs under the queue's lock, in lists.
+Each message is looked at once by each policy, which leaves a mark on it; so a look begins where the
+last one of this process has ended, a little before. All of it runs under the queue's lock, in
+lists.
 """
 
 import random
@@ -23,7 +25,8 @@ from faststream_sqlbroker.core.rows import ReadyPair
 from faststream_sqlbroker.dialects.policy_rows import SCAN, Arrival, PolicyRows
 
 LATE_COMMITS = 2 * MICROSECONDS
-"""A look begins so much before the end of the last one: what is committed later waits for a whole look."""
+"""A look begins so much before the end of the last one: what is committed later waits for a whole
+look."""
 WHOLE_LOOK = 5.0
 """Seconds between two looks at everything that is due; more if they are slow."""
 SLOW_SHARE = 20
@@ -108,10 +111,11 @@ class Intake:
         return whole
 
     def slots(self, policy: Throttle, limit: int) -> bool:
-        """Give messages slots of their own, or what becomes of those without; whether all were looked at.
+        """Give messages slots of their own, or what becomes of those without; whether all were
+        looked at.
 
-        At most `limit` are granted now, as no more could start; those above them wait for the next claim. The
-        expired need none.
+        At most `limit` are granted now, as no more could start; those above them wait for the next
+        claim. The expired need none.
         """
         arrivals, whole = self._arrivals(SLOT)
         self.before |= SLOT
@@ -163,7 +167,9 @@ class Intake:
         self.later += [at for at in due.values() if at is not None and at > self.now]
 
     def _arrivals(self, own: int) -> tuple[list[Arrival], bool]:
-        """What has not got the mark `own`, and whether that is all; if not, all that was due before some time."""
+        """What has not got the mark `own`, and whether that is all; if not, all that was due before
+        some time.
+        """
         found: list[Arrival] = []
         horizon: int | None = None
         for pair in self.pairs:
@@ -196,5 +202,7 @@ def burst_scope(queue: str) -> str:
 
 
 def slot_scope(queue: str, number: int | None = None) -> str:
-    """Where the slots of a queue's keys are stored, or of the queue itself, by the number of its policy."""
+    """Where the slots of a queue's keys are stored, or of the queue itself, by the number of its
+    policy.
+    """
     return f"slots:{queue}" if number is None else f"throttle{number}:{queue}"

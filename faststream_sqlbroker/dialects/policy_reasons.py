@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
 
 Explain = Callable[[Connection, "Dialect", WaitingMessage, Sequence[LiveSubscriber]], list[Reason]]
-"""Gets the snapshot's connection, its dialect, the message and the live subscribers of its queue; only reads."""
+"""Gets the snapshot's connection, its dialect, the message and the live subscribers of its queue;
+only reads."""
 
 EXPLAINERS: list[Explain] = [
     policy_explain.window,

@@ -37,7 +37,8 @@ class Claim:
 
     rows: list[ClaimedMessage]
     again: float | None
-    """In how many seconds to look again: 0 if somebody else claims right now; None if that is not known."""
+    """In how many seconds to look again: 0 if somebody else claims right now; None if that is not
+    known."""
     gated: bool
     """Whether nothing more can start before, whatever comes."""
     more: bool = False

@@ -1,4 +1,6 @@
-"""What claims under policies read and write, in lists: messages that arrive, their due times, states by key."""
+"""What claims under policies read and write, in lists: messages that arrive, their due times,
+states by key.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -122,7 +124,9 @@ class PolicyRows:
         mark: int,
         kept: int = ~0,
     ) -> None:
-        """Give messages `mark`, of their marks leave `kept`, and another due time unless it is None."""
+        """Give messages `mark`, of their marks leave `kept`, and another due time unless it is
+        None.
+        """
         if due:
             rows = json.dumps([{"id": message, "due": at} for message, at in due.items()])
             self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
@@ -213,9 +217,11 @@ class PolicyRows:
         others: Suspicion | None,
         only: int | None,
     ) -> list[tuple[int, str | None, int]]:
-        """Up to `size` messages due by `now`, when the claim began, that have the marks `before`: id, key, due time.
+        """Up to `size` messages due by `now`, when the claim began, that have the marks `before`:
+        id, key, due time.
 
-        Without the suspects that `others` tells. A burst that has ended since may lack what arrived after the policies looked, and before its end.
+        Without the suspects that `others` tells. A burst that has ended since may lack what arrived
+        after the policies looked, and before its end.
         """
         binds: dict[str, Any] = {
             "queue": queue,

@@ -36,7 +36,8 @@ class Slots:
     ) -> None:
         """Read what is known of the queue's own slots."""
         self._rows, self._connection, self._queue, self._now = rows, connection, queue, now
-        # Numbered among themselves: what another policy beside them would change must not forget their slots.
+        # Numbered among themselves: what another policy beside them would change must not forget
+        # their slots.
         throttles = list(enumerate(policy for policy in policies if isinstance(policy, Throttle)))
         self._lag = min((policy.max_lag for _, policy in throttles), default=None)
         self._gates = [(n, policy) for n, policy in throttles if policy.gates]
@@ -77,10 +78,11 @@ class Slots:
     def on_time(
         self, chosen: Sequence[int], live: Mapping[int, Live], limit: int, *, at_start: bool
     ) -> list[int]:
-        """Up to `limit` of `chosen` that may start; where its own slot has passed by, a message asks for another.
+        """Up to `limit` of `chosen` that may start; where its own slot has passed by, a message
+        asks for another.
 
-        Only what is about to start asks: what waits for a worker would ask again and again. With `at_start` that is
-        when it gets its first slot, too.
+        Only what is about to start asks: what waits for a worker would ask again and again. With
+        `at_start` that is when it gets its first slot, too.
         """
         if self._each is None:
             return list(chosen[:limit])

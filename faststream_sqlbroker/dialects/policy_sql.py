@@ -1,7 +1,7 @@
 """Statements of claims under scheduling policies; tests/sql shows them filled.
 
-Times are whole microseconds since 1970 (UTC) on the way in and out, so that what policies decide is the same on every
-database. Lists of any length are one JSON bind, so the text never changes.
+Times are whole microseconds since 1970 (UTC) on the way in and out, so that what policies decide is
+the same on every database. Lists of any length are one JSON bind, so the text never changes.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,8 @@ class SqlFragments:
     as_json: str = ""
     """What makes JSON of text."""
     column: str = ""
-    """What stands before a column that is set: MySQL has the message table in a join there, the others refuse it."""
+    """What stands before a column that is set: MySQL has the message table in a join there, the
+    others refuse it."""
     ready_hint: str = ""
     leased_hint: str = ""
     id_hint: str = ""
@@ -129,7 +130,8 @@ def statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"{w.column}next_attempt_at = COALESCE({w.at('u.due')}, m.next_attempt_at), "
         f"{w.column}policy_marks = (m.policy_marks | :mark) & :kept"
     )
-    # Of other programs some write their own clock's time, which may be ahead: nothing has arrived later than now.
+    # Of other programs some write their own clock's time, which may be ahead: nothing has arrived
+    # later than now.
     arrived = f"{w.earlier}(m.created_at, {w.now})"
     texts = {
         "policy_now": f"SELECT {w.us(w.now)}",
@@ -190,7 +192,8 @@ def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         delete = f"DELETE m {held}"
     else:
         delete = f"DELETE FROM {{message}} AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
-    # MySQL has nothing to lock in a JSON_TABLE, and refuses (3569); in one inside of a subquery it tries nothing.
+    # MySQL has nothing to lock in a JSON_TABLE, and refuses (3569); in one inside of a subquery it
+    # tries nothing.
     locked = held.replace(rows, f"(SELECT * FROM {rows}) u") if w is MYSQL else held
     texts = {
         "policy_lock": f"SELECT m.id {locked} ORDER BY m.id{w.lock}",

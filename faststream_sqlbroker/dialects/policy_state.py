@@ -33,7 +33,8 @@ Started = tuple[str, int]
 
 
 def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> set[str]:
-    """Lock the rows of those of `queues` that nobody else has locked, until the transaction ends; which they are.
+    """Lock the rows of those of `queues` that nobody else has locked, until the transaction ends;
+    which they are.
 
     The first claim of a queue makes its row, and others wait for that.
     """
@@ -71,7 +72,9 @@ def note_started(
     lease: float,
     worker: str,
 ) -> None:
-    """Note that `holder` is about to start the handlers of `rows`, which are removed in the same transaction."""
+    """Note that `holder` is about to start the handlers of `rows`, which are removed in the same
+    transaction.
+    """
     binds = [
         {
             "scope": ACK_FIRST + row.queue,
@@ -137,7 +140,9 @@ def note_ended(
 def unknown(
     connection: Connection, table: Table, queue: str | None, limit: int
 ) -> list[UnknownOutcome]:
-    """Up to `limit` starts whose holder has not been heard of for its lease, or that came back; the oldest first."""
+    """Up to `limit` starts whose holder has not been heard of for its lease, or that came back; the
+    oldest first.
+    """
     columns = table.c.scope, table.c.key, table.c.info, table.c.created_at
     statement = select(*columns).where(_overdue(table, queue))
     rows = connection.execute(statement.order_by(table.c.created_at, table.c.key).limit(limit))
@@ -165,7 +170,9 @@ def _unknown(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOu
 
 
 def forget_unknown(connection: Connection, table: Table, ids: Sequence[int]) -> int:
-    """Take `ids` off the list of `unknown`; how many were on it. A key that is handled once stays claimed."""
+    """Take `ids` off the list of `unknown`; how many were on it. A key that is handled once stays
+    claimed.
+    """
     columns = table.c.scope, table.c.key, table.c.info, table.c.created_at
     rows = connection.execute(select(*columns).where(_overdue(table))).all()
     wanted = set(ids)
@@ -193,7 +200,8 @@ def forget_expired(connection: Connection, table: Table, limit: int) -> int:
 
 
 def _one(table: Table) -> ColumnElement[bool]:
-    # By a list of keys MariaDB would scan a small table, and wait for rows that somebody else has locked.
+    # By a list of keys MariaDB would scan a small table, and wait for rows that somebody else has
+    # locked.
     return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
 
 

@@ -16,8 +16,8 @@ Work = Callable[[Connection], T]
 class Query(Generic[T]):
     """A statement, its binds, and how its rows are read.
 
-    Called with a connection it runs through SQLAlchemy like any other work of a transaction; `store.driver` may
-    send it on the driver's own connection instead, without BEGIN and COMMIT.
+    Called with a connection it runs through SQLAlchemy like any other work of a transaction;
+    `store.driver` may send it on the driver's own connection instead, without BEGIN and COMMIT.
     """
 
     clause: TextClause

@@ -1,4 +1,6 @@
-"""Which rights the broker's statements need; docs/howto/security.md lists them, and tests use roles with no others."""
+"""Which rights the broker's statements need; docs/howto/security.md lists them, and tests use roles
+with no others.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,7 +69,8 @@ def rights(tables: Tables, dialect: Any, activities: Activities) -> list[Right]:
 
     Args:
         tables: The broker's.
-        dialect: SQLAlchemy's, of a connection: MySQL's drivers find out with the first whether it is MariaDB.
+        dialect: SQLAlchemy's, of a connection: MySQL's drivers find out with the first whether it
+            is MariaDB.
         activities: Of the process.
     """
     merged: dict[tuple[Table, str], Right] = {}
@@ -106,7 +109,8 @@ def _consume(tables: Tables, dialect: Any) -> Iterator[Need]:
 
 
 def _take(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    # Queues that are paused are passed over. A subscriber is told of them; its claims read no such row.
+    # Queues that are paused are passed over. A subscriber is told of them; its claims read no such
+    # row.
     yield tables.policy_state, "SELECT", ("scope", "key", "expires_at"), True
 
 

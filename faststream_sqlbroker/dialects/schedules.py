@@ -1,7 +1,7 @@
 """Schedules: rows of the policy state with scope "schedule"; the same on every database.
 
-Whoever publishes what is due has the row's lease, by a token of its own; every write names it, and whoever else
-changes the row takes it away. A row whose lease is over, or that has none, is free.
+Whoever publishes what is due has the row's lease, by a token of its own; every write names it, and
+whoever else changes the row takes it away. A row whose lease is over, or that has none, is free.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,7 +91,8 @@ def hold(
 ) -> ScheduleState | None:
     """Take the schedule for `lease` seconds if it is due and free; its state, or None.
 
-    The state says until when fire times are to be published: what was decided once stays so until it is done.
+    The state says until when fire times are to be published: what was decided once stays so until
+    it is done.
     """
     table = dialect.tables.policy_state
     row = _lock(connection, table, name)

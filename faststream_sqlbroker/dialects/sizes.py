@@ -10,7 +10,8 @@ from faststream_sqlbroker.exceptions import MessageTooLargeError
 T = TypeVar("T")
 
 OTHERS = 4096
-"""Most bytes that a row's statement takes besides body and headers: names of 255 characters, times, the SQL."""
+"""Most bytes that a row's statement takes besides body and headers: names of 255 characters, times,
+the SQL."""
 BYTES_TOGETHER = 8 * 1024 * 1024
 """Most bytes of bodies and headers in a statement with several rows: larger ones save nothing."""
 _ESCAPED = (b"\0", b"\n", b"\r", b"\x1a", b'"', b"'", b"\\")
@@ -29,13 +30,15 @@ class SizeLimit:
     cure: str
     """What to do, after "send less"."""
     written_out: bool = False
-    """Whether values are written into the text of the statement, so that some of their bytes take two."""
+    """Whether values are written into the text of the statement, so that some of their bytes take
+    two."""
 
     def check(self, rows: Sequence[NewMessage]) -> None:
         """Refuse what cannot be sent.
 
         Raises:
-            MessageTooLargeError: one of `rows` is too large; it names the size, the limit and what to do.
+            MessageTooLargeError: one of `rows` is too large; it names the size, the limit and what
+                to do.
         """
         if bytes_of(rows) > (self.most - OTHERS) // _MOST_BYTES_OF_A_CHARACTER:
             for row in rows:
@@ -120,7 +123,8 @@ POSTGRESQL = SizeLimit(
     "the most that PostgreSQL can give back as text, which pg_dump and psycopg ask for,",
     "and keep the body itself elsewhere",
 )
-"""Source: PostgreSQL's documentation, appendix "PostgreSQL Limits": field size 1 GB; a byte takes two characters in text."""
+"""Source: PostgreSQL's documentation, appendix "PostgreSQL Limits": field size 1 GB; a byte takes
+two characters in text."""
 
 SQLITE = SizeLimit(
     10**9 - 2**16, "the most that SQLite takes in one row", "and keep the body itself elsewhere"
@@ -142,7 +146,8 @@ def max_allowed_packet(most: int) -> SizeLimit:
 
 
 IDS_PER_STATEMENT = 500
-"""Below MariaDB's in_predicate_conversion_threshold (1 000), above which IN becomes a join by scan."""
+"""Below MariaDB's in_predicate_conversion_threshold (1 000), above which IN becomes a join by scan.
+"""
 
 
 def chunks(items: Sequence[T], size: int = IDS_PER_STATEMENT) -> Iterator[Sequence[T]]:

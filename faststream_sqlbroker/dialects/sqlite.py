@@ -1,7 +1,8 @@
 """SQLite ≥ 3.35: one writer at a time, BEGIN IMMEDIATE, WAL.
 
-Differs from PostgreSQL: no row locks, so nothing is skipped; every transaction of the broker takes the
-write lock at its start and waits for it (busy timeout). Times are integers, microseconds since 1970 (UTC).
+Differs from PostgreSQL: no row locks, so nothing is skipped; every transaction of the broker takes
+the write lock at its start and waits for it (busy timeout). Times are integers, microseconds since
+1970 (UTC).
 """
 
 import json
@@ -36,7 +37,8 @@ from faststream_sqlbroker.schema.types import clock
 LOCKED = frozenset({5, 6})
 """SQLITE_BUSY, SQLITE_LOCKED."""
 TRANSIENT_CODES = LOCKED | {8, 9, 10, 13, 15}
-"""SQLITE_READONLY, INTERRUPT, IOERR, FULL, and PROTOCOL, which is a race for the lock of the WAL."""
+"""SQLITE_READONLY, INTERRUPT, IOERR, FULL, and PROTOCOL, which is a race for the lock of the WAL.
+"""
 REOPENED = frozenset({8, 10})
 """SQLITE_READONLY and IOERR: a connection goes on with the file as it was when it was opened."""
 
@@ -63,18 +65,22 @@ def is_locked(error: BaseException) -> bool:
 
 
 def _code(error: BaseException) -> int:
-    """SQLite's primary result code (the lowest byte of the extended one); 0 if it is none of its errors."""
+    """SQLite's primary result code (the lowest byte of the extended one); 0 if it is none of its
+    errors.
+    """
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 BUSY_TIMEOUT = 10.0
-"""Most seconds that a transaction waits for the write lock; the store's time limit may be shorter."""
+"""Most seconds that a transaction waits for the write lock; the store's time limit may be shorter.
+"""
 NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
 """The clock of SQLite has milliseconds; it stands still within one statement."""
 
 FIRST_MOMENT = to_microseconds(datetime.min.replace(tzinfo=timezone.utc))
 LAST_MOMENT = to_microseconds(datetime.max.replace(tzinfo=timezone.utc))
-"""The years 1 to 9999, which Python knows. Text and bytes, which any column takes, sort after all numbers."""
+"""The years 1 to 9999, which Python knows. Text and bytes, which any column takes, sort after all
+numbers."""
 MENDED = 100
 """Rows whose due time is none that one claim mends."""
 
@@ -114,8 +120,8 @@ _CLAIM_APART = _CLAIM_SETTING.replace(
     ),
 )
 
-# CROSS JOIN keeps the order of the pairs, the index that of their rows: nothing behind the limit is read, which
-# ORDER BY, not knowing either, would read and sort.
+# CROSS JOIN keeps the order of the pairs, the index that of their rows: nothing behind the limit is
+# read, which ORDER BY, not knowing either, would read and sort.
 _DUE = {
     "source": "json_each(:pairs) p CROSS JOIN {message} m INDEXED BY {ready_index}",
     "of": "m.queue = json_extract(p.value, '$[0]') AND m.priority = json_extract(p.value, '$[1]')",
@@ -273,7 +279,8 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         self._unusable: list[tuple[int, Sequence[str]]] = []
         self.prepare(_PLAIN, _BY_IDS, _ARCHIVE)
         self.add_looks(_PAIRS, NOW)
-        # A column holds whatever was put there; text that is no UTF-8 would make the whole answer unreadable.
+        # A column holds whatever was put there; text that is no UTF-8 would make the whole answer
+        # unreadable.
         as_bytes = {
             name: f"CAST({name} AS BLOB) AS {name}"
             for name in ("payload", "headers", self.names["key"])
@@ -303,7 +310,9 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         return set(queues)
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:  # noqa: ARG002
-        """Take the write lock now: upgrading a read transaction fails at once with SQLITE_BUSY_SNAPSHOT."""
+        """Take the write lock now: upgrading a read transaction fails at once with
+        SQLITE_BUSY_SNAPSHOT.
+        """
         _end_listeners_transaction(connection)
         connection.exec_driver_sql(
             f"PRAGMA busy_timeout={round(min(BUSY_TIMEOUT, self.time_limit) * 1000)}"
@@ -337,7 +346,9 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         )
 
     def mend_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:
-        """Text, as of datetime('now'), and times that are no microseconds come before or after all that are."""
+        """Text, as of datetime('now'), and times that are no microseconds come before or after all
+        that are.
+        """
         wrong = [pair for pair in pairs if pair.unusable]
         if not wrong:
             return
@@ -393,7 +404,9 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
     ) -> Claimed:
-        """One statement, and one more for leases of two lengths; the pairs are walked until `limit` rows are found."""
+        """One statement, and one more for leases of two lengths; the pairs are walked until `limit`
+        rows are found.
+        """
         self.mend_due_times(connection, pairs)
         ranked = json.dumps([(p.queue, p.priority) for p in pairs])
         binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
@@ -441,7 +454,9 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
 
 
 def _end_listeners_transaction(connection: Connection) -> None:
-    """The application's "begin" listener has opened a transaction of its kind, which holds nothing yet."""
+    """The application's "begin" listener has opened a transaction of its kind, which holds nothing
+    yet.
+    """
     raw = connection.connection.driver_connection
     if raw is not None and getattr(raw, "in_transaction", False):
         connection.exec_driver_sql("ROLLBACK")

@@ -11,7 +11,8 @@ SUSPECT = (
     "({of}deliveries_count = :final\n"
     "      OR {of}deliveries_count < :final AND {of}deliveries_count - {of}attempts_count >= :losses)"
 )
-"""Whether a message runs alone, as `Suspicion.of`; `of` is the table's alias with its dot, or nothing."""
+"""Whether a message runs alone, as `Suspicion.of`; `of` is the table's alias with its dot, or
+nothing."""
 OTHERS = f"\n    AND NOT {SUSPECT}"
 """Passes over suspects."""
 SUSPECT_BINDS = bindparam("losses", type_=Integer), bindparam("final", type_=Integer)

@@ -28,16 +28,18 @@ def settle_units(
 ) -> SettleResult:
     """Settle what can be settled whole, and insert what is chained to it.
 
-    If a lease of a unit is lost, or with `skip_locked` a row of it locked by somebody else, its rows that are still held are in
-    neither set of the result. With `skip_locked` neither are other rows that somebody else has locked, and no other lock is
-    waited for longer than `LOCK_WAIT` seconds.
-    `settle` is the dialect's own unless it is given.
+    If a lease of a unit is lost, or with `skip_locked` a row of it locked by somebody else, its
+    rows that are still held are in neither set of the result. With `skip_locked` neither are other
+    rows that somebody else has locked, and no other lock is waited for longer than `LOCK_WAIT`
+    seconds. `settle` is the dialect's own unless it is given.
 
     Raises:
-        StoreError: a unit was written in part, as a trigger of the user's has kept a row, or a message is there twice; roll back.
+        StoreError: a unit was written in part, as a trigger of the user's has kept a row, or a
+            message is there twice; roll back.
     """
     if len({settlement.id for settlement in settlements}) < len(settlements):
-        # What is written is told by message: of two deliveries of one, the older would be taken for written, too.
+        # What is written is told by message: of two deliveries of one, the older would be taken for
+        # written, too.
         msg = "two outcomes of one message are settled together"
         raise StoreError(msg)
     units: Units = {}
@@ -61,7 +63,9 @@ def settle_units(
 def _patience(
     dialect: "Dialect", connection: Connection, units: Units, *, skip_locked: bool
 ) -> AbstractContextManager[None]:
-    """How long to wait for locks: another transaction may stay open, and hold a `dedup_id`, for ever."""
+    """How long to wait for locks: another transaction may stay open, and hold a `dedup_id`, for
+    ever.
+    """
     if skip_locked:
         return dialect.lock_wait_limit(connection, LOCK_WAIT)
     if dialect.outwaits_clients and any(
@@ -79,7 +83,9 @@ def _lock(
     *,
     skip_locked: bool,
 ) -> tuple[list[Settlement], set[int]]:
-    """Lock all rows, in the order of their ids; the settlements that can be written, and the ids whose leases are lost."""
+    """Lock all rows, in the order of their ids; the settlements that can be written, and the ids
+    whose leases are lost.
+    """
     leases = [(s.id, s.lease_token) for s in settlements]
     free = dialect.lock(connection, leases, skip_locked=skip_locked)
     held = free | dialect.still_held(connection, leases) if skip_locked else free

@@ -53,7 +53,8 @@ def release(
             "lease_expires_at": null(),
             "policy_marks": table.c.policy_marks.bitwise_and(KEPT),
         }
-        # One by one, by the primary key: by a list MariaDB would wait for rows that are locked elsewhere.
+        # One by one, by the primary key: by a list MariaDB would wait for rows that are locked
+        # elsewhere.
         one = update(table).where(table.c.id == bindparam("message_id")).values(given_back)
         connection.execute(one, [{"message_id": each} for each in sorted(free)])
     return len(free)

@@ -1,7 +1,7 @@
 """AckPolicy.ACK_FIRST, at most once: a message is removed right before its handler starts.
 
-The removal notes the start, in the same transaction; the note goes when the handler has ended. What stays
-noted, and is not renewed, was cut off: nobody knows whether it has run.
+The removal notes the start, in the same transaction; the note goes when the handler has ended. What
+stays noted, and is not renewed, was cut off: nobody knows whether it has run.
 """
 
 import asyncio
@@ -35,7 +35,9 @@ class FirstAcks:
         lease: float,
         interval: float,
     ) -> None:
-        """A start that is not renewed for `lease` seconds counts as cut off; ends are written within `interval`."""
+        """A start that is not renewed for `lease` seconds counts as cut off; ends are written
+        within `interval`.
+        """
         self._store, self._inflight, self._rules, self._log = store, inflight, rules, log
         self._lease, self._interval, self._holder = lease, interval, uuid4()
         self._timer: asyncio.TimerHandle | None = None
@@ -108,13 +110,17 @@ class FirstAcks:
         )
 
     async def stop(self, deadline: float) -> None:
-        """Write what has ended, by `deadline` (the event loop's time); nobody calls `tick` any more."""
+        """Write what has ended, by `deadline` (the event loop's time); nobody calls `tick` any
+        more.
+        """
         self._stopped = True
         if not await persist(self.write, deadline) and self._ended:
             self._log(logging.ERROR, self._unwritten("not within the time of the stop"))
 
     def cut_off(self, rows: list[ClaimedMessage]) -> None:
-        """The handlers of `rows` were cancelled: they stay noted, and are listed when their time is over."""
+        """The handlers of `rows` were cancelled: they stay noted, and are listed when their time is
+        over.
+        """
         for row in rows:
             self._running.pop(row.id, None)
 

@@ -1,4 +1,6 @@
-"""What is claimed and waits for a worker: asyncio.Queue's methods, without its accounting for every item."""
+"""What is claimed and waits for a worker: asyncio.Queue's methods, without its accounting for every
+item.
+"""
 
 import asyncio
 from collections import deque

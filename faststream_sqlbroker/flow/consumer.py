@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 CANCEL_GRACE = 1.0
 """Seconds a cancelled handler gets to end; one that runs in a thread cannot be cancelled."""
 FINAL_FLUSH_TIMEOUT = 10.0
-"""Most seconds for the last flush; what is not written by then comes back when its lease runs out."""
+"""Most seconds for the last flush; what is not written by then comes back when its lease runs out.
+"""
 
 
 class Consumer:
     """Fetch, work, flush, renew and release for one subscriber.
 
-    `start` and `stop` may be repeated. `stop` hands back what was not started, lets running handlers end
-    for the graceful timeout, cancels the rest, and writes every outcome.
+    `start` and `stop` may be repeated. `stop` hands back what was not started, lets running
+    handlers end for the graceful timeout, cancels the rest, and writes every outcome.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class Consumer:
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
-        `encode` makes the bodies that handlers move their messages with.
-        `heartbeat` tells the fleet of it, and which queues are paused; `paused` starts it without claiming.
-        `rights` tells while its outcomes cannot be written.
-        `cancellable` is false for handlers that run in a thread: cancelling would only stop waiting for it.
+        `encode` makes the bodies that handlers move their messages with. `heartbeat` tells the
+        fleet of it, and which queues are paused; `paused` starts it without claiming. `rights`
+        tells while its outcomes cannot be written. `cancellable` is false for handlers that run in
+        a thread: cancelling would only stop waiting for it.
         """
         self._store, self._wakeups, self._settings = store, wakeups, settings
         self._handle, self._log, self._ack_first = handle, log, ack_first
@@ -139,8 +140,8 @@ class Consumer:
 
     @property
     def healthy(self) -> bool:
-        """Whether every loop's last tick succeeded, no worker has died, nothing is missing, and few outcomes are refused
-        or set apart.
+        """Whether every loop's last tick succeeded, no worker has died, nothing is missing, and few
+        outcomes are refused or set apart.
         """
         fine = all(loop.healthy for loop in self._loops) and not any(
             w.done() for w in self._workers
@@ -205,7 +206,8 @@ class Consumer:
         """Drain and stop.
 
         Args:
-            graceful_timeout: Seconds for running handlers to end; None waits for them without limit.
+            graceful_timeout: Seconds for running handlers to end; None waits for them without
+                limit.
         """
         if self._stopping and self._stop_task is None:
             return
@@ -288,14 +290,16 @@ class Consumer:
         )
         for task in running:
             task.cancel()
-        # A transaction that was cut off is asked about; what the answer means is then written by the last flush.
+        # A transaction that was cut off is asked about; what the answer means is then written by
+        # the last flush.
         asking = SHIELDED_TIMEOUT if self._settings.transactional else 0.0
         _, stuck = await asyncio.wait(running, timeout=CANCEL_GRACE + asking)
         return stuck
 
     async def _end_writes(self) -> None:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)
-        # Each is bounded by itself: what hangs, or is refused, keeps none of the others from being written.
+        # Each is bounded by itself: what hangs, or is refused, keeps none of the others from being
+        # written.
         await asyncio.gather(
             self._lease_loop.stop(limit),
             self._end_outcomes(limit),

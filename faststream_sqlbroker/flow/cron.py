@@ -1,4 +1,6 @@
-"""When a schedule fires: cron expressions in a time zone, and what becomes of fire times that nobody was there for."""
+"""When a schedule fires: cron expressions in a time zone, and what becomes of fire times that
+nobody was there for.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -11,9 +13,11 @@ from faststream_sqlbroker.core.times import find_zone
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
 ON_TIME = timedelta(seconds=60)
-"""A fire time is missed when it is this late: a deployment or a failover is no reason to leave one out."""
+"""A fire time is missed when it is this late: a deployment or a failover is no reason to leave one
+out."""
 MOST_MISSED = 1_000
-"""Fire times that are published at most for a time when nobody ran (missed="all"), the newest ones."""
+"""Fire times that are published at most for a time when nobody ran (missed="all"), the newest ones.
+"""
 LONGEST_EXPRESSION = 255
 
 _SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)

@@ -1,4 +1,6 @@
-"""A delivery that is more than one plain message: a batch, a transaction, a time limit, ACK_FIRST, policies."""
+"""A delivery that is more than one plain message: a batch, a transaction, a time limit, ACK_FIRST,
+policies.
+"""
 
 import asyncio
 import logging
@@ -39,7 +41,8 @@ class Deliveries:
         stopping: Callable[[], bool],
         raise_or_log: Callable[[Rows, BaseException], None],
     ) -> None:
-        """`raise_or_log` is told of what a part of a delivery has raised, and raises it if the worker is to end.
+        """`raise_or_log` is told of what a part of a delivery has raised, and raises it if the
+        worker is to end.
 
         `must_not_start` only asks; `may_start` settles what must not.
         """
@@ -76,8 +79,8 @@ class Deliveries:
     async def _next_part(self, parts: list[Rows]) -> Rows:
         """Take the first of `parts`: its rows that may still start; the others are settled.
 
-        A lease may have been lost, or a time run out, while the parts before it ran. What ACK_FIRST has removed
-        starts, also during a stop: it cannot be given back.
+        A lease may have been lost, or a time run out, while the parts before it ran. What ACK_FIRST
+        has removed starts, also during a stop: it cannot be given back.
         """
         while self._first is None and (
             going := [row for row in parts[0] if self._must_not_start(row)]
@@ -93,7 +96,9 @@ class Deliveries:
     async def _deliver_part(
         self, rows: Rows, current_delivery: CurrentDelivery, parts: list[Rows]
     ) -> None:
-        """Run the handler; if it could not start, the parts in which it is to get `rows` again come before `parts`."""
+        """Run the handler; if it could not start, the parts in which it is to get `rows` again come
+        before `parts`.
+        """
         self._inflight.running += 1
         try:
             rows = await self._run(rows, current_delivery)
@@ -114,8 +119,9 @@ class Deliveries:
 
     def cut_off(self, rows: Rows, error: BaseException) -> None:
         """The handler of `rows` has not come to its end, because of `error`."""
-        # A cancellation that nobody sent us was raised by the handler, which awaited what somebody cancelled. After
-        # anything else what the handler did is unknown, so the delivery is no attempt.
+        # A cancellation that nobody sent us was raised by the handler, which awaited what somebody
+        # cancelled. After anything else what the handler did is unknown, so the delivery is no
+        # attempt.
         own = isinstance(error, asyncio.CancelledError) and not cancelled()
         for row in rows:
             row.settle_as(Nack(error=error) if own else Abandon())

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST_PAUSE, LAST_PAUSE = 0.01, 0.5
-"""Seconds between two looks at queues without a due message, with jitter; each half as long again."""
+"""Seconds between two looks at queues without a due message, with jitter; each half as long again.
+"""
 RELEASE_INTERVAL = 1.0
 """Seconds between two looks for expired leases while there is enough to take."""
 
@@ -61,9 +62,11 @@ class DirectClaimer:
         wait: float | None,
         read: Callable[[ClaimedMessage], Awaitable[T]],
     ) -> T | None:
-        """The first due message as `read` makes it; None if there was none for `wait` seconds (None: no limit).
+        """The first due message as `read` makes it; None if there was none for `wait` seconds
+        (None: no limit).
 
-        Cancelled, or if it cannot be known, what was leased is given back; what was removed stays removed.
+        Cancelled, or if it cannot be known, what was leased is given back; what was removed stays
+        removed.
 
         Raises:
             UnknownOutcomeError: a message may have been removed.
@@ -175,7 +178,8 @@ class DirectClaimer:
         """Lengthen the lease of `row` to `lease` seconds from now; false if it is gone.
 
         Raises:
-            StoreError: the database refused or could not be reached, or somebody had the row locked for too long.
+            StoreError: the database refused or could not be reached, or somebody had the row locked
+                for too long.
         """
         asked = monotonic()
         held = await self._store.renew([(row.id, row.lease_token)], lease)

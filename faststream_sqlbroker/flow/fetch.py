@@ -39,11 +39,11 @@ SLOW_IDLE_WAIT = 1.0
 class Fetcher:
     """Fills the buffer of one subscriber.
 
-    The first claim looks first: until then no priority is known but 0.
-    While rows come, the remembered (queue, priority) pairs are claimed from; when fewer came than asked
-    for and at least every second, the pairs are looked for again, which also tells when the next row is due.
-    A wake-up is answered by a claim from the known pairs of its queues, one round trip earlier than by a look.
-    Queues are visited in rotation.
+    The first claim looks first: until then no priority is known but 0. While rows come, the
+    remembered (queue, priority) pairs are claimed from; when fewer came than asked for and at least
+    every second, the pairs are looked for again, which also tells when the next row is due. A
+    wake-up is answered by a claim from the known pairs of its queues, one round trip earlier than
+    by a look. Queues are visited in rotation.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class Fetcher:
         log: Log,
         registration: Registration,
     ) -> None:
-        """`settings` gives batch size, intervals and the length of a lease; `registration` the queues and tokens."""
+        """`settings` gives batch size, intervals and the length of a lease; `registration` the
+        queues and tokens.
+        """
         self._store, self._inflight, self._settings = store, inflight, settings
         self._log, self._registration = log, registration
         self.ready = Ready(store, settings.queues)
@@ -82,7 +84,9 @@ class Fetcher:
         self._look_interval = SCAN_INTERVAL
 
     def hint(self, queues: frozenset[str] = ALL) -> None:
-        """Something may have arrived in `queues`: claim, look before the next claim, and poll quickly again."""
+        """Something may have arrived in `queues`: claim, look before the next claim, and poll
+        quickly again.
+        """
         if self._hinted is None:
             self._hinted, self._hinted_at = queues, monotonic()
         elif self._hinted != ALL:
@@ -96,7 +100,9 @@ class Fetcher:
         return bool(self._settings.ordered or self._settings.policies)
 
     def reopened(self) -> None:
-        """Other queues are open than before: what waits of those that are not goes back, and the next claim looks."""
+        """Other queues are open than before: what waits of those that are not goes back, and the
+        next claim looks.
+        """
         self._unlooked = True
         self.ready.restrict(self._registration.open)
         self._inflight.keep_waiting(self._registration.open)
@@ -176,8 +182,9 @@ class Fetcher:
         if self._settings.policies:
             return await self._claim_scheduled(limit, suspicion)
         if self._unlooked or self._settings.ordered or monotonic() - self._hinted_at > HORIZON / 2:
-            # Not twice without a look between: a pair that nobody knows yet may be of a higher priority. Nor when it
-            # has waited for room: a look costs less than that, and few messages are claimed at a time.
+            # Not twice without a look between: a pair that nobody knows yet may be of a higher
+            # priority. Nor when it has waited for room: a look costs less than that, and few
+            # messages are claimed at a time.
             hinted = None
         if ready.looked and (ready.slow or hinted is not None):
             self._unlooked = True
@@ -196,7 +203,8 @@ class Fetcher:
         return await self._claim(due, limit, suspicion) if due else (Claimed(), None)
 
     def _known(self, hinted: frozenset[str] | None) -> list[ReadyPair]:
-        # Without a look in between, queues with nothing new would be left out for long; shares take them to be empty.
+        # Without a look in between, queues with nothing new would be left out for long; shares take
+        # them to be empty.
         if not hinted or self.ready.slow or self._shares is not None:
             return self.ready.known()
         return self.ready.known(hinted)
@@ -342,7 +350,8 @@ class Fetcher:
         s = self._settings
         if claimed >= limit or self._more or (claimed and again == 0):
             self._idle_wait = self._first_wait
-            # While nobody knows how long the handler takes, a fetch is small, however much there is.
+            # While nobody knows how long the handler takes, a fetch is small, however much there
+            # is.
             interval = float(s.min_fetch_interval if self._inflight.times.recent else 0)
             self._not_before = monotonic() + interval
             return interval

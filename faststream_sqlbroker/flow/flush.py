@@ -1,7 +1,7 @@
 """Write settled rows in batches, fenced by their lease tokens; report lost leases.
 
-What the database refuses by itself, and a batch that fails again and again for a passing reason, is repeated apart from the queue
-(`repeat`), so that one bad outcome never delays the others for long.
+What the database refuses by itself, and a batch that fails again and again for a passing reason, is
+repeated apart from the queue (`repeat`), so that one bad outcome never delays the others for long.
 """
 
 import asyncio
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 LOCKED_PAUSE = 0.5
 """Seconds to the next look when all that is left is locked by somebody else."""
 APART_AFTER = 2
-"""Failures in a row, for a passing reason, after which a batch is set apart: a failure may cost the time limit."""
+"""Failures in a row, for a passing reason, after which a batch is set apart: a failure may cost the
+time limit."""
 
 
 class Flusher:
     """Empties `inflight.queued` into the database.
 
-    Flushes when `flush_batch_size` outcomes wait, when `flush_interval` seconds have passed since the
-    first, or at once when `hurry` is called (the workers are idle).
+    Flushes when `flush_batch_size` outcomes wait, when `flush_interval` seconds have passed since
+    the first, or at once when `hurry` is called (the workers are idle).
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class Flusher:
         self.repeater = Repeater(store, inflight, log)
         self._hurried = False
         self._past_locked = False
-        """Whether rows that somebody else has locked are passed over: the last flush may have failed for them."""
+        """Whether rows that somebody else has locked are passed over: the last flush may have
+        failed for them."""
         self._failures = 0
         self._settled_then = -1
         """What was written when a batch was set apart last."""
@@ -87,7 +89,8 @@ class Flusher:
         return 0.0 if self._hurried else None
 
     async def flush_one(self) -> bool:
-        """Write up to a batch of outcomes; on a passing failure they stay, in order, or are set apart.
+        """Write up to a batch of outcomes; on a passing failure they stay, in order, or are set
+        apart.
 
         After one, rows that somebody else has locked are passed over: it may have been for them.
 
@@ -135,7 +138,9 @@ class Flusher:
         await persist(self.empty, deadline)
 
     def _to_be_set_apart(self, error: BaseException) -> bool:
-        """Whether `error` may be the batch's own fault. One is enough to find out while nothing else can be written."""
+        """Whether `error` may be the batch's own fault. One is enough to find out while nothing
+        else can be written.
+        """
         if not isinstance(error, TransientStoreError) or isinstance(error, NotConnectedError):
             return False
         self._failures += 1
@@ -148,9 +153,11 @@ class Flusher:
         return True
 
     def _may_add_apart(self) -> bool:
-        """Whether to set one more batch apart, though nothing was written since the last one: it may be a whole outage.
+        """Whether to set one more batch apart, though nothing was written since the last one: it
+        may be a whole outage.
 
-        What is apart is few units, each by itself, which prove no outage; or the queue has failed for long.
+        What is apart is few units, each by itself, which prove no outage; or the queue has failed
+        for long.
         """
         if self._failures >= CUT_ANYWAY:
             return True

@@ -1,7 +1,7 @@
 """Subscribers without a handler: each message is moved to the next queue, as it is.
 
-The move is the settlement of its delivery, one fenced UPDATE for a whole batch: a message is in one queue or in the
-next, never in both and never in none. Bodies are not looked at.
+The move is the settlement of its delivery, one fenced UPDATE for a whole batch: a message is in one
+queue or in the next, never in both and never in none. Bodies are not looked at.
 """
 
 import logging
@@ -35,7 +35,8 @@ class Forward:
     """A consumer's `handle`, for batches, that decides where each message goes."""
 
     def __init__(self, settings: Any, log: Log, named: Named) -> None:
-        """`settings` are the subscriber's; `log` is told of messages that cannot go on, or say nothing usable.
+        """`settings` are the subscriber's; `log` is told of messages that cannot go on, or say
+        nothing usable.
 
         `named` is told of destinations that only messages name: see `Destinations.named`.
         """
@@ -106,15 +107,19 @@ class Forward:
 
 
 def _until(due: datetime, row: ClaimedMessage) -> float:
-    """Seconds, by the database's clock: its time of the claim, plus what has passed here since; never too few."""
+    """Seconds, by the database's clock: its time of the claim, plus what has passed here since;
+    never too few.
+    """
     passed = monotonic() - row.claimed_monotonic
     left = (due - row.acquired_at).total_seconds() - passed
     return left + CLOCK_STEP if left > -CLOCK_STEP else 0.0
 
 
-# Destinations that only messages name: whether a live subscriber has such a queue; asked, and told, once for each.
+# Destinations that only messages name: whether a live subscriber has such a queue; asked, and told,
+# once for each.
 #
-# A name with a slip of the pen is a queue as any other: its messages wait there for ever, and nobody is told.
+# A name with a slip of the pen is a queue as any other: its messages wait there for ever, and
+# nobody is told.
 
 MOST_NAMES = 1_000
 """Names that are asked about: messages may name any number, and each is remembered."""
@@ -133,7 +138,9 @@ class Destinations:
     """The names that messages of one broker's subscribers in this process have given."""
 
     def __init__(self, patience: float) -> None:
-        """A name is asked about `patience` seconds after it was first given: its subscriber may be starting."""
+        """A name is asked about `patience` seconds after it was first given: its subscriber may be
+        starting.
+        """
         self._patience = patience
         self._asked: set[str] = set()
         self._open: dict[str, _First] = {}

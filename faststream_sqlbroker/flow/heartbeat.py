@@ -1,7 +1,8 @@
-"""Signs of life of this process's subscribers, and what the fleet has paused: one transaction an interval.
+"""Signs of life of this process's subscribers, and what the fleet has paused: one transaction an
+interval.
 
-It tells operators who lives, and it carries pauses; no message depends on it. When it fails, everything goes on as
-it was last known.
+It tells operators who lives, and it carries pauses; no message depends on it. When it fails,
+everything goes on as it was last known.
 """
 
 import asyncio
@@ -62,7 +63,8 @@ class Heartbeat:
         self._loop: Loop | None = None
         self._lock = LoopSemaphore()
         self.turn = LoopSemaphore()
-        """Held by who pauses or resumes, until `heard` was told: of two answers the older must not be told last."""
+        """Held by who pauses or resumes, until `heard` was told: of two answers the older must not
+        be told last."""
         self._heard_count = 0
         self._clean_at = float("-inf")
         self._compared: set[str] = set()
@@ -70,7 +72,8 @@ class Heartbeat:
         self.destinations = Destinations(self._interval)
         """What messages name, which is compared with what lives."""
         self._differing: set[tuple[str, str, str]] = set()
-        """Queues and two ways to subscribe to each, of which the log has said that they do not go together."""
+        """Queues and two ways to subscribe to each, of which the log has said that they do not go
+        together."""
 
     def join(self, registration: Registration) -> None:
         """`registration` lives until it leaves, and is told soon which queues are paused."""
@@ -136,7 +139,9 @@ class Heartbeat:
         return self._interval
 
     def _compare(self, fresh: AbstractSet[str], living: list[LiveSubscriber]) -> None:
-        """Warn of others whose policies or order differ from those of our `fresh` registrations, once for each pair."""
+        """Warn of others whose policies or order differ from those of our `fresh` registrations,
+        once for each pair.
+        """
         for ours in (subscriber for subscriber in living if subscriber.worker in fresh):
             for queue in ours.queues:
                 for way, others in by_way(queue, living).items():

@@ -1,4 +1,6 @@
-"""What one subscriber holds: its deliveries (`outcomes`), and what its loops ask of each other about them."""
+"""What one subscriber holds: its deliveries (`outcomes`), and what its loops ask of each other
+about them.
+"""
 
 from collections.abc import Callable, Collection, Container, Iterable
 from time import monotonic
@@ -18,7 +20,9 @@ def release(row: ClaimedMessage) -> Settlement:
 
 
 class Inflight(Outcomes):
-    """The rows leased to one subscriber of this process, from the claim until their outcomes are written or lost."""
+    """The rows leased to one subscriber of this process, from the claim until their outcomes are
+    written or lost.
+    """
 
     def __init__(self, log: Log = lambda *_, **__: None) -> None:
         """Hold nothing; `log` is told of lost leases."""
@@ -39,8 +43,8 @@ class Inflight(Outcomes):
     def empty(self) -> bool:
         """Whether nothing is held, nor waits to be written.
 
-        What is refused or set apart does not count: it stays for an unknown time, and were the process to die, it would come
-        back anyhow.
+        What is refused or set apart does not count: it stays for an unknown time, and were the
+        process to die, it would come back anyhow.
         """
         if self.running or self.queued:
             return False
@@ -52,7 +56,9 @@ class Inflight(Outcomes):
         return len(self.held) <= self.apart_count - len(self._overtaken)
 
     def give_back(self, rows: Iterable[ClaimedMessage]) -> None:
-        """Queue the release of rows that were not started, and flush soon; lost ones are no longer ours."""
+        """Queue the release of rows that were not started, and flush soon; lost ones are no longer
+        ours.
+        """
         for row in rows:
             if not row.lease_lost:
                 self.finish(release(row))
@@ -68,7 +74,9 @@ class Inflight(Outcomes):
         self.give_back(rows)
 
     def give_back_stale(self, longest: float) -> None:
-        """Give back what has waited for a worker for more than `longest` seconds: others may begin it sooner."""
+        """Give back what has waited for a worker for more than `longest` seconds: others may begin
+        it sooner.
+        """
         items, before = self.waiting.items, monotonic() - longest
         stale = [row for row in items if row is not None and row.claimed_monotonic < before]
         if stale:
@@ -94,7 +102,9 @@ class Inflight(Outcomes):
             self.give_back([row for row in others if not row.lease_lost])
 
     def nack(self, batch: Batch, denied: Collection[Unit], error: BaseException) -> None:
-        """The answers of the units `denied` of `batch` may not be published: queue failed attempts in their place."""
+        """The answers of the units `denied` of `batch` may not be published: queue failed attempts
+        in their place.
+        """
         self._drop_overtaken(batch)
         units = dict.fromkeys(s.unit for s in batch.parts if s.unit in denied)
         batch.parts = [s for s in batch.parts if s.unit not in units]

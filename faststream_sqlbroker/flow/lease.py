@@ -28,7 +28,9 @@ class LeaseKeeper:
         self._lease, self._max_lease = lease, max_lease
 
     async def tick(self) -> float:
-        """Renew what is due, what waits for a worker by the shorter lease; look again after a twelfth of that."""
+        """Renew what is due, what waits for a worker by the shorter lease; look again after a
+        twelfth of that.
+        """
         shorter = prefetch_lease(self._lease)
         if due := self._inflight.due_for_renewal(self._lease, self._max_lease):
             waiting = {id(row) for row in self._inflight.waiting.items}
@@ -41,10 +43,12 @@ class LeaseKeeper:
         return max(0.02, shorter / 12)
 
     async def hold_for_start(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Renew `rows`, which have waited and are to start now; those that are not held any more are lost.
+        """Renew `rows`, which have waited and are to start now; those that are not held any more
+        are lost.
 
         Raises:
-            StoreError: the database could not be asked, or somebody else had a row locked for too long.
+            StoreError: the database could not be asked, or somebody else had a row locked for too
+                long.
         """
         await self._renew(rows, self._lease, skip_locked=False)
 
@@ -63,13 +67,15 @@ class LeaseKeeper:
             self._inflight.lose([row for row in part if row.id not in held], "renew", _LOST)
 
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
-        """Hold `rows` for at least `seconds` from now, which `max_lease` does not end; whether all are still held.
+        """Hold `rows` for at least `seconds` from now, which `max_lease` does not end; whether all
+        are still held.
 
-        Inside a handler's transaction its locks are the leases, and are only looked after. Elsewhere a row that
-        somebody else has locked is waited for.
+        Inside a handler's transaction its locks are the leases, and are only looked after.
+        Elsewhere a row that somebody else has locked is waited for.
 
         Raises:
-            StoreError: the database could not be asked, or somebody else had a row locked for too long.
+            StoreError: the database could not be asked, or somebody else had a row locked for too
+                long.
         """
         asked, transaction = monotonic(), current.get()
         leases = [(r.id, r.lease_token) for r in rows if not r.lease_lost]

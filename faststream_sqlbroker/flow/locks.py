@@ -63,17 +63,21 @@ class Lock:
 
     @property
     def fence(self) -> int:
-        """How often this key was locked so far, this time included: a later holder's is always greater.
+        """How often this key was locked so far, this time included: a later holder's is always
+        greater.
 
-        Whoever guards something outside of this database can refuse a fence lower than one it has seen.
+        Whoever guards something outside of this database can refuse a fence lower than one it has
+        seen.
         """
         return self._fence
 
     @property
     def held(self) -> bool:
-        """Whether the lock is ours: false once its lease is known to be gone, or has run out by this process's clock.
+        """Whether the lock is ours: false once its lease is known to be gone, or has run out by
+        this process's clock.
 
-        What has only run out here may still be ours: `extend` asks the database. False after the block.
+        What has only run out here may still be ours: `extend` asks the database. False after the
+        block.
         """
         return not (self._lost or self._ended) and monotonic() < self._until
 
@@ -93,10 +97,11 @@ class Lock:
             lease: Its new length, also for the renewals that follow; None keeps the old one.
 
         Raises:
-            LockLostError: somebody else has, or had, the lock since, it was taken away, or the block has ended.
+            LockLostError: somebody else has, or had, the lock since, it was taken away, or the
+                block has ended.
             SetupError: `lease` is no length of time longer than 0.
-            StoreError: the database refused or could not be reached; the lease is as it was, or after an
-                `UnknownOutcomeError` as it was or extended.
+            StoreError: the database refused or could not be reached; the lease is as it was, or
+                after an `UnknownOutcomeError` as it was or extended.
         """
         seconds = self._lease if lease is None else lease_seconds(lease)
         async with self._turn:
@@ -190,7 +195,8 @@ class Lock:
 
 
 FIRST_PAUSE, LAST_PAUSE = 0.01, 0.5
-"""Seconds between two tries for a lock that somebody else has, with jitter; each half as long again."""
+"""Seconds between two tries for a lock that somebody else has, with jitter; each half as long
+again."""
 
 
 class _Place:

@@ -1,4 +1,6 @@
-"""A background loop: ask `tick` for the seconds until the next one; back off while the database fails."""
+"""A background loop: ask `tick` for the seconds until the next one; back off while the database
+fails.
+"""
 
 import asyncio
 import logging
@@ -28,16 +30,18 @@ def backoff(failures: int) -> float:
 
 
 def is_told(failures: int) -> bool:
-    """Whether the log says that there were so many failures in a row: the first, the second, the fourth, and so on."""
+    """Whether the log says that there were so many failures in a row: the first, the second, the
+    fourth, and so on.
+    """
     return failures.bit_count() == 1
 
 
 class Loop:
     """Runs `tick` until stopped; `wake` makes the next tick come at once.
 
-    A tick that fails is repeated with growing, jittered pauses; until one succeeds the loop is unhealthy. The
-    database's errors are told together with those of other loops. Any other is a bug, logged as CRITICAL, but no
-    reason to stop working for good.
+    A tick that fails is repeated with growing, jittered pauses; until one succeeds the loop is
+    unhealthy. The database's errors are told together with those of other loops. Any other is a
+    bug, logged as CRITICAL, but no reason to stop working for good.
     """
 
     def __init__(self, name: str, tick: Callable[[], Awaitable[float | None]], log: Log) -> None:
@@ -129,7 +133,9 @@ class Loop:
 
 
 async def persist(work: Callable[[], Awaitable[None]], deadline: float) -> bool:
-    """Do `work`, again whenever the database fails, but no longer than `deadline` (the event loop's time); whether it was done."""
+    """Do `work`, again whenever the database fails, but no longer than `deadline` (the event loop's
+    time); whether it was done.
+    """
     failures = 0
     try:
         async with asyncio.timeout_at(deadline):

@@ -1,4 +1,6 @@
-"""Tell an outage of the database in two lines, one when it begins and one when it is over, however many loops it stops."""
+"""Tell an outage of the database in two lines, one when it begins and one when it is over, however
+many loops it stops.
+"""
 
 import logging
 from collections import Counter
@@ -28,8 +30,8 @@ class _Lasting:
 class Outages:
     """Those that the parts of one broker in this process have met.
 
-    Failures that pass by themselves are one outage, whichever loops they stop. What the database refuses is told for
-    each kind of loop by itself, as the others go on.
+    Failures that pass by themselves are one outage, whichever loops they stop. What the database
+    refuses is told for each kind of loop by itself, as the others go on.
     """
 
     def __init__(self, log: Log) -> None:
@@ -71,7 +73,9 @@ class Outages:
             self._end(kind, part)
 
     def left(self, part: Hashable) -> None:
-        """`part` has stopped; if nothing else failed, the second line says that the outage had not ended."""
+        """`part` has stopped; if nothing else failed, the second line says that the outage had not
+        ended.
+        """
         for kind, lasting in list(self._lasting.items()):
             if part in lasting.failing:
                 self._end(kind, part, stopped=True)

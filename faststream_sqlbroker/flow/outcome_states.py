@@ -11,9 +11,11 @@ Mark = tuple[int, UUID]
 """A delivery: message and token."""
 
 FEW_PARTS = 8
-"""Parts into which a batch may be cut while nothing else can be written: enough to find one culprit among 100."""
+"""Parts into which a batch may be cut while nothing else can be written: enough to find one culprit
+among 100."""
 CUT_ANYWAY = 10
-"""Failures, in about 40 seconds, after which a batch is cut although nothing else can be written."""
+"""Failures, in about 40 seconds, after which a batch is cut although nothing else can be written.
+"""
 
 
 class State(Enum):
@@ -122,7 +124,9 @@ def unit_end(parts: Sequence[Settlement], end: int) -> int:
 
 
 def cut(parts: list[Settlement]) -> list[list[Settlement]]:
-    """Two parts of whole units, if there are several: what carries something of its own that may be the cause, and the rest."""
+    """Two parts of whole units, if there are several: what carries something of its own that may be
+    the cause, and the rest.
+    """
     plain = [s for s in parts if not _carries(s)]
     if plain and len(plain) < len(parts):
         return [plain, [s for s in parts if _carries(s)]]
@@ -146,7 +150,8 @@ def least_tried(batches: Iterable[Batch], now: float) -> Batch | None:
 
 
 def may_cut(batch: Batch, batches: Iterable[Batch], settled_count: int) -> bool:
-    """Whether to cut `batch`, one of `batches` that has failed once more, though it may be a whole outage.
+    """Whether to cut `batch`, one of `batches` that has failed once more, though it may be a whole
+    outage.
 
     Others have been written meanwhile, or there are few parts yet, or it has failed for long.
     """

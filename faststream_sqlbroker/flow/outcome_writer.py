@@ -46,7 +46,9 @@ async def write(store: "Store", outcomes: Outcomes, batch: Batch, *, skip_locked
 
 
 def note_unanswered(outcomes: Outcomes, batch: Batch, error: BaseException) -> None:
-    """What is left of `batch` may be written after `error`: cancelled in the middle, it may have been committed too."""
+    """What is left of `batch` may be written after `error`: cancelled in the middle, it may have
+    been committed too.
+    """
     if isinstance(error, UnknownOutcomeError) or not isinstance(error, Exception):
         outcomes.note_unanswered(batch)
 

@@ -1,8 +1,10 @@
-"""Where each delivery of a subscriber is, from its claim until its outcome is written or lost: one place, one owner.
+"""Where each delivery of a subscriber is, from its claim until its outcome is written or lost: one
+place, one owner.
 
-Only the methods of `Outcomes` lead from one `State` to another, by the ways in `outcome_states.TRANSITIONS`. A plain message has no object of
-its own: its state is the collection that it is in. Outcomes that the database has, or has not taken, are in a `Batch`, whose
-state is theirs.
+Only the methods of `Outcomes` lead from one `State` to another, by the ways in
+`outcome_states.TRANSITIONS`. A plain message has no object of its own: its state is the collection
+that it is in. Outcomes that the database has, or has not taken, are in a `Batch`, whose state is
+theirs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -30,7 +32,8 @@ from faststream_sqlbroker.flow.outcome_states import (
 from faststream_sqlbroker.flow.publish_on_ack import filled_queues
 
 MOST_APART = 1_000
-"""Outcomes that are refused or set apart before claims stop: each is a message that nobody else can have."""
+"""Outcomes that are refused or set apart before claims stop: each is a message that nobody else can
+have."""
 
 
 class Outcomes:
@@ -52,7 +55,8 @@ class Outcomes:
         self.holder: Holder | None = None
         """Given to each row for what its handler may ask."""
         self.notify_at = 1
-        """Outcomes of which `on_outcome` is to be told next: a call a message would say nothing new."""
+        """Outcomes of which `on_outcome` is to be told next: a call a message would say nothing
+        new."""
         self.on_outcome: Callable[[], None] = lambda: None
         self.on_apart: Callable[[], None] = lambda: None
         self.on_settled: Callable[[], None] = lambda: None
@@ -127,7 +131,8 @@ class Outcomes:
     def _take_in(self, rows: Sequence[ClaimedMessage]) -> None:
         """Hold `rows`; older deliveries of the same messages are lost.
 
-        Not those that are being written: such an outcome may be what made the row claimable, so the database decides.
+        Not those that are being written: such an outcome may be what made the row claimable, so the
+        database decides.
         """
         now, older, holder = monotonic(), [], self.holder
         for row in rows:
@@ -171,7 +176,9 @@ class Outcomes:
         return batch
 
     def take_due(self, now: float) -> Batch | None:
-        """What is refused or set apart and due again, the least tried first: it may not hang as others do."""
+        """What is refused or set apart and due again, the least tried first: it may not hang as
+        others do.
+        """
         batch = least_tried(self.batches, now)
         if batch is None:
             return None
@@ -184,7 +191,9 @@ class Outcomes:
 
     @contextmanager
     def writing(self, settlements: Sequence[Settlement]) -> Iterator[Batch]:
-        """A worker writes the outcomes itself; those that were not `answered` at the end are in its hands again."""
+        """A worker writes the outcomes itself; those that were not `answered` at the end are in its
+        hands again.
+        """
         batch = Batch(list(settlements), after(State.RUNNING, Event.SENT_BY_WORKER), State.RUNNING)
         self.batches.append(batch)
         try:
@@ -196,7 +205,9 @@ class Outcomes:
             self._leave(batch, Event.ROLLED_BACK)
 
     def note_unanswered(self, batch: Batch) -> None:
-        """What is left of `batch` may be written: if its rows are not found later, that is not called a lost lease."""
+        """What is left of `batch` may be written: if its rows are not found later, that is not
+        called a lost lease.
+        """
         self.lost_leases.unanswered |= batch.marks
 
     # -- from WRITING ---------------------------------------------------------------------------------
@@ -276,13 +287,17 @@ class Outcomes:
         self.queued[at:at] = batch.parts
 
     def set_apart(self, batch: Batch) -> None:
-        """`batch` has failed again and again for a passing reason: repeat its parts apart from the queue."""
+        """`batch` has failed again and again for a passing reason: repeat its parts apart from the
+        queue.
+        """
         self._leave(batch, Event.FAILED)
         for part in cut(batch.parts):
             self._keep(Batch(part, batch.state, State.QUEUED))
 
     def refuse(self, batch: Batch, refused: Collection[Settlement]) -> None:
-        """The database has refused the units `refused` of `batch`, each by itself; the rest stays in it."""
+        """The database has refused the units `refused` of `batch`, each by itself; the rest stays
+        in it.
+        """
         self._drop_overtaken(batch)
         ids = {s.id for s in refused}
         ours = [s for s in batch.parts if s.id in ids]
@@ -294,10 +309,12 @@ class Outcomes:
             del ours[:end]
 
     def keep(self, batch: Batch, *, failed: bool) -> None:
-        """What is left of `batch`, which was sent again, waits for the next time, a little longer if it has `failed`.
+        """What is left of `batch`, which was sent again, waits for the next time, a little longer
+        if it has `failed`.
 
-        What failed for a passing reason is cut in two to find the culprit, where others can be written. While nothing can
-        be, it is cut into a few parts only: a whole outage would leave each outcome with a transaction of its own.
+        What failed for a passing reason is cut in two to find the culprit, where others can be
+        written. While nothing can be, it is cut into a few parts only: a whole outage would leave
+        each outcome with a transaction of its own.
         """
         cut_up = (
             failed
@@ -333,7 +350,8 @@ class Outcomes:
     # -- to LOST --------------------------------------------------------------------------------------
 
     def lose(self, rows: Iterable[ClaimedMessage], phase: str, rest: str) -> None:
-        """The leases of `rows` are gone. Those that are not ours any more, or being written, are left out.
+        """The leases of `rows` are gone. Those that are not ours any more, or being written, are
+        left out.
 
         Args:
             rows: Deliveries.
@@ -347,7 +365,9 @@ class Outcomes:
             )
 
     def drop(self, rows: Iterable[ClaimedMessage]) -> None:
-        """Nothing of `rows`, which are with a worker, may be written any more; whoever calls has said why."""
+        """Nothing of `rows`, which are with a worker, may be written any more; whoever calls has
+        said why.
+        """
         for row in rows:
             row.lease_lost = True
             self.lost_leases.unanswered.discard((row.id, row.lease_token))
@@ -391,7 +411,9 @@ class Outcomes:
         self._break(batch, units)
 
     def _break(self, batch: Batch, units: Units) -> None:
-        """Send back what `batch` has of `units`, each with the ids that it has lost: it must not be written without them."""
+        """Send back what `batch` has of `units`, each with the ids that it has lost: it must not be
+        written without them.
+        """
         broken = [s for s in batch.parts if s.unit in units]
         if broken and batch.origin is not State.RUNNING:
             after(batch.state, Event.BROKEN)

@@ -11,7 +11,8 @@ Rows = list[ClaimedMessage]
 
 
 def take_again(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
-    """Those of `rows` that have ended, and the parts in which the handler is to get the others again.
+    """Those of `rows` that have ended, and the parts in which the handler is to get the others
+    again.
 
     These are as they were before it was called.
     """

@@ -1,4 +1,6 @@
-"""What policies ask of a worker: to wait for a slot, to claim a key before the start, to rest after a failure."""
+"""What policies ask of a worker: to wait for a slot, to claim a key before the start, to rest after
+a failure.
+"""
 
 import asyncio
 import logging
@@ -98,7 +100,9 @@ class PolicyStarts:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """The worker is not free: what was claimed for it now would miss its slot, or keep its key from others."""
+        """The worker is not free: what was claimed for it now would miss its slot, or keep its key
+        from others.
+        """
         self._inflight.running += 1
         try:
             yield
@@ -106,7 +110,9 @@ class PolicyStarts:
             self._inflight.running -= 1
 
     async def claim_keys(self, rows: Rows) -> Rows:
-        """Claim the keys of messages that may run once; those that may start. The others are settled."""
+        """Claim the keys of messages that may run once; those that may start. The others are
+        settled.
+        """
         with self._busy():
             return await self._claim_keys(rows)
 
@@ -116,7 +122,9 @@ class PolicyStarts:
             await self._shielded.run(self._cut_off(rows, self._keyed(rows)))
 
     async def give_keys_back(self, rows: Rows) -> None:
-        """Give back the keys of `rows`, whose handler does not start: before they are settled, as in `give_back`."""
+        """Give back the keys of `rows`, whose handler does not start: before they are settled, as
+        in `give_back`.
+        """
         with self._busy():
             await self._shielded.run(self._give_back(self._keyed(rows)))
 
@@ -151,7 +159,9 @@ class PolicyStarts:
             self._inflight.finish(self._settlements.one(row, row.outcome, attempted=False))
 
     async def _claimed(self, rows: Rows, ttl: float) -> Verdicts | StoreError:
-        """The verdicts, or why there are none: returned, as after an error, too, a cancelled caller gives back."""
+        """The verdicts, or why there are none: returned, as after an error, too, a cancelled caller
+        gives back.
+        """
         failures = 0
         while True:
             try:
@@ -163,7 +173,9 @@ class PolicyStarts:
             await asyncio.sleep(backoff(failures))
 
     async def _cut_off(self, rows: Rows, keyed: Rows) -> None:
-        """Give back `rows`, which do not start: first their keys, or whoever gets them next would not run them."""
+        """Give back `rows`, which do not start: first their keys, or whoever gets them next would
+        not run them.
+        """
         await self._give_back(keyed)
         self._inflight.give_back(row for row in rows if not row.lease_lost)
 
@@ -188,7 +200,9 @@ class PolicyStarts:
                     self._end(row, Release())
 
     async def ended(self, rows: Rows) -> None:
-        """The handler of `rows` has ended: rest after a failure; give keys back where it may be tried again."""
+        """The handler of `rows` has ended: rest after a failure; give keys back where it may be
+        tried again.
+        """
         try:
             if self._rest and any(isinstance(row.outcome, Nack) for row in rows):
                 until = monotonic() + self._rest
@@ -199,10 +213,12 @@ class PolicyStarts:
                 await self._shielded.run(self._give_back(again))
 
     def spend(self, rows: Rows) -> Rows:
-        """End those of `rows` that may run once and have failed; those whose keys are to be given back.
+        """End those of `rows` that may run once and have failed; those whose keys are to be given
+        back.
 
-        Among these is what ends in a Release: its handler has not started, as its transaction could not be begun, or did
-        not find its lease, or a stop came before it. Nor has the handler of an invalid body.
+        Among these is what ends in a Release: its handler has not started, as its transaction could
+        not be begun, or did not find its lease, or a stop came before it. Nor has the handler of an
+        invalid body.
         """
         again: Rows = []
         if self._once is None:

@@ -1,7 +1,8 @@
 """How many rows wait in this process for a worker, and how short their leases are.
 
-A process claims what its workers will start within `HORIZON`, by how long the handler has taken lately. So the rest stays
-for other processes, and what comes later with a higher priority is not behind it.
+A process claims what its workers will start within `HORIZON`, by how long the handler has taken
+lately. So the rest stays for other processes, and what comes later with a higher priority is not
+behind it.
 """
 
 from collections import deque
@@ -13,7 +14,8 @@ HORIZON = 0.2
 REMEMBERED = 128
 """The last runs of the handler from which its time is known."""
 PREFETCH_LEASE = 20.0
-"""Seconds for which a row is leased that waits for a worker: what a dead process had not started is back soon."""
+"""Seconds for which a row is leased that waits for a worker: what a dead process had not started is
+back soon."""
 LEAST_LEFT = 10.0
 """Seconds of such a lease that must be left when its row starts; else it is renewed before."""
 LONGEST_WAIT = 1.0
@@ -36,10 +38,11 @@ class HandlerTimes:
         self.ended_at = now
 
     def starts_ahead(self, workers: int, free: int, horizon: float = HORIZON) -> int:
-        """How many runs the `workers`, of which so many are `free`, will begin within `horizon` seconds.
+        """How many runs the `workers`, of which so many are `free`, will begin within `horizon`
+        seconds.
 
-        By the 90th percentile of the remembered times. With none, or while no run has ended for `horizon` though all
-        workers are busy, it is what free workers begin at once.
+        By the 90th percentile of the remembered times. With none, or while no run has ended for
+        `horizon` though all workers are busy, it is what free workers begin at once.
         """
         stuck = free <= 0 and monotonic() - self.ended_at > horizon
         if not self.recent or stuck:
@@ -50,7 +53,9 @@ class HandlerTimes:
 
 
 def prefetch_lease(lease: float) -> float:
-    """Seconds for which a row that waits is leased, by a subscriber whose leases last `lease` seconds."""
+    """Seconds for which a row that waits is leased, by a subscriber whose leases last `lease`
+    seconds.
+    """
     return min(lease, PREFETCH_LEASE)
 
 

@@ -30,8 +30,8 @@ class Publisher:
     ) -> list[int | None]:
         """Insert `rows`; their ids in the order given, None where a dedup_id exists already.
 
-        Without `connection` the messages are committed when this returns. With it they belong to the
-        caller's transaction, which is neither begun, committed nor flushed here.
+        Without `connection` the messages are committed when this returns. With it they belong to
+        the caller's transaction, which is neither begun, committed nor flushed here.
 
         Raises:
             PublishError: the connection cannot be used.
@@ -54,16 +54,19 @@ class Publisher:
     def join(
         self, rows: Sequence[NewMessage], delivery: Sequence[ClaimedMessage], *, required: bool
     ) -> bool:
-        """Leave `rows` to the transaction that settles `delivery`, which is being handled; whether it was possible.
+        """Leave `rows` to the transaction that settles `delivery`, which is being handled; whether
+        it was possible.
 
         Raises:
-            PublishError: it was not, and `required`; or one of `rows` is larger than the database takes.
+            PublishError: it was not, and `required`; or one of `rows` is larger than the database
+                takes.
         """
         self._store.refuse_too_large(rows)
         return join(self._store, delivery, rows, required=required)
 
     def check_size(self, row: NewMessage) -> None:
-        """Refuse a row that is written later, with an ack, if it is known to be larger than the database takes.
+        """Refuse a row that is written later, with an ack, if it is known to be larger than the
+        database takes.
 
         Raises:
             MessageTooLargeError: it is.

@@ -1,7 +1,8 @@
-"""What a handler publishes together with its ack: written in the transaction that settles its message.
+"""What a handler publishes together with its ack: written in the transaction that settles its
+message.
 
-It waits on the first row of the delivery. Publishers find that row by the message that FastStream's context holds, so
-tasks that the handler starts join too, until the handler has ended.
+It waits on the first row of the delivery. Publishers find that row by the message that FastStream's
+context holds, so tasks that the handler starts join too, until the handler has ended.
 """
 
 import asyncio
@@ -36,8 +37,8 @@ def join(
 ) -> bool:
     """Add `rows` to the delivery that is being handled; whether that was possible.
 
-    `told` is the delivery of FastStream's message, empty where it has none yet (parsers, filters, `on_receive`):
-    there the worker's own task knows.
+    `told` is the delivery of FastStream's message, empty where it has none yet (parsers, filters,
+    `on_receive`): there the worker's own task knows.
 
     Raises:
         PublishError: it was not, and `required`.

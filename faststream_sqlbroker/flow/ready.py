@@ -1,9 +1,10 @@
 """Which (queue, priority) pairs to claim from, and from which due time on.
 
-A look finds every pair that has rows and its first due time. Where another session holds a snapshot for long
-(a backup, a report), PostgreSQL can remove no dead row, and a look crawls over all that were ever claimed:
-0.3 ms for a thousand of them, and so does each claim. While looks are slow, claims therefore begin where the last one
-ended, a little before, and looks go on beside them: for a twentieth of the time, but every ten seconds at least.
+A look finds every pair that has rows and its first due time. Where another session holds a snapshot
+for long (a backup, a report), PostgreSQL can remove no dead row, and a look crawls over all that
+were ever claimed: 0.3 ms for a thousand of them, and so does each claim. While looks are slow,
+claims therefore begin where the last one ended, a little before, and looks go on beside them: for a
+twentieth of the time, but every ten seconds at least.
 """
 
 from collections.abc import Container, Sequence
@@ -26,7 +27,8 @@ SLOW_SHARE = 20
 """A slow look is followed by this many times its length without one, but for no longer than:"""
 LONGEST_SCAN_INTERVAL = 10.0
 LATE_COMMITS = timedelta(seconds=1)
-"""Claims begin so much before the last claimed row: what is due earlier, and committed later, waits for a look."""
+"""Claims begin so much before the last claimed row: what is due earlier, and committed later, waits
+for a look."""
 MOST_PAIRS = 256
 """Known pairs that are kept, and those of four priorities of each queue."""
 
@@ -94,7 +96,8 @@ class Ready:
             self._begin[pair] = min(begin, self._begin.get(pair, begin))
 
     async def scan_in_background(self) -> float | None:
-        """Look while claims do without, if it is time; seconds until the next one, None when nobody needs it.
+        """Look while claims do without, if it is time; seconds until the next one, None when nobody
+        needs it.
 
         Raises:
             StoreError: as `look`.

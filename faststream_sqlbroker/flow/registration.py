@@ -10,17 +10,21 @@ from faststream_sqlbroker.core.status import HOLDER_BYTES, describe, worker_name
 from faststream_sqlbroker.store.live_subscribers import process_name
 
 FIRST_WAIT = 5.0
-"""Most seconds that the first claim waits for the answer which queues are paused: it must not hinder for good."""
+"""Most seconds that the first claim waits for the answer which queues are paused: it must not
+hinder for good."""
 
 
 class Registration:
-    """Knows which of its queues are open: neither paused for the fleet, nor the subscriber itself, nor held.
+    """Knows which of its queues are open: neither paused for the fleet, nor the subscriber itself,
+    nor held.
 
     Between `begin` and the first `told` none is; after `FIRST_WAIT` seconds without it, all are.
     """
 
     def __init__(self, settings: Any, *, paused: bool, on_change: Callable[[], None]) -> None:
-        """`paused` is the subscriber's own; `on_change` is called when other queues are open than before."""
+        """`paused` is the subscriber's own; `on_change` is called when other queues are open than
+        before.
+        """
         self._settings, self._on_change = settings, on_change
         self._holder = os.urandom(HOLDER_BYTES)
         self.paused, self.stopping = paused, False
@@ -58,7 +62,9 @@ class Registration:
         self._tell_queues()
 
     def hold(self, reason: str, held: bool) -> None:
-        """Claim nothing while outcomes cannot be written, for one of several reasons; False ends this one."""
+        """Claim nothing while outcomes cannot be written, for one of several reasons; False ends
+        this one.
+        """
         (self._holds.add if held else self._holds.discard)(reason)
         self._tell_queues()
 

@@ -15,14 +15,16 @@ BATCH = 1_000
 SEARCH_INTERVAL = 5.0
 """Most seconds between two searches while somebody holds a lease in the queues."""
 IDLE_INTERVAL = PREFETCH_LEASE
-"""Most seconds between two searches while nobody does: a lease that begins right after one ends about then."""
+"""Most seconds between two searches while nobody does: a lease that begins right after one ends
+about then."""
 SHORTEST_WAIT = 0.02
 
 
 class StuckReleaser:
     """Returns rows whose lease has expired, by the database's clock and nothing else.
 
-    Processes with different settings can run side by side: each row carries its own expiry. A search only reads.
+    Processes with different settings can run side by side: each row carries its own expiry. A
+    search only reads.
     """
 
     def __init__(
@@ -34,7 +36,8 @@ class StuckReleaser:
         interval: float,
         released: Callable[[], None],
     ) -> None:
-        """`interval`: most seconds between two searches, and between two removals of what has expired otherwise.
+        """`interval`: most seconds between two searches, and between two removals of what has
+        expired otherwise.
 
         `released` is called when rows came back.
         """
@@ -63,7 +66,9 @@ class StuckReleaser:
         return max(SHORTEST_WAIT, min(search_in, SEARCH_INTERVAL, clean_in))
 
     async def _clean(self) -> float:
-        """End sessions of vanished clients, and forget what has expired; seconds until the next time."""
+        """End sessions of vanished clients, and forget what has expired; seconds until the next
+        time.
+        """
         if ended := await self._store.silent.end():
             self._log(
                 logging.WARNING,

@@ -1,8 +1,10 @@
-"""Outcomes that the database did not take: repeated apart from the queue, so that none delays another.
+"""Outcomes that the database did not take: repeated apart from the queue, so that none delays
+another.
 
-Nothing is dropped and no acked message becomes a dead letter: the same is tried first, every time, as the cause may have gone (a
-renamed archive, withdrawn rights, a transaction that has ended). What fails for a passing reason is never written otherwise. Only
-what is refused again and again, and carries something of its own that may be the cause, is settled without it.
+Nothing is dropped and no acked message becomes a dead letter: the same is tried first, every time,
+as the cause may have gone (a renamed archive, withdrawn rights, a transaction that has ended). What
+fails for a passing reason is never written otherwise. Only what is refused again and again, and
+carries something of its own that may be the cause, is settled without it.
 """
 
 import logging
@@ -38,9 +40,11 @@ class Repeater:
         self._store, self._inflight, self._log = store, inflight, log
         self.outages = Outages(log)
         self.on_denied: Callable[[bool], None] = lambda _denied: None
-        """Told that a right or a table is missing for outcomes that carry nothing of their own, and that this is over."""
+        """Told that a right or a table is missing for outcomes that carry nothing of their own, and
+        that this is over."""
         self._denied_count, self._told_at = 0, 1
-        """Messages whose answers may not be published, and of how many the log says so next: a producer may send many."""
+        """Messages whose answers may not be published, and of how many the log says so next: a
+        producer may send many."""
         self._failed_at = -1
         """What was written when something failed last."""
 
@@ -62,7 +66,9 @@ class Repeater:
         )
 
     def _without_answers(self, batch: Batch, refused: Refused) -> Refused:
-        """Nack at once what was refused for its answer alone, which no repeat could write without a GRANT; the rest."""
+        """Nack at once what was refused for its answer alone, which no repeat could write without a
+        GRANT; the rest.
+        """
         denied = {
             s.unit: error for s, error in refused if s.unit is not None and _only_answers(error)
         }
@@ -127,7 +133,9 @@ class Repeater:
             inflight.keep(batch, failed=failed)
 
     async def _write_refused(self, batch: Batch) -> bool:
-        """Write the unit that was refused, or what can be written of it; whether it was refused once more."""
+        """Write the unit that was refused, or what can be written of it; whether it was refused
+        once more.
+        """
         parts = batch.parts
         versions = parts, *lesser(parts, batch.tries, archive=self._store.dialect.has_archive)
         for n, version in enumerate(versions):
@@ -170,9 +178,10 @@ def lesser(
 ) -> Iterator[Sequence[Settlement]]:
     """What may be written in place of a unit that was refused `tries` times, the best first.
 
-    Nothing for an ack, a nack without an error, a postponement or a release: they carry nothing of their
-    own that could be the cause. What was chained to acks falls back to nacks of all of them; a text is left out; what cannot
-    go to another queue becomes a dead letter, where there is an `archive` to keep it.
+    Nothing for an ack, a nack without an error, a postponement or a release: they carry nothing of
+    their own that could be the cause. What was chained to acks falls back to nacks of all of them;
+    a text is left out; what cannot go to another queue becomes a dead letter, where there is an
+    `archive` to keep it.
     """
     if tries < LESS_AFTER:
         return

@@ -1,7 +1,8 @@
-"""Whether the database user may do what this process does: asked at the start, and again after a refusal.
+"""Whether the database user may do what this process does: asked at the start, and again after a
+refusal.
 
-While something that a subscriber's outcomes need is missing, the subscriber claims nothing and gives back what has not
-started: a handler whose outcome cannot be written would run again later.
+While something that a subscriber's outcomes need is missing, the subscriber claims nothing and
+gives back what has not started: a handler whose outcome cannot be written would run again later.
 """
 
 import asyncio
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 LONGEST_RIGHTS_INTERVAL = 5.0
 """Most seconds between two questions while something is missing."""
 ONE_OFF = 60.0
-"""Seconds for which a refusal counts of what is not declared: who needs it does it again, and others never may."""
+"""Seconds for which a refusal counts of what is not declared: who needs it does it again, and
+others never may."""
 _COUNTS = {Activity.PUBLISH: inf}
 """Who has published once will do so again, maybe much later."""
 REMEMBERED = 0.1
-"""Seconds for which errors name what was found missing without asking again: many statements may be refused at a time."""
+"""Seconds for which errors name what was found missing without asking again: many statements may be
+refused at a time."""
 RIGHTS_TIMEOUT = 3.0
 """Most seconds for which the error of a refused statement waits for what is missing."""
 
@@ -73,7 +76,8 @@ class Rights:
         return self._checked
 
     async def check(self, activities: Activities) -> None:
-        """Ask for `activities`, unless they were checked before; missing tables are left to the schema's validation.
+        """Ask for `activities`, unless they were checked before; missing tables are left to the
+        schema's validation.
 
         Raises:
             RightsError: rights are missing; all of them are named, each with its GRANT.
@@ -96,10 +100,11 @@ class Rights:
         self._registrations.pop(registration, None)
 
     def doubt(self, activities: Activities) -> None:
-        """The database has refused a statement of `activities` because a right or a table is missing: ask which.
+        """The database has refused a statement of `activities` because a right or a table is
+        missing: ask which.
 
-        What is not declared counts until nothing is missing for it, but no longer than `ONE_OFF` seconds from its last
-        refusal, except for publishing.
+        What is not declared counts until nothing is missing for it, but no longer than `ONE_OFF`
+        seconds from its last refusal, except for publishing.
         """
         for activity in activities - self._checked:
             self._doubted[activity] = monotonic() + _COUNTS.get(activity, ONE_OFF)
@@ -164,7 +169,8 @@ class Rights:
         return self._mode is Mode.FINE
 
     async def find_lacks(self, activities: Activities) -> Access:
-        """What is missing for `activities`, which were just doubted; what was found a moment ago is not asked for again.
+        """What is missing for `activities`, which were just doubted; what was found a moment ago is
+        not asked for again.
 
         Raises:
             StoreError: the database could not be asked in time.
@@ -201,7 +207,9 @@ def activities_of(settings: Any, *, ack_first: bool, archive: bool) -> Activitie
 
 
 def outcomes_of(settings: Any, *, ack_first: bool, archive: bool) -> Activities:
-    """What of it its claims and outcomes cannot do without: a plain subscriber goes on without signs of life."""
+    """What of it its claims and outcomes cannot do without: a plain subscriber goes on without
+    signs of life.
+    """
     done = {Activity.CONSUME}
     if archive and (settings.retain_in_archive_on_ack or settings.retain_in_archive_on_reject):
         done.add(Activity.ARCHIVE)

@@ -1,6 +1,7 @@
 """Schedules of one broker: look when each is due, by the database's clock, and publish it then.
 
-Processes look independently; which of them publishes is decided by the lease in the database (`flow.schedules`).
+Processes look independently; which of them publishes is decided by the lease in the database
+(`flow.schedules`).
 """
 
 import asyncio
@@ -28,19 +29,23 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 
-# Publish what of one schedule is due: take it, make each message, and write it with the step of the schedule.
+# Publish what of one schedule is due: take it, make each message, and write it with the step of the
+# schedule.
 #
-# No transaction is open while a message is made, as a function of the user's may take long; the schedule is leased
-# meanwhile. The message and the mark that its fire time is done are committed together, by the holder of the lease only.
+# No transaction is open while a message is made, as a function of the user's may take long; the
+# schedule is leased meanwhile. The message and the mark that its fire time is done are committed
+# together, by the holder of the lease only.
 
 LEASE = 10.0
 """Seconds after which another process goes on with what a dead one has begun."""
 LONGEST_RETRY_INTERVAL = 30.0
-"""Most seconds between two tries of a fire time whose function fails; they begin with one and double."""
+"""Most seconds between two tries of a fire time whose function fails; they begin with one and
+double."""
 GIVE_BACK_TIMEOUT = 2.0
 
 Make = Callable[[datetime], Awaitable[Sequence[NewMessage]]]
-"""The messages of a fire time, which is aware and in the schedule's zone; called again if it fails."""
+"""The messages of a fire time, which is aware and in the schedule's zone; called again if it fails.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,8 @@ class Firing:
         return self._crons[definition]
 
     async def fire(self, planned: Planned) -> None:
-        """Publish the fire times of `planned` that are due, one after the other, unless somebody else does.
+        """Publish the fire times of `planned` that are due, one after the other, unless somebody
+        else does.
 
         A fire time of which no message can be made stays due, and is put off.
 
@@ -87,7 +93,8 @@ class Firing:
             async with self._kept(planned.name, token):
                 await self._publish(planned, state, token)
         except (asyncio.CancelledError, StoreError):
-            # Nobody need wait for the lease, which may be held unanswered. What was published meanwhile stays so.
+            # Nobody need wait for the lease, which may be held unanswered. What was published
+            # meanwhile stays so.
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(GIVE_BACK_TIMEOUT):
                     await self._schedules.give_back(planned.name, token)
@@ -238,7 +245,9 @@ class Scheduler:
             self._loop.start(self._outages)
 
     async def stop(self, timeout: float | None) -> None:
-        """Begin nothing more; what runs ends within `timeout` seconds (None: whenever), or is left to others."""
+        """Begin nothing more; what runs ends within `timeout` seconds (None: whenever), or is left
+        to others.
+        """
         loop, self._loop = self._loop, None
         if loop is not None:
             await loop.stop(timeout)
@@ -327,7 +336,9 @@ class Scheduler:
             self._outages.worked((self, name))
 
     def _reads(self, planned: Planned, state: ScheduleState) -> bool:
-        """Whether this process can fire by what the database says, which another version may have written."""
+        """Whether this process can fire by what the database says, which another version may have
+        written.
+        """
         wanted, coming = planned.cron.definition, state.definition_to_come
         try:
             for definition in {(state.expression, state.tz), coming}:

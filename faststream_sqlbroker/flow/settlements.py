@@ -25,8 +25,8 @@ class Settlements:
     def __call__(self, rows: list[ClaimedMessage]) -> list[Settlement]:
         """What the outcomes of one call of the handler mean.
 
-        What is chained to the call is written with all rows that it acked or moved, which are a unit; if one of them has
-        lost its lease, the others go back. The rest is settled row by row.
+        What is chained to the call is written with all rows that it acked or moved, which are a
+        unit; if one of them has lost its lease, the others go back. The rest is settled row by row.
         """
         chained = rows[0].chained if rows else ()
         if not chained and all(type(row.outcome) is Ack for row in rows):
@@ -73,7 +73,9 @@ class Settlements:
     def _without_answer(
         self, rows: Sequence[ClaimedMessage], ended: Sequence[float], error: BaseException | None
     ) -> list[Settlement]:
-        """Nacks of all `rows`, to be written in place of their unit, which the database has refused with `error`."""
+        """Nacks of all `rows`, to be written in place of their unit, which the database has refused
+        with `error`.
+        """
         text = "what the handler published with its ack was refused by the database"
         if isinstance(error, AccessError):
             text = f"{text}: {error}\n{_OR_DROP}"

@@ -9,7 +9,8 @@ from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 T = TypeVar("T")
 
 SHIELDED_TIMEOUT = 3.0
-"""Seconds that a cancelled caller waits until its work has ended and is undone; afterwards both go on alone."""
+"""Seconds that a cancelled caller waits until its work has ended and is undone; afterwards both go
+on alone."""
 
 
 class ShieldedCalls:
@@ -22,7 +23,8 @@ class ShieldedCalls:
     async def run(
         self, work: Coroutine[Any, Any, T], undo: Callable[[], Awaitable[object]] | None = None
     ) -> T:
-        """Run `work` to its end, even if the caller is cancelled; then `undo` it, unless it gave None or has failed.
+        """Run `work` to its end, even if the caller is cancelled; then `undo` it, unless it gave
+        None or has failed.
 
         Whatever `undo` raises of the database's is dropped: leases run out by themselves.
         """
@@ -45,7 +47,9 @@ class ShieldedCalls:
 
 
 async def patiently(task: "asyncio.Task[Any]", seconds: float) -> None:
-    """Wait for `task` for up to `seconds`, whoever cancels us meanwhile: the cancellation is the caller's to raise."""
+    """Wait for `task` for up to `seconds`, whoever cancels us meanwhile: the cancellation is the
+    caller's to raise.
+    """
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
     while not task.done() and (left := deadline - clock()) > 0:

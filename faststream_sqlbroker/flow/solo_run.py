@@ -1,14 +1,15 @@
 """Keep a message that may have killed its process away from the others.
 
-A process that dies costs every message it held a delivery. Without care, the neighbours of a poison message
-would reach the delivery limit together with it, unhandled. So a message with two or more lost leases (with
-`max_deliveries` 2 one), or with a single delivery left, a suspect, runs alone: only where its subscriber holds nothing else,
-one at a time, those with the fewest lost_leases first (most of them are neighbours). No claim leases a suspect together
-with others, which would charge it with what they do; it is told of it (`core.suspects`). The price is bounded. The
-rest waits at most `ALONE` seconds for a suspect that runs, and then has at least as long, and `SLICE` seconds, for
-itself; it waits at most `SOLO_WAIT` seconds of every `SOLO_WAIT` + `SOLO_PAUSE` for the process to become free. A suspect that has
-waited `SOLO_LIMIT` seconds runs in company, unless it has a single delivery left: for that, each wait is twice as long
-as the one before, and so is the pause after it.
+A process that dies costs every message it held a delivery. Without care, the neighbours of a poison
+message would reach the delivery limit together with it, unhandled. So a message with two or more
+lost leases (with `max_deliveries` 2 one), or with a single delivery left, a suspect, runs alone:
+only where its subscriber holds nothing else, one at a time, those with the fewest lost_leases first
+(most of them are neighbours). No claim leases a suspect together with others, which would charge it
+with what they do; it is told of it (`core.suspects`). The price is bounded. The rest waits at most
+`ALONE` seconds for a suspect that runs, and then has at least as long, and `SLICE` seconds, for
+itself; it waits at most `SOLO_WAIT` seconds of every `SOLO_WAIT` + `SOLO_PAUSE` for the process to
+become free. A suspect that has waited `SOLO_LIMIT` seconds runs in company, unless it has a single
+delivery left: for that, each wait is twice as long as the one before, and so is the pause after it.
 """
 
 from collections.abc import Mapping
@@ -81,7 +82,9 @@ class SoloRuns:
         return bool(self._known) and now >= self._others_until
 
     def next_suspect(self, now: float, *, alone: bool) -> int:
-        """The id of the suspect with the fewest lost_leases (of those that are old, if any); it is no longer known."""
+        """The id of the suspect with the fewest lost_leases (of those that are old, if any); it is
+        no longer known.
+        """
         candidates = (self._old(now) or self._known) if alone else self._impatient(now)
         chosen = min(candidates, key=lambda i: self._known[i])
         del self._known[chosen]

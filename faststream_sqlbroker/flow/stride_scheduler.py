@@ -1,9 +1,10 @@
 """StrideScheduler of queues with weights: which queue the next claim begins with.
 
-Each message that is claimed from a queue costs it 1 / weight. The queue that has paid least comes first in the next
-claim, the others take what room it leaves. So while several queues have messages, what is claimed follows the
-weights, to within one claim of each; a queue whose turn it is and that has nothing costs no claim. Turns are not saved
-up: a queue that comes back begins where the others are.
+Each message that is claimed from a queue costs it 1 / weight. The queue that has paid least comes
+first in the next claim, the others take what room it leaves. So while several queues have messages,
+what is claimed follows the weights, to within one claim of each; a queue whose turn it is and that
+has nothing costs no claim. Turns are not saved up: a queue that comes back begins where the others
+are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,12 +33,15 @@ class StrideScheduler:
         return sorted(pairs, key=lambda pair: rank[pair.queue])
 
     def claimed(self, asked: Iterable[str], rows: Sequence[ClaimedMessage], *, more: bool) -> None:
-        """`rows` were claimed from the queues `asked`, in their order; `more` says that there may be others left."""
+        """`rows` were claimed from the queues `asked`, in their order; `more` says that there may
+        be others left.
+        """
         queues = list(dict.fromkeys(asked))
         if not queues:
             return
         if not more:
-            # Every queue was asked and has nothing else: whoever is first next time, nobody waits for it.
+            # Every queue was asked and has nothing else: whoever is first next time, nobody waits
+            # for it.
             self._paid = dict.fromkeys(self._paid, 0.0)
             return
         last, place = 0, {queue: n for n, queue in enumerate(queues)}
@@ -47,7 +51,9 @@ class StrideScheduler:
         self._catch_up(queues[:last], queues[last:])
 
     def _catch_up(self, empty: Iterable[str], others: Iterable[str]) -> None:
-        """Let the `empty` queues have no turns left that the `others` do not have; keep numbers small."""
+        """Let the `empty` queues have no turns left that the `others` do not have; keep numbers
+        small.
+        """
         least = min(self._paid[queue] for queue in others)
         for queue in empty:
             self._paid[queue] = max(self._paid[queue], least)

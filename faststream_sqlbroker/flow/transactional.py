@@ -1,9 +1,10 @@
 """transactional=True: the handler's own SQL, its answers and its ack commit together or not at all.
 
-The transaction begins by locking the handler's rows, fenced; the lock keeps the lease while the session
-lives, as release and renewal skip locked rows. Only an ack (or a move) commits. Every other outcome rolls
-back what the handler did and is written by the flush, like those of plain subscribers. An ack that cannot be
-committed for a reason that passes is no fault of the handler's: its message goes back without an attempt.
+The transaction begins by locking the handler's rows, fenced; the lock keeps the lease while the
+session lives, as release and renewal skip locked rows. Only an ack (or a move) commits. Every other
+outcome rolls back what the handler did and is written by the flush, like those of plain
+subscribers. An ack that cannot be committed for a reason that passes is no fault of the handler's:
+its message goes back without an attempt.
 """
 
 import asyncio
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
 Rows = list[ClaimedMessage]
 
 LOOK = 0.2
-"""Seconds between two looks whether to stop, while the database does not say what became of a transaction."""
+"""Seconds between two looks whether to stop, while the database does not say what became of a
+transaction."""
 CLOSING = 1.0
-"""Seconds that the question gets to give its connection back, once its answer is no longer waited for."""
+"""Seconds that the question gets to give its connection back, once its answer is no longer waited
+for."""
 FIRST_PAUSE = 4
-"""The step of `backoff` after the first failed COMMIT: 0.8 s, then twice as long each time, as deliveries are limited."""
+"""The step of `backoff` after the first failed COMMIT: 0.8 s, then twice as long each time, as
+deliveries are limited."""
 
 current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
 """The transaction of the handler that runs."""
@@ -61,7 +65,9 @@ class TransactionalDeliveries:
         *,
         stopping: Callable[[], bool],
     ) -> None:
-        """Share the `inflight` of the subscriber with `settings`; `stopping` tells whether it is to end."""
+        """Share the `inflight` of the subscriber with `settings`; `stopping` tells whether it is to
+        end.
+        """
         self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
         self._lease = settings.release_stuck_timeout
         self._once = any(isinstance(policy, Once) for policy in settings.policies)
@@ -73,9 +79,11 @@ class TransactionalDeliveries:
         run: Callable[[Rows], Awaitable[None]],
         settlements: Callable[[Rows], list[Settlement]],
     ) -> Rows:
-        """Run the handler on `rows` and commit; the rows whose outcome is left to the flush, never an ack.
+        """Run the handler on `rows` and commit; the rows whose outcome is left to the flush, never
+        an ack.
 
-        With them come those that were lost before the handler started, so that their keys are given back.
+        With them come those that were lost before the handler started, so that their keys are given
+        back.
 
         Args:
             rows: One delivery, or a batch.
@@ -145,7 +153,9 @@ class TransactionalDeliveries:
         return [row for row in rows if row.id in held], lost
 
     async def _renew(self, rows: Rows) -> None:
-        """No renewal got past the lock, so the lease may have run out: hold it until the outcome is written."""
+        """No renewal got past the lock, so the lease may have run out: hold it until the outcome is
+        written.
+        """
         asked = monotonic()
         try:
             held = await self._store.renew([(row.id, row.lease_token) for row in rows], self._lease)
@@ -215,10 +225,12 @@ class TransactionalDeliveries:
             await self._ended(transaction.locked, ours)
 
     async def _ended(self, lock: "HandlerLock", rows: Rows) -> Rows:
-        """The transaction may have ended before the handler had: what that means is for the database to say.
+        """The transaction may have ended before the handler had: what that means is for the
+        database to say.
 
-        Cancelled or stopping, we ask for `SHIELDED_TIMEOUT` seconds more. Without an answer nothing may be written, neither
-        that it is done nor that it is to be tried again: the leases run out. The rows whose outcome is known.
+        Cancelled or stopping, we ask for `SHIELDED_TIMEOUT` seconds more. Without an answer nothing
+        may be written, neither that it is done nor that it is to be tried again: the leases run
+        out. The rows whose outcome is known.
         """
         asking = asyncio.ensure_future(self._was_committed(lock, rows))
         # A cancellation is noticed by `cancelled` here, and raised at the end.
@@ -272,7 +284,9 @@ class TransactionalDeliveries:
         self._inflight.lose(rows, "transaction", "nothing that its handler did is committed")
 
     def _abandoned(self, rows: Rows) -> Rows:
-        """A row of the batch has lost its lease, so that nothing was committed: the acked ones go back without an attempt."""
+        """A row of the batch has lost its lease, so that nothing was committed: the acked ones go
+        back without an attempt.
+        """
         lost = [row.id for row in rows if row.lease_lost]
         back = [
             row for row in rows if row.outcome is None or isinstance(row.outcome, Ack | Relocate)
@@ -284,9 +298,11 @@ class TransactionalDeliveries:
         return rows
 
     def _passing(self, rows: Rows, error: TransientStoreError) -> Rows:
-        """The handler has succeeded, and all of it is rolled back: it runs again, and no attempt is charged.
+        """The handler has succeeded, and all of it is rolled back: it runs again, and no attempt is
+        charged.
 
-        Not under policy Once, by which the handler of a message with a key runs once, whatever becomes of its COMMIT.
+        Not under policy Once, by which the handler of a message with a key runs once, whatever
+        becomes of its COMMIT.
         """
         if self._once and any(row.key is not None for row in rows):
             return _failed(rows, error)
@@ -297,7 +313,9 @@ class TransactionalDeliveries:
         return rows
 
     async def _name_what_is_missing(self, transaction: "HandlerTransaction", rows: Rows) -> None:
-        """Say in the errors of `rows` what was denied to the commit: another connection is asked, so not before the end of ours."""
+        """Say in the errors of `rows` what was denied to the commit: another connection is asked,
+        so not before the end of ours.
+        """
         denied = transaction.denied
         if denied is None or not rows:
             return
@@ -325,7 +343,9 @@ class TransactionalDeliveries:
         )
 
     def _unknown(self, rows: Rows, error: UnknownOutcomeError) -> None:
-        """All or nothing was committed. Nothing more may be written: if nothing was, the lease runs out."""
+        """All or nothing was committed. Nothing more may be written: if nothing was, the lease runs
+        out.
+        """
         self._inflight.lose(rows, "transaction", str(error))
 
 

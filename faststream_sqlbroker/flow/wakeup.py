@@ -1,8 +1,8 @@
 """Hints to look sooner. They may be early, late, lost or spurious; nothing relies on them.
 
-Inside one process a publish wakes its subscribers directly. Between processes PostgreSQL carries hints by
-LISTEN/NOTIFY: the first of a burst goes out at once, later ones together every 10 ms, off the write path,
-because a NOTIFY inside a transaction serialises all commits.
+Inside one process a publish wakes its subscribers directly. Between processes PostgreSQL carries
+hints by LISTEN/NOTIFY: the first of a burst goes out at once, later ones together every 10 ms, off
+the write path, because a NOTIFY inside a transaction serialises all commits.
 """
 
 import asyncio
@@ -47,7 +47,8 @@ class Wakeups:
         self._listener: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._watched: dict[weakref.ref[Any], set[str]] = {}
-        """The callers' transactions that have not ended yet, and the queues that each has published into."""
+        """The callers' transactions that have not ended yet, and the queues that each has published
+        into."""
         self._timers: set[asyncio.TimerHandle] = set()
         self._sent_at = 0.0
         self.channel = store.tables.config.channel
@@ -95,9 +96,9 @@ class Wakeups:
     def published_in(self, transaction: Any, queues: Iterable[str]) -> None:
         """A publish into `queues` waits for the caller's `transaction` to end.
 
-        There is no signal after COMMIT, so the transaction is looked at every 10 ms; the hint goes out when
-        it is no longer active, and once more 20 ms later. A rollback costs one spurious hint. However often
-        a transaction publishes, it is looked at once each time.
+        There is no signal after COMMIT, so the transaction is looked at every 10 ms; the hint goes
+        out when it is no longer active, and once more 20 ms later. A rollback costs one spurious
+        hint. However often a transaction publishes, it is looked at once each time.
         """
         self._watched.setdefault(weakref.ref(transaction), set()).update(queues)
         if self._watcher is None or self._watcher.done():

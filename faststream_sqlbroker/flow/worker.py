@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 PAUSE_AFTER_BUG = 10.0
-"""Seconds until a message comes back after an error around its handler that is none of the database's."""
+"""Seconds until a message comes back after an error around its handler that is none of the
+database's."""
 TURN = 0.005
 """Seconds after which the event loop gets a turn: handlers that never suspend would starve it."""
 
 
 class Worker:
-    """Takes rows from the buffer and runs the handler on them, one at a time (a batch counts as one)."""
+    """Takes rows from the buffer and runs the handler on them, one at a time (a batch counts as
+    one).
+    """
 
     def __init__(
         self,
@@ -49,7 +52,8 @@ class Worker:
     ) -> None:
         """`handle` runs FastStream's pipeline; afterwards each row's `outcome` is set, or None.
 
-        `hold` renews leases of rows that have waited. With `first` messages are removed before they start.
+        `hold` renews leases of rows that have waited. With `first` messages are removed before they
+        start.
         """
         self._store, self._inflight, self._settings = store, inflight, settings
         self._handle, self._log, self._rules, self._hold = handle, log, rules, hold
@@ -126,7 +130,8 @@ class Worker:
         self._inflight.times.ended(began, monotonic())
 
     async def run_plain(self) -> None:
-        """`run` where the handler takes one message, after which its outcome is known, and nothing else.
+        """`run` where the handler takes one message, after which its outcome is known, and nothing
+        else.
 
         The same steps, without a call, a list or a coroutine that a message can do without.
         """
@@ -185,8 +190,11 @@ class Worker:
         return row
 
     async def _held(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
-        """Renew those of `rows` that have waited so long that little is left of their leases; what may start."""
-        # Short leases are of one length, and a blocked event loop outlasts any: every row is looked at.
+        """Renew those of `rows` that have waited so long that little is left of their leases; what
+        may start.
+        """
+        # Short leases are of one length, and a blocked event loop outlasts any: every row is looked
+        # at.
         now, longest, full = monotonic(), self._longest_wait, self._longest_full
         old = [r for r in rows if now - r.renewed_monotonic > (longest if r.prefetched else full)]
         if not old:
@@ -258,7 +266,8 @@ class Worker:
         if waiting.qsize() <= self._inflight.low_water:
             self._make_room()
         try:
-            # A batch may keep the event loop for long: the next claim and the last flush are sent before.
+            # A batch may keep the event loop for long: the next claim and the last flush are sent
+            # before.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         except BaseException:

@@ -55,14 +55,18 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         codec: "CodecProto | None",
         context: "Callable[[], ContextRepo] | None" = None,
     ) -> None:
-        """Use the application's serializer, codec and context, which may change until a message is handled."""
+        """Use the application's serializer, codec and context, which may change until a message is
+        handled.
+        """
         self.serializer = serializer
         self.codec = codec or DefaultCodec()
         self._context = context or self._context
 
     @override
     async def publish(self, cmd: SqlBrokerPublishCommand) -> int | None:
-        """Write one message; its id, or None where its dedup_id exists already or it waits for the ack."""
+        """Write one message; its id, or None where its dedup_id exists already or it waits for the
+        ack.
+        """
         row = await self._row(cmd, cmd.body)
         if (cmd.with_ack or cmd.stacked) and self._join([row], required=cmd.with_ack):
             return None
@@ -123,7 +127,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         """`body` as `publish` encodes it, and its content type.
 
         Raises:
-            PublishError: the codec gave no bytes, or more than the database takes; or `body` brings options of its own.
+            PublishError: the codec gave no bytes, or more than the database takes; or `body` brings
+                options of its own.
         """
         if isinstance(body, SqlBrokerResponse):
             msg = "the new body of a message has no options of its own: give the body itself"
@@ -136,7 +141,9 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return payload, content_type
 
     async def decode(self, row: ClaimedMessage) -> Any:
-        """The body of `row`, by the broker's parser and its codec or decoder, as subscribers decode it."""
+        """The body of `row`, by the broker's parser and its codec or decoder, as subscribers decode
+        it.
+        """
         message: StreamMessage[Any] = await self._parser(row)
         message.set_decoder(
             self._decoder if type(self.codec) is DefaultCodec else self.codec.decode

@@ -23,7 +23,8 @@ EARLIEST, LATEST = (
     datetime(1000, 1, 1, tzinfo=timezone.utc),
     datetime(9999, 1, 1, tzinfo=timezone.utc),
 )
-"""Moments that every database stores; earlier ones are due at once all the same, later ones never."""
+"""Moments that every database stores; earlier ones are due at once all the same, later ones never.
+"""
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -32,7 +33,8 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?")
 
 
 def new_correlation_id(config: Any) -> str | None:
-    """A correlation id by the broker's `id_generator`; None with FastStream's own, which is not worth its bytes.
+    """A correlation id by the broker's `id_generator`; None with FastStream's own, which is not
+    worth its bytes.
 
     A message without one has its id in place of it.
     """
@@ -72,7 +74,8 @@ def make_row(
         queue: Its name.
         payload: The encoded body.
         content_type: What the codec says of it; a header of that name goes before it.
-        options: priority, key, dedup_id, delay, next_attempt_at, expires_in, destination; any may be missing.
+        options: priority, key, dedup_id, delay, next_attempt_at, expires_in, destination; any may
+            be missing.
         headers: JSON values by name.
         correlation_id: Kept as a header if given.
         reply_to: Kept as a header if given.
@@ -152,7 +155,8 @@ def _unstorable(text: str) -> bool:
 def _with_destination(given: Any, options: Mapping[str, Any]) -> Any:
     """The headers with the option `destination` in place of one that was handed on.
 
-    What is due at once says so: only of a foreign producer's message it is not known whether a delay is missing.
+    What is due at once says so: only of a foreign producer's message it is not known whether a
+    delay is missing.
     """
     name = _name("destination", options.get("destination"))
     if name is None or not (given is None or isinstance(given, Mapping)):

@@ -1,7 +1,9 @@
-"""What Alembic's autogenerate has to know of the broker's tables, so that the revisions it writes run as they are.
+"""What Alembic's autogenerate has to know of the broker's tables, so that the revisions it writes
+run as they are.
 
-Only where an application owns its migrations: `include_tables` sets this up. Alembic has no hooks for tables, but calls
-registered comparators before it renders; ours adds two of the options that `context.configure` takes to those of the run.
+Only where an application owns its migrations: `include_tables` sets this up. Alembic has no hooks
+for tables, but calls registered comparators before it renders; ours adds two of the options that
+`context.configure` takes to those of the run.
 """
 
 from collections.abc import Callable
@@ -21,7 +23,9 @@ Directives = Callable[[Any, Any, list[Any]], None]
 
 @comparators.dispatch_for("schema")
 def adapt(context: Any, _upgrade: Any, _schemas: Any) -> None:
-    """Where the metadata holds tables of a broker, render them as they are, and set their storage parameters."""
+    """Where the metadata holds tables of a broker, render them as they are, and set their storage
+    parameters.
+    """
     found = context.metadata
     every = [found] if isinstance(found, MetaData) else list(found or ())
     tables = [table for one in every for table in one.tables.values() if _keeps_messages(table)]
@@ -35,7 +39,8 @@ def adapt(context: Any, _upgrade: Any, _schemas: Any) -> None:
 
 
 def render_item(given: RenderItem | None, kind: str, item: Any, context: Any) -> Any:
-    """Alembic's `render_item` for what it would render wrongly; anything else is left to the one `given`.
+    """Alembic's `render_item` for what it would render wrongly; anything else is left to the one
+    `given`.
 
     Types become the database's own, so that a revision needs nothing of this package.
     """
@@ -52,7 +57,9 @@ def render_item(given: RenderItem | None, kind: str, item: Any, context: Any) ->
 
 
 def _keeps_messages(table: Table) -> bool:
-    """Whether `table` is a broker's message table: by its check, as Alembic would render a mark in its `info`."""
+    """Whether `table` is a broker's message table: by its check, as Alembic would render a mark in
+    its `info`.
+    """
     checks = (each for each in table.constraints if isinstance(each, CheckConstraint))
     return any(str(check.sqltext) == IN_CALENDAR for check in checks)
 
@@ -68,7 +75,9 @@ def _repr(kind: Any, context: Any) -> str:
 def add_storage(
     tables: list[Table], given: Directives | None, context: Any, revision: Any, scripts: list[Any]
 ) -> None:
-    """Alembic's `process_revision_directives`: after each of `tables` that is created, its storage parameters."""
+    """Alembic's `process_revision_directives`: after each of `tables` that is created, its storage
+    parameters.
+    """
     ours = {(table.schema, table.name): table for table in tables}
     for script in scripts:
         for upgrade in script.upgrade_ops_list:

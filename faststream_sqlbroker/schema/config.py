@@ -18,11 +18,12 @@ class SqlBrokerSchemaConfig:
     Args:
         message_table_name: Messages that wait or are being handled.
         message_archive_table_name: Finished messages; None keeps none of them.
-        schema: The database schema (MySQL, MariaDB: the database); None is the connection's default.
+        schema: The database schema (MySQL, MariaDB: the database); None is the connection's
+            default.
 
     Raises:
-        SetupError: A name that is not a letter or underscore followed by letters, digits, underscores
-            or dollar signs, at most 40 in all; or the same name twice.
+        SetupError: A name that is not a letter or underscore followed by letters, digits,
+            underscores or dollar signs, at most 40 in all; or the same name twice.
     """
 
     message_table_name: str = "message"

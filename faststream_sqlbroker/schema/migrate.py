@@ -30,8 +30,8 @@ def create_all(connection: Connection, tables: Tables) -> None:
     Raises:
         SchemaError: a table of that name is somebody else's.
     """
-    # First of all: on MySQL a transaction that has looked at a table, and then waits for this lock, is in the
-    # way of the DDL of the one that has it.
+    # First of all: on MySQL a transaction that has looked at a table, and then waits for this lock,
+    # is in the way of the DDL of the one that has it.
     _one_at_a_time(connection)
     foreign = foreign_tables(connection, tables)
     if foreign:
@@ -55,7 +55,9 @@ def create_all(connection: Connection, tables: Tables) -> None:
 
 
 def _one_at_a_time(connection: Connection) -> None:
-    """Workers that start together would all find nothing and all create it (SQLite: BEGIN IMMEDIATE)."""
+    """Workers that start together would all find nothing and all create it (SQLite: BEGIN
+    IMMEDIATE).
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('faststream_sqlbroker'))"))
     elif connection.dialect.name in MYSQL:
@@ -129,7 +131,9 @@ def migrate(
     since: str | None = None,
     to: str = "head",
 ) -> None:
-    """Run the migrations after the version that is there, or `since`, up to `to`, or write them to `out`."""
+    """Run the migrations after the version that is there, or `since`, up to `to`, or write them to
+    `out`.
+    """
     alembic_config, script = _script()
     from alembic.runtime.environment import EnvironmentContext  # noqa: PLC0415
 

@@ -42,11 +42,13 @@ from faststream_sqlbroker.schema.types import (
 )
 
 AUTOVACUUM = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
-"""Every message leaves two dead rows: vacuum by their number, not by the share of a table that is empty."""
+"""Every message leaves two dead rows: vacuum by their number, not by the share of a table that is
+empty."""
 
 _TIMES = ("created_at", "next_attempt_at", "expires_at", "first_attempt_at", "last_attempt_at")
 IN_CALENDAR = " AND ".join(f"{name} BETWEEN '1000-01-01' AND '9999-01-01'" for name in _TIMES)
-"""A check of PostgreSQL's: infinite and far times would stop every claim of a queue, as Python has no such moments."""
+"""A check of PostgreSQL's: infinite and far times would stop every claim of a queue, as Python has
+no such moments."""
 
 
 ADDED_IN = "added_in"
@@ -120,8 +122,8 @@ def include_tables(
 ) -> Tables:
     """Add the broker's tables to `metadata`, for applications that own their migrations.
 
-    Call it where Alembic's `target_metadata` is made; `alembic revision --autogenerate` then creates and
-    compares the broker's tables with the application's.
+    Call it where Alembic's `target_metadata` is made; `alembic revision --autogenerate` then
+    creates and compares the broker's tables with the application's.
 
     Args:
         metadata: The application's.
@@ -208,7 +210,9 @@ def _shared(states: frozenset[MessageState], table: str) -> list[Any]:
 
 
 def _as_of(revision: str | None, *columns: Column[Any]) -> list[Column[Any]]:
-    """Those of `columns`, which migrations have added, that are there with the migration `revision`."""
+    """Those of `columns`, which migrations have added, that are there with the migration
+    `revision`.
+    """
     return [each for each in columns if revision is None or each.info[ADDED_IN] <= revision]
 
 

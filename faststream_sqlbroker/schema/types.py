@@ -24,7 +24,8 @@ from sqlalchemy.types import TypeEngine
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 
 MYSQL = ("mysql", "mariadb")
-"""SQLAlchemy's names of the dialects of both databases. The name is that of the URL: mysql+… leads to either."""
+"""SQLAlchemy's names of the dialects of both databases. The name is that of the URL: mysql+… leads
+to either."""
 
 
 def is_mariadb(dialect: Any) -> bool:
@@ -47,7 +48,8 @@ SQLITE_CLOCK = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTE
 class UtcTimestamp(TypeDecorator[datetime]):
     """A moment; Python sees aware datetimes in UTC only.
 
-    PostgreSQL: timestamptz. MySQL and MariaDB: DATETIME(6) holding UTC. SQLite: integer microseconds since
+    PostgreSQL: timestamptz. MySQL and MariaDB: DATETIME(6) holding UTC. SQLite: integer
+        microseconds since
     1970 (UTC).
 
     Raises:

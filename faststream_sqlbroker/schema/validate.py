@@ -60,8 +60,8 @@ def _foreign(inspector: Any, tables: Tables) -> list[str]:
 def differences(connection: Connection, tables: Tables) -> list[str]:
     """What differs, one line for each difference, with the statement that mends it.
 
-    Columns and indexes that are not the broker's are left alone, and so are tables that the user may not look at: a
-    producer needs no right to read.
+    Columns and indexes that are not the broker's are left alone, and so are tables that the user
+    may not look at: a producer needs no right to read.
     """
     inspector = inspect(connection)  # it keeps what it has read
     foreign = _foreign(inspector, tables)
@@ -81,7 +81,9 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
 
 
 def advice(problems: Sequence[str]) -> str:
-    """What to do about the `problems` that `differences` has found: in one line, and then each of them."""
+    """What to do about the `problems` that `differences` has found: in one line, and then each of
+    them.
+    """
     upgrade = "faststream_sqlbroker.schema.migrate.upgrade(connection), which needs the extra 'migrations'"
     own = "your own Alembic with include_tables(metadata)"
     if all(problem.startswith("table ") and _MISSING_TABLE in problem for problem in problems):
@@ -157,7 +159,9 @@ def _index_columns(index: Index) -> tuple[str | None, ...]:
 
 
 def _kind(kind: TypeEngine[Any], connection: Connection) -> str:
-    """The family of a type, and the length of a name: enough to tell a wrong column from a right one."""
+    """The family of a type, and the length of a name: enough to tell a wrong column from a right
+    one.
+    """
     kind = kind.dialect_impl(connection.dialect)
     kind = getattr(kind, "impl_instance", kind)
     name = next((n for f, n in _FAMILIES if isinstance(kind, f)), type(kind).__name__.lower())

@@ -92,9 +92,9 @@ def parse_address(url: str | URL) -> Address:
     """Tell a SQLAlchemy URL apart; its driver (asyncpg, aiomysql, …) does not matter.
 
     Raises:
-        SetupError: no URL, an option of the URL that has no counterpart in JDBC or cannot be, an in-memory SQLite
-            database (nobody else can see it), a Unix socket (Java cannot use it). The URL may hold a
-            password, so none of it is repeated but the names of options.
+        SetupError: no URL, an option of the URL that has no counterpart in JDBC or cannot be, an
+            in-memory SQLite database (nobody else can see it), a Unix socket (Java cannot use it).
+            The URL may hold a password, so none of it is repeated but the names of options.
         NotSupportedError: another database.
     """
     try:
@@ -149,7 +149,8 @@ def _postgresql(url: URL, options: dict[str, str]) -> Address:
 
 def _mysql(url: URL, options: dict[str, str]) -> Address:
     options.pop("charset", None)  # always utf8mb4
-    # MariaDB's driver under its own scheme makes Spark quote names as strings: filters then match nothing.
+    # MariaDB's driver under its own scheme makes Spark quote names as strings: filters then match
+    # nothing.
     java = {"permitMysqlScheme": "true", "tinyInt1isBit": "false"}
     if "ssl_ca" in options:
         java |= {"useSSL": "true", "sslMode": "verify-ca", "serverSslCert": options["ssl_ca"]}
@@ -205,7 +206,9 @@ def _credentials(url: URL) -> dict[str, str]:
 
 
 def _jdbc_url(url: URL, kind: str, options: dict[str, str]) -> str:
-    """With the driver's options: Spark turns the names of properties into lower case, which drivers ignore."""
+    """With the driver's options: Spark turns the names of properties into lower case, which drivers
+    ignore.
+    """
     host = str(url.host)
     if not url.database:
         raise SetupError("the URL names no database: add /name after the host")

@@ -74,7 +74,8 @@ DRIVERS: Mapping[str, Driver] = {
 
 @dataclass(frozen=True)
 class FoundJar:
-    """A driver's jar: where, its version, and who named it ("argument", an environment variable, a folder).
+    """A driver's jar: where, its version, and who named it ("argument", an environment variable, a
+    folder).
 
     The version is that of the file's name, or "unknown".
     """
@@ -85,10 +86,11 @@ class FoundJar:
 
 
 def find_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> FoundJar | None:
-    """The driver's jar for `kind`: of `jars`, of SQLBROKER_SPARK_JARS, of Debian's folder, of Maven's cache.
+    """The driver's jar for `kind`: of `jars`, of SQLBROKER_SPARK_JARS, of Debian's folder, of
+    Maven's cache.
 
-    Of several in one place it is the newest; one without a version in its name is taken if there is no other, and
-    may be of any age. One in a folder that is too old is none.
+    Of several in one place it is the newest; one without a version in its name is taken if there is
+    no other, and may be of any age. One in a folder that is too old is none.
 
     Raises:
         SetupError: a jar that was named is not there, or too old.
@@ -235,8 +237,9 @@ def need_java() -> Java:
 def java_of(spark: SparkSession) -> Any:
     """Py4J's view of the driver's Java; None with Spark Connect, which does not show it.
 
-    Ask it for classes by their whole name, as in `getattr(java, "java.util.TimeZone")`: for each part of
-    `java.java.util` it would look through all of Spark's jars for a class of that name, some 20 ms each.
+    Ask it for classes by their whole name, as in `getattr(java, "java.util.TimeZone")`: for each
+    part of `java.java.util` it would look through all of Spark's jars for a class of that name,
+    some 20 ms each.
     """
     context = getattr(spark, "_sc", None)
     return None if context is None else context._jvm  # noqa: SLF001 - the only way to it

@@ -41,26 +41,30 @@ def build_session(
 ) -> SparkSession:
     """Start (or get) a Spark session that can read the broker's tables.
 
-    It brings the JDBC drivers, lets Java and the session think in UTC, keeps directory names such as
-    `queue=00123` text, overwrites Parquet partition by partition, and lets Python workers run this Python.
+    It brings the JDBC drivers, lets Java and the session think in UTC, keeps directory names such
+    as `queue=00123` text, overwrites Parquet partition by partition, and lets Python workers run
+    this Python.
 
     Args:
         app_name: The application's name.
-        databases: "postgresql", "mysql" (and MariaDB), "sqlite", one or several; each must have its driver. None
-            brings those whose drivers are found.
-        master: Such as "local[*]"; None leaves it to spark-submit, or "local[*]" where nothing says.
-        jars: Paths of JDBC drivers; those not given are looked for in SQLBROKER_SPARK_JARS, Debian's
-            folder and Maven's cache, in this order.
+        databases: "postgresql", "mysql" (and MariaDB), "sqlite", one or several; each must have its
+            driver. None brings those whose drivers are found.
+        master: Such as "local[*]"; None leaves it to spark-submit, or "local[*]" where nothing
+            says.
+        jars: Paths of JDBC drivers; those not given are looked for in SQLBROKER_SPARK_JARS,
+            Debian's folder and Maven's cache, in this order.
         packages: Let Spark fetch drivers that were not found from its package repositories.
         config: More of Spark's settings; they win, also over what spark-submit was given.
 
     Returns:
-        The session. If one is running already it is returned as it is, when it has what is needed. What
-        spark-submit was given stays: its jars and Java options are added to, its other settings win.
+        The session. If one is running already it is returned as it is, when it has what is needed.
+        What spark-submit was given stays: its jars and Java options are added to, its other
+        settings win.
 
     Raises:
-        SetupError: Java is missing or older than 17, a driver is missing or too old, an unknown database,
-            or Java is running already and was started without the drivers. The session runs on then.
+        SetupError: Java is missing or older than 17, a driver is missing or too old, an unknown
+            database, or Java is running already and was started without the drivers. The session
+            runs on then.
     """
     wanted = wanted_kinds(databases)
     running = _running()
@@ -104,7 +108,9 @@ def _submitted() -> dict[str, str]:
 
 
 def complete(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Our settings beside those that were `given`, which win; lists have both, and of Java options the last wins."""
+    """Our settings beside those that were `given`, which win; lists have both, and of Java options
+    the last wins.
+    """
     both = {name: [value for value in (ours[name], given.get(name)) if value] for name in ours}
     joined = {name: sign.join(both[name]) for name, sign in _LISTS.items() if name in both}
     return {name: values[-1] for name, values in both.items()} | joined
@@ -147,7 +153,8 @@ def _need_drivers(spark: SparkSession, kinds: list[str]) -> None:
 
 
 def need_driver(spark: SparkSession, class_name: str, kind: str) -> None:
-    """Check that the session's Java has the driver; Spark Connect's cannot be asked and is believed.
+    """Check that the session's Java has the driver; Spark Connect's cannot be asked and is
+    believed.
 
     Raises:
         SetupError: it has not; says how to start a session with it.

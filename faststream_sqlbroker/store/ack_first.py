@@ -15,7 +15,8 @@ from faststream_sqlbroker.store.transaction import Transactions
 class AckFirstStarts:
     """Notes in the database what has started and not yet ended, for `AckPolicy.ACK_FIRST`.
 
-    A start is known by its holder, the subscriber of one process, which renews it while the handler runs.
+    A start is known by its holder, the subscriber of one process, which renews it while the handler
+    runs.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -66,7 +67,9 @@ class AckFirstStarts:
         )
 
     async def unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:
-        """Up to `limit` starts whose holder was not heard of for its lease, the oldest first; None: any queue."""
+        """Up to `limit` starts whose holder was not heard of for its lease, the oldest first; None:
+        any queue.
+        """
         return await self._operating.run(
             lambda c: policy_state.unknown(c, self._table, queue, limit), self._places, write=False
         )

@@ -1,4 +1,6 @@
-"""Connections of the pool: none is held for ever, and none is used again that only a read-only server would get."""
+"""Connections of the pool: none is held for ever, and none is used again that only a read-only
+server would get.
+"""
 
 import asyncio
 import contextlib
@@ -20,7 +22,8 @@ from faststream_sqlbroker.store.event_loops import LoopPools
 T = TypeVar("T")
 
 GRACE = 1.0
-"""Seconds beyond the limit after which the socket is ended, and again after which nobody waits any more."""
+"""Seconds beyond the limit after which the socket is ended, and again after which nobody waits any
+more."""
 
 _OPENED = "sqlbroker_opened"
 """Where a connection's `info` has the moment at which it was opened (monotonic)."""
@@ -29,10 +32,10 @@ _OPENED = "sqlbroker_opened"
 class Checkouts:
     """Checks connections out of an engine's pool, and decides which must not be used again.
 
-    A server that has turned read-only, as after a failover, goes on answering, and its sessions may stay read-only
-    when it has turned back or another has taken its place. So an answer of that kind evicts every connection that
-    was opened before it: each is closed when it is checked out or given back here. The application's own checkouts
-    are left alone.
+    A server that has turned read-only, as after a failover, goes on answering, and its sessions may
+    stay read-only when it has turned back or another has taken its place. So an answer of that kind
+    evicts every connection that was opened before it: each is closed when it is checked out or
+    given back here. The application's own checkouts are left alone.
     """
 
     def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses) -> None:
@@ -43,14 +46,18 @@ class Checkouts:
         event.listen(engine.sync_engine, "checkin", _checked_in)
 
     def watch(self, engine: AsyncEngine) -> None:
-        """Note when the connections of another `engine` are opened, which may be checked out here, too."""
+        """Note when the connections of another `engine` are opened, which may be checked out here,
+        too.
+        """
         event.listen(engine.sync_engine, "connect", _opened)
         self.pools.watch(engine.sync_engine)
         if self._dialect.name == "sqlite":
             event.listen(engine.sync_engine, "invalidate", _roll_back)
 
     def note(self, error: BaseException) -> None:
-        """Evict the connections opened so far if `error` says that the one it came from must not be used again."""
+        """Evict the connections opened so far if `error` says that the one it came from must not be
+        used again.
+        """
         if self.errors.spoils(error):
             self._evicted_before = monotonic()
 
@@ -62,10 +69,12 @@ class Checkouts:
     async def __call__(
         self, limit: float | None, engine: AsyncEngine | None = None
     ) -> AsyncIterator[AsyncConnection]:
-        """A connection for at most `limit` seconds (None: as long as it takes); `GRACE` later its socket is ended.
+        """A connection for at most `limit` seconds (None: as long as it takes); `GRACE` later its
+        socket is ended.
 
-        Cancelling is not enough: SQLAlchemy returns a connection to the pool whatever happens, aiomysql and
-        asyncmy send a ROLLBACK then, and a server that is gone without a word never answers it.
+        Cancelling is not enough: SQLAlchemy returns a connection to the pool whatever happens,
+        aiomysql and asyncmy send a ROLLBACK then, and a server that is gone without a word never
+        answers it.
 
         Raises:
             NotConnectedError: there is none.
@@ -129,16 +138,17 @@ def _opened(_dbapi_connection: Any, record: Any) -> None:
 def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None) -> None:
     """Let go of SQLite's lock before the connection is closed.
 
-    A statement that is cut off may have rows left. As long as its cursor lives, and every error that came out of it keeps
-    it alive, a connection that was closed still holds its locks: no process could write.
-    Source: SQLite, "Closing A Database Connection", on sqlite3_close_v2.
+    A statement that is cut off may have rows left. As long as its cursor lives, and every error
+    that came out of it keeps it alive, a connection that was closed still holds its locks: no
+    process could write. Source: SQLite, "Closing A Database Connection", on sqlite3_close_v2.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return  # what is left over when its event loop has ended
-    # aiosqlite's thread works in the order in which it is asked, so the rollback is asked for now. A task would
-    # start later: older versions of SQLAlchemy ask for the close right after this event.
+    # aiosqlite's thread works in the order in which it is asked, so the rollback is asked for now.
+    # A task would start later: older versions of SQLAlchemy ask for the close right after this
+    # event.
     rollback = dbapi_connection.driver_connection.rollback()
     try:
         asked = rollback.send(None)
@@ -149,7 +159,9 @@ def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None
 
 
 def _checked_in(_dbapi_connection: Any, record: Any) -> None:
-    """Close what comes back as it must not be used again, past `_restored`: a handler has closed its own connection."""
+    """Close what comes back as it must not be used again, past `_restored`: a handler has closed
+    its own connection.
+    """
     if UNRESTORED in record.info:
         record.invalidate()
 
@@ -161,7 +173,9 @@ def _opened_at(connection: AsyncConnection) -> float:
 
 
 async def _to_the_end(close: "Coroutine[Any, Any, None]", deadline: float) -> None:
-    """`close` a connection even if we are cancelled meanwhile; `deadline` is in the event loop's time."""
+    """`close` a connection even if we are cancelled meanwhile; `deadline` is in the event loop's
+    time.
+    """
     closing = asyncio.ensure_future(close)
     clock, cancelled = asyncio.get_running_loop().time, None
     while not closing.done() and (left := deadline - clock()) > 0:
@@ -179,8 +193,9 @@ async def _to_the_end(close: "Coroutine[Any, Any, None]", deadline: float) -> No
 async def cancelled_once(work: "Coroutine[Any, Any, T]") -> T:
     """`work`, which sees the first cancellation only, and whose end is waited for.
 
-    Cancelled again while it closes a connection, SQLAlchemy stops aiosqlite's thread, and the task that closes it
-    waits for ever for that thread, as does `asyncio.run` for the task. anyio cancels until a task has ended.
+    Cancelled again while it closes a connection, SQLAlchemy stops aiosqlite's thread, and the task
+    that closes it waits for ever for that thread, as does `asyncio.run` for the task. anyio cancels
+    until a task has ended.
     """
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():

@@ -1,4 +1,6 @@
-"""End sessions whose machine has vanished in the middle of a statement (`dialects.postgresql.dead_sessions`)."""
+"""End sessions whose machine has vanished in the middle of a statement
+(`dialects.postgresql.dead_sessions`).
+"""
 
 import asyncio
 from time import monotonic
@@ -25,11 +27,13 @@ class DeadSessionWatch:
         self._next_look = 0.0
 
     async def end(self) -> list[int]:
-        """End sessions that were seen in the same wait for as long as they may idle in their transaction, and as we may.
+        """End sessions that were seen in the same wait for as long as they may idle in their
+        transaction, and as we may.
 
-        They are in a transaction of the broker's, in this process or another, hold rows of its tables, and their clients are
-        silent in the middle of a statement. An application's own transaction is never ended. Does nothing within
-        `LOOK_EVERY` seconds of the last look, and where the database ends such sessions by itself.
+        They are in a transaction of the broker's, in this process or another, hold rows of its
+        tables, and their clients are silent in the middle of a statement. An application's own
+        transaction is never ended. Does nothing within `LOOK_EVERY` seconds of the last look, and
+        where the database ends such sessions by itself.
 
         Returns:
             The server's process ids of those that were ended.

@@ -38,9 +38,9 @@ class DirectClaims:
     ) -> DirectClaim:
         """Lease the first due message of `queues`, in their order, that `judge` lets through.
 
-        What `judge` wants to be written is written in the same transaction. It may be asked twice of the same
-        row, if the database wants the transaction to be repeated. Expired leases of `queues` are given back where
-        nothing else is due, with `release` in any case.
+        What `judge` wants to be written is written in the same transaction. It may be asked twice
+        of the same row, if the database wants the transaction to be repeated. Expired leases of
+        `queues` are given back where nothing else is due, with `release` in any case.
         """
         written: list[Settlement] = []
 
@@ -57,7 +57,9 @@ class DirectClaims:
         )
 
     async def settle(self, settlement: Settlement, replaced: Replaced | None) -> SettleResult:
-        """Write `settlement`, with a new body if there is one, in one transaction, if its lease is still held."""
+        """Write `settlement`, with a new body if there is one, in one transaction, if its lease is
+        still held.
+        """
         run, doing = self._transactions.run, partial(needed_to_write, [settlement])
         if replaced is None:
             return await run(self._dialect.settling_one(settlement), self._places, doing=doing)

@@ -1,9 +1,11 @@
-"""asyncpg's own connection under SQLAlchemy's, for single statements: about 100 µs of client CPU less each.
+"""asyncpg's own connection under SQLAlchemy's, for single statements: about 100 µs of client CPU
+less each.
 
-SQLAlchemy sends its BEGIN with its first statement, so outside of a transaction a statement sent here commits
-by itself. It is only done where nobody could tell the difference but by the clock: never past an engine's
-listeners or echo, never where prepared statements are turned off (behind PgBouncer the two messages of one
-unprepared statement may reach different sessions), never under another default isolation than READ COMMITTED.
+SQLAlchemy sends its BEGIN with its first statement, so outside of a transaction a statement sent
+here commits by itself. It is only done where nobody could tell the difference but by the clock:
+never past an engine's listeners or echo, never where prepared statements are turned off (behind
+PgBouncer the two messages of one unprepared statement may reach different sessions), never under
+another default isolation than READ COMMITTED.
 """
 
 import asyncio
@@ -96,15 +98,17 @@ class DriverShortcut:
         return driver is not None and driver.is_in_transaction() and _turn(connection) is not None
 
     async def fetch_in(self, connection: AsyncConnection, query: Query[T]) -> T:
-        """`fetch` in the caller's transaction; as SQLAlchemy does, one that is cut off ends the connection.
+        """`fetch` in the caller's transaction; as SQLAlchemy does, one that is cut off ends the
+        connection.
 
         Raises:
-            BusyError: another task uses the connection, or has ended its transaction; nothing was sent.
+            BusyError: another task uses the connection, or has ended its transaction; nothing was
+                sent.
         """
         sync: Any = connection.sync_connection
         driver = sync.connection.driver_connection
-        # SQLAlchemy lets statements of several tasks wait for each other, asyncpg refuses them. Its lock is ours, so that
-        # the application's statements and publishes take turns.
+        # SQLAlchemy lets statements of several tasks wait for each other, asyncpg refuses them. Its
+        # lock is ours, so that the application's statements and publishes take turns.
         async with _turn(sync) or asyncio.Lock():
             if not self.inside(sync):
                 raise BusyError
@@ -124,7 +128,8 @@ class DriverShortcut:
         """Run `query` within `timeout` seconds.
 
         Raises:
-            DBAPIError: the server has refused it; whatever else is raised, it may have been carried out.
+            DBAPIError: the server has refused it; whatever else is raised, it may have been carried
+                out.
         """
         made = self._texts.get(query.clause)
         if made is None:

@@ -34,7 +34,9 @@ async def _nothing_found(_activities: Activities) -> Access:
 
 
 class NotConnectedError(TransientStoreError):
-    """No connection could be made, for whatever reason: a refused login may be allowed a moment later."""
+    """No connection could be made, for whatever reason: a refused login may be allowed a moment
+    later.
+    """
 
 
 class ErrorClasses:
@@ -56,8 +58,8 @@ class ErrorClasses:
 
         Args:
             doing: What the statements are for.
-            explained: Whether an `AccessError` says what is missing. The database is asked by another connection: only for
-                who holds none.
+            explained: Whether an `AccessError` says what is missing. The database is asked by
+                another connection: only for who holds none.
         """
         try:
             yield
@@ -76,7 +78,9 @@ class ErrorClasses:
             raise ours from error
 
     async def explained(self, error: AccessError, activities: Activities) -> AccessError:
-        """`error` with what is missing for `activities`; as it is if that cannot be found out. For who holds no connection."""
+        """`error` with what is missing for `activities`; as it is if that cannot be found out. For
+        who holds no connection.
+        """
         if not activities:
             return error
         try:
@@ -119,7 +123,8 @@ class ErrorClasses:
         if isinstance(error, SQLAlchemyError):
             return (AccessError if self._denied(error) else StoreError)(driver_text(error))
         if type(error).__module__.partition(".")[0] in DRIVERS:
-            # Not translated by SQLAlchemy: it came out of connecting, or of a connection already broken.
+            # Not translated by SQLAlchemy: it came out of connecting, or of a connection already
+            # broken.
             return TransientStoreError(f"{type(error).__name__}: {error}")
         return None
 
@@ -143,11 +148,15 @@ class ErrorClasses:
         return any(is_denied(self._dialect, each) for each in _causes(error))
 
     def spoils(self, error: BaseException) -> bool:
-        """Whether the connection that gave `error` must not be used again, though it may go on answering."""
+        """Whether the connection that gave `error` must not be used again, though it may go on
+        answering.
+        """
         return any(self._dialect.spoils(each) for each in _causes(error))
 
     def was_rolled_back(self, error: BaseException) -> bool:
-        """Whether the database itself undid the transaction and works: the repeat may start at once."""
+        """Whether the database itself undid the transaction and works: the repeat may start at
+        once.
+        """
         cause = error.__cause__
         if not isinstance(cause, DBAPIError) or isinstance(error, NotConnectedError):
             return False
@@ -159,7 +168,9 @@ class ErrorClasses:
         return any(self._dialect.lock_wait_ended(each) for each in _causes(error))
 
     def needs_another(self, error: BaseException) -> bool:
-        """Whether the statement may succeed on another connection: this one is broken, or must not be used again."""
+        """Whether the statement may succeed on another connection: this one is broken, or must not
+        be used again.
+        """
         cause = error.__cause__
         if isinstance(error, NotConnectedError) or not isinstance(cause, DBAPIError):
             return False

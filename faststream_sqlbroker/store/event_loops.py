@@ -1,4 +1,6 @@
-"""What outlives an event loop: a broker may be used in one `asyncio.run` after another, whether it was stopped or not."""
+"""What outlives an event loop: a broker may be used in one `asyncio.run` after another, whether it
+was stopped or not.
+"""
 
 import asyncio
 from typing import Literal
@@ -11,7 +13,9 @@ from typing_extensions import override
 
 
 class LoopSemaphore(asyncio.Semaphore):
-    """A semaphore of its own for each event loop: asyncio's is bound to the first in which somebody had to wait."""
+    """A semaphore of its own for each event loop: asyncio's is bound to the first in which somebody
+    had to wait.
+    """
 
     def __init__(self, value: int = 1) -> None:
         """Let `value` of each event loop in; 1 is a lock."""
@@ -43,9 +47,11 @@ class LoopSemaphore(asyncio.Semaphore):
 
 
 class LoopPools:
-    """Replaces the pools whose connections belong to an event loop that has ended: nothing can be read or closed there.
+    """Replaces the pools whose connections belong to an event loop that has ended: nothing can be
+    read or closed there.
 
-    Connections are noted when they are opened, by whomever. Those of aiosqlite work in every event loop.
+    Connections are noted when they are opened, by whomever. Those of aiosqlite work in every event
+    loop.
     """
 
     def __init__(self) -> None:

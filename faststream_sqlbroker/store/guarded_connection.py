@@ -1,7 +1,8 @@
 """Connections that refuse statements outside of the one transaction that they were given for.
 
-SQLAlchemy does not notice a COMMIT or ROLLBACK sent as text. What is sent afterwards begins no new transaction with
-asyncpg and aiosqlite, nor on MySQL with a driver in autocommit mode: each statement would be committed by itself.
+SQLAlchemy does not notice a COMMIT or ROLLBACK sent as text. What is sent afterwards begins no new
+transaction with asyncpg and aiosqlite, nor on MySQL with a driver in autocommit mode: each
+statement would be committed by itself.
 """
 
 from time import monotonic
@@ -31,7 +32,9 @@ class LastUse:
 
 
 def refusing_outside(engine: AsyncEngine) -> AsyncEngine:
-    """`engine`, whose connections with the option INSIDE refuse statements outside of a transaction."""
+    """`engine`, whose connections with the option INSIDE refuse statements outside of a
+    transaction.
+    """
     ours = engine.execution_options()
     event.listen(ours.sync_engine, "before_cursor_execute", refuse_outside, retval=True)
     return ours
@@ -65,7 +68,8 @@ def _in_transaction(connection: Connection) -> bool:
     if callable(asked := getattr(driver, "is_in_transaction", None)):  # asyncpg
         return bool(asked())
     if callable(asked := getattr(driver, "get_transaction_status", None)):  # aiomysql, asyncmy
-        # Outside of autocommit mode asyncmy never says no; the server begins a new transaction there.
+        # Outside of autocommit mode asyncmy never says no; the server begins a new transaction
+        # there.
         if driver.get_autocommit():
             # A deadlock's error does not tell them.
             _ask_server(connection)

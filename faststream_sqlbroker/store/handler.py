@@ -1,4 +1,6 @@
-"""The transaction that a handler works in: it commits with the ack of the handler's message, or not at all."""
+"""The transaction that a handler works in: it commits with the ack of the handler's message, or not
+at all.
+"""
 
 import asyncio
 import contextlib
@@ -31,7 +33,8 @@ from faststream_sqlbroker.store.transaction import Transactions
 
 
 class HandlerTransaction:
-    """One open transaction; `connection` and `session` are for the handler, the rest is the broker's.
+    """One open transaction; `connection` and `session` are for the handler, the rest is the
+    broker's.
 
     Every statement of the broker's own is bounded by the store's `statement_timeout`.
     """
@@ -71,14 +74,18 @@ class HandlerTransaction:
         return self._root.is_active and self.connection.get_transaction() is self._root
 
     def note(self, error: BaseException) -> None:
-        """The handler, or its commit, has failed with `error`, which may say that the connection must not be used again."""
+        """The handler, or its commit, has failed with `error`, which may say that the connection
+        must not be used again.
+        """
         self._checkouts.note(error)
 
     async def lock(self, leases: Leases, lease: float) -> set[int]:
-        """Lock the rows whose lease is still held, which keeps it while the transaction lives; their ids.
+        """Lock the rows whose lease is still held, which keeps it while the transaction lives;
+        their ids.
 
-        Outside of the transaction that has locked them `connection` refuses every statement from now on.
-        The server ends the session, and so the transaction, if the handler sends nothing for `lease` seconds.
+        Outside of the transaction that has locked them `connection` refuses every statement from
+        now on. The server ends the session, and so the transaction, if the handler sends nothing
+        for `lease` seconds.
 
         Raises:
             TransientStoreError: the database does not answer.
@@ -95,7 +102,9 @@ class HandlerTransaction:
         return self.locked.held
 
     async def prove(self) -> None:
-        """Find out whether it is still the transaction that has locked the rows; `proven` tells, whatever fails."""
+        """Find out whether it is still the transaction that has locked the rows; `proven` tells,
+        whatever fails.
+        """
         if not self.active:
             return
         with contextlib.suppress(SqlBrokerError):
@@ -106,7 +115,8 @@ class HandlerTransaction:
                 self.proven = True
 
     async def hold(self, leases: Leases, seconds: float) -> set[int]:
-        """Let the handler send nothing for `seconds` from now on; the ids of `leases` that are still held.
+        """Let the handler send nothing for `seconds` from now on; the ids of `leases` that are
+        still held.
 
         Raises:
             TransientStoreError: the database does not answer.
@@ -122,7 +132,8 @@ class HandlerTransaction:
         return held
 
     async def commit(self, settlements: Sequence[Settlement]) -> SettleResult:
-        """Write what the session still holds, `settlements` and what is chained to them, and commit.
+        """Write what the session still holds, `settlements` and what is chained to them, and
+        commit.
 
         Nothing is committed if one of them has lost its lease.
 
@@ -177,11 +188,15 @@ class HandlerTransaction:
             raise
 
     async def explain(self, denied: AccessError) -> AccessError:
-        """`denied` with right, user and GRANT, as far as they can be found out; once the connection is given back."""
+        """`denied` with right, user and GRANT, as far as they can be found out; once the connection
+        is given back.
+        """
         return await self._errors.explained(denied, self._doing)
 
     def was_silent(self, error: StoreError) -> bool:
-        """Whether `commit` raised `error` as the server had ended the session: its handler sent nothing for too long."""
+        """Whether `commit` raised `error` as the server had ended the session: its handler sent
+        nothing for too long.
+        """
         return self._silent >= self._idle_limit and not self._errors.was_rolled_back(error)
 
 
@@ -189,7 +204,9 @@ class HandlerTransactions:
     """Opens the transactions of one store, `places` of them at a time."""
 
     def __init__(self, transactions: Transactions, shared: asyncio.Semaphore, places: int) -> None:
-        """Share the limits of `transactions`, and `shared`, the store's places, for questions of its own."""
+        """Share the limits of `transactions`, and `shared`, the store's places, for questions of
+        its own.
+        """
         self._transactions, self._shared = transactions, shared
         self._engine = refusing_outside(transactions.engine)
         self._places = LoopSemaphore(places)

@@ -83,11 +83,12 @@ class Inserts:
     async def insert_in(
         self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
     ) -> Ids:
-        """Insert `rows` in the caller's transaction; it is neither begun, committed nor flushed here.
+        """Insert `rows` in the caller's transaction; it is neither begun, committed nor flushed
+        here.
 
         Raises:
-            PublishError: the connection is closed or belongs to another database, or its transaction
-                has ended.
+            PublishError: the connection is closed or belongs to another database, or its
+                transaction has ended.
         """
         try:
             if isinstance(connection, AsyncSession):

@@ -1,4 +1,6 @@
-"""What operators ask and tell of all processes together: who lives, what is paused, why a message waits."""
+"""What operators ask and tell of all processes together: who lives, what is paused, why a message
+waits.
+"""
 
 import asyncio
 import os
@@ -47,7 +49,8 @@ class LiveSubscribers:
     ) -> frozenset[str]:
         """The subscribers `known` live, for `lease` seconds; the queues that are paused.
 
-        `changed` are the names of those that have something new to say; `clean` removes some of what is over.
+        `changed` are the names of those that have something new to say; `clean` removes some of
+        what is over.
         """
 
         def work(connection: Connection) -> frozenset[str]:
@@ -112,7 +115,9 @@ class LiveSubscribers:
         )
 
     async def release(self, subscriber: LiveSubscriber, limit: int) -> int:
-        """Give back up to `limit` messages that `subscriber` has leased, unless a transaction has locked them; how many."""
+        """Give back up to `limit` messages that `subscriber` has leased, unless a transaction has
+        locked them; how many.
+        """
         holder, queues = bytes.fromhex(subscriber.worker.rsplit(":", 1)[-1]), subscriber.queues
         return await self._releasing.run(
             lambda c: worker_leases.release(c, self._dialect, holder, queues, limit), self._places

@@ -53,7 +53,9 @@ class LockStore:
         )
 
     async def force(self, key: str) -> bool:
-        """Take `key` from whoever has it, whose fence is then behind the counter; whether somebody had it."""
+        """Take `key` from whoever has it, whose fence is then behind the counter; whether somebody
+        had it.
+        """
         return await self._operating.run(lambda c: locks.force(c, self._table, key), self._places)
 
     async def held(self, limit: int) -> Sequence[HeldLock]:

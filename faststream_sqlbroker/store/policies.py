@@ -41,7 +41,8 @@ class PolicyStore:
     async def claim_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float
     ) -> dict[int, tuple[once.Verdict, int | None]]:
-        """Claim the keys of `rows`, whose handlers are about to start, for `ttl` seconds, and commit that.
+        """Claim the keys of `rows`, whose handlers are about to start, for `ttl` seconds, and
+        commit that.
 
         Repeating it with the same leases changes nothing.
 

@@ -41,7 +41,8 @@ def size(engine: AsyncEngine) -> int:
 
 
 def transactional(engine: AsyncEngine, level: str | None) -> AsyncEngine:
-    """`engine` with `level` for its transactions; never AUTOCOMMIT, under which none is a transaction.
+    """`engine` with `level` for its transactions; never AUTOCOMMIT, under which none is a
+    transaction.
 
     StrideScheduler the pool of `engine`.
 
@@ -85,7 +86,8 @@ def shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> s
 
 
 def handler_shortage(engine: AsyncEngine, places: int, handlers: int) -> str | None:
-    """What to say when fewer transactions of handlers may be open than `handlers` may run; None if it is enough.
+    """What to say when fewer transactions of handlers may be open than `handlers` may run; None if
+    it is enough.
 
     SQLite has one writer at a time, whatever the pool gives.
     """

@@ -1,8 +1,9 @@
 """Statements that the publishers of one event loop share, on one connection.
 
-What is published while a statement is in flight goes out with the next one, whole calls at a time, in the order
-of the calls. A shared statement that the database refuses is repeated call by call. Who publishes alone uses the
-connection without anybody's help, for as long as the next publish comes soon.
+What is published while a statement is in flight goes out with the next one, whole calls at a time,
+in the order of the calls. A shared statement that the database refuses is repeated call by call.
+Who publishes alone uses the connection without anybody's help, for as long as the next publish
+comes soon.
 """
 
 import asyncio
@@ -30,7 +31,9 @@ MOST_BYTES = 4 * 1024 * 1024
 
 @dataclass(slots=True)
 class Call:
-    """One publish that waits for its commit, or another `query`; `deadline` is in the event loop's time."""
+    """One publish that waits for its commit, or another `query`; `deadline` is in the event loop's
+    time.
+    """
 
     rows: Sequence[NewMessage]
     done: asyncio.Future[Any]
@@ -39,7 +42,9 @@ class Call:
 
 
 def take_group(calls: list[Call]) -> list[Call]:
-    """Take the first of `calls` that fit into one statement; those that nobody waits for any more are dropped."""
+    """Take the first of `calls` that fit into one statement; those that nobody waits for any more
+    are dropped.
+    """
     rows = size = taken = 0
     for call in calls:
         rows += len(call.rows)
@@ -76,7 +81,8 @@ def fail(group: list[Call], error: Exception, cause: BaseException | None = None
 
 
 MOST_CONNECTION_TIME = 0.05
-"""Seconds for which the connection is kept under load; then whoever else waits for the place has a turn."""
+"""Seconds for which the connection is kept under load; then whoever else waits for the place has a
+turn."""
 LINGER = 0.002
 """Seconds for which the connection is kept when nobody publishes."""
 
@@ -152,7 +158,9 @@ class PublishCoalescer:
             self._park(driver)
 
     def _park(self, driver: Any) -> None:
-        """Keep `driver` for the next publish, if it comes soon, and while the pump keeps its connection."""
+        """Keep `driver` for the next publish, if it comes soon, and while the pump keeps its
+        connection.
+        """
         if self._parked is None or self._parked.done():
             return
         if self._calls or driver.is_closed() or self.loop.time() > self._until:
@@ -199,7 +207,8 @@ class PublishCoalescer:
     async def _next_group(self) -> bool:
         """Take the calls to write together; false when nobody waits."""
         self._group = []
-        # Whoever was just answered gets the chance to publish again, in the same statement as the others.
+        # Whoever was just answered gets the chance to publish again, in the same statement as the
+        # others.
         await asyncio.sleep(0)
         while self._calls and not self._group:
             self._group = self._in_time(take_group(self._calls))
@@ -213,7 +222,9 @@ class PublishCoalescer:
         return [call for call in group if call.deadline > now] if late else group
 
     async def _on_kept_connection(self) -> None:
-        """Write group after group on one connection for a while; what is left in `_group` was not written."""
+        """Write group after group on one connection for a while; what is left in `_group` was not
+        written.
+        """
         try:
             async with (
                 self._errors.classed(),

@@ -50,7 +50,9 @@ class Schedules:
         )
 
     async def extend(self, name: str, token: UUID, lease: float) -> bool:
-        """Lengthen the lease to `lease` seconds from now; false if `token` has the schedule no more."""
+        """Lengthen the lease to `lease` seconds from now; false if `token` has the schedule no
+        more.
+        """
         return await self._transactions.run(
             lambda c: schedules.extend(c, self._table, name, token, lease), self._places
         )
@@ -63,7 +65,8 @@ class Schedules:
         rows: Sequence[NewMessage],
         lease: float | None,
     ) -> bool:
-        """Insert `rows` and write `state` in one transaction; false, and nothing written, if `token` lost the schedule.
+        """Insert `rows` and write `state` in one transaction; false, and nothing written, if
+        `token` lost the schedule.
 
         It stays taken for `lease` seconds; None gives it back.
         """

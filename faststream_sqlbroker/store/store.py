@@ -53,8 +53,9 @@ if TYPE_CHECKING:
 class Store:
     """The broker's operations on one database.
 
-    Every operation of its own is one transaction, bounded by `statement_timeout` seconds (waiting for a
-    connection included), and takes one of `max_connections` places, half of the pool by default.
+    Every operation of its own is one transaction, bounded by `statement_timeout` seconds (waiting
+    for a connection included), and takes one of `max_connections` places, half of the pool by
+    default.
 
     Raises (from every operation):
         TransientStoreError: the database could not be reached or was busy; nothing was written.
@@ -128,23 +129,28 @@ class Store:
         return pool.shortage(self.engine, self.max_connections, listening=self._listens_on_pool)
 
     def handler_shortage(self, handlers: int) -> str | None:
-        """What to say when the pool cannot give each of so many transactional handlers its connection."""
+        """What to say when the pool cannot give each of so many transactional handlers its
+        connection.
+        """
         return pool.handler_shortage(self.engine, self.handler_places, handlers)
 
     # -- publishing ---------------------------------------------------------------------------------
 
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert `rows` in a transaction of the broker's own; ids in the order given, None where deduplicated."""
+        """Insert `rows` in a transaction of the broker's own; ids in the order given, None where
+        deduplicated.
+        """
         return await self._inserts.insert(rows)
 
     async def insert_in(
         self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
     ) -> list[int | None]:
-        """Insert `rows` in the caller's transaction; it is neither begun, committed nor flushed here.
+        """Insert `rows` in the caller's transaction; it is neither begun, committed nor flushed
+        here.
 
         Raises:
-            PublishError: the connection is closed or belongs to another database, or its transaction
-                has ended.
+            PublishError: the connection is closed or belongs to another database, or its
+                transaction has ended.
         """
         return await self._inserts.insert_in(connection, rows)
 
@@ -174,9 +180,11 @@ class Store:
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
     ) -> Claimed:
-        """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due time, id.
+        """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due time,
+        id.
 
-        With `prefetch` only its first rows; the others for `prefetch.lease`. With `suspicion` no suspect is leased, which is to run alone.
+        With `prefetch` only its first rows; the others for `prefetch.lease`. With `suspicion` no
+        suspect is leased, which is to run alone.
         """
         if not pairs or limit < 1:
             return Claimed()
@@ -195,11 +203,12 @@ class Store:
         *,
         suspicion: Suspicion | None = None,
     ) -> tuple[Claimed, float | None, Cursors]:
-        """As `claim`, of each key only its first live message, and only while none of them is leased.
+        """As `claim`, of each key only its first live message, and only while none of them is
+        leased.
 
         Returns:
-            The rows; in how many seconds to look again (0: there is more to look at, None: not known); and the
-            cursors for that.
+            The rows; in how many seconds to look again (0: there is more to look at, None: not
+            known); and the cursors for that.
         """
         if not pairs or limit < 1:
             return Claimed(), None, cursors
@@ -221,7 +230,9 @@ class Store:
         *,
         ordered: bool = False,
     ) -> Claimed:
-        """Lease this row, if it is due in one of `queues`, nobody holds it, and with `ordered` it comes first."""
+        """Lease this row, if it is due in one of `queues`, nobody holds it, and with `ordered` it
+        comes first.
+        """
         if ordered:
             claim = self.dialect.ordered.claim_one
             return await self._consuming.run(
@@ -232,7 +243,9 @@ class Store:
         )
 
     async def renew(self, leases: Leases, lease: float, *, skip_locked: bool = False) -> set[int]:
-        """Lengthen `leases` to `lease` seconds from now, shorten none; the ids still held, `skip_locked` or not."""
+        """Lengthen `leases` to `lease` seconds from now, shorten none; the ids still held,
+        `skip_locked` or not.
+        """
         if not leases:
             return set()
         run, renew = self._consuming.run, self.dialect.renew
@@ -241,10 +254,11 @@ class Store:
     async def settle(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> SettleResult:
-        """Write `settlements`, and what is chained to them, in one transaction; each only while its lease is held.
+        """Write `settlements`, and what is chained to them, in one transaction; each only while its
+        lease is held.
 
-        With `skip_locked` rows that somebody else has locked are in neither set of the result, and no other lock is waited for
-        longer than a second.
+        With `skip_locked` rows that somebody else has locked are in neither set of the result, and
+        no other lock is waited for longer than a second.
         """
         if not settlements:
             return SettleResult()
@@ -272,7 +286,9 @@ class Store:
         )
 
     async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
-        """Seconds until the first lease in `queues` ends, anybody's, by the database's clock; None without one."""
+        """Seconds until the first lease in `queues` ends, anybody's, by the database's clock; None
+        without one.
+        """
         return await self._consuming.run(
             lambda c: self.dialect.lease_ends_in(c, queues), self._places, write=False
         )
@@ -318,14 +334,17 @@ class Store:
         call: Callable[[Activities], None],
         find_lacks: Callable[[Activities], Awaitable[Access]],
     ) -> None:
-        """Call `call` with what a statement was for that is refused because a right or a table is missing.
+        """Call `call` with what a statement was for that is refused because a right or a table is
+        missing.
 
         `find_lacks` is then asked for the error's text; it may remember the answer for a moment.
         """
         self._errors.on_denied, self._errors.find_lacks = call, find_lacks
 
     async def ping(self, timeout: float | None, activities: Activities = frozenset()) -> bool:
-        """Whether the database answers within `timeout` seconds (None: `statement_timeout`) and has the tables needed."""
+        """Whether the database answers within `timeout` seconds (None: `statement_timeout`) and has
+        the tables needed.
+        """
         return await self._transactions.ping(
             timeout, lambda c: not missing_tables(self.dialect, c, activities)
         )
@@ -341,7 +360,9 @@ class Store:
 
     @property
     def can_listen(self) -> bool:
-        """Whether wake-ups from other processes can be heard: PostgreSQL, asyncpg, more than one connection."""
+        """Whether wake-ups from other processes can be heard: PostgreSQL, asyncpg, more than one
+        connection.
+        """
         engine = self._listen_engine
         if engine is None or not self.dialect.can_listen or engine.dialect.driver != "asyncpg":
             return False
@@ -355,7 +376,8 @@ class Store:
     async def listen(
         self, channel: str, heard: Callable[[str], None]
     ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Call `heard` with the payload of each wake-up on `channel`; yields a check of the connection.
+        """Call `heard` with the payload of each wake-up on `channel`; yields a check of the
+        connection.
 
         DirectClaims one connection of the pool for as long as it is entered.
 

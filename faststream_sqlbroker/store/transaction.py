@@ -20,7 +20,8 @@ from faststream_sqlbroker.store.errors import Doing
 T = TypeVar("T")
 
 IDLE_LIMIT = 30.0
-"""Most seconds for which a session may idle in a transaction of the broker's, before the server ends it."""
+"""Most seconds for which a session may idle in a transaction of the broker's, before the server
+ends it."""
 QUICK_REPEATS = 5
 QUICK_PAUSE = 0.01
 """Seconds before the first repeat of a rolled-back transaction; doubled each time, with jitter."""
@@ -41,8 +42,8 @@ class Transactions:
     ) -> None:
         """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats.
 
-        `activities` are what they are for, unless `run` is told otherwise. With `planning_anew` those of several
-        statements use no plan that a session has kept of an earlier time.
+        `activities` are what they are for, unless `run` is told otherwise. With `planning_anew`
+        those of several statements use no plan that a session has kept of an earlier time.
         """
         self._activities, self._planning_anew = activities, planning_anew
         self.checkouts, self.dialect, self.timeout = checkouts, dialect, timeout
@@ -81,8 +82,9 @@ class Transactions:
 
         `deadline`, in the event loop's time, is `timeout` seconds from now if it is not given.
 
-        Without `locks` it holds nothing that others could wait for. Otherwise a server ends the session if its
-        client says nothing for 30 seconds, or `timeout` if that is less, in the middle of the transaction.
+        Without `locks` it holds nothing that others could wait for. Otherwise a server ends the
+        session if its client says nothing for 30 seconds, or `timeout` if that is less, in the
+        middle of the transaction.
 
         `doing` is what it is for, which the error of a missing right or table names.
 
@@ -106,7 +108,8 @@ class Transactions:
                 raise
             except TransientStoreError as error:
                 if self.errors.needs_another(error):
-                    # Broken or gone stale while it lay in the pool: the next one is new. Once, not for ever.
+                    # Broken or gone stale while it lay in the pool: the next one is new. Once, not
+                    # for ever.
                     if stale:
                         raise
                     stale = True
@@ -153,7 +156,8 @@ class Transactions:
                 try:
                     transaction.commit()
                 except BaseException:
-                    # SQLAlchemy takes it for ended; SQLite leaves it open, for the next checkout to commit.
+                    # SQLAlchemy takes it for ended; SQLite leaves it open, for the next checkout to
+                    # commit.
                     connection.invalidate()
                     raise
                 committing = False
@@ -203,7 +207,9 @@ class Transactions:
             raise DBAPIError(None, None, error, connection_invalidated=True) from error
 
     async def ping(self, timeout: float | None, check: Callable[[Connection], bool]) -> bool:
-        """Whether the database answers within `timeout` seconds (None: the transactions' own), and what `check` says."""
+        """Whether the database answers within `timeout` seconds (None: the transactions' own), and
+        what `check` says.
+        """
         limit = self.timeout if timeout is None else timeout
         try:
             async with (

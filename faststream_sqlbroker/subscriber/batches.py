@@ -1,7 +1,8 @@
-"""Batches of which a message keeps the handler from starting: it goes alone, the others go without it.
+"""Batches of which a message keeps the handler from starting: it goes alone, the others go without
+it.
 
-A message that fails alone fails as with a subscriber without batch=True, by the same middlewares and the same
-AckPolicy. Nothing is handed out again once the handler has started.
+A message that fails alone fails as with a subscriber without batch=True, by the same middlewares
+and the same AckPolicy. Nothing is handed out again once the handler has started.
 """
 
 import logging
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Hands the batches of one subscriber out again, in parts; and makes the middleware that finds out why."""
+    """Hands the batches of one subscriber out again, in parts; and makes the middleware that finds
+    out why.
+    """
 
     def __init__(self, calls: "CallsCollection[Any]", log: Callable[..., None]) -> None:
         """`calls` are the subscriber's handlers, `log` is its own."""
@@ -36,7 +39,9 @@ class Batches:
         return _NotesRefusals(msg, fields=self._fields, **options)
 
     def _fields(self) -> set[str]:
-        """Names by which the handlers take the batch: that of the only parameter that FastStream fills from it."""
+        """Names by which the handlers take the batch: that of the only parameter that FastStream
+        fills from it.
+        """
         parameters: list[list[Any]] = [
             getattr(call.dependant, "flat_params", []) for call in self._calls
         ]
@@ -74,7 +79,9 @@ class Batches:
 
     @property
     def _marked(self) -> bool:
-        """Whether the start would have been noticed: another broker's subscriber may have set the handler up anew."""
+        """Whether the start would have been noticed: another broker's subscriber may have set the
+        handler up anew.
+        """
         return all(marks_start(call.handler._original_call) for call in self._calls)  # noqa: SLF001 - the only way
 
     def _hand_out_again(self, rows: Sequence[ClaimedMessage], start: BatchStart) -> None:

@@ -1,4 +1,6 @@
-"""The checks of a subscriber's options; every error says what was given, what is allowed and what to do."""
+"""The checks of a subscriber's options; every error says what was given, what is allowed and what
+to do.
+"""
 
 import sys
 import warnings

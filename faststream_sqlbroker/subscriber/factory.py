@@ -33,7 +33,8 @@ def create_subscriber(
 ) -> QueueSubscriber:
     """Put settings, parser and documentation together.
 
-    `ack_policy` is what was given, or EMPTY; `place` is the step of a pipeline that the subscriber becomes.
+    `ack_policy` is what was given, or EMPTY; `place` is the step of a pipeline that the subscriber
+    becomes.
     """
     config = QueueSubscriberConfig(
         _outer_config=outer_config, _ack_policy=ack_policy, no_reply=no_reply, settings=settings

@@ -1,7 +1,8 @@
 """Bodies that the handler cannot take: they cannot be decoded, or do not fit its parameters.
 
-What an error is, is read from where it was raised: FastStream's calls lie between, and none of the application's. So
-it costs nothing while there is no error, and the same error raised by a handler, a dependency or a middleware is theirs.
+What an error is, is read from where it was raised: FastStream's calls lie between, and none of the
+application's. So it costs nothing while there is no error, and the same error raised by a handler,
+a dependency or a middleware is theirs.
 """
 
 from traceback import walk_tb
@@ -22,7 +23,8 @@ _CALL = "decode_wrapper"
 
 
 def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
-    """Reject the message of `raw` if its body is at fault for `error`, unless it is settled otherwise.
+    """Reject the message of `raw` if its body is at fault for `error`, unless it is settled
+    otherwise.
 
     Args:
         raw: A row, or a tuple of them; a batch of several is handed out again in parts instead.
@@ -47,9 +49,11 @@ def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
 
 
 def is_body_refused(error: Exception, raw: Any) -> bool:
-    """Whether `error` says that the body of `raw` cannot be decoded, or does not fit the handler's parameters.
+    """Whether `error` says that the body of `raw` cannot be decoded, or does not fit the handler's
+    parameters.
 
-    Only a ValueError, msgspec's errors and too deep nesting say so: a decoder that cannot reach a server is none.
+    Only a ValueError, msgspec's errors and too deep nesting say so: a decoder that cannot reach a
+    server is none.
     """
     if not (isinstance(error, ValueError | RecursionError) or _is_msgspecs(error)):
         return False
@@ -70,7 +74,9 @@ def is_body_refused(error: Exception, raw: Any) -> bool:
 
 
 def _is_of_body(error: Exception, parameters: Serializer) -> bool:
-    """Whether what does not fit is filled from the body, rather than from the context or a dependency."""
+    """Whether what does not fit is filled from the body, rather than from the context or a
+    dependency.
+    """
     refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
     if not isinstance(refusal, ValidationError):
         return refusal is not error or _is_msgspecs(refusal)

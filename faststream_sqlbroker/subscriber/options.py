@@ -1,6 +1,7 @@
 """The options of a subscriber, declared once: names and meaning here, defaults and checks below.
 
-Lengths of time are seconds, a timedelta or text like "500ms" or "1.5h"; `SubscriberSettings` holds seconds.
+Lengths of time are seconds, a timedelta or text like "500ms" or "1.5h"; `SubscriberSettings` holds
+seconds.
 """
 
 import difflib
@@ -30,10 +31,11 @@ class SubscriberOptions(TypedDict, total=False):
     fetch_batch_size: int
     """Most messages per claim, and per call of a batch handler; default 100."""
     max_not_processed_factor: float
-    """Most claimed messages that may wait for a worker, as a multiple of fetch_batch_size; 1 or more, default 1.5.
-    Of a slow handler fewer wait."""
+    """Most claimed messages that may wait for a worker, as a multiple of fetch_batch_size; 1 or
+    more, default 1.5. Of a slow handler fewer wait."""
     min_fetch_interval: Duration | None
-    """Least time between a full fetch and the next; 0 (the default) fetches as soon as there is room."""
+    """Least time between a full fetch and the next; 0 (the default) fetches as soon as there is
+    room."""
     max_fetch_interval: Duration
     """Longest wait between two looks at an idle queue, if no wake-up comes; default 1 s."""
     flush_interval: Duration
@@ -43,51 +45,60 @@ class SubscriberOptions(TypedDict, total=False):
     release_stuck_interval: Duration
     """Most time between two searches for expired leases, which mostly come sooner; default 60 s."""
     release_stuck_timeout: Duration
-    """Length of a lease, 100 ms or more; held messages are renewed after a third of it; default 600 s. What waits for a
-    worker is leased for at most 20 s."""
+    """Length of a lease, 100 ms or more; held messages are renewed after a third of it; default 600
+    s. What waits for a worker is leased for at most 20 s."""
     max_deliveries: int | None
-    """Deliveries after which a message is FAILED unhandled; None is no limit; default: the retry strategy's
-    max_attempts + 3, or 20 if it has none."""
+    """Deliveries after which a message is FAILED unhandled; None is no limit; default: the retry
+    strategy's max_attempts + 3, or 20 if it has none."""
     handler_timeout: Duration | None
-    """Time after which an async handler is cancelled and the message nacked; default None, never."""
+    """Time after which an async handler is cancelled and the message nacked; default None, never.
+    """
     max_lease: Duration | None
     """Time after the claim at which a lease is no longer renewed; default None, never."""
     ack_policy: AckPolicy
     """What a handler's end means for the message; default NACK_ON_ERROR."""
     retry_strategy: RetryStrategyProto | None
-    """When a nacked message is tried again; None is never; default 1 s, doubled up to 5 min, 10 attempts."""
+    """When a nacked message is tried again; None is never; default 1 s, doubled up to 5 min, 10
+    attempts."""
     retry_invalid_body: bool
-    """Whether a message is tried again whose body cannot be decoded or does not fit the handler; default False:
-    FAILED at once, with reason invalid_body."""
+    """Whether a message is tried again whose body cannot be decoded or does not fit the handler;
+    default False: FAILED at once, with reason invalid_body."""
     retain_in_archive_on_ack: bool
     """Whether COMPLETED messages are archived; default True."""
     retain_in_archive_on_reject: bool
     """Whether FAILED messages are archived, as dead letters; default True."""
     dead_letter_queue: str | None
-    """Queue to which FAILED messages go in place of the archive, to be consumed there; default None."""
+    """Queue to which FAILED messages go in place of the archive, to be consumed there; default
+    None."""
     wakeup: Literal["auto", "listen", "poll"]
-    """How new messages are noticed: "listen" needs PostgreSQL, "poll" only looks, "auto" (default) picks."""
+    """How new messages are noticed: "listen" needs PostgreSQL, "poll" only looks, "auto" (default)
+    picks."""
     batch: bool
     """Whether the handler gets a list of up to fetch_batch_size messages; default False."""
     forward_headers: bool | Sequence[str]
-    """Headers that answers take over from their message: names, True for all; default False, none."""
+    """Headers that answers take over from their message: names, True for all; default False, none.
+    """
     transactional: bool
     """Whether the handler works in the transaction that acks its message; default False."""
     policies: Sequence[Policy]
-    """Delay, Debounce, Throttle, Window, Once, Concurrency, BlockingWait, in the order in which they apply."""
+    """Delay, Debounce, Throttle, Window, Once, Concurrency, BlockingWait, in the order in which
+    they apply."""
     ordered: bool
-    """Whether messages of one key are handled one at a time, in the order of their ids; default False."""
+    """Whether messages of one key are handled one at a time, in the order of their ids; default
+    False."""
     forward_to: str | Destination | None
-    """Queue to which every message is moved, in place of a handler; `DESTINATION`: the one that its header of that
-    name says; default None."""
+    """Queue to which every message is moved, in place of a handler; `DESTINATION`: the one that its
+    header of that name says; default None."""
     destinations: Sequence[str] | None
-    """With `forward_to=DESTINATION` the only queues to which messages are moved, by their full names; one that names another
-    is FAILED, with reason destination_not_allowed; default None, any."""
+    """With `forward_to=DESTINATION` the only queues to which messages are moved, by their full
+    names; one that names another is FAILED, with reason destination_not_allowed; default None, any.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubscriberSettings:
-    """Checked options; times in seconds, `max_deliveries` worked out. See `SubscriberOptions` for meanings.
+    """Checked options; times in seconds, `max_deliveries` worked out. See `SubscriberOptions` for
+    meanings.
 
     Raises:
         SetupError: A value that cannot work; the message says which and what to do.
@@ -177,7 +188,8 @@ class UnknownOptionError(SetupError, TypeError):
 def make_settings(
     queues: str | Sequence[str] | Mapping[str, int], options: SubscriberOptions
 ) -> SubscriberSettings:
-    """Check `options` and fill in defaults; an option that is FastStream's EMPTY counts as left out.
+    """Check `options` and fill in defaults; an option that is FastStream's EMPTY counts as left
+    out.
 
     Args:
         queues: One name or several, or a mapping of names to their weights.

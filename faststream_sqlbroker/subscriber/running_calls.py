@@ -82,7 +82,9 @@ class RunningCalls(MultiLock):
 
     @override
     async def wait_release(self, timeout: float | None = None) -> None:
-        """Wait until none runs, for `timeout` seconds at most; without a timeout not at all, as FastStream's."""
+        """Wait until none runs, for `timeout` seconds at most; without a timeout not at all, as
+        FastStream's.
+        """
         if not timeout or not self._running:
             return
         ended = self._ended = self._ended or asyncio.Event()

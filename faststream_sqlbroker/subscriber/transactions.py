@@ -20,8 +20,8 @@ def check_transaction(
     """Refuse what cannot work.
 
     Raises:
-        SetupError: a synchronous handler or a pool too small for transactional=True; a handler that asks for
-            a transaction without it.
+        SetupError: a synchronous handler or a pool too small for transactional=True; a handler that
+            asks for a transaction without it.
     """
     for handler in handlers:
         name = getattr(handler, "__name__", repr(handler))
@@ -49,7 +49,8 @@ def _asks_for_transaction(handler: Callable[..., Any]) -> str | None:
     try:
         hints = get_type_hints(handler, include_extras=True)
     except (NameError, TypeError):
-        # Names that only FastStream can resolve: a missing transaction then fails at the first message.
+        # Names that only FastStream can resolve: a missing transaction then fails at the first
+        # message.
         return None
     for parameter, hint in hints.items():
         names = [str(getattr(extra, "name", "")) for extra in get_args(hint)[1:]]

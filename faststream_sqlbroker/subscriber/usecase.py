@@ -115,9 +115,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def pause(self) -> None:
         """Take no more messages here, until `resume`; other processes and subscribers go on.
 
-        Running handlers go on to their end; messages that wait for a worker are given back, uncharged. It holds
-        for this object: across `stop` and `start`, but not for the next process; for that see
-        `broker.admin.pause`. Without effect if it is paused already.
+        Running handlers go on to their end; messages that wait for a worker are given back,
+        uncharged. It holds for this object: across `stop` and `start`, but not for the next
+        process; for that see `broker.admin.pause`. Without effect if it is paused already.
         """
         self._set_paused(True)
 
@@ -135,9 +135,10 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         """Start the loops; a subscriber without a handler and without forward_to starts none.
 
         Raises:
-            SetupError: the routers' prefix makes a queue's name impossible, handler_timeout is given for a
-                synchronous handler, the broker's ack_policy does not fit transactional, ordered or dead_letter_queue, or
-                forward_to=DESTINATION has no archive for messages without one.
+            SetupError: the routers' prefix makes a queue's name impossible, handler_timeout is
+                given for a synchronous handler, the broker's ack_policy does not fit transactional,
+                ordered or dead_letter_queue, or forward_to=DESTINATION has no archive for messages
+                without one.
             RightsError: the database user lacks rights that the subscriber needs.
             NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
@@ -245,7 +246,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     async def stop(self) -> None:
-        """Hand back what was not started, let handlers end for `graceful_timeout`, write all outcomes."""
+        """Hand back what was not started, let handlers end for `graceful_timeout`, write all
+        outcomes.
+        """
         consumer = self._consumer
         if consumer is not None:
             await consumer.stop(self._outer_config.graceful_timeout)
@@ -271,7 +274,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             if app := self._outer_config.context.get("app"):
                 app.exit()
         except Instruction as said:
-            # Without FastStream's acknowledgement (MANUAL) nobody has followed it; ACK_FIRST has no use for it.
+            # Without FastStream's acknowledgement (MANUAL) nobody has followed it; ACK_FIRST has no
+            # use for it.
             await follow_unacknowledged(msg, said, self._log_of_loops)
         except GeneratorExit:
             if cancelled():

@@ -89,7 +89,8 @@ def database(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def store(engine: AsyncEngine, database: str) -> Store:
     if database == "pgbouncer":
-        # Before 1.24 a cancellation by the test before may strike the first statement of the next client.
+        # Before 1.24 a cancellation by the test before may strike the first statement of the next
+        # client.
         await eventually(lambda: _answers(engine))
     store = Store(engine, TABLES, pgbouncer=database == "pgbouncer")
     await store.create_tables()

@@ -159,7 +159,8 @@ async def test_a_renewal_lengthens_only_leases_still_held(bench: Bench) -> None:
 
 
 async def test_a_renewal_shortens_no_lease(bench: Bench) -> None:
-    """A renewal for everything a process holds may have been sent before a handler asked for more, and arrive later."""
+    """A renewal for everything a process holds may have been sent before a handler asked for more,
+    and arrive later."""
     await bench.put(2)
     leases = [(m.id, m.lease_token) for m in await bench.claim()]
     assert await bench.store.renew(leases[:1], 7200.0) == {leases[0][0]}

@@ -1,4 +1,5 @@
-"""What a message costs in statements, round trips and rows written: exact, so that nothing creeps in unseen."""
+"""What a message costs in statements, round trips and rows written: exact, so that nothing creeps
+in unseen."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -94,8 +95,9 @@ STATEMENTS = {
     "mysql": {"publish": 2, "publish_batch": 14, "look": 1, "claim": 4, "settle": 5},
     "sqlite": {"publish": 4, "publish_batch": 11, "look": 1, "claim": 4, "settle": 6},
 }
-"""Of SQLAlchemy's cursors: what is set for a transaction and put back, BEGIN IMMEDIATE, PRAGMAs; not COMMIT. MySQL does not
-return ids: the step between them is read after each INSERT of several rows."""
+"""Of SQLAlchemy's cursors: what is set for a transaction and put back, BEGIN IMMEDIATE, PRAGMAs;
+not COMMIT. MySQL does not return ids: the step between them is read after each INSERT of several
+rows."""
 
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql", "sqlite"], indirect=True)
@@ -111,7 +113,8 @@ async def test_a_batch_takes_few_statements_a_step(bench: Bench, database: str) 
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql", "sqlite"], indirect=True)
 async def test_a_thousand_queues_take_as_few_statements_as_one(bench: Bench) -> None:
-    """Twice as many at most, whether each has a row or only the last; PostgreSQL has one for each step."""
+    """Twice as many at most, whether each has a row or only the last; PostgreSQL has one for each
+    step."""
     seen: list[str] = []
 
     @event.listens_for(bench.store.engine.sync_engine, "before_cursor_execute")

@@ -19,7 +19,8 @@ FETCH = aiosqlite.Cursor.fetchall
 async def test_a_claim_whose_time_is_over_between_its_statement_and_its_rows(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, terminates: bool
 ) -> None:
-    """What keeps its error keeps the cursor, too, and SQLite ends no transaction while one has rows left."""
+    """What keeps its error keeps the cursor, too, and SQLite ends no transaction while one has rows
+    left."""
     dialect = bench.store.engine.sync_engine.dialect
     if not terminates:  # older releases of SQLAlchemy close it, and ask for that at once
         monkeypatch.setattr(dialect, "do_terminate", dialect.do_close)

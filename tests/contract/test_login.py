@@ -31,7 +31,8 @@ def password_url(database_url: str, servers: Servers) -> Iterator[str]:
 @pytest.mark.parametrize("database", ["mysql"], indirect=True)
 @pytest.mark.parametrize("driver", ["aiomysql", "asyncmy"])
 async def test_a_password_is_taken_without_tls(password_url: str, driver: str) -> None:
-    """It goes encrypted by the server's key, for which the drivers need cryptography (the extras bring it)."""
+    """It goes encrypted by the server's key, for which the drivers need cryptography (the extras
+    bring it)."""
     engine = create_async_engine(make_url(password_url).set(drivername=f"mysql+{driver}"))
     broker = SqlBroker(engine, logger=None)
     await broker.create_tables()

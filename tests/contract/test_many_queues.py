@@ -1,4 +1,5 @@
-"""One subscriber of many queues: the same rows in the same order as queue by queue, and no others locked."""
+"""One subscriber of many queues: the same rows in the same order as queue by queue, and no others
+locked."""
 
 import itertools
 import random
@@ -55,7 +56,8 @@ def first(pairs: Sequence[ReadyPair], due: dict[Place, list[int]], limit: int) -
 
 @pytest.mark.parametrize("limit", [1, FIRST_ROWS, 25, 1000])
 async def test_claims_over_many_pairs_keep_their_order(bench: Bench, limit: int) -> None:
-    """Pair after pair as they are given, of each what is due in order; whatever the number of rows, or of pairs."""
+    """Pair after pair as they are given, of each what is due in order; whatever the number of rows,
+    or of pairs."""
     await fill(bench, seed=limit)
     asked = [*QUEUES[7:], *QUEUES[:7], "none"]
     looked = await bench.store.ready_pairs(asked)
@@ -166,7 +168,8 @@ async def test_a_claim_locks_what_it_leases_and_nothing_else(
             each for each in ids if (await other.execute(rest, {"id": each})).first() is not None
         }
         behind = set(ids) - taken - free
-        # MariaDB reads, and locks, the row that follows the last due one of a pair that is claimed by itself.
+        # MariaDB reads, and locks, the row that follows the last due one of a pair that is claimed
+        # by itself.
         alone = 1 + sum(
             len(due[pair]) >= FIRST_ROWS for pair in {(m.queue, m.priority) for m in claimed}
         )

@@ -1,4 +1,5 @@
-"""Rows that stay in the message table with something new: moves, dead letters, messages that are not ready."""
+"""Rows that stay in the message table with something new: moves, dead letters, messages that are
+not ready."""
 
 import json
 from dataclasses import replace
@@ -184,7 +185,8 @@ async def test_not_ready_fails_with_its_reason_when_the_time_is_over(bench: Benc
 async def test_after_a_lost_lease_nothing_changes(
     bench: Bench, outcome: Outcome | None, rules: SettleRules
 ) -> None:
-    """Promise 3: beside a row whose lease is still held, released meanwhile, and claimed by another since."""
+    """Promise 3: beside a row whose lease is still held, released meanwhile, and claimed by another
+    since."""
     await put(bench, 2)
     [stale] = await bench.claim(1)
     await bench.expire()

@@ -107,7 +107,8 @@ async def test_a_key_with_a_lease_gives_no_second_one_to_a_late_commit(bench: Be
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_one_claim_of_a_queue_runs_at_a_time(bench: Bench, store: Store) -> None:
-    """Under READ COMMITTED the second would not see the first one's lease, and lease a late commit of the key.
+    """Under READ COMMITTED the second would not see the first one's lease, and lease a late commit
+    of the key.
 
     It does not wait, which would keep a connection from those who renew leases.
     """
@@ -152,7 +153,8 @@ async def test_a_locked_head_does_not_keep_other_keys_waiting(bench: Bench, stor
 
 
 async def test_claimers_at_once_never_lease_a_key_twice(bench: Bench) -> None:
-    """Many claims, settled in random order: of no key two leases at a time, each in the order of ids."""
+    """Many claims, settled in random order: of no key two leases at a time, each in the order of
+    ids."""
     for _ in range(12):
         for key in "abcd":
             await bench.put(1, key=key)

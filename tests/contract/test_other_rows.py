@@ -15,8 +15,8 @@ from tests.contract.conftest import LEASE, Bench
 from tests.contract.test_settle import OUTCOMES, RULES
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-"""SQLite locks no rows. A planner that takes a table for tiny scans it, and waits for each row on its way, unless it is told
-not to.
+"""SQLite locks no rows. A planner that takes a table for tiny scans it, and waits for each row on
+its way, unless it is told not to.
 """
 AT_ONCE = 20.0
 

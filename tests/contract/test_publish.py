@@ -39,7 +39,8 @@ async def test_any_bytes_come_back_as_they_were(bench: Bench, payload: bytes) ->
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("driver", ["aiomysql", "asyncmy"])
 async def test_no_part_of_a_body_runs_as_sql(bench: Bench, driver: str) -> None:
-    """With NO_BACKSLASH_ESCAPES a quote would end the literal; the drivers escape bytes with backslashes always."""
+    """With NO_BACKSLASH_ESCAPES a quote would end the literal; the drivers escape bytes with
+    backslashes always."""
     url = bench.store.engine.url
     engine = create_async_engine(
         url.set(drivername=f"{url.get_backend_name()}+{driver}"),

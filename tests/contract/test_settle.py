@@ -82,7 +82,8 @@ async def test_ack_archives_with_counters_and_times(bench: Bench) -> None:
 
 
 async def test_reasons_are_codes_and_the_related_message_has_a_column(bench: Bench) -> None:
-    """So is what a message keeps of its way and of its policies; each end has a statement of its own."""
+    """So is what a message keeps of its way and of its policies; each end has a statement of its
+    own."""
     ids = await bench.put(3)
     await bench.execute("UPDATE message SET hops = 7, policy_key = 'who'")
     rows = {row.id: row for row in await bench.claim()}
@@ -360,7 +361,8 @@ async def test_an_unleased_row_matches_no_token(bench: Bench) -> None:
 async def test_a_release_between_two_statements_of_a_settle(
     bench: Bench, outcome: Outcome, step: int
 ) -> None:
-    """Before each statement of the settle another session tries to release the row and claim it anew.
+    """Before each statement of the settle another session tries to release the row and claim it
+    anew.
 
     Whatever wins, the message ends in one place, settled by exactly one of the two.
     """

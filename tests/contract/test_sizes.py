@@ -1,4 +1,5 @@
-"""What is larger than the database takes is refused before it is sent; what fits goes through, in several statements if need be."""
+"""What is larger than the database takes is refused before it is sent; what fits goes through, in
+several statements if need be."""
 
 import asyncio
 from typing import Any
@@ -70,7 +71,8 @@ async def test_the_callers_transaction_goes_on(bench: Bench) -> None:
 
 
 async def test_an_answer_that_is_too_large_is_refused_for_good(bench: Bench) -> None:
-    """Not a passing error, so that the flush does not send it again and again; the message stays as it was."""
+    """Not a passing error, so that the flush does not send it again and again; the message stays as
+    it was."""
     await bench.put()
     [row] = await bench.claim()
     with pytest.raises(StoreError) as caught:

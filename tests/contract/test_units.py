@@ -165,7 +165,8 @@ async def test_a_unit_that_a_trigger_cuts_is_not_written(bench: Bench) -> None:
 
 @with_row_locks
 async def test_an_answer_that_waits_for_its_dedup_id_is_in_nobodys_way(bench: Bench) -> None:
-    """InnoDB locks the gap before a duplicate that an INSERT waits for: where messages without a dedup_id go."""
+    """InnoDB locks the gap before a duplicate that an INSERT waits for: where messages without a
+    dedup_id go."""
     await bench.put()
     [row] = await bench.claim()
     waiting = (
@@ -198,7 +199,8 @@ async def test_an_answer_that_waits_for_its_dedup_id_is_in_nobodys_way(bench: Be
 async def test_past_locked_rows_a_lock_is_waited_for_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop that repeats outcomes has others to write: it would wait five times as long for each of them."""
+    """The loop that repeats outcomes has others to write: it would wait five times as long for each
+    of them."""
     await bench.put()
     [row] = await bench.claim()
     tries: list[Any] = []

@@ -1,4 +1,5 @@
-"""Every statement of docs/howto/plain_sql.md, on each database, in the sessions that other programs may have."""
+"""Every statement of docs/howto/plain_sql.md, on each database, in the sessions that other programs
+may have."""
 
 import json
 import re
@@ -96,7 +97,8 @@ def test_the_page_has_all_of_them() -> None:
 async def test_parameters(
     database: str, engine: AsyncEngine, other: AsyncEngine, got: Got, session: int, as_bytes: bool
 ) -> None:
-    """The handler gets exactly the body: backslashes, quotes, new lines, all of Unicode, what drivers replace."""
+    """The handler gets exactly the body: backslashes, quotes, new lines, all of Unicode, what
+    drivers replace."""
     [sql] = block(database, "parameters")
     if as_bytes:
         sql = re.sub(r"(convert_to|CONVERT|CAST)\(:body[^)]*\)", ":body", sql)

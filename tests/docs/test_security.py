@@ -1,4 +1,5 @@
-"""docs/howto/security.md: each GRANT is run for a user that then does all it should, and is refused the rest."""
+"""docs/howto/security.md: each GRANT is run for a user that then does all it should, and is refused
+the rest."""
 
 import asyncio
 import logging

@@ -88,7 +88,8 @@ def make_certificates(folder: Path, host: str) -> None:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str, Path]]:
-    """The kind of a server with a certificate for localhost, its URL, and a folder with its CA's and another's."""
+    """The kind of a server with a certificate for localhost, its URL, and a folder with its CA's
+    and another's."""
     kind, known = request.param, tmp_path_factory.mktemp("ca")
     try:
         with ExitStack() as stack:

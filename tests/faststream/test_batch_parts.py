@@ -1,4 +1,5 @@
-"""Batches of which a message cannot be handed to the handler: it ends alone, its neighbours are handled."""
+"""Batches of which a message cannot be handed to the handler: it ends alone, its neighbours are
+handled."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any

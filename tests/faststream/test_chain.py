@@ -1,4 +1,5 @@
-"""Promise 6: what a handler returns, or publishes with its ack, is written with the ack or not at all."""
+"""Promise 6: what a handler returns, or publishes with its ack, is written with the ack or not at
+all."""
 
 import asyncio
 from collections.abc import Callable

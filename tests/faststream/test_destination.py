@@ -84,7 +84,8 @@ async def test_bad_ones_do_not_hold_up_the_others(broker: SqlBroker, look: Look)
 
 
 async def test_publish_after_is_kept(broker: SqlBroker, look: Look) -> None:
-    """P1: never delivered earlier; Unix seconds, a date and time, or counted from when it was published."""
+    """P1: never delivered earlier; Unix seconds, a date and time, or counted from when it was
+    published."""
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)
     now = await broker.config.store.now()
     due = (now + timedelta(hours=1)).replace(microsecond=250_000)

@@ -306,7 +306,8 @@ async def test_an_expired_message_holds_nobody(broker: SqlBroker, other: SqlBrok
 
 
 async def test_the_next_and_those_behind_it(other: SqlBroker, bench: Bench) -> None:
-    """What stands ahead is counted by priority, due time and id, delayed messages left out, and up to 1 000."""
+    """What stands ahead is counted by priority, due time and id, delayed messages left out, and up
+    to 1 000."""
     says = describe(make_settings("q", {}), paused=False, stopping=False)
     await bench.store.live_subscribers.announce(
         {"slow": says}, {"slow"}, 3600.0, clean=False

@@ -91,7 +91,8 @@ async def test_several_steps_to_a_handler(broker: SqlBroker, look: Look) -> None
 
 
 async def idle(*subscribers: Any, wait: float) -> None:
-    """Wait until each has begun a wait of at least twenty seconds; `wait` is the longest that it makes."""
+    """Wait until each has begun a wait of at least twenty seconds; `wait` is the longest that it
+    makes."""
     fetchers = [subscriber.consumer._fetcher for subscriber in subscribers]
     await eventually(lambda: all(fetcher._idle_wait > 0.1 for fetcher in fetchers))
     for fetcher in fetchers:

@@ -459,7 +459,8 @@ async def test_explain_takes_the_id_that_handlers_have(broker: SqlBroker, look: 
 @pytest.mark.parametrize("own", [True, False], ids=["a URL", "an engine"])
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "not stopped"])
 def test_one_asyncio_run_after_another(database_url: str, own: bool, stopped: bool) -> None:
-    """The connections of the first are gone with its event loop, and so is what waited for each other there."""
+    """The connections of the first are gone with its event loop, and so is what waited for each
+    other there."""
     broker = SqlBroker(database_url if own else create_async_engine(database_url), logger=None)
 
     async def use() -> int:

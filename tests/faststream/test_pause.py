@@ -182,7 +182,8 @@ async def test_a_pause_survives_all_processes(
 
 
 async def test_a_pause_ends_by_itself(broker: SqlBroker) -> None:
-    """By the database's clock, however long the start takes: when it was handled, it was no longer paused."""
+    """By the database's clock, however long the start takes: when it was handled, it was no longer
+    paused."""
     paused_at_call: list[Any] = []
 
     @broker.subscriber("q", **QUICK)
@@ -322,7 +323,8 @@ async def _break(engine: AsyncEngine) -> None:
 async def test_messages_go_on_when_signs_of_life_fail(
     engine: AsyncEngine, broker: SqlBroker, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Who looks for expired leases clears the same table, at the start too: without the table that fails for good.
+    # Who looks for expired leases clears the same table, at the start too: without the table that
+    # fails for good.
     monkeypatch.setattr(broker._store.policies, "forget_expired", AsyncMock(return_value=0))
     handled = collect(broker, "a", "b")
     await broker.admin.pause("a")

@@ -169,7 +169,8 @@ async def test_move_to_takes_the_message_elsewhere(broker: SqlBroker, look: Look
 async def test_a_lease_that_ran_out_is_somebody_elses(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
-    """M3: the time-out. Without any subscriber the next who looks gives it back; the late write changes nothing."""
+    """M3: the time-out. Without any subscriber the next who looks gives it back; the late write
+    changes nothing."""
     await broker.publish("x", "q")
     late = await reserved(broker, lease="1h")
     assert await broker.reserve("q") is None
@@ -507,7 +508,8 @@ async def test_a_subscriber_is_woken_by_what_is_moved_or_rolled_back(
 
 @on_servers
 async def test_unanswered_commits(broker: SqlBroker, look: Look, database_url: str) -> None:
-    """A reserve gives back and looks again; a pop says that it does not know; a settlement is written once."""
+    """A reserve gives back and looks again; a pop says that it does not know; a settlement is
+    written once."""
     async with proxied(database_url) as (proxy, url):
         engine = create_async_engine(url)
         far = SqlBroker(engine, logger=None)

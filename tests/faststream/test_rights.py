@@ -39,7 +39,8 @@ CURE = re.compile(r": (GRANT [^;]+);")
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error waits long for what it names: MariaDB and MySQL are asked up to a hundred times, all tests at once."""
+    """An error waits long for what it names: MariaDB and MySQL are asked up to a hundred times, all
+    tests at once."""
     monkeypatch.setattr(rights, "RIGHTS_TIMEOUT", 30.0)
 
 
@@ -401,7 +402,8 @@ async def test_a_publish_refused_before_the_start(user: Account, its_broker: Sql
 
 
 class Gate:
-    """A subscriber whose third message ends when `spoil` has been done, and the next when claims are held."""
+    """A subscriber whose third message ends when `spoil` has been done, and the next when claims
+    are held."""
 
     def __init__(self, broker: SqlBroker, **options: Any) -> None:
         self.handled: list[int] = []
@@ -612,7 +614,8 @@ async def test_what_is_refused_once_and_not_declared_is_forgotten(
 async def test_answers_that_may_not_be_published_hold_up_nothing(
     user: Account, its_broker: SqlBroker, broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
-    """Producers ask for more of them than outcomes may be set apart; each is one failed attempt, at once."""
+    """Producers ask for more of them than outcomes may be set apart; each is one failed attempt, at
+    once."""
     handled: list[int] = []
 
     @its_broker.subscriber("q", retry_strategy=None, **QUICK)

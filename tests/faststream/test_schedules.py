@@ -1,4 +1,5 @@
-"""Schedules: each fire time once, whatever happens in between; missed ones as asked; honest when a function fails."""
+"""Schedules: each fire time once, whatever happens in between; missed ones as asked; honest when a
+function fails."""
 
 import asyncio
 import json
@@ -337,7 +338,8 @@ async def _expression_is(look: Look, expression: str) -> bool:
 
 
 async def test_a_function_makes_the_message(broker: SqlBroker, look: Look) -> None:
-    """Called with the fire time in the schedule's zone, in a thread unless it is async, or without it."""
+    """Called with the fire time in the schedule's zone, in a thread unless it is async, or without
+    it."""
     threads: list[threading.Thread] = []
 
     @broker.schedule(EVERY_SECOND, queue="q", tz="Asia/Kathmandu", name="s", key="k")

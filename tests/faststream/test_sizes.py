@@ -1,6 +1,8 @@
-"""Messages near a small limit, and beyond it: what the application sees, and what becomes of the attempt.
+"""Messages near a small limit, and beyond it: what the application sees, and what becomes of the
+attempt.
 
-MariaDB and MySQL are private servers, as max_allowed_packet is everybody's; for the others the limit is written down smaller.
+MariaDB and MySQL are private servers, as max_allowed_packet is everybody's; for the others the
+limit is written down smaller.
 """
 
 import os
@@ -82,7 +84,8 @@ async def archived(look: Look, count: int) -> list[dict[str, Any]]:
 
 
 async def check_outcomes(look: Look, heard: Heard) -> None:
-    """The attempts of the one were charged and the others were acked with their answers; nothing was tried otherwise."""
+    """The attempts of the one were charged and the others were acked with their answers; nothing
+    was tried otherwise."""
     rows = await archived(look, len(ORDERS))
     states = {bytes(row["payload"]): (row["state"], row["attempts_count"]) for row in rows}
     others = dict.fromkeys(ORDERS, ("COMPLETED", 1))
@@ -199,8 +202,8 @@ async def test_a_batch_whose_answer_is_too_large_fails_as_a_whole(
     once = ConstantRetryStrategy(delay_seconds=0.05, max_attempts=1)
     options: Any = {**QUICK, "batch": True, "retry_strategy": once, "transactional": transactional}
 
-    # One subscriber only: a claim of the queue that comes before, by the index, locks the first row of this one for
-    # an instant on MariaDB and MySQL, and a batch leaves out what is locked.
+    # One subscriber only: a claim of the queue that comes before, by the index, locks the first row
+    # of this one for an instant on MariaDB and MySQL, and a batch leaves out what is locked.
     if stacked:
 
         @broker.subscriber("q", **options)

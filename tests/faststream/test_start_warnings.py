@@ -1,4 +1,5 @@
-"""What a start warns of: other subscribers that do not go with it, a small pool, and messages that would be deleted."""
+"""What a start warns of: other subscribers that do not go with it, a small pool, and messages that
+would be deleted."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -113,7 +114,8 @@ POOL = "transactional=True takes a connection for each handler that runs"
 async def test_a_pool_too_small_for_transactional_workers_is_told_with_the_numbers(
     database_url: str, database: str, logger: logging.Logger, heard: Heard, workers: int
 ) -> None:
-    """Of 8 connections 2 are for the loops, one is for publishing, and PostgreSQL has one that listens."""
+    """Of 8 connections 2 are for the loops, one is for publishing, and PostgreSQL has one that
+    listens."""
     places = 4 if database == "postgresql" else 5
     engine = create_async_engine(database_url, pool_size=5, max_overflow=3)
     broker = SqlBroker(engine, logger=logger, graceful_timeout=1.0)

@@ -204,7 +204,8 @@ async def test_listening_is_refused_where_it_cannot_be(broker: SqlBroker, databa
 async def test_z2_m2_a_starting_subscriber_takes_the_highest_priority_first(
     broker: SqlBroker, look: Look, workers: int
 ) -> None:
-    """Its first claim knows which priorities are there; a wake-up on the way changes nothing about that."""
+    """Its first claim knows which priorities are there; a wake-up on the way changes nothing about
+    that."""
     started: list[int] = []
 
     @broker.subscriber("q", **QUICK, max_workers=workers, fetch_batch_size=10)

@@ -235,7 +235,8 @@ async def test_a_lost_lease_is_not_started(broker: SqlBroker, look: Look, bodies
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any) -> None:
-    """An expired lease is neither released nor renewed while the handler's transaction lives, and works."""
+    """An expired lease is neither released nor renewed while the handler's transaction lives, and
+    works."""
     running, go_on = asyncio.Event(), asyncio.Event()
 
     @broker.subscriber("in", **OPTIONS, release_stuck_interval=0.05, release_stuck_timeout=3)
@@ -420,7 +421,8 @@ async def test_a_dependency_may_ask_for_it(broker: SqlBroker, look: Look, bodies
 async def test_a_constraint_found_at_the_commit_rolls_back(
     broker: SqlBroker, look: Look, bodies: Any
 ) -> None:
-    """Deferred constraints (PostgreSQL) speak only then; here the COMMIT is made to fail everywhere."""
+    """Deferred constraints (PostgreSQL) speak only then; here the COMMIT is made to fail
+    everywhere."""
     from sqlalchemy import event
 
     refused: list[int] = []

@@ -1,4 +1,5 @@
-"""Which failures are tried again: by the class of the error, and never a body that the handler cannot take."""
+"""Which failures are tried again: by the class of the error, and never a body that the handler
+cannot take."""
 
 import json
 import logging

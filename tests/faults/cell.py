@@ -65,7 +65,8 @@ class Cell:
         queues: tuple[str, ...] = QUEUES,
         **options: Any,
     ) -> None:
-        """`url` is where the workers connect (perhaps a proxy); `straight` may be set to lead past it."""
+        """`url` is where the workers connect (perhaps a proxy); `straight` may be set to lead past
+        it."""
         self.url = self.straight = url
         self.queues = queues
         self.random, self.seed, self.count = random.Random(seed), seed, workers
@@ -224,7 +225,8 @@ class Cell:
     async def drained(self) -> bool:
         """Wait until nothing is live but answers; whether that came about in time.
 
-        While workers get no processor they lose leases, and messages start anew: such time does not count at first.
+        While workers get no processor they lose leases, and messages start anew: such time does not
+        count at first.
         """
 
         async def empty() -> bool:

@@ -36,7 +36,8 @@ def nothing_lost_nothing_unseen(h: History) -> list[str]:
 
 
 def nothing_stands_still(h: History) -> list[str]:
-    """1: what cannot be written or sent now keeps nothing else from being handled, and passes with its cause."""
+    """1: what cannot be written or sent now keeps nothing else from being handled, and passes with
+    its cause."""
     return list(h.stuck)
 
 
@@ -56,7 +57,8 @@ def no_start_without_a_reason(h: History) -> list[str]:
 
 
 def no_repeats_in_vain(h: History) -> list[str]:
-    """2: while no outcome can be written, for want of a right, handlers are not started again and again."""
+    """2: while no outcome can be written, for want of a right, handlers are not started again and
+    again."""
     found = []
     for frozen in h.frozen:
         inside = [
@@ -76,7 +78,8 @@ def no_repeats_in_vain(h: History) -> list[str]:
 
 
 def health_is_told(h: History) -> list[str]:
-    """A process says that it is not well while outcomes cannot be written, and that it is when they can be."""
+    """A process says that it is not well while outcomes cannot be written, and that it is when they
+    can be."""
     found = []
     for frozen in h.frozen:
         told = [said for said in h.health.values() if said[0][0] < frozen.start]
@@ -91,7 +94,8 @@ def health_is_told(h: History) -> list[str]:
 
 
 def _was_healthy(said: Sequence[tuple[float, bool]], start: float, end: float) -> bool:
-    """Whether a process that has said this, each change once, was healthy all the time from `start` to `end`."""
+    """Whether a process that has said this, each change once, was healthy all the time from `start`
+    to `end`."""
     earlier = [healthy for at, healthy in said if at < start]
     return all([*earlier[-1:], *(healthy for at, healthy in said if start <= at < end)])
 
@@ -146,7 +150,8 @@ def at_most_once_is_kept(h: History) -> list[str]:
 
 
 def cut_off_starts_are_listed(h: History) -> list[str]:
-    """4: a removed message whose handler has not ended is listed; one whose handler has ended is not."""
+    """4: a removed message whose handler has not ended is listed; one whose handler has ended is
+    not."""
     starts = _by_number(h)
     removed = {
         r["number"] for r in h.archived if r["queue"] == AT_MOST_ONCE and r["state"] == "COMPLETED"
@@ -167,7 +172,8 @@ def cut_off_starts_are_listed(h: History) -> list[str]:
 
 
 def order_is_kept(h: History) -> list[str]:
-    """7: of a key one message at a time, in the order of ids, but for workers that have lost their lease."""
+    """7: of a key one message at a time, in the order of ids, but for workers that have lost their
+    lease."""
     found = []
     keys: defaultdict[str, list[Delivery]] = defaultdict(list)
     for delivery in sorted(h.deliveries, key=lambda d: d.at):
@@ -195,7 +201,8 @@ def _stale(delivery: Delivery, h: History) -> bool:
 
 
 def transactions_are_exactly_once(h: History) -> list[str]:
-    """5: both effects of each completed message of a transactional subscriber, and none of any other.
+    """5: both effects of each completed message of a transactional subscriber, and none of any
+    other.
 
     But what was before a COMMIT of the handler's own, which is FAILED for it, stays.
     """

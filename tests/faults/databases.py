@@ -63,7 +63,8 @@ def place_for(
     folder: Path,
     own: OwnServer | None = None,
 ) -> Iterator[Place]:
-    """What `fault` needs on the database `kind`; if that is a server of its own, `own` or a new one.
+    """What `fault` needs on the database `kind`; if that is a server of its own, `own` or a new
+    one.
 
     Raises:
         CannotStartError: this machine does not give it.

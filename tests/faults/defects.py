@@ -35,7 +35,8 @@ def no_renewal(_store: Any) -> None:
 
 
 def no_fence(store: Any) -> None:
-    """Outcomes are written without a look at the lease, and a worker does not learn that it has lost one."""
+    """Outcomes are written without a look at the lease, and a worker does not learn that it has
+    lost one."""
     dialect, original = store.dialect, store.dialect.settle
 
     def settle(connection: Any, settlements: Any) -> Any:
@@ -49,12 +50,14 @@ def no_fence(store: Any) -> None:
 
     dialect.settle = settle
     _settle_by_method(dialect)
-    # Else a worker that wakes up is told of its lost leases first, and the fence is needed in few of its seeds.
+    # Else a worker that wakes up is told of its lost leases first, and the fence is needed in few
+    # of its seeds.
     no_renewal(store)
 
 
 def blind_repeat(store: Any) -> None:
-    """After an unanswered commit everything is written once more, whatever was written the first time."""
+    """After an unanswered commit everything is written once more, whatever was written the first
+    time."""
     dialect, original, settle = store.dialect, store.dialect.settle_and_chain, store.settle
     blind = False
 
@@ -192,7 +195,8 @@ def answers_on_one_row(_store: Any) -> None:
 
 
 def unproven_transactions(_store: Any) -> None:
-    """Nobody looks whether a handler's transaction is still the one that it was given (MySQL and MariaDB)."""
+    """Nobody looks whether a handler's transaction is still the one that it was given (MySQL and
+    MariaDB)."""
     MarkedLocks.prove = lambda _locks, _connection, _lock: None  # type: ignore[method-assign]
 
 
@@ -207,7 +211,8 @@ def read_only_sessions_stay(_store: Any) -> None:
 
 
 def no_idle_limit(store: Any) -> None:
-    """The server keeps a transaction of the broker's own for as long as its client's socket is open."""
+    """The server keeps a transaction of the broker's own for as long as its client's socket is
+    open."""
     begin = store.dialect.begin
     store.dialect.begin = lambda connection, _limit=None: begin(connection)
 

@@ -178,7 +178,8 @@ class TransactionHandlers(Handlers):
     async def catching(
         self, number: int, message: SqlBrokerMessage, connection: SqlConnection
     ) -> Any:
-        """Change two rows that others change in the other order, and repeat what a deadlock has ended."""
+        """Change two rows that others change in the other order, and repeat what a deadlock has
+        ended."""
         self.start(number, message)
         outcome = "ack"
         try:
@@ -226,7 +227,8 @@ class TransactionHandlers(Handlers):
     async def _end_it(
         self, number: int, message: SqlBrokerMessage, connection: SqlConnection
     ) -> str:
-        """What the database takes for the transaction's end, if anything: what it says of the handler's end."""
+        """What the database takes for the transaction's end, if anything: what it says of the
+        handler's end."""
         if number % 4 == 0 and message.attempts_count == 0:
             await connection.execute(text("ROLLBACK"))
             return "rolled back"

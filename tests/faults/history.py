@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ENDS = ("ack", "nack", "refused", "tried", "caught", "rolled back", "committed")
-"""How handlers end: with an ack that the database will refuse (`refused`) or may refuse (`tried`), after errors of a
-deadlock (`caught`), after a raw ROLLBACK or COMMIT of their own."""
+"""How handlers end: with an ack that the database will refuse (`refused`) or may refuse (`tried`),
+after errors of a deadlock (`caught`), after a raw ROLLBACK or COMMIT of their own."""
 FIRST, LAST = "effect 1", "effect 2"
 """The effects of a transactional handler, before and after what it does in between."""
 
@@ -76,7 +76,8 @@ class Answer:
 
 @dataclass
 class History:
-    """One run, as the checker wants it. Bodies are numbers; rows are dicts with the body as `number`."""
+    """One run, as the checker wants it. Bodies are numbers; rows are dicts with the body as
+    `number`."""
 
     committed: dict[int, str] = field(default_factory=dict)
     """Published and committed: number → queue."""
@@ -128,7 +129,8 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
                 mark = event["pid"], event["id"], event["deliveries"]
                 ends[mark] = event["outcome"], event["at"], event.get("answer")
             case "report" if event["lost"]:
-                # A report that does not say which delivery it means is about the one that has started last.
+                # A report that does not say which delivery it means is about the one that has
+                # started last.
                 named = event.get("deliveries") or latest.get((event["pid"], event["id"]), 0)
                 lost.add((event["pid"], event["id"], named))
             case "report":

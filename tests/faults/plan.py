@@ -1,4 +1,5 @@
-"""What handlers do with a message, by its number: the same in every process, and known to the checker."""
+"""What handlers do with a message, by its number: the same in every process, and known to the
+checker."""
 
 SIZES = (60, 1, 3_000, 0, 100_000)
 """Bytes of answers."""

@@ -13,7 +13,8 @@ from tests.proxy import Proxy, proxied
 MESSAGES = 30
 """Published in each round before the fault."""
 REFUSING_EVERY = 3
-"""With each third seed some answers are refused by the database, whatever the fault: it costs seconds."""
+"""With each third seed some answers are refused by the database, whatever the fault: it costs
+seconds."""
 
 
 async def run_cell(

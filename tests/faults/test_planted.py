@@ -64,7 +64,8 @@ PLANTED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "claims without order": ("nothing", "postgresql", "7 order", {"queues": ("ordered",)}),
     "commit before effects": ("nothing", "postgresql", "5 transactions", {"queues": ("tx",)}),
 }
-"""The fault that shows a defect, the database, the rule that must be broken, and options of the cell."""
+"""The fault that shows a defect, the database, the rule that must be broken, and options of the
+cell."""
 
 
 @pytest.mark.parametrize("defect", PLANTED)

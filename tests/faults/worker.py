@@ -1,11 +1,11 @@
 """A worker for the fault machine: python -m tests.faults.worker URL FOLDER [OPTIONS as JSON].
 
-Queues: `plain`, `batch`, `tx` (transactional) and `ordered` answer to `out` and sometimes fail; `once` is ACK_FIRST;
-the transactions of `catching` and `ending` come to harm.
-Options: seed; `queues`; lease and others of the subscribers; `die`: kill this process in the middle of a step;
+Queues: `plain`, `batch`, `tx` (transactional) and `ordered` answer to `out` and sometimes fail;
+`once` is ACK_FIRST; the transactions of `catching` and `ending` come to harm. Options: seed;
+`queues`; lease and others of the subscribers; `die`: kill this process in the middle of a step;
 `defect`: one that is planted on purpose (`tests.faults.defects`); `health`: note what `ping` says;
-`processor`: whether a process that others keep from running is excused (`note_stalls`);
-`refusing` and `large`: see `Manners`.
+`processor`: whether a process that others keep from running is excused (`note_stalls`); `refusing`
+and `large`: see `Manners`.
 """
 
 import asyncio
@@ -38,7 +38,8 @@ LOST, UNKNOWN = (
         "could not be written while stopping",
     ),
 )
-"""What the broker says of a delivery that is not its own any more, and of one that may or must start again after an ack."""
+"""What the broker says of a delivery that is not its own any more, and of one that may or must
+start again after an ack."""
 
 
 class Reports(logging.Handler):
@@ -103,7 +104,8 @@ def dying(store: Any, step: str, seed: int) -> None:
 async def note_stalls(recorder: Recorder, lease: float, *, processor: bool) -> None:
     """Note when this process does not come to its turn in time to renew a lease of `lease` seconds.
 
-    That is a third of it at once or, with `processor`, a fifth of it in half of it without a processor to run on.
+    That is a third of it at once or, with `processor`, a fifth of it in half of it without a
+    processor to run on.
     """
     waited, since = waited_for_processor(), time.monotonic()
     while True:
@@ -119,7 +121,8 @@ async def note_stalls(recorder: Recorder, lease: float, *, processor: bool) -> N
 
 
 def waited_for_processor() -> float:
-    """Seconds that this process could have run and others ran, so far; 0 where the system does not count them."""
+    """Seconds that this process could have run and others ran, so far; 0 where the system does not
+    count them."""
     counts = Path("/proc/self/schedstat")
     return int(counts.read_text().split()[1]) / 1e9 if counts.exists() else 0.0
 

@@ -65,7 +65,8 @@ class Rig(Bench):
 
 
 def count_as_quick(consumer: Consumer) -> None:
-    """Let the handler of `consumer`, just started, count as one that takes no time: what it may prefetch is claimed."""
+    """Let the handler of `consumer`, just started, count as one that takes no time: what it may
+    prefetch is claimed."""
     consumer.inflight.times.ended(time.monotonic() - 0.001, time.monotonic())
 
 

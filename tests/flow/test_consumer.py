@@ -162,7 +162,8 @@ async def test_a_delivery_beyond_the_limit_is_not_started(rig: Rig) -> None:
 
 
 async def test_no_attempt_beyond_the_strategys(rig: Rig) -> None:
-    """Promise 8: a row that comes with its attempts used up (another process's strategy) does not start."""
+    """Promise 8: a row that comes with its attempts used up (another process's strategy) does not
+    start."""
     await rig.put()
     await rig.execute("UPDATE message SET state = 'RETRYABLE', attempts_count = 3")
     await rig.consumer(retry_strategy=quick()).start()

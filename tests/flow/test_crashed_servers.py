@@ -1,4 +1,5 @@
-"""What became of a handler's transaction when its server has crashed: numbers that were forgotten are given again."""
+"""What became of a handler's transaction when its server has crashed: numbers that were forgotten
+are given again."""
 
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -106,7 +107,8 @@ async def test_a_forgotten_number_was_not_committed(
 async def test_a_forgotten_number_that_a_renewal_has_now_was_not_committed(
     bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
 ) -> None:
-    """It has locked the row before it wrote it, and PostgreSQL hands such a lock on to the row's new version."""
+    """It has locked the row before it wrote it, and PostgreSQL hands such a lock on to the row's
+    new version."""
     handlers = bench.store.handlers
     locked = await lock_until_crash(bench, engine, server)
     next_number = text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text")

@@ -1,6 +1,8 @@
-"""Handlers' transactions that end behind our back: rolled back by a deadlock, committed by DDL, ended as text.
+"""Handlers' transactions that end behind our back: rolled back by a deadlock, committed by DDL,
+ended as text.
 
-A settle after that must never ack what was not committed, and what was committed must never be done again.
+A settle after that must never ack what was not committed, and what was committed must never be done
+again.
 """
 
 import asyncio
@@ -94,7 +96,8 @@ def commits_ddl(rig: Rig) -> bool:
 
 
 def refuses(rig: Rig) -> bool:
-    """Whether statements outside of the transaction are refused; asyncmy does not know, but rolls them back, too."""
+    """Whether statements outside of the transaction are refused; asyncmy does not know, but rolls
+    them back, too."""
     return rig.store.driver != "asyncmy"
 
 
@@ -276,7 +279,8 @@ async def test_the_handlers_own_savepoints_work(rig: Rig, effects: Any) -> None:
 
 
 class Deadlock:
-    """Makes its handler's second UPDATE the victim of a deadlock, once; the handler catches the error and goes on."""
+    """Makes its handler's second UPDATE the victim of a deadlock, once; the handler catches the
+    error and goes on."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig, self.errors = rig, list[DBAPIError]()
@@ -301,7 +305,8 @@ class Deadlock:
             await connection.execute(text(again))
 
     async def other(self) -> None:
-        """Holds row 2, and asks for row 1, with so many changes that the other transaction is the victim."""
+        """Holds row 2, and asks for row 1, with so many changes that the other transaction is the
+        victim."""
         async with self._rig.store.engine.connect() as connection:
             many = ", ".join(["(1)"] * 500)
             await connection.execute(text(f"INSERT INTO weight VALUES {many}"))

@@ -1,4 +1,5 @@
-"""A transactional handler has succeeded, and what it did cannot be committed: a reason that passes is not its fault."""
+"""A transactional handler has succeeded, and what it did cannot be committed: a reason that passes
+is not its fault."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.capability("`transactional=True`")
 __all__ = ["effects"]
 
 on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-"""SQLite has no sessions that could be ended, and one writer: nobody else holds a dedup_id beside it."""
+"""SQLite has no sessions that could be ended, and one writer: nobody else holds a dedup_id beside
+it."""
 ONE_ATTEMPT: dict[str, Any] = {
     "transactional": True,
     "max_fetch_interval": 0.05,
@@ -238,7 +240,8 @@ async def test_an_answer_whose_dedup_id_an_open_transaction_holds(
     await rig.put(1)
     async with rig.store.engine.connect() as other:
         await rig.store.insert_in(other, [NewMessage("out", b"theirs", dedup_id="D")])
-        # What hangs hangs for long on MySQL and MariaDB, whose server goes on waiting without its client.
+        # What hangs hangs for long on MySQL and MariaDB, whose server goes on waiting without its
+        # client.
         await rig.consumer(answering, store=store, **ONE_ATTEMPT, max_deliveries=None).start()
         await eventually(lambda: handle.started == 1)
         await eventually(

@@ -1,4 +1,5 @@
-"""The database fails: nothing is lost, nothing is done twice on purpose, and work goes on afterwards."""
+"""The database fails: nothing is lost, nothing is done twice on purpose, and work goes on
+afterwards."""
 
 import asyncio
 import contextlib
@@ -59,7 +60,8 @@ async def far(rig: Rig) -> AsyncIterator[tuple[Proxy, Store]]:
 async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
-    """The repeat finds nothing to do: it was written the first time, and is not called a lost lease."""
+    """The repeat finds nothing to do: it was written the first time, and is not called a lost
+    lease."""
     proxy, store = far
     await rig.put(3)
     rows = await rig.claim(3)
@@ -181,7 +183,8 @@ async def test_a_stall_while_committing_is_an_unknown_outcome_in_bounded_time(
 async def test_a_connection_that_dies_on_its_way_back_to_the_pool_holds_nobody(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
-    """Only here the pool asks the server for a ROLLBACK; the COMMIT was answered, so the ids are known."""
+    """Only here the pool asks the server for a ROLLBACK; the COMMIT was answered, so the ids are
+    known."""
     proxy, store = far
     await store.insert([NewMessage("q", b"first")])
     proxy.die_at = ROLLBACK
@@ -606,7 +609,8 @@ async def test_a_strategy_that_raises_ends_in_the_dead_letters(rig: Rig) -> None
 
 
 async def test_f6_suspects_are_never_charged_together(rig: Rig) -> None:
-    """Were one of them to kill the process, the others would be charged with it; also with one delivery left."""
+    """Were one of them to kill the process, the others would be charged with it; also with one
+    delivery left."""
     charged: list[int] = []
 
     async def handle(row: ClaimedMessage) -> None:
@@ -625,7 +629,8 @@ async def test_f6_suspects_are_never_charged_together(rig: Rig) -> None:
 
 @pytest.mark.parametrize("database", ["postgresql", *MYSQL, "sqlite"], indirect=True)
 async def test_what_is_cancelled_again_and_again_leaves_no_task_behind(rig: Rig) -> None:
-    """As anyio cancels until a task has ended; `asyncio.run` would wait for ever for one that is left."""
+    """As anyio cancels until a task has ended; `asyncio.run` would wait for ever for one that is
+    left."""
     before = asyncio.all_tasks()
     for pause in (0.0, 0.0, 0.001, 0.003, 0.01):
         work = asyncio.create_task(rig.store.now())

@@ -1,4 +1,5 @@
-"""Rows of other programs, which write the time of their own clock as created_at: it may be ahead of the database's."""
+"""Rows of other programs, which write the time of their own clock as created_at: it may be ahead of
+the database's."""
 
 from datetime import timedelta
 from typing import Any
@@ -85,7 +86,8 @@ async def test_a_burst_with_a_time_ahead_ends_like_any_other(rig: Rig, ahead: in
 async def test_no_policy_waits_for_a_time_ahead(
     rig: Rig, policies: list[Policy], ahead: int
 ) -> None:
-    """Alone, before and after messages of the same key, at the start and while the queue is consumed."""
+    """Alone, before and after messages of the same key, at the start and while the queue is
+    consumed."""
     await foreign(rig, ahead, "first")
     await rig.put(1, key="both")
     await foreign(rig, ahead, "both")

@@ -97,7 +97,8 @@ UNUSABLE = [
     "253402300800000000",
     "-9223372036854775808",
 ]
-"""What a foreign producer may write as a time on SQLite: text, bytes, infinities, nanoseconds, before the year 1."""
+"""What a foreign producer may write as a time on SQLite: text, bytes, infinities, nanoseconds,
+before the year 1."""
 
 
 @sqlite

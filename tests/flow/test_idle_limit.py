@@ -1,4 +1,5 @@
-"""A machine that vanishes in the middle of a transaction, without closing its sockets: its locks end with its session."""
+"""A machine that vanishes in the middle of a transaction, without closing its sockets: its locks
+end with its session."""
 
 import asyncio
 import contextlib
@@ -219,7 +220,8 @@ async def settled(rig: Rig, settlements: list[Any]) -> bool:
 async def test_a_deduplicated_publish_keeps_nobody_waiting(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
-    """Whoever publishes the same dedup_id waits for the first one's COMMIT; PostgreSQL has it in the statement."""
+    """Whoever publishes the same dedup_id waits for the first one's COMMIT; PostgreSQL has it in
+    the statement."""
     proxy, store = far
     row = NewMessage("q", b"1", dedup_id="same")
 

@@ -1,4 +1,5 @@
-"""Messages that may have killed their process run alone, and keep the rest waiting for a bounded time only."""
+"""Messages that may have killed their process run alone, and keep the rest waiting for a bounded
+time only."""
 
 import asyncio
 from typing import Any
@@ -47,7 +48,8 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
 
 
 async def test_a_suspect_that_is_given_back_is_not_taken_for_its_older_outcome(rig: Rig) -> None:
-    """That could not be written for longer than two leases. Its answer goes with its ack, or not at all."""
+    """That could not be written for longer than two leases. Its answer goes with its ack, or not at
+    all."""
     settle, out_of_reach = rig.store.settle, True
 
     async def failing(*arguments: Any, **options: Any) -> SettleResult:

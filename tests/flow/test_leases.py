@@ -107,7 +107,8 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
 
 
 async def test_a_hold_asked_for_beside_a_renewal_is_in_the_database(rig: Rig) -> None:
-    """Whichever has the row first, a yes means that nobody else can have it for as long as was asked."""
+    """Whichever has the row first, a yes means that nobody else can have it for as long as was
+    asked."""
     rounds = 40
     await rig.put(100)
     rows = await rig.claim(100)
@@ -152,7 +153,8 @@ async def test_the_own_older_outcome_is_dropped_when_a_row_comes_back(rig: Rig) 
 async def test_a_message_may_be_claimed_again_before_its_outcome_is_known_to_be_written(
     rig: Rig, outcome: Outcome
 ) -> None:
-    """The answer of the write overtaken by that of the next claim: no lease is lost, and both are settled."""
+    """The answer of the write overtaken by that of the next claim: no lease is lost, and both are
+    settled."""
     settle, calls, handled_again = rig.store.settle, 0, asyncio.Event()
 
     async def answered_late(batch: Sequence[Settlement], **options: Any) -> SettleResult:

@@ -51,7 +51,8 @@ async def ends(rig: Rig, count: int) -> list[tuple[int, str, str | None]]:
 
 
 class Parts:
-    """Hands its first batch out again, each message a part of its own; the others wait until they may go on."""
+    """Hands its first batch out again, each message a part of its own; the others wait until they
+    may go on."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
@@ -196,7 +197,8 @@ async def test_what_ack_first_has_removed_starts_also_during_a_stop(rig: Rig) ->
 async def test_what_may_not_start_any_more_is_left_out(
     rig: Rig, options: dict[str, Any], why: str
 ) -> None:
-    """It has lost its lease, or has expired, while the part before it ran; its key can be claimed again."""
+    """It has lost its lease, or has expired, while the part before it ran; its key can be claimed
+    again."""
     ids = await put(rig, 3)
     handle, given_back = Parts(), []
     give_back_keys = rig.store.policies.give_back_keys

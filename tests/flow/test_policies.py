@@ -120,7 +120,8 @@ async def test_the_first_of_a_burst_is_delivered_at_once(rig: Rig) -> None:
 async def test_a_slow_claim_ends_no_burst_without_what_arrived_meanwhile(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Z1, Z7: what arrives while a claim runs, and before a burst ends that ends while it runs, belongs to the burst."""
+    """Z1, Z7: what arrives while a claim runs, and before a burst ends that ends while it runs,
+    belongs to the burst."""
     look = Intake.burst
 
     monkeypatch.setattr(Intake, "burst", lambda *args: (look(*args), sleep(0.5))[0])
@@ -138,7 +139,8 @@ async def test_a_slow_claim_ends_no_burst_without_what_arrived_meanwhile(
 
 
 async def test_a_burst_waits_for_the_message_before(rig: Rig) -> None:
-    """A message that arrives while the key's is being handled is delivered after it, and is not superseded by it."""
+    """A message that arrives while the key's is being handled is delivered after it, and is not
+    superseded by it."""
     go = asyncio.Event()
     running: list[int] = []
 
@@ -365,7 +367,8 @@ async def test_a_message_without_the_key_is_a_dead_letter_if_the_policy_says_so(
 async def test_what_is_committed_after_its_burst_was_delivered_is_superseded_by_it(
     rig: Rig,
 ) -> None:
-    """Z1: the last e-mail of a burst is not followed by an older one, whose transaction took longer."""
+    """Z1: the last e-mail of a burst is not followed by an older one, whose transaction took
+    longer."""
     await rig.consumer(policies=[Debounce("200ms")], **QUICK).start()
     async with rig.store.engine.begin() as slow:
         [old] = await rig.store.insert_in(slow, [NewMessage("q", b"old", key="a")])

@@ -42,7 +42,8 @@ def counted(engine: AsyncEngine) -> Counter[str]:
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql", "sqlite"], indirect=True)
 async def test_a_subscriber_without_policies_sends_what_it_always_sent(rig: Rig) -> None:
-    """A look, a claim and a write; PostgreSQL's go on the driver's own connection (tests/contract/test_cost.py)."""
+    """A look, a claim and a write; PostgreSQL's go on the driver's own connection
+    (tests/contract/test_cost.py)."""
     await rig.put(100)
     known = counted(rig.store.engine)
     pairs = await rig.store.ready_pairs(["q"])
@@ -90,7 +91,8 @@ def one_key(kind: str, count: int, each: str) -> str:
 
 
 async def claimed(store: Store, most: int) -> tuple[list[tuple[str | None, int]], int]:
-    """Claim, and settle, until there is nothing due: key and id of what was delivered, and the number of claims."""
+    """Claim, and settle, until there is nothing due: key and id of what was delivered, and the
+    number of claims."""
     memory, found, claims, dry = ScanPosition(), list[tuple[str | None, int]](), 0, 0
     policies = [Debounce("1s")]
     while dry < 2:

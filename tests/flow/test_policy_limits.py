@@ -242,7 +242,8 @@ async def test_keys_are_what_they_are(rig: Rig, policies: list[Policy]) -> None:
 
 @pytest.mark.parametrize("exceeded", ["wait", "backoff"])
 async def test_what_waits_for_its_turn_keeps_no_slot(rig: Rig, exceeded: Any) -> None:
-    """Z7 and Z10: bursts of a key that have ended start one after the other, each at a slot of its own."""
+    """Z7 and Z10: bursts of a key that have ended start one after the other, each at a slot of its
+    own."""
 
     async def handle(row: ClaimedMessage) -> None:
         rig.handled.append(row)
@@ -294,7 +295,8 @@ async def test_a_passing_error_does_not_cost_the_retry(
 async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Z4: the lease of a slow process has run out, and its message was called unknown, before it gave the key back."""
+    """Z4: the lease of a slow process has run out, and its message was called unknown, before it
+    gave the key back."""
     give_back, late, go_on, given_back = (
         rig.store.policies.give_back_keys,
         asyncio.Event(),

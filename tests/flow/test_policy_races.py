@@ -25,7 +25,8 @@ WINDOW = 2.0
 async def test_what_comes_within_a_burst_while_it_ends_takes_part(
     rig: Rig, database: str, database_url: str, monkeypatch: pytest.MonkeyPatch, priority: int
 ) -> None:
-    """Z7: committed before the burst's end, but after a claim has looked for arrivals, and before it has chosen."""
+    """Z7: committed before the burst's end, but after a claim has looked for arrivals, and before
+    it has chosen."""
     other = create_engine(make_url(database_url).set(drivername=SYNC_DRIVERS[database]))
     put_at, key, in_time = 0.0, "", False
     ids: list[int] = []

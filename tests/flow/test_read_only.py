@@ -1,4 +1,5 @@
-"""A server that turned read-only and back: sessions opened meanwhile stay read-only, and the pool is full of them."""
+"""A server that turned read-only and back: sessions opened meanwhile stay read-only, and the pool
+is full of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,5 @@
-"""A real server that an operator turns read-only and back; a private one, as the setting is everybody's."""
+"""A real server that an operator turns read-only and back; a private one, as the setting is
+everybody's."""
 
 import os
 from collections.abc import Iterator

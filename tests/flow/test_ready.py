@@ -49,7 +49,8 @@ async def test_a_wake_up_for_an_unknown_priority_is_answered_too(rig: Rig) -> No
 async def test_a_wake_up_is_answered_from_its_queues(
     rig: Rig, queues: list[str] | dict[str, int], claimed: set[str]
 ) -> None:
-    """With 1 000 queues a claim from all of them takes many times as long. Weights compare all queues."""
+    """With 1 000 queues a claim from all of them takes many times as long. Weights compare all
+    queues."""
     consumer = rig.consumer(None, queues, **SLEEPY)
     asked, claim = list[set[str]](), rig.store.claim
 
@@ -157,7 +158,8 @@ async def test_a_look_that_finds_an_earlier_row_is_not_undone_by_the_claim_under
 
 
 async def test_what_a_slow_look_does_not_find_is_not_crawled_over_again() -> None:
-    """A process that starts under a held snapshot: its claims begin where the look has found the first row."""
+    """A process that starts under a held snapshot: its claims begin where the look has found the
+    first row."""
     at = MINUTES
     ready = Ready(
         IntakePosition(found(1.0, ReadyPair("b", 0, -9.0, at - timedelta(seconds=9)), at=at)),
@@ -244,7 +246,8 @@ async def test_known_pairs_are_bounded() -> None:
 
 
 async def test_z2_m2_the_first_claim_of_a_subscriber_looks_first(rig: Rig) -> None:
-    """Else it takes priority 0 before 100, as it knows of nothing else; a wake-up changes nothing about that."""
+    """Else it takes priority 0 before 100, as it knows of nothing else; a wake-up changes nothing
+    about that."""
     order: list[int] = []
 
     async def handle(row: ClaimedMessage) -> None:

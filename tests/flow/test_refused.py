@@ -1,4 +1,5 @@
-"""The database refuses outcomes: none is dropped, none delays another, no ack becomes a dead letter."""
+"""The database refuses outcomes: none is dropped, none delays another, no ack becomes a dead
+letter."""
 
 import asyncio
 from collections.abc import Callable
@@ -297,7 +298,8 @@ async def test_a_refused_outcome_whose_lease_is_lost_is_dropped(rig: Rig) -> Non
 async def test_a_login_that_is_refused_for_a_moment_is_no_bad_outcome(
     rig: Rig, servers: Servers
 ) -> None:
-    """Passwords rotate; on PostgreSQL (28000), MariaDB and MySQL (1045) nothing is dropped or dead-lettered."""
+    """Passwords rotate; on PostgreSQL (28000), MariaDB and MySQL (1045) nothing is dropped or
+    dead-lettered."""
     kind = rig.store.dialect_name
     lock, unlock = _account(servers.admin(kind), kind)
     engine = create_async_engine(rig.store.engine.url.set(username="rotating", password="x"))

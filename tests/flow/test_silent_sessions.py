@@ -1,4 +1,5 @@
-"""Sessions whose client fell silent in the middle of a statement: no time limit of PostgreSQL's ends them."""
+"""Sessions whose client fell silent in the middle of a statement: no time limit of PostgreSQL's
+ends them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +39,8 @@ def store(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 async def fall_silent(raw: Any, locking: str, limit: float = IDLE) -> int:
-    """In a transaction like the broker's, which may idle for `limit` seconds, and has run `locking`: ask for a parse, and say no more."""
+    """In a transaction like the broker's, which may idle for `limit` seconds, and has run
+    `locking`: ask for a parse, and say no more."""
     await raw.execute("BEGIN")
     await raw.execute(IDLE_LIMIT.replace(":limit", f"'{round(limit * 1000)}ms'"))
     await raw.execute(locking)
@@ -131,7 +133,8 @@ async def test_transactions_of_the_broker_are_marked(store: Store) -> None:
 
 
 async def test_an_application_that_takes_its_time_is_left_alone(store: Store, raw: Any) -> None:
-    """asyncpg's `prepare` leaves the session in the same wait until the statement is used, however much later that is."""
+    """asyncpg's `prepare` leaves the session in the same wait until the statement is used, however
+    much later that is."""
     await raw.execute("BEGIN")
     await raw.execute("INSERT INTO message (queue, payload) VALUES ('q', 'x')")
     statement = await raw.prepare("DELETE FROM message WHERE id = $1")

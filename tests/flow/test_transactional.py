@@ -29,7 +29,8 @@ ONCE: dict[str, Any] = {
 
 
 def never_closed(rig: Rig) -> tuple[Any, asyncio.Event]:
-    """Transactions of the store whose connections do not come back, and an event: one of them has ended."""
+    """Transactions of the store whose connections do not come back, and an event: one of them has
+    ended."""
     transaction, closing = rig.store.transaction, asyncio.Event()
 
     @asynccontextmanager
@@ -196,7 +197,8 @@ async def stopped_at(
     rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A consumer of one message, with `transaction` as the store's, is stopped when that has `reached` its place."""
+    """A consumer of one message, with `transaction` as the store's, is stopped when that has
+    `reached` its place."""
     await rig.put(1, key="k")
     with monkeypatch.context() as patch:
         patch.setattr(rig.store, "transaction", transaction)
@@ -246,7 +248,8 @@ async def test_what_runs_once_keeps_no_key_if_another_error_comes_before_its_tra
 async def test_a_key_is_kept_if_nobody_knows_what_became_of_the_transaction_when_a_stop_comes(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The handler has said that nothing was done, but it has ended its transaction itself, maybe with a commit."""
+    """The handler has said that nothing was done, but it has ended its transaction itself, maybe
+    with a commit."""
     slow_to_close, closing = never_closed(rig)
 
     async def silent(_: Any) -> bool:

@@ -1,4 +1,5 @@
-"""A database of messages in memory, which settles as all do (`dialects.units`), and answers when it is told to."""
+"""A database of messages in memory, which settles as all do (`dialects.units`), and answers when it
+is told to."""
 
 import asyncio
 import copy
@@ -45,7 +46,8 @@ class Database:
         self.locked: set[int] = set()
         """Rows that somebody else has locked."""
         self.held: set[bytes] = set()
-        """Answers that wait for somebody's open transaction: a passing failure, for as long as that lasts."""
+        """Answers that wait for somebody's open transaction: a passing failure, for as long as that
+        lasts."""
         self.refused: set[bytes] = set()
         """Answers that a constraint refuses."""
         self.denied: set[bytes] = set()

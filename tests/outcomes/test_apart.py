@@ -1,4 +1,5 @@
-"""What fails for a passing reason is set apart and repeated as it is; the others go on, and an outage cuts nothing up."""
+"""What fails for a passing reason is set apart and repeated as it is; the others go on, and an
+outage cuts nothing up."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -140,7 +141,8 @@ async def test_a_batch_with_answers_stays_whole_while_it_is_searched() -> None:
 
 
 async def test_an_outage_does_not_set_each_outcome_apart() -> None:
-    """One batch, in a few parts; the others stay in the queue, and all are written as soon as it is over."""
+    """One batch, in a few parts; the others stay in the queue, and all are written as soon as it is
+    over."""
     bench = Bench(batch_size=100)
     rows = bench.claim(1_000)
     for row in rows:
@@ -307,7 +309,8 @@ def _late_lock(bench: Bench, row: int) -> Any:
 async def test_what_was_written_beside_rows_that_a_failure_left_locked_is_no_success_of_theirs() -> (
     None
 ):
-    """A server may not have given up a try that its client has: with traffic beside it, it would fail for ever."""
+    """A server may not have given up a try that its client has: with traffic beside it, it would
+    fail for ever."""
     bench = Bench()
     rows = bench.claim(2)
     bench.ack(rows[:1], b"held")
@@ -325,7 +328,8 @@ async def test_what_was_written_beside_rows_that_a_failure_left_locked_is_no_suc
 
 
 async def test_a_failure_that_leaves_nothing_to_set_apart() -> None:
-    """A batch is cut as the database refuses it; a lease of one part is lost, and the other part has come back to us."""
+    """A batch is cut as the database refuses it; a lease of one part is lost, and the other part
+    has come back to us."""
     bench = Bench()
     rows = bench.claim(3)
     bench.ack(rows[:2], b"answer")

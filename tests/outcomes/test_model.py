@@ -1,4 +1,5 @@
-"""A model walks the states of outcomes: no outcome is in two places, none vanishes, answers go with all acks or with none."""
+"""A model walks the states of outcomes: no outcome is in two places, none vanishes, answers go with
+all acks or with none."""
 
 import asyncio
 import gc
@@ -104,7 +105,8 @@ class Watched(Inflight):
 
 
 class Machine(RuleBasedStateMachine):
-    """One subscriber: claims, workers, the flush and the repeats, over a database that others use as well."""
+    """One subscriber: claims, workers, the flush and the repeats, over a database that others use
+    as well."""
 
     moods: ClassVar[list[str]] = [
         "ok",
@@ -168,7 +170,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
-        """One rule, of which Hypothesis cannot leave out parts: without flushes and answers little happens."""
+        """One rule, of which Hypothesis cannot leave out parts: without flushes and answers little
+        happens."""
         impossible = {
             "start": not self.inflight.waiting.qsize(),
             "end": not self.running,
@@ -479,7 +482,8 @@ class Machine(RuleBasedStateMachine):
 @patch("faststream_sqlbroker.flow.repeat.LESS_AFTER", 2)
 def test_outcomes_go_by_the_table() -> None:
     walked.clear()
-    # Hypothesis parses this file. Python 3.11 fails if an object dies then whose end logs a traceback, which it parses, too.
+    # Hypothesis parses this file. Python 3.11 fails if an object dies then whose end logs a
+    # traceback, which it parses, too.
     gc.collect()
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Machine,

@@ -10,7 +10,8 @@ from tests.helpers import mysql_numbers
 
 FOREIGN, FUTURE, DUE = 100_000, 100_000, 300
 FEWER = 10
-"""MySQL and MariaDB get a part of the crowds: they take ten seconds for all, and a walk shows as clearly."""
+"""MySQL and MariaDB get a part of the crowds: they take ten seconds for all, and a walk shows as
+clearly."""
 TABLES = build_tables(SqlBrokerSchemaConfig())
 SYNC_DRIVERS = {
     "postgresql": "postgresql+psycopg",

@@ -1,4 +1,5 @@
-"""What MariaDB, MySQL and SQLite read for a subscriber of 1 000 queues: a few index entries a queue, whatever the rows."""
+"""What MariaDB, MySQL and SQLite read for a subscriber of 1 000 queues: a few index entries a
+queue, whatever the rows."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ statistics = pytest.mark.parametrize(
 COUNT, DUE, LATER, LIMIT = 1_000, 10_000, 20_000, 100
 NAMES = [f"q{n:04d}" for n in range(COUNT)]
 CROWDED, POSTPONED = NAMES[500], NAMES[20]
-"""One has many due rows of each of three priorities, one many of a later day; of each queue one row is due."""
+"""One has many due rows of each of three priorities, one many of a later day; of each queue one row
+is due."""
 
 
 def numbers(count: int) -> str:

@@ -82,7 +82,8 @@ def buffers(engine: Engine) -> dict[str, int]:
         for name, binds in STATEMENTS.items():
             given = {**binds, "token": uuid4()} if name == "claim" else binds
             plan = explain(connection, name, **given)
-            # What a claim writes goes into every index: only what it reads to find its messages counts.
+            # What a claim writes goes into every index: only what it reads to find its messages
+            # counts.
             finds = (
                 [n for n in nodes(plan) if n.get("Index Name") == "message_ready"]
                 if name == "claim"

@@ -1,4 +1,5 @@
-"""Plans that PostgreSQL keeps for prepared statements: index ranges, few buffers, whatever the crowd."""
+"""Plans that PostgreSQL keeps for prepared statements: index ranges, few buffers, whatever the
+crowd."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ def literal(value: Any) -> str:
 
 
 def explain(connection: Connection, name: str, **binds: Any) -> dict[str, Any]:
-    """Run the statement with its generic plan, as a long-lived connection does; the plan with figures."""
+    """Run the statement with its generic plan, as a long-lived connection does; the plan with
+    figures."""
     compiled = SQL[name].compile(dialect=DRIVER)
     connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
     connection.exec_driver_sql("DEALLOCATE ALL")
@@ -63,7 +65,8 @@ def check(plan: dict[str, Any], *, indexes: set[str], buffers: int) -> None:
 
 
 def test_a_look_at_many_queues_is_not_compiled(crowded: Engine) -> None:
-    """Compiling it took half a second each time; the planner sees the arrays in the first plans of a session."""
+    """Compiling it took half a second each time; the planner sees the arrays in the first plans of
+    a session."""
     statement = SQL["ready_pairs"].compile(dialect=DRIVER)
     with crowded.connect() as connection:
         jit_above = float(connection.exec_driver_sql("SHOW jit_above_cost").scalar_one())

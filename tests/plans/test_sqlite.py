@@ -1,4 +1,5 @@
-"""SQLite's plans for what policies do with lists: each of a list by its row's id, and no message that is not in it."""
+"""SQLite's plans for what policies do with lists: each of a list by its row's id, and no message
+that is not in it."""
 
 import sqlite3
 

@@ -48,7 +48,8 @@ class Burst:
         return {message for _, message in self.arrivals} - {self.chosen} | self.late
 
     def takes_late(self, arrival: Arrival) -> bool:
-        """Whether one that becomes known when the next burst has begun belongs to this one, and changes nothing."""
+        """Whether one that becomes known when the next burst has begun belongs to this one, and
+        changes nothing."""
         at, message = arrival
         return at <= self.end and (self.policy.edge == "leading" or message < self.chosen)
 

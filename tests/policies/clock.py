@@ -1,7 +1,7 @@
 """The database's clock in the hands of a test: nothing of the broker knows, its SQL is the same.
 
-PostgreSQL finds `statement_timestamp` in another schema first, MySQL and MariaDB have a variable for it, SQLite lets a
-connection have a `julianday` of its own.
+PostgreSQL finds `statement_timestamp` in another schema first, MySQL and MariaDB have a variable
+for it, SQLite lets a connection have a `julianday` of its own.
 """
 
 from datetime import datetime, timezone

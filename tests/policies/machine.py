@@ -1,4 +1,5 @@
-"""Rules that every model of a policy shares: publish, let time pass, claim by one of three processes, end a delivery."""
+"""Rules that every model of a policy shares: publish, let time pass, claim by one of three
+processes, end a delivery."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from faststream_sqlbroker.dialects.policy_request import Claim
 from tests.policies.world import PROCESSES, World, microseconds, outcome
 
 UNIT = 500_000
-"""Times are few, so that they meet; so long that looks which begin where the last one ended are tried, too."""
+"""Times are few, so that they meet; so long that looks which begin where the last one ended are
+tried, too."""
 LONGER = int(os.environ.get("SQLBROKER_MODELS", "1"))
 """So many times as many examples as usual, and longer ones."""
 
@@ -112,7 +114,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
-        """One rule, of which Hypothesis cannot leave out parts: without claims and time little happens."""
+        """One rule, of which Hypothesis cannot leave out parts: without claims and time little
+        happens."""
         kind = data.draw(st.sampled_from(self.kinds), "kind")
         getattr(self, kind)(data)
 

@@ -6,7 +6,8 @@ from fractions import Fraction
 from faststream_sqlbroker.core.policies import Throttle
 
 Limit = tuple[int, Fraction]
-"""Slots, and the length of time (microseconds, both ends included) that may hold no more of them."""
+"""Slots, and the length of time (microseconds, both ends included) that may hold no more of them.
+"""
 
 
 def limits(throttles: Sequence[Throttle]) -> list[Limit]:
@@ -29,7 +30,8 @@ def allowed(of: Sequence[Limit], slots: Sequence[int]) -> bool:
 
 
 def earliest(throttles: Sequence[Throttle], slots: Sequence[int], at: int) -> int:
-    """The first moment at `at` or later, and not before the last of `slots`, that keeps to all limits with them."""
+    """The first moment at `at` or later, and not before the last of `slots`, that keeps to all
+    limits with them."""
     found = max([at, *slots[-1:]])
     for most, length in limits(throttles):
         if len(slots) >= most:

@@ -1,4 +1,5 @@
-"""Debounce on real databases, against a model of its definition: what is delivered, when, what is superseded (Z7)."""
+"""Debounce on real databases, against a model of its definition: what is delivered, when, what is
+superseded (Z7)."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ delay = st.integers(1, 3).map(lambda n: Delay(n * UNIT / 1e6))
 
 
 class Key:
-    """The bursts of one key: those whose message is to come, and the message that was delivered last."""
+    """The bursts of one key: those whose message is to come, and the message that was delivered
+    last."""
 
     def __init__(self) -> None:
         self.bursts: list[Burst] = []
@@ -41,7 +43,8 @@ class Key:
 
 
 class DebounceMachine(Machine):
-    """Each claim: all that has come takes part, in the order of arrival; then ended bursts are delivered in theirs."""
+    """Each claim: all that has come takes part, in the order of arrival; then ended bursts are
+    delivered in theirs."""
 
     policies: ClassVar[st.SearchStrategy[Sequence[Policy]]] = st.one_of(
         st.tuples(trailing), st.tuples(leading), st.tuples(delay, trailing | leading)

@@ -1,5 +1,5 @@
-"""Throttle with a slot for each message, on real databases, against a model that knows every slot that was granted
-(Z10)."""
+"""Throttle with a slot for each message, on real databases, against a model that knows every slot
+that was granted (Z10)."""
 
 from collections import defaultdict
 from typing import Any, ClassVar
@@ -36,7 +36,8 @@ throttles = st.builds(
 
 
 class KeyedThrottleMachine(Machine):
-    """Each message asks for a slot of its key when it is due; what becomes of it without one, the policy says."""
+    """Each message asks for a slot of its key when it is due; what becomes of it without one, the
+    policy says."""
 
     policies: ClassVar = st.tuples(throttles)
     outcomes: ClassVar = ("ack", "nack", "release", "crash", "crash")
@@ -118,7 +119,8 @@ class KeyedThrottleMachine(Machine):
             return
         ids = {row.id for row in claim.rows}
         for message in self.live.values():
-            # What has come back with its old due time may be seen by the next look at everything only.
+            # What has come back with its old due time may be seen by the next look at everything
+            # only.
             seen = self.now >= message.returned + WHOLE_LOOK * 1e6 and not message.suspect
             if message.lease is None and message.id not in ids and seen:
                 assert message.due > self.now or claim.more or claim.again == 0, (
@@ -126,12 +128,14 @@ class KeyedThrottleMachine(Machine):
                 )
 
     def ended(self, message: Message, how: str) -> None:
-        # Its slot is gone, so the next attempt must show another: if it were the same, it would not be the earliest.
+        # Its slot is gone, so the next attempt must show another: if it were the same, it would not
+        # be the earliest.
         self.slot.pop(message.id, None)
         if how in {"ack", "reject"}:
             self.seen.add(message.id)
 
 
 def test_each_slot_is_the_earliest_and_starts_one_attempt(database: str, database_url: str) -> None:
-    """Never more than the rate of a key in any period, lost slots are not given again, nothing waits for no reason."""
+    """Never more than the rate of a key in any period, lost slots are not given again, nothing
+    waits for no reason."""
     check_model(KeyedThrottleMachine, database_url, examples=EXAMPLES[database])

@@ -1,4 +1,5 @@
-"""Once on real databases, against a model of who has a key: never two starts, and what is not known is listed (Z4)."""
+"""Once on real databases, against a model of who has a key: never two starts, and what is not known
+is listed (Z4)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,7 +30,8 @@ class Owner:
 
 
 class OnceMachine(Machine):
-    """Workers claim keys before they start handlers: some at a time, some twice, some after they have lost the lease."""
+    """Workers claim keys before they start handlers: some at a time, some twice, some after they
+    have lost the lease."""
 
     kinds: ClassVar = (
         "publish",
@@ -151,5 +153,6 @@ class OnceMachine(Machine):
 
 
 def test_a_key_is_started_once(database: str, database_url: str) -> None:
-    """Never twice within its time unless it was given back; a crash never gives it back, and is listed."""
+    """Never twice within its time unless it was given back; a crash never gives it back, and is
+    listed."""
     check_model(OnceMachine, database_url, examples=EXAMPLES[database], steps=STEPS)

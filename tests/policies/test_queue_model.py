@@ -1,5 +1,5 @@
-"""Delay, Concurrency, Throttle of a queue and ordered=True on real databases, against a model that lists exactly what
-each claim has to lease (P1, P7, Z6, Z10, promise 7)."""
+"""Delay, Concurrency, Throttle of a queue and ordered=True on real databases, against a model that
+lists exactly what each claim has to lease (P1, P7, Z6, Z10, promise 7)."""
 
 from collections import Counter
 from typing import ClassVar
@@ -130,7 +130,8 @@ class QueueMachine(Machine):
 
 
 class OrderedMachine(QueueMachine):
-    """Of each key one lease at a time, by id; what is delayed, retried or postponed holds the later ones."""
+    """Of each key one lease at a time, by id; what is delayed, retried or postponed holds the later
+    ones."""
 
     orders: ClassVar = st.just(True)
     policies: ClassVar = st.builds(

@@ -1,4 +1,5 @@
-"""The race of two claims under READ COMMITTED, by hand: one has read and written but not committed, the other runs.
+"""The race of two claims under READ COMMITTED, by hand: one has read and written but not committed,
+the other runs.
 
 Without the queue's lock each of these interleavings breaks its policy, which the same test shows.
 """
@@ -36,9 +37,11 @@ class Race:
     policies: Sequence[Policy] = ()
     ordered: bool = False
     late: bool = False
-    """The other was written before the claim, and its commit is late; else it is new, and of a higher priority."""
+    """The other was written before the claim, and its commit is late; else it is new, and of a
+    higher priority."""
     wait: float = 0.0
-    """Seconds from the message to its claim; the late one was written in the middle, else just before the message."""
+    """Seconds from the message to its claim; the late one was written in the middle, else just
+    before the message."""
 
     def __str__(self) -> str:
         return self.name
@@ -89,7 +92,8 @@ class Hand:
         return await connection.run_sync(work)
 
     async def begin(self) -> None:
-        """Nothing but the row that claims lock: the very first claim of a queue makes it, and others wait for that."""
+        """Nothing but the row that claims lock: the very first claim of a queue makes it, and
+        others wait for that."""
         async with self.clock.engine.begin() as connection:
             for table in self.store.tables.ours:
                 await connection.execute(delete(table))
@@ -146,7 +150,8 @@ def before_writes(
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("locking", [True, False], ids=["locked", "unlocked"])
 async def test_two_claims_at_once_do_not_break_a_policy(hands: list[Hand], locking: bool) -> None:
-    """Promise 7, Z7, Z10: with the lock never two leases; without it each of these interleavings gives two."""
+    """Promise 7, Z7, Z10: with the lock never two leases; without it each of these interleavings
+    gives two."""
     for hand in hands:
         with pytest.MonkeyPatch.context() as patch:
             if not locking:

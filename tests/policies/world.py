@@ -1,4 +1,5 @@
-"""A queue of a real database, its clock, and the processes that claim from it; for models, which are synchronous."""
+"""A queue of a real database, its clock, and the processes that claim from it; for models, which
+are synchronous."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -41,7 +42,8 @@ class World:
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> Self:
-        # A process measures how long ago it has looked at everything; that goes by the same clock here.
+        # A process measures how long ago it has looked at everything; that goes by the same clock
+        # here.
         self._patch.setattr(policy_intake, "monotonic", lambda: self.now / MICROSECONDS)
         self.run(self._open())
         return self
@@ -92,7 +94,8 @@ class World:
     def put(
         self, key: str | None, *, delay: int = 0, ago: int = 0, ahead: int = 0, **fields: Any
     ) -> int:
-        """Publish; `ago`: it was written so long ago, and its commit is seen only now; `ahead`: by a clock that is."""
+        """Publish; `ago`: it was written so long ago, and its commit is seen only now; `ahead`: by
+        a clock that is."""
         [message] = self.run(
             self.store.insert(
                 [NewMessage(QUEUE, b"1", key=key, delay=delay / MICROSECONDS, **fields)]

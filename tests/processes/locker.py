@@ -1,7 +1,8 @@
 """A process that locks, for the tests: python -m tests.processes.locker URL FOLDER WHAT [COUNT].
 
-`count`: COUNT times under one lock, read the number in FOLDER/number, wait a moment, write the next one; each fence is
-a line in FOLDER/<process id>. `hold`: note the fence and keep the lock until killed; the lease is 6 seconds.
+`count`: COUNT times under one lock, read the number in FOLDER/number, wait a moment, write the next
+one; each fence is a line in FOLDER/<process id>. `hold`: note the fence and keep the lock until
+killed; the lease is 6 seconds.
 """
 
 import asyncio

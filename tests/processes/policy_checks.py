@@ -1,6 +1,8 @@
-"""What scheduling policies promise, checked on what a fleet has left behind: its archive and its own records.
+"""What scheduling policies promise, checked on what a fleet has left behind: its archive and its
+own records.
 
-Times are whole microseconds of the database's clock. Each check returns what is wrong, in one line each.
+Times are whole microseconds of the database's clock. Each check returns what is wrong, in one line
+each.
 """
 
 from collections import Counter, defaultdict
@@ -50,7 +52,8 @@ class Left:
 
 
 def nothing_lost(left: Left, published: Iterable[int], states: str = "COMPLETED") -> list[str]:
-    """Each message has ended in one of `states`; who ended well was started, and twice only because of the kill."""
+    """Each message has ended in one of `states`; who ended well was started, and twice only because
+    of the kill."""
     wrong = []
     if {row["id"] for row in left.rows} != set(published):
         wrong.append(f"published {sorted(published)}, archived {[row['id'] for row in left.rows]}")
@@ -69,7 +72,8 @@ def nothing_lost(left: Left, published: Iterable[int], states: str = "COMPLETED"
         if len(own) > row["deliveries_count"]:
             wrong.append(f"{row['id']}: {len(own)} starts, {row['deliveries_count']} deliveries")
         for first, then in pairwise(own):
-            # Half a machine may stand still for so long; else only the killed one's messages come again.
+            # Half a machine may stand still for so long; else only the killed one's messages come
+            # again.
             lost = first.pid == left.killed or then.acquired - first.acquired >= left.lease
             if first.attempt == then.attempt and not lost:
                 wrong.append(f"{row['id']} was started twice, by a process that was not killed")
@@ -100,9 +104,11 @@ def _not_before(left: Left, earliest: dict[int, int]) -> list[str]:
 def debounced(
     left: Left, window: int, max_wait: int | None = None, *, leading: bool = False
 ) -> list[str]:
-    """Of each burst, as created_at says, its last message (leading: its first) was delivered, and no other.
+    """Of each burst, as created_at says, its last message (leading: its first) was delivered, and
+    no other.
 
-    A message dated before its burst's end, but not certain to be committed by then, may have missed it.
+    A message dated before its burst's end, but not certain to be committed by then, may have missed
+    it.
     """
     wrong = []
     for key, rows in left.by_key.items():
@@ -129,7 +135,8 @@ def _bursts(
     last: int,
     chosen: tuple[int, ...],
 ) -> set[tuple[int, ...]]:
-    """What may be delivered: `chosen`, the last of them of a burst from `start` to `last`, and what comes."""
+    """What may be delivered: `chosen`, the last of them of a burst from `start` to `last`, and what
+    comes."""
     window, max_wait, leading = length
     for n, (at, visible, message) in enumerate(messages):
         end = start + window if leading else min(last + window, start + max_wait)
@@ -168,14 +175,15 @@ def _superseded(rows: Sequence[dict[str, Any]], *, leading: bool) -> list[str]:
 
 SLACK = SECOND // 20
 FEW = 100
-"""One of so many starts may be later than its `max_lag` allows: on a busy machine a process may be put aside between the
-look at its clock and the handler."""
+"""One of so many starts may be later than its `max_lag` allows: on a busy machine a process may be
+put aside between the look at its clock and the handler."""
 
 
 def throttled(
     left: Left, rate: int, per: int, *, by_key: bool = False, max_lag: int | None = None
 ) -> list[str]:
-    """At most `rate` slots in any period; no start before its slot, nor later than `max_lag`, but for a few."""
+    """At most `rate` slots in any period; no start before its slot, nor later than `max_lag`, but
+    for a few."""
     slots = defaultdict(list)
     wrong, late = [], []
     for start in left.starts:
@@ -205,7 +213,8 @@ def over_rate(slots: Sequence[int], rate: int, per: int) -> list[str]:
 
 
 def once(left: Left, unknown: set[int]) -> list[str]:
-    """No key has run twice without having asked for it; what the killed process held is listed, and nothing else."""
+    """No key has run twice without having asked for it; what the killed process held is listed, and
+    nothing else."""
     wrong = []
     runs, asked = Counter(s.key for s in left.starts), Counter(s.key for s in left.again)
     wrong += [
@@ -244,7 +253,8 @@ def ordered(left: Left) -> list[str]:
 
 
 def most_at_once(rows: Iterable[dict[str, Any]]) -> int:
-    """How many leases were there at the same moment, by the database's clock: from claims to archivals."""
+    """How many leases were there at the same moment, by the database's clock: from claims to
+    archivals."""
     moments = sorted(
         [(micros(row["acquired_at"]), 1) for row in rows]
         + [(micros(row["archived_at"]), -1) for row in rows]

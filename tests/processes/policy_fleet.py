@@ -1,4 +1,5 @@
-"""A fleet whose workers have policies: feeds them in bursts, watches their leases, reads what they have left."""
+"""A fleet whose workers have policies: feeds them in bursts, watches their leases, reads what they
+have left."""
 
 import asyncio
 import json
@@ -26,7 +27,8 @@ Keys = Sequence[str | None]
 
 @dataclass
 class Seen:
-    """The most leases that were seen at a time, by (queue, None) and (queue, key); and how often was looked."""
+    """The most leases that were seen at a time, by (queue, None) and (queue, key); and how often
+    was looked."""
 
     most: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     looks: int = 0

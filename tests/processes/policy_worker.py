@@ -1,10 +1,12 @@
-"""A worker process for policies: python -m tests.processes.policy_worker URL FOLDER SUBSCRIBERS (JSON).
+"""A worker process for policies: python -m tests.processes.policy_worker URL FOLDER SUBSCRIBERS
+(JSON).
 
-SUBSCRIBERS maps a queue to {"policies": [[name, [argument…], {option: value}]…], "act": name, "options": {…}}. Every
-start of a handler is one line in FOLDER/<process id>, written at once: it survives SIGKILL. Times are whole
-microseconds of the database's clock, taken from the claim and what has passed since by the monotonic clock: a start was
-at least as late as its line says, by the time from the claim's statement to its answer. TEST_WORKER_DIES="after
-give_back_keys" in the environment kills the process there.
+SUBSCRIBERS maps a queue to {"policies": [[name, [argument…], {option: value}]…], "act": name,
+"options": {…}}. Every start of a handler is one line in FOLDER/<process id>, written at once: it
+survives SIGKILL. Times are whole microseconds of the database's clock, taken from the claim and
+what has passed since by the monotonic clock: a start was at least as late as its line says, by the
+time from the claim's statement to its answer. TEST_WORKER_DIES="after give_back_keys" in the
+environment kills the process there.
 """
 
 import asyncio
@@ -102,7 +104,8 @@ class Worker:
 
 
 def die(policies: Any, when: str, method: str) -> None:
-    """SIGKILL this process "before" or "after" that method of the store's policies is called for the first time."""
+    """SIGKILL this process "before" or "after" that method of the store's policies is called for
+    the first time."""
     original = getattr(policies, method)
 
     async def and_die(*arguments: Any) -> None:

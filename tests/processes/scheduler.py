@@ -1,4 +1,5 @@
-"""A process that fires a schedule every second, for the tests: python -m tests.processes.scheduler URL FOLDER.
+"""A process that fires a schedule every second, for the tests: python -m tests.processes.scheduler
+URL FOLDER.
 
 Each call of its function is a line in FOLDER/<process id>, written at once: it survives SIGKILL.
 """

@@ -74,7 +74,8 @@ async def test_a_shifted_process_neither_hurries_nor_lags(
         assert row["next_attempt_at"] - row["created_at"] == timedelta(seconds=2)
         assert abs(row["created_at"] - now) < timedelta(seconds=30)
 
-    # A lease shorter than the shift: were it judged by a process's clock, it would be stolen or kept for ever.
+    # A lease shorter than the shift: were it judged by a process's clock, it would be stolen or
+    # kept for ever.
     options = {"max_workers": 20, "release_stuck_timeout": 6.0, "release_stuck_interval": 0.1}
     shifted = fleet.start("slow", env=env, **options)
     await eventually(lambda: fleet.started().get(shifted.pid), timeout=30)

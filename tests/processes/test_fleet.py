@@ -123,7 +123,8 @@ async def test_a_message_that_kills_its_process_ends_in_the_dead_letters(fleet: 
 async def test_f6_with_two_deliveries_no_neighbour_of_a_poison_message_is_lost(
     fleet: Fleet,
 ) -> None:
-    """Neither those that were leased with it and never started, nor those that meet another one later."""
+    """Neither those that were leased with it and never started, nor those that meet another one
+    later."""
     neighbours = 5
     await fleet.publish(1 + neighbours)
     options = {

@@ -27,7 +27,8 @@ SUBSCRIBERS = {"q": {"policies": [["Once", ["1h"], {}]], "act": "retry_first", "
 async def test_what_was_given_back_is_tried_again_and_the_rest_is_unknown(
     fleet: Fleet, dies: str, starts_before: int, tried_again: bool
 ) -> None:
-    """Z4: the key of a handler that asked for another try is free from the moment that it was given back."""
+    """Z4: the key of a handler that asked for another try is free from the moment that it was given
+    back."""
     policies = PolicyFleet(fleet)
     await policies.put({"q": ["a"]})
     victim = policies.start(SUBSCRIBERS, {"TEST_WORKER_DIES": dies})

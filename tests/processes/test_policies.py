@@ -17,8 +17,9 @@ pytestmark = pytest.mark.timeout(600)
 TICKS, STEP, KILL_AT, LEASE = 30, 0.1, 15, 4.0
 OPTIONS: dict[str, Any] = {"max_workers": 4, "release_stuck_timeout": LEASE}
 LOOKS = {"max_fetch_interval": 0.25, "release_stuck_interval": 0.5}
-"""For one process. Of several each looks more seldom: with these intervals 20 queues in four processes would ask for
-up to 640 transactions a second; on two busy cores SQLite's one writer did 100 to 150."""
+"""For one process. Of several each looks more seldom: with these intervals 20 queues in four
+processes would ask for up to 640 transactions a second; on two busy cores SQLite's one writer did
+100 to 150."""
 BURSTS = {0, 1, 2, 14, 15, 26}
 """Ticks: in a burst 100 ms apart, bursts more than a second."""
 
@@ -120,12 +121,14 @@ FEEDS: dict[str, Callable[[int], Keys]] = {
 
 @pytest.mark.parametrize(
     ("database", "processes"),
-    # One process alone has no other to step in for it: what its successor does is the same code on all databases.
+    # One process alone has no other to step in for it: what its successor does is the same code on
+    # all databases.
     [*((kind, 4) for kind in ("sqlite", "postgresql", "mariadb", "mysql")), ("sqlite", 1)],
     indirect=["database"],
 )
 async def test_with_one_process_killed_in_the_middle(fleet: Fleet, processes: int) -> None:
-    """Z1, Z4, Z7, Z10, Z12, P1, P6: every policy alone and composed; nothing is lost, each keeps its promise."""
+    """Z1, Z4, Z7, Z10, Z12, P1, P6: every policy alone and composed; nothing is lost, each keeps
+    its promise."""
     policies = PolicyFleet(fleet)
     policies.lease = round(LEASE * SECOND)
     now = await fleet.store.now()

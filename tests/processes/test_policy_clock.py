@@ -1,4 +1,5 @@
-"""Policies go by the database's clock: a process whose own is an hour off delivers as the others do."""
+"""Policies go by the database's clock: a process whose own is an hour off delivers as the others
+do."""
 
 from datetime import timedelta
 

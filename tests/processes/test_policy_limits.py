@@ -54,9 +54,11 @@ SECONDS = int(os.environ.get("SQLBROKER_TEST_THROTTLE_SECONDS", "0"))
 
 
 async def test_a_throttle_is_exact_and_used(fleet: Fleet, database: str) -> None:
-    """Z10: 100 slots a second over 4 processes: never more in any second, starts within max_lag, 95 % of them used.
+    """Z10: 100 slots a second over 4 processes: never more in any second, starts within max_lag, 95
+    % of them used.
 
-    A machine that is busy with something else may start late and miss slots, and still none is given twice.
+    A machine that is busy with something else may start late and miss slots, and still none is
+    given twice.
     """
     policies = PolicyFleet(fleet)
     seconds = SECONDS or (12 if database == "postgresql" else 8)

@@ -1,4 +1,5 @@
-"""P5 and presence with real processes: what the database says of them is true, whatever becomes of them."""
+"""P5 and presence with real processes: what the database says of them is true, whatever becomes of
+them."""
 
 import signal
 from typing import Any
@@ -57,7 +58,8 @@ async def test_a_killed_process_no_longer_lives_and_what_it_held_is_explained(fl
 
     async def expired() -> Any:
         reasons = (await admin(fleet).explain(row["id"])).reasons
-        # On a busy machine the survivor's sign of life may be late for a moment: then it says that nobody lives, too.
+        # On a busy machine the survivor's sign of life may be late for a moment: then it says that
+        # nobody lives, too.
         return [(r.code, r.worker) for r in reasons] == [("lease_expired", found.worker)]
 
     await eventually(expired, timeout=60, step=0.05)

@@ -62,7 +62,8 @@ class Schedulers:
         )
 
     async def check(self) -> None:
-        """Each second from the first one on has one message of each schedule, up to the last one that was published."""
+        """Each second from the first one on has one message of each schedule, up to the last one
+        that was published."""
         listed = {s.name: s for s in await self.broker.admin.schedules()}
         for name, rows in (await self.published()).items():
             times = [datetime.fromisoformat(row["headers"]["fire-time"]) for row in rows]

@@ -85,7 +85,8 @@ async def test_what_a_dead_or_stopped_process_had_not_started_is_handled_soon(fl
 
 
 async def _stalled(fleet: Fleet, *, at: int) -> Process:
-    """A worker whose handler takes its time for the body `at`, what was before it is written, and others wait there."""
+    """A worker whose handler takes its time for the body `at`, what was before it is written, and
+    others wait there."""
     worker = fleet.start("stalls", longest_wait=60.0, **QUICK)
     await eventually(lambda: fleet.started().get(worker.pid, Counter())[at], timeout=30)
 

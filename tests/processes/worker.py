@@ -1,4 +1,5 @@
-"""A worker process for the tests: python -m tests.processes.worker URL FOLDER HANDLER [OPTIONS as JSON].
+"""A worker process for the tests: python -m tests.processes.worker URL FOLDER HANDLER [OPTIONS as
+JSON].
 
 Every start of a handler is one line in FOLDER/<process id>, written at once: it survives SIGKILL.
 """
@@ -80,7 +81,8 @@ async def _never(_releaser: StuckReleaser) -> float:
 
 
 def _change(options: dict[str, Any]) -> None:
-    """Take out of `options` what is none of the subscriber's: how this process differs from all others."""
+    """Take out of `options` what is none of the subscriber's: how this process differs from all
+    others."""
     fetch.LONGEST_WAIT = options.pop("longest_wait", fetch.LONGEST_WAIT)
     if options.pop("counts_as_quick", False):
         HandlerTimes.starts_ahead = lambda *_: 10_000  # type: ignore[method-assign]

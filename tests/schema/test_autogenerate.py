@@ -1,4 +1,5 @@
-"""An application that owns its migrations: `alembic revision --autogenerate` writes revisions that run as they are."""
+"""An application that owns its migrations: `alembic revision --autogenerate` writes revisions that
+run as they are."""
 
 import os
 import subprocess

@@ -86,7 +86,8 @@ async def test_an_upgrade_that_ended_half_way_goes_on(engine: AsyncEngine) -> No
 
 @pytest.mark.parametrize("database", ["postgresql", *MYSQL], indirect=True)
 async def test_no_row_is_written_anew(engine: AsyncEngine, database: str) -> None:
-    """MySQL and MariaDB refuse ALGORITHM=INSTANT where they would have to; PostgreSQL would make a new file.
+    """MySQL and MariaDB refuse ALGORITHM=INSTANT where they would have to; PostgreSQL would make a
+    new file.
 
     MariaDB's message table is the exception: it has an indexed virtual column.
     """

@@ -1,4 +1,5 @@
-"""One Spark session for all tests, in a time zone that shows every mistake; a database with tables each."""
+"""One Spark session for all tests, in a time zone that shows every mistake; a database with tables
+each."""
 
 import itertools
 import os
@@ -31,7 +32,8 @@ START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    """With a MariaDB of our own: its horizon waits for statements in all databases, those of other tests too."""
+    """With a MariaDB of our own: its horizon waits for statements in all databases, those of other
+    tests too."""
     servers = Servers(own=("mariadb",))
     yield servers
     servers.close()

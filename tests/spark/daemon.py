@@ -1,8 +1,9 @@
-"""PySpark's daemon, whose workers do not read the directory of spark-core's jar again at every task.
+"""PySpark's daemon, whose workers do not read the directory of spark-core's jar again at every
+task.
 
-The jar is on the workers' path, and `importlib.invalidate_caches()`, which each task calls, reads the directories of
-all archives there before Python 3.13 (python/cpython#103200): 100 ms a task, most of what a small one takes.
-Run as `python -m` by `spark.python.daemon.module`.
+The jar is on the workers' path, and `importlib.invalidate_caches()`, which each task calls, reads
+the directories of all archives there before Python 3.13 (python/cpython#103200): 100 ms a task,
+most of what a small one takes. Run as `python -m` by `spark.python.daemon.module`.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""An export, as a process of its own, that is killed with its Java in the middle of the first replacement.
+"""An export, as a process of its own, that is killed with its Java in the middle of the first
+replacement.
 
     python -m tests.spark.dying_export URL PATH
 
@@ -14,7 +15,8 @@ from faststream_sqlbroker.spark import build_session, export_archive
 from faststream_sqlbroker.spark.lake.folders import Folders
 
 OWNER, NAME, NUMBER = Folders, "move", 2
-"""Which call of which method is never made: that between the renames. Of every other step tests of the lake die."""
+"""Which call of which method is never made: that between the renames. Of every other step tests of
+the lake die."""
 
 
 def die() -> None:

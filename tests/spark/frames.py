@@ -18,7 +18,8 @@ _IN_UTC: dict[str, Any] = (
 def plain_frame(
     spark: SparkSession, rows: Iterable[Sequence[Any]], schema: StructType | str
 ) -> DataFrame:
-    """A DataFrame of `rows`; `createDataFrame` with the same would run each action in Python workers."""
+    """A DataFrame of `rows`; `createDataFrame` with the same would run each action in Python
+    workers."""
     struct = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
     types = to_arrow_schema(struct, **_IN_UTC)
     columns = zip(*rows, strict=True) if (rows := list(rows)) else [[] for _ in types]

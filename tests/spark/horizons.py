@@ -55,7 +55,8 @@ def rows_before(
 
 
 async def passes(archive: Archive, rows: set[int]) -> None:
-    """The horizon passes them soon; MariaDB's sees other databases of the server, which other tests use."""
+    """The horizon passes them soon; MariaDB's sees other databases of the server, which other tests
+    use."""
 
     def look() -> bool:
         horizon = find(archive.url)

@@ -1,4 +1,5 @@
-"""A process that archives like a busy fleet: slow, overlapping transactions, old ids, some rolled back.
+"""A process that archives like a busy fleet: slow, overlapping transactions, old ids, some rolled
+back.
 
     python -m tests.spark.late_writer URL
 
@@ -19,7 +20,8 @@ from tests.spark.horizons import settle_in
 
 THREADS, ROWS = 3, 3
 LONGEST = 0.5
-"""Seconds that a transaction lasts at most; on SQLite, where everybody else waits meanwhile, a tenth."""
+"""Seconds that a transaction lasts at most; on SQLite, where everybody else waits meanwhile, a
+tenth."""
 
 
 def work(engine: Engine, table: Table, thread: int, ended: threading.Event) -> None:

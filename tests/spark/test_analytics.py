@@ -98,7 +98,8 @@ def dead(queue: str, **more: Any) -> dict[str, Any]:
 def test_schemas_are_the_documented_ones_and_hold_without_rows(
     spark: SparkSession, frame_of: Any, name: str
 ) -> None:
-    """Empty in, empty out, of the same columns; rows of NULLs do no harm; a missing column is named."""
+    """Empty in, empty out, of the same columns; rows of NULLs do no harm; a missing column is
+    named."""
     function = getattr(analytics, name)
     assert [f"{field.name} {field.type}" for field in RESULTS[name]] == SCHEMAS[name].split(", ")
     for word in SCHEMAS[name].split(", "):
@@ -142,7 +143,8 @@ def test_throughput(frame_of: Any) -> None:
 
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kathmandu"])
 def test_buckets_are_of_utc_in_every_zone(spark: SparkSession, frame_of: Any, zone: str) -> None:
-    """M5: across both changes of clocks each hour is one bucket, and each day has 24; before 1970 too."""
+    """M5: across both changes of clocks each hour is one bucket, and each day has 24; before 1970
+    too."""
     days = at("2026-03-08T00:00:00+00:00"), at("2026-11-01T00:00:00+00:00")
     old = at("1969-12-31T23:59:59.5+00:00")
     before = spark.conf.get("spark.sql.session.timeZone")
@@ -543,7 +545,8 @@ def test_payload_schemas(frame_of: Any) -> None:
 
 
 def test_payload_schemas_decode_the_payloads(frame_of: Any) -> None:
-    """D4: whatever the names of fields; of one that is always null, and of an empty list or object, too."""
+    """D4: whatever the names of fields; of one that is always null, and of an empty list or object,
+    too."""
     bodies = [
         {
             "user": {"id": 1, "empty": {}},

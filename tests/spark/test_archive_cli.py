@@ -182,7 +182,8 @@ def test_errors_are_one_line_without_the_password() -> None:
 async def test_an_export_that_was_killed_is_ended_by_the_next(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """Proves D5: kill -9 of the whole process while it writes a window; the lake is then as if nothing was."""
+    """Proves D5: kill -9 of the whole process while it writes a window; the lake is then as if
+    nothing was."""
     fill(archive, 8)
     path = tmp_path / "lake"
     process = subprocess.Popen(

@@ -22,7 +22,8 @@ def set_default(archive: Archive, name: str, value: str) -> None:
 @pytest.mark.parametrize("pooled", [False, True], ids=["one session", "pooled"])
 @pytest.mark.parametrize("number", [2, 3, 6])
 def test_cuts_mean_the_same_in_every_session(new_database: Any, number: int, pooled: bool) -> None:
-    """D4: JDBC's sessions write dates in the ISO style, whatever the database's default; months are no days."""
+    """D4: JDBC's sessions write dates in the ISO style, whatever the database's default; months are
+    no days."""
     archive = new_database("postgresql")
     archive.add_many(120, step=timedelta(hours=9))
     archive.analyze()

@@ -171,7 +171,8 @@ def test_options_choose_rows(archive: Archive) -> None:
 
 
 def test_the_live_table(archive: Archive) -> None:
-    """Cut by ids: a row that is claimed meanwhile gets another place in PostgreSQL's table, but keeps its id."""
+    """Cut by ids: a row that is claimed meanwhile gets another place in PostgreSQL's table, but
+    keeps its id."""
     with archive.engine.begin() as connection:
         connection.execute(
             archive.message.insert(),
@@ -259,7 +260,8 @@ def through(filters: list[Any], archive: Archive) -> list[dict[str, Any]]:
 def test_filters_are_pushed_only_by_a_spark_that_keeps_them_apart(
     spark: SparkSession, new_database: Any
 ) -> None:
-    """Spark 4.1.4 gives one query's filters to the next one of the same DataFrame, which then lacks rows."""
+    """Spark 4.1.4 gives one query's filters to the next one of the same DataFrame, which then lacks
+    rows."""
     archive = new_database("sqlite")
     archive.add_many(10)
     spark.conf.set(PUSH, "true")

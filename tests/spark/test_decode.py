@@ -82,7 +82,8 @@ def one(spark: SparkSession, text: str, schema: Any) -> Any:
 
 
 def test_the_content_type_decides(spark: SparkSession) -> None:
-    """Any case, any parameters; what is neither JSON nor text is left alone; no header is FastStream's default."""
+    """Any case, any parameters; what is neither JSON nor text is left alone; no header is
+    FastStream's default."""
     body = b'{"a": [1, null]}'
     value, text = {"a": [1, None]}, body.decode()
     rows = [
@@ -112,7 +113,8 @@ def test_the_content_type_decides(spark: SparkSession) -> None:
 
 
 def test_nothing_broken_becomes_a_value_or_an_error(spark: SparkSession) -> None:
-    """D4: bytes that are no UTF-8, and JSON that is cut, followed by something or in another notation, are NULL."""
+    """D4: bytes that are no UTF-8, and JSON that is cut, followed by something or in another
+    notation, are NULL."""
     binary = [b"\xff\xfe", b'"\xc3"', b'{"a": "\xed\xa0\x80"}', bytes(range(256))]
     texts = '{"content-type": "text/plain"}'
     rows = [(JSON, payload) for payload in binary] + [(texts, payload) for payload in binary]
@@ -147,7 +149,8 @@ def test_variants_hold_any_json(spark: SparkSession) -> None:
 
 
 def test_a_schema_takes_what_fits_it_whole(spark: SparkSession) -> None:
-    """D4: a body of another shape is NULL, not a row of NULLs; missing fields are NULL, others are left out."""
+    """D4: a body of another shape is NULL, not a row of NULLs; missing fields are NULL, others are
+    left out."""
     assert one(spark, '{"a": 1, "b": "x", "c": 2}', "a INT, b STRING") == ({"a": 1, "b": "x"}, None)
     assert one(spark, '{"b": "x"}', "a INT, b STRING") == ({"a": None, "b": "x"}, None)
     assert one(spark, "[1, 2]", ArrayType(LongType())) == ([1, 2], None)
@@ -220,7 +223,8 @@ class Order(BaseModel):
 
 
 def test_a_model_is_a_schema(spark: SparkSession) -> None:
-    """What Pydantic writes of a model is what Spark reads with its schema, in a session of any zone."""
+    """What Pydantic writes of a model is what Spark reads with its schema, in a session of any
+    zone."""
     order = Order.model_validate(
         {
             "order-no": 1,

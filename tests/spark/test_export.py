@@ -109,7 +109,8 @@ def contents(path: Path) -> dict[str, str]:
 def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """Proves D4: every column on every database, over a change of the clocks, and again without a change."""
+    """Proves D4: every column on every database, over a change of the clocks, and again without a
+    change."""
     fill(archive)
     path, seen = tmp_path / "lake", list[Any]()
     result = export_archive(spark, archive.url, str(path), until=UNTIL, on_window=seen.append)
@@ -145,7 +146,8 @@ def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
 def test_rows_that_come_late_are_exported_and_lost_ones_stay(
     spark: SparkSession, archive: Archive, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Proves D5: a commit that the safety lag did not cover is found; a pruned row is not lost with it."""
+    """Proves D5: a commit that the safety lag did not cover is found; a pruned row is not lost with
+    it."""
     fill(archive)
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-09")
@@ -183,7 +185,8 @@ def change_after_write(
 def test_a_source_that_changes_while_it_is_read_is_caught(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves D5: what is not what the database has does not count; PostgreSQL's snapshot does not change."""
+    """Proves D5: what is not what the database has does not count; PostgreSQL's snapshot does not
+    change."""
     fill(archive)
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-08")
@@ -377,7 +380,8 @@ def test_compaction_refuses_a_window_that_has_lost_a_file(
 def test_a_window_counts_when_it_is_recorded(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a folder is copied to its place file by file, a reader finds some of them; it reads again."""
+    """Where a folder is copied to its place file by file, a reader finds some of them; it reads
+    again."""
     monkeypatch.setattr(export, "time", SimpleNamespace(sleep=lambda _seconds: None))
     lake, _ = lake_of_one(spark, tmp_path)
     half = tmp_path / "date=2026-03-08"

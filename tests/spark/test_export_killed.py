@@ -1,4 +1,5 @@
-"""An export that is killed, as a real process, while it replaces a window: the next one ends what was begun."""
+"""An export that is killed, as a real process, while it replaces a window: the next one ends what
+was begun."""
 
 import json
 import os
@@ -44,7 +45,8 @@ def kill_export(url: str, path: Path) -> None:
 def test_an_export_that_is_killed_while_it_replaces_a_window_is_ended_by_the_next(
     spark: SparkSession, new_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves D5: no row is lost or doubled, and readers are told to wait; tests/spark/test_lake.py dies at every step."""
+    """Proves D5: no row is lost or doubled, and readers are told to wait; tests/spark/test_lake.py
+    dies at every step."""
     monkeypatch.setattr(export, "PAUSES", ())
     archive, path = new_database("sqlite"), tmp_path / "lake"
     archive.add(*({"id": n, "archived_at": MARCH + timedelta(hours=n)} for n in (1, 2, 3)))

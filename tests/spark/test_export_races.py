@@ -1,4 +1,5 @@
-"""The export beside others who change the archive: rows that go while a window is read, transactions that are open."""
+"""The export beside others who change the archive: rows that go while a window is read,
+transactions that are open."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +35,8 @@ def ids(spark: SparkSession, path: str) -> list[int]:
 
 
 def before_the_read(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], None]) -> list[int]:
-    """Call `change` when it is known which rows only the lake has, and those of the database are not read yet.
+    """Call `change` when it is known which rows only the lake has, and those of the database are
+    not read yet.
 
     Spark runs the join that finds the first as a stage of its own, before it reads the second.
 
@@ -63,7 +65,8 @@ def test_a_row_that_goes_while_its_window_is_exported_again_stays_in_the_lake(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    """Proves D5: it is neither what only the lake has nor what the database still has; the window is tried again."""
+    """Proves D5: it is neither what only the lake has nor what the database still has; the window
+    is tried again."""
     archive: Archive = new_database(kind)
     archive.add(*({"id": n, "archived_at": MARCH + HOUR * n} for n in (1, 2, 3)))
     path = str(tmp_path / "lake")
@@ -100,7 +103,8 @@ def test_a_window_whose_only_row_goes_while_it_is_read_has_no_rows(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    """Proves D5: nothing is put in its place, and the lake stays readable; a row that comes later is exported."""
+    """Proves D5: nothing is put in its place, and the lake stays readable; a row that comes later
+    is exported."""
     archive: Archive = new_database(kind)
     archive.add({"id": 1, "archived_at": MARCH + HOUR})
     path = tmp_path / "lake"
@@ -124,7 +128,8 @@ async def test_a_window_stays_open_while_a_transaction_may_bring_rows_of_it(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    """Proves D5: past midnight too; once it has committed, the window is exported with its row, once."""
+    """Proves D5: past midnight too; once it has committed, the window is exported with its row,
+    once."""
     archive: Archive = new_database(kind)
     path, midnight = str(tmp_path / "lake"), MARCH + timedelta(days=1)
     archive.add({"id": 1, "archived_at": midnight - HOUR})
@@ -155,7 +160,8 @@ def clock(archive: Archive) -> datetime:
 
 
 def moved(by: timedelta) -> Callable[..., Horizon]:
-    """`find_horizon`, as if the database's clock were moved by so much; nothing is left for the margin."""
+    """`find_horizon`, as if the database's clock were moved by so much; nothing is left for the
+    margin."""
 
     def find_moved(*given: Any, **options: Any) -> Horizon:
         found = find_horizon(*given, **options | {"margin": 0})

@@ -22,7 +22,8 @@ from faststream_sqlbroker.spark.lake.files import read_json, write_json
 
 @pytest.fixture(params=["plain", "file", "viewfs", "objects"])
 def place(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[str]:
-    """A folder that is not there yet: a path, a URI, one that is renamed by FileContext, an object store."""
+    """A folder that is not there yet: a path, a URI, one that is renamed by FileContext, an object
+    store."""
     hadoop = spark._jsc.hadoopConfiguration()
     for scheme in ("viewfs", "objects"):  # each test has links of its own
         hadoop.set(f"fs.{scheme}.impl.disable.cache", "true")
@@ -71,7 +72,8 @@ def test_what_is_written_is_read(spark: SparkSession, place: str, tmp_path: Path
 def test_where_creating_a_file_empties_it_another_is_renamed(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    """Servers are not at hand: what would be created where is looked at, and that Hadoop knows how to rename."""
+    """Servers are not at hand: what would be created where is looked at, and that Hadoop knows how
+    to rename."""
     created, renamed = list[str](), list[Any]()
     java = java_of(spark)
     place = getattr(java, "org.apache.hadoop.fs.Path")(f"{scheme}://server/state/orders.json")

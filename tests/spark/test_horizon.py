@@ -100,7 +100,8 @@ async def test_a_procedure_that_commits_on_its_way(archive: Archive) -> None:
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_nothing_is_added_below_any_horizon(archive: Archive, steps: list[tuple[str, int]]) -> None:
-    """D4, by a model: three sessions write, read, commit and roll back in any order, without a margin."""
+    """D4, by a model: three sessions write, read, commit and roll back in any order, without a
+    margin."""
     archive.execute("DELETE FROM message_archive")
     engine = create_engine(
         archive.engine.url, connect_args={"timeout": 0} if archive.kind == "sqlite" else {}

@@ -78,7 +78,8 @@ def pair(servers_of_two: Pair) -> Pair:
 
 
 def test_a_standby_asks_its_primary(pair: Pair) -> None:
-    """D4: the primary's transactions are looked at, and then replayed: late ones are neither passed nor lost."""
+    """D4: the primary's transactions are looked at, and then replayed: late ones are neither passed
+    nor lost."""
     with pair.archive.engine.connect() as writer:
         settle(pair.archive, writer, 1)
         at = archived_at(pair.archive, writer, 1)

@@ -100,7 +100,8 @@ def test_windows_follow_each_other(loads: Loads, caplog: pytest.LogCaptureFixtur
 
 
 async def test_both_wrong_ways_lose_rows(loads: Loads) -> None:
-    """D4: by the highest id, and by the latest archived_at, rows are lost for ever; here they are not."""
+    """D4: by the highest id, and by the latest archived_at, rows are lost for ever; here they are
+    not."""
     archive, columns = loads.archive, loads.archive.archive.c
     with archive.engine.begin() as connection:
         settle(archive, connection, 10)
@@ -287,7 +288,8 @@ def test_where_the_first_load_begins(loads: Loads) -> None:
 def test_a_first_load_that_fails_is_repeated_whatever_since_is_then(
     loads: Loads, since: Any
 ) -> None:
-    """Its folder would stay beside another's, with the same rows, or nothing would ever be read again."""
+    """Its folder would stay beside another's, with the same rows, or nothing would ever be read
+    again."""
     loads.archive.add_many(10)
     with pytest.raises(RuntimeError), loads.open() as first:
         raise RuntimeError
@@ -446,7 +448,8 @@ def streaming(archive: Archive) -> Iterator[Query]:
 async def test_many_loads_and_a_stream_beside_a_busy_writer(
     loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D4: the union of the loads is the table, and no row comes twice; by the latest time seen rows are lost."""
+    """D4: the union of the loads is the table, and no row comes twice; by the latest time seen rows
+    are lost."""
     archive, columns = loads.archive, loads.archive.archive.c
     monkeypatch.setattr(stream, "find_horizon", partial(find_horizon, margin="0.5s"))
     if archive.kind == "sqlite":
@@ -454,7 +457,8 @@ async def test_many_loads_and_a_stream_beside_a_busy_writer(
     loaded: Counter[int] = Counter()
     by_time: set[int] = set()
     last, full = START, 0
-    # SQLite has one writer, and so fewer ways to be late. MariaDB's transactions begin at whole seconds.
+    # SQLite has one writer, and so fewer ways to be late. MariaDB's transactions begin at whole
+    # seconds.
     wanted = {"postgresql": 15, "sqlite": 12}.get(archive.kind, 6)
     deadline = time.monotonic() + 120
     with writing(archive), streaming(archive) as query, archive.engine.connect() as reader:

@@ -29,7 +29,8 @@ class Killed(BaseException):
 
 @contextmanager
 def dying(monkeypatch: pytest.MonkeyPatch, fatal: int) -> Iterator[list[str]]:
-    """Killed before the operation on files of this number; yields the names of those that were begun."""
+    """Killed before the operation on files of this number; yields the names of those that were
+    begun."""
     begun = list[str]()
 
     def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +59,8 @@ def begun(spark: SparkSession, path: Path) -> Lake:
 
 
 def check(spark: SparkSession, path: Path, window: Any) -> int:
-    """The next run finds a whole window, recorded as it is, and nothing beside it; returns its rows."""
+    """The next run finds a whole window, recorded as it is, and nothing beside it; returns its
+    rows."""
     found = begun(spark, path)
     entry = found.entry(window)
     assert entry is not None
@@ -73,7 +75,8 @@ def check(spark: SparkSession, path: Path, window: Any) -> int:
 def test_a_process_that_dies_at_any_step_of_a_replacement_loses_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves D5: killed before each operation on files, the next one finds the old rows or the new, and ends it."""
+    """Proves D5: killed before each operation on files, the next one finds the old rows or the new,
+    and ends it."""
     ends = set()
     prepared = tmp_path / "prepared"
     _, window = lake_of_one(spark, prepared, 1)
@@ -98,7 +101,8 @@ def test_a_process_that_dies_at_any_step_of_a_replacement_loses_nothing(
 def test_a_process_that_dies_at_any_step_of_a_recovery_loses_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, expected: int
 ) -> None:
-    """One died between the two renames, the next while it ended that: with the new rows, or without them."""
+    """One died between the two renames, the next while it ended that: with the new rows, or without
+    them."""
     prepared = tmp_path / "prepared"
     _, window = lake_of_one(spark, prepared, 1)
     lake = begun(spark, prepared)
@@ -139,7 +143,8 @@ def test_an_export_that_is_overtaken_at_any_step_of_a_replacement_loses_nothing(
     name: str,
     number: int,
 ) -> None:
-    """By one that has read the state before the replacement was noted in it; more rows, or fewer files."""
+    """By one that has read the state before the replacement was noted in it; more rows, or fewer
+    files."""
     first, window = lake_of_one(spark, tmp_path, 2)
     second, calls = Lake(spark, str(tmp_path)), list[str]()
     original, load, early = getattr(owner, name), second._load, [second._load()]

@@ -55,7 +55,8 @@ def test_databases_of_one_name_are_told_apart_by_their_place(
 
 
 def test_a_lake_takes_one_database(spark: SparkSession, tmp_path: Path) -> None:
-    """Proves D4: not another of the same name; under a name that is given it may have several addresses."""
+    """Proves D4: not another of the same name; under a name that is given it may have several
+    addresses."""
     places = (tmp_path / "production", tmp_path / "staging")
     for place in places:
         place.mkdir()

@@ -55,7 +55,8 @@ def ids(archive: Archive) -> list[int]:
 def test_only_what_a_verified_export_has_is_removed(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves M5: later windows, and windows with a row that the export lacks, stay; a dry run removes nothing."""
+    """Proves M5: later windows, and windows with a row that the export lacks, stay; a dry run
+    removes nothing."""
     fill(archive)
     monkeypatch.setattr("faststream_sqlbroker.spark.lake.removal.CHUNK", 2)
     path = str(tmp_path / "lake")
@@ -103,7 +104,8 @@ def test_by_age_alone(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_rows_are_listed_by_pages(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proves M5: no statement has more than a page, and every row is listed once, also of one moment."""
+    """Proves M5: no statement has more than a page, and every row is listed once, also of one
+    moment."""
     monkeypatch.setattr(removal, "PAGE", 3)
     moments = [START, *[START + timedelta(microseconds=1)] * 5, START + DAY, START + DAY * 2]
     archive.add(*({"id": 20 - n, "archived_at": moment} for n, moment in enumerate(moments)))
@@ -170,7 +172,8 @@ def test_an_export_that_lost_a_file_age_and_wrong_options(
 
 
 def partition(archive: Archive, *days: int, default: bool = False) -> None:
-    """Make the archive anew, partitioned as docs/reference/tables.md says; a partition for each of `days` after START."""
+    """Make the archive anew, partitioned as docs/reference/tables.md says; a partition for each of
+    `days` after START."""
     archive.execute("ALTER TABLE message_archive RENAME TO old_archive")
     archive.execute(
         "CREATE TABLE message_archive (LIKE old_archive INCLUDING DEFAULTS INCLUDING CONSTRAINTS, "
@@ -210,7 +213,8 @@ def archive_rows(archive: Archive, statement: str) -> list[Any]:
 def test_partitions_go_as_a_whole(
     spark: SparkSession, archive: Archive, tmp_path: Path, default: bool
 ) -> None:
-    """Proves M5: partitions within verified windows are detached and dropped; other rows are deleted."""
+    """Proves M5: partitions within verified windows are detached and dropped; other rows are
+    deleted."""
     partition(archive, 0, 1, 3, default=default)
     archive.execute(
         f"CREATE TABLE archive_wide PARTITION OF message_archive FOR VALUES FROM ('{START + DAY * 2}') TO "
@@ -308,7 +312,8 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
 def test_a_detachment_that_was_cut_short_is_ended(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """A transaction holds it up until the server's patience ends: the partition is neither in nor out."""
+    """A transaction holds it up until the server's patience ends: the partition is neither in nor
+    out."""
     partition(archive, 0)
     fill(archive, 1)
     path = str(tmp_path / "lake")
@@ -382,7 +387,8 @@ def test_a_partition_that_could_not_be_detached_may_be_kept(
 def test_what_was_detached_goes_back_to_the_archive_it_came_from(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not to one of the same name in another schema; nor is it dropped by figures that nobody has compared."""
+    """Not to one of the same name in another schema; nor is it dropped by figures that nobody has
+    compared."""
     partition(archive, 0)
     fill(archive, 1)
     database = database_of(parse_address(archive.url))

@@ -1,4 +1,5 @@
-"""What Spark reads is what the table holds: types, values, counts, on every database, in every time zone."""
+"""What Spark reads is what the table holds: types, values, counts, on every database, in every time
+zone."""
 
 import os
 from collections.abc import Callable
@@ -44,7 +45,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def micros(frame: DataFrame) -> list[dict[str, Any]]:
-    """The rows by id, times as whole microseconds: Python's own conversion has a time zone of its own."""
+    """The rows by id, times as whole microseconds: Python's own conversion has a time zone of its
+    own."""
     exact = frame.select(
         *(F.unix_micros(c).alias(c) if c in TIMES else F.col(c) for c in frame.columns)
     )
@@ -73,7 +75,8 @@ def without_headers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def fill(archive: Archive) -> None:
-    """Rows that have broken readers: both changes of the clocks, bytes that are no text, NULLs, long ones."""
+    """Rows that have broken readers: both changes of the clocks, bytes that are no text, NULLs,
+    long ones."""
     steps = [timedelta(minutes=10 * n, microseconds=n * 111_111) for n in range(18)]
     rows = [{"archived_at": begin + step} for begin in (SPRING, AUTUMN) for step in steps]
     for number, row in enumerate(rows, 1):
@@ -476,7 +479,8 @@ def test_a_table_that_is_not_there_is_named(
 def test_a_dataframe_is_closed_at_the_databases_clock(
     spark: SparkSession, archive: Archive
 ) -> None:
-    """What is archived after it was made does not appear in a later action, unless that is asked for."""
+    """What is archived after it was made does not appear in a later action, unless that is asked
+    for."""
     archive.add({"id": 1})
     closed, open_ = (
         read_archive(spark, archive.url),
@@ -504,7 +508,8 @@ def test_a_database_whose_name_urls_encode(
 
 
 def test_a_mebibyte_does_not_fill_the_memory(spark: SparkSession, archive: Archive) -> None:
-    """Rows are fetched by bytes: 120 MiB in payloads of one pass through Java's memory a few at a time."""
+    """Rows are fetched by bytes: 120 MiB in payloads of one pass through Java's memory a few at a
+    time."""
     body = bytes(range(256)) * 4096
     for first in range(1, 121, 10):
         archive.add(*({"id": first + n, "payload": body} for n in range(10)))

@@ -402,7 +402,8 @@ def test_a_killed_worker_leaves_whole_batches_and_the_job_goes_on(
 async def test_what_failed_is_kept_looked_at_and_replayed(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """M5: a broker's failures, read from its archive and from Parquet, are handled when the cause is mended."""
+    """M5: a broker's failures, read from its archive and from Parquet, are handled when the cause
+    is mended."""
     broken, handled = True, []
     engine = create_async_engine(archive.url)
     broker = SqlBroker(engine, logger=None)
@@ -427,7 +428,8 @@ async def test_what_failed_is_kept_looked_at_and_replayed(
         failed.write.parquet(lake)
         broken = False
         handled.clear()
-        # In a thread: the broker may have just locked SQLite's file, and its event loop must go on to unlock it.
+        # In a thread: the broker may have just locked SQLite's file, and its event loop must go on
+        # to unlock it.
         done = await asyncio.to_thread(
             publish, spark.read.parquet(lake), archive, job="stock is back"
         )
@@ -529,7 +531,8 @@ def test_a_row_that_no_message_can_be_is_named(column: str, value: Any, words: s
 
 
 def test_a_copy_is_no_dead_letter() -> None:
-    """In its new queue it would count as failed where the row has; the plan may give it such a header."""
+    """In its new queue it would count as failed where the row has; the plan may give it such a
+    header."""
     [row] = rows_of(1)
     row["headers"] = '{"dead-letter": {"queue": "orders"}, "a": null}'
     assert copy_row(row, Plan("j", "orders", {})).values["headers"] == {

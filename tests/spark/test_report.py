@@ -257,7 +257,8 @@ async def test_figures_of_the_page(spark: SparkSession) -> None:
     assert len(render(figures, "t")) < 6_000_000
 
     def let_go() -> bool:
-        # A broadcast that the optimizer did not wait for may cache the frame again: Java's collector ends that.
+        # A broadcast that the optimizer did not wait for may cache the frame again: Java's
+        # collector ends that.
         spark.sparkContext._jvm.System.gc()
         return not spark.sparkContext._jsc.getPersistentRDDs()
 
@@ -266,7 +267,8 @@ async def test_figures_of_the_page(spark: SparkSession) -> None:
 
 @pytest.fixture
 def only_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the page's tables only those of its list of queues have rows: each of the others costs Spark a second."""
+    """Of the page's tables only those of its list of queues have rows: each of the others costs
+    Spark a second."""
     results, kept = figures_._results, {"failure_rate", "duplicate_deliveries"}
 
     def emptied(*given: Any) -> dict[str, DataFrame]:

@@ -42,7 +42,8 @@ def drop_first(archive: Archive, patience: str) -> bool:
 def test_a_partition_is_dropped_after_the_snapshot(
     spark: SparkSession, archive: Archive, default: bool
 ) -> None:
-    """D4: all tasks see the rows of a partition that a prune wants to drop meanwhile, also if it gave up halfway."""
+    """D4: all tasks see the rows of a partition that a prune wants to drop meanwhile, also if it
+    gave up halfway."""
     partition(archive, 0, 1, default=default)
     archive.add_many(20, step=timedelta(hours=2))
     with open_snapshot(archive.url) as now:
@@ -71,7 +72,8 @@ def test_who_wants_the_table_for_himself_waits(archive: Archive, statement: str)
 async def test_a_reader_does_not_wait_for_who_waits_for_its_snapshot(
     spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would wait for each other until the server ends the snapshot, and then rows would be lost."""
+    """They would wait for each other until the server ends the snapshot, and then rows would be
+    lost."""
     monkeypatch.setattr(snapshot, "LOCK_PATIENCE", 0.2)
     archive.add_many(3)
     waiting = (

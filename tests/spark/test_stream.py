@@ -69,7 +69,8 @@ class Query:
             assert self.reader.partitions(self.offset, self.offset) == []
 
     def trigger(self, *, twice: bool = False) -> bool:
-        """One micro-batch, or none if there is nothing new; `twice`: it is repeated later, by a new process."""
+        """One micro-batch, or none if there is nothing new; `twice`: it is repeated later, by a new
+        process."""
         end = self.reader.latestOffset()
         start = self.offset or self.reader.initialOffset()
         if end == start:
@@ -95,7 +96,8 @@ class Query:
 
 @contextmanager
 def writing(archive: Archive, rows: int) -> Iterator[threading.Event]:
-    """Transactions that overlap, archive by the database's clock, and commit in another order; set when done."""
+    """Transactions that overlap, archive by the database's clock, and commit in another order; set
+    when done."""
     numbers, done = iter(range(1, rows + 1)), threading.Event()
 
     def write(seed: int) -> None:
@@ -162,7 +164,8 @@ def ids(spark: SparkSession, folder: Path) -> list[int]:
 async def test_a_stopped_stream_goes_on_where_it_was(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """D4, D5: stopped beside a writer, rows come, it goes on under the same limit; each row is there once."""
+    """D4, D5: stopped beside a writer, rows come, it goes on under the same limit; each row is
+    there once."""
     archive.add_many(16, first=1001)
     every = {"processingTime": "0 seconds"}
     with writing(archive, 20 if archive.kind != "sqlite" else 12) as done:
@@ -297,7 +300,8 @@ def test_limits_make_windows(archive: Archive, soon: None) -> None:
 
 
 def test_offsets_never_go_back(archive: Archive, soon: None) -> None:
-    """A horizon below what was read, as after a longer safety lag, gives nothing until it has passed that."""
+    """A horizon below what was read, as after a longer safety lag, gives nothing until it has
+    passed that."""
     archive.add_many(5)
     query = Query(archive)
     assert query.trigger()

@@ -1,4 +1,5 @@
-"""Exports of one path that run at the same time: nothing is stubbed, the interleaving is the machine's."""
+"""Exports of one path that run at the same time: nothing is stubbed, the interleaving is the
+machine's."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,8 @@ def whatever_happens(event: Event) -> Iterator[None]:
 def test_exports_of_one_path_at_once_lose_nothing_and_double_nothing(
     spark: SparkSession, new_database: Any, tmp_path: Path, begin: str
 ) -> None:
-    """Proves D5: they replace the same windows, from the start or one within another; one alone then ends it."""
+    """Proves D5: they replace the same windows, from the start or one within another; one alone
+    then ends it."""
     archive, path = new_database("sqlite"), str(tmp_path / "lake")
     fill(archive)
     export_archive(spark, archive.url, path, until=UNTIL)

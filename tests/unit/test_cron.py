@@ -87,7 +87,8 @@ def test_intervals_go_by_the_time_that_passes() -> None:
 def test_where_one_begins_to_count_makes_no_difference(
     expression: str, tz: str, start: datetime, steps: int
 ) -> None:
-    """Each fire time follows from any moment since the one before; the newest ones are those at the end."""
+    """Each fire time follows from any moment since the one before; the newest ones are those at the
+    end."""
     cron, first = (
         Cron(expression, tz),
         Cron(expression, tz).after(start.replace(tzinfo=timezone.utc)),

@@ -52,7 +52,8 @@ def test_a_block_is_replaced_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_the_table_of_capabilities_is_todays(request: pytest.FixtureRequest) -> None:
-    """Of a run of all tests its own collection is read; else they are collected in a process of its own."""
+    """Of a run of all tests its own collection is read; else they are collected in a process of its
+    own."""
     if all_tests := request.config.stash[ALL]:
         page = capabilities.PAGE.read_text()
         assert (

@@ -207,7 +207,8 @@ def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> Non
 
 
 def test_of_a_message_that_came_back_the_older_outcome_is_not_sent_back() -> None:
-    """Another row of its unit was lost. Sent together with the later outcome, it would be taken for that."""
+    """Another row of its unit was lost. Sent together with the later outcome, it would be taken for
+    that."""
     inflight, lost, older, later = Inflight(), row(), row(2), row(2)
     unit = Unit([])
     inflight.add([lost, older])
@@ -231,7 +232,8 @@ def test_of_a_message_that_came_back_the_older_outcome_is_not_sent_back() -> Non
 async def test_of_a_message_that_came_back_while_its_key_was_asked_for_nothing_is_settled(
     verdict: Verdict | None,
 ) -> None:
-    """Its lease has run out meanwhile. Sent together with the later outcome, it would be taken for that."""
+    """Its lease has run out meanwhile. Sent together with the later outcome, it would be taken for
+    that."""
     inflight, older, later = Inflight(), row(), row()
     older.key = later.key = "k"
 
@@ -277,7 +279,8 @@ async def test_an_older_outcome_that_is_refused_is_not_kept() -> None:
 
 
 async def test_a_later_delivery_is_held_when_the_removal_of_the_older_one_finds_nothing() -> None:
-    """ACK_FIRST: its lease ran out before the removal, and the message came back to us before the answer."""
+    """ACK_FIRST: its lease ran out before the removal, and the message came back to us before the
+    answer."""
     inflight, older, later = Inflight(), row(), row()
 
     class Starts:

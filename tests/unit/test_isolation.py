@@ -85,7 +85,8 @@ def test_retries_are_no_losses() -> None:
 def test_f6_who_runs_alone(
     limit: int | None, deliveries: int, attempts: int, suspect: Suspect | None
 ) -> None:
-    """From min(2, max_deliveries - 1) lost leases on, and each last delivery; what is over the limit just ends."""
+    """From min(2, max_deliveries - 1) lost leases on, and each last delivery; what is over the
+    limit just ends."""
     suspicion = Suspicion.under(limit)
     assert suspicion is not None
     assert suspicion.of(deliveries, attempts) == suspect
@@ -194,7 +195,8 @@ def test_f6_a_last_delivery_never_has_company_and_is_waited_for_longer_and_longe
 def test_no_suspect_has_company_and_claims_never_stop_for_long(
     steps: list[tuple[bool, float, int, bool]],
 ) -> None:
-    """A model: each step says whether the process has become empty, how long it took, what is claimed."""
+    """A model: each step says whether the process has become empty, how long it took, what is
+    claimed."""
     solo_runs, now, blocked_since, number = SoloRuns(), 0.0, None, 0
     seen: dict[int, tuple[float, bool]] = {}
     for alone, passed, lost, last in steps:

@@ -26,7 +26,8 @@ INTERNALS = {
     "subscriber/specification.py",
     "subscriber/usecase.py",
 }
-"""Everything a broker must subclass is internal in FastStream 0.7; nothing below the shell is here."""
+"""Everything a broker must subclass is internal in FastStream 0.7; nothing below the shell is here.
+"""
 
 LAYERS = ("core", "schema", "dialects", "store", "flow", "publisher", "subscriber", "broker")
 """From the ground up."""

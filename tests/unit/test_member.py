@@ -1,4 +1,5 @@
-"""One subscriber as the fleet knows it: tokens that name it, queues that are open, without a database."""
+"""One subscriber as the fleet knows it: tokens that name it, queues that are open, without a
+database."""
 
 import asyncio
 from datetime import datetime, timedelta, timezone

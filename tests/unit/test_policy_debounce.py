@@ -27,7 +27,8 @@ def policies(draw: st.DrawFn) -> Debounce:
 arrivals = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 60)), max_size=25, unique_by=lambda a: a[1]
 )
-"""Times are few, so that they meet the ends of bursts; ids need not come in the order of times (delays)."""
+"""Times are few, so that they meet the ends of bursts; ids need not come in the order of times
+(delays)."""
 
 
 class Fed:
@@ -63,7 +64,8 @@ def chunked(data: st.DataObject, everything: Sequence[Arrival]) -> list[Sequence
 def test_bursts_do_not_depend_on_when_claims_look(
     policy: Debounce, given_arrivals: list[Arrival], data: st.DataObject
 ) -> None:
-    """In any chunks: the same messages stay, in the same order and due at the same time; the others are superseded."""
+    """In any chunks: the same messages stay, in the same order and due at the same time; the others
+    are superseded."""
     everything = sorted(given_arrivals)
     fed = Fed(policy)
     for chunk in chunked(data, everything):
@@ -101,7 +103,8 @@ def test_what_becomes_known_late_belongs_to_the_burst_of_its_time(
 def test_deliveries_between_the_looks(
     policy: Debounce, given_arrivals: list[Arrival], data: st.DataObject
 ) -> None:
-    """A delivered message has left its burst: what comes later neither replaces it nor is replaced by it."""
+    """A delivered message has left its burst: what comes later neither replaces it nor is replaced
+    by it."""
     assume(given_arrivals)
     live = {message for _, message in given_arrivals}
     fed, delivered = Fed(policy), list[int]()

@@ -46,7 +46,8 @@ def times(throttle: Throttle, waits: list[int]) -> list[int]:
 @example(Throttle(5, per=1, burst=3), [0] * 20)
 @example(Throttle(7, per="1m", burst=7), [0, 0, 0, 20, 0, 0, 0, 0, 0, 0])
 def test_a_slot_is_the_earliest_that_the_rate_allows(throttle: Throttle, waits: list[int]) -> None:
-    """Never more than `rate` in any period (its end included), never more than a burst at once, and none is idle."""
+    """Never more than `rate` in any period (its end included), never more than a burst at once, and
+    none is idle."""
     granted: list[int] = []
     kept: list[int] = []
     for at in times(throttle, waits):

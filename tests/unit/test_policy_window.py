@@ -66,7 +66,8 @@ def changes(zone: str) -> list[str]:
 
 @lru_cache(32)
 def walls(zone: str, day: str) -> tuple[int, list[datetime]]:
-    """The first minute (UTC, since 1970) round `day`, and what the clock on the wall shows from there."""
+    """The first minute (UTC, since 1970) round `day`, and what the clock on the wall shows from
+    there."""
     first = datetime.fromisoformat(day).replace(tzinfo=timezone.utc) - timedelta(days=SPAN // 2)
     begin, local = (first - EPOCH) // timedelta(minutes=1), ZoneInfo(zone)
     shown = [
@@ -158,7 +159,8 @@ def asked(draw: st.DrawFn) -> tuple[Window, str, list[int]]:
 @example((Window("00:00", "24:00", tz="UTC", days=DAYS[:5]), "2024-12-31", [21 * DAY]))
 @example((Window("09:00", "17:00", tz="Pacific/Apia", days=["fri"]), "2011-12-30", [18 * DAY]))
 def test_a_span_is_what_the_minutes_say(case: tuple[Window, str, list[int]]) -> None:
-    """Both directions of summer time, half hours, changes at midnight, days, windows over midnight, whole days."""
+    """Both directions of summer time, half hours, changes at midnight, days, windows over midnight,
+    whole days."""
     window, day, minutes = case
     begin, _ = walls(window.tz, day)
     is_open = open_minutes(window, window.tz, day)

@@ -1,4 +1,5 @@
-"""Every reason that the product writes by itself is a code of the table in the docs, with no id in its text."""
+"""Every reason that the product writes by itself is a code of the table in the docs, with no id in
+its text."""
 
 import ast
 import re

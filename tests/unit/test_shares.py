@@ -94,7 +94,8 @@ def test_what_was_taken_alone_is_no_debt() -> None:
     st.lists(st.integers(1, 50), min_size=1, max_size=120),
 )
 def test_shares_are_exact_to_one_claim(weights: list[int], limits: list[int]) -> None:
-    """While all have messages: what each has got, over its weight, differs by one claim's worth at most."""
+    """While all have messages: what each has got, over its weight, differs by one claim's worth at
+    most."""
     names = {f"q{n}": weight for n, weight in enumerate(weights)}
     source = Source(names, **dict.fromkeys(names, 10**6))
     for limit in limits:

@@ -53,7 +53,8 @@ def test_hops_cover_the_wait_and_exceed_it_by_less_than_the_shortest(
 
 @given(st.integers(0, 5_000), st.lists(st.integers(1, 900), min_size=1, max_size=4))
 def test_the_plan_is_what_single_hops_come_to(wait: int, over: list[int]) -> None:
-    """By the rule itself: the largest duration ≤ remaining wait, else the shortest, until nothing remains."""
+    """By the rule itself: the largest duration ≤ remaining wait, else the shortest, until nothing
+    remains."""
     left, taken = wait, []
     while (hop := next_hop(left, over)) is not None:
         fitting = [size for size in over if size <= left]

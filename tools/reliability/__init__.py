@@ -1,10 +1,12 @@
-"""The fault machine's full matrix: python -m tools.reliability [--runs 30] [--jobs 6] [--only TEXT] [--resume] [--minutes 60].
+"""The fault machine's full matrix: python -m tools.reliability [--runs 30] [--jobs 6] [--only TEXT]
+[--resume] [--minutes 60].
 
-Each cell (fault × database) runs `runs` times with seeds of its own, `rounds` faults each: first every cell with seed 1,
-then with seed 2, so that a matrix that is cut short has all cells. After each run docs/explanation/reliability.json and the table
-rendered from it, docs/explanation/reliability.md, are written. What is run replaces the cell's older result; with `--resume` it
-continues it, if product and machine are still the same. Ends with 1 if any promise was broken, or a run did not come
-to its end.
+Each cell (fault × database) runs `runs` times with seeds of its own, `rounds` faults each: first
+every cell with seed 1, then with seed 2, so that a matrix that is cut short has all cells. After
+each run docs/explanation/reliability.json and the table rendered from it,
+docs/explanation/reliability.md, are written. What is run replaces the cell's older result; with
+`--resume` it continues it, if product and machine are still the same. Ends with 1 if any promise
+was broken, or a run did not come to its end.
 """
 
 import argparse
@@ -73,7 +75,8 @@ class Result:
     broken: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
-    """Runs that the machinery could not bring to an end: they prove nothing, and fail the matrix."""
+    """Runs that the machinery could not bring to an end: they prove nothing, and fail the matrix.
+    """
     skipped: str = ""
     seconds: float = 0.0
     """What all runs took."""
@@ -99,7 +102,9 @@ def code() -> list[Path]:
 
 
 def fingerprint() -> str:
-    """Changes with every line of the product and of the machine: what is merged was run with the same."""
+    """Changes with every line of the product and of the machine: what is merged was run with the
+    same.
+    """
     made = hashlib.sha256()
     for path in code():
         made.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
@@ -125,7 +130,9 @@ class Book:
                 self.results[result.fault, result.kind] = result
 
     def begin(self, cell: tuple[str, str], *, resume: bool) -> Result:
-        """The result of `cell` to go on with: the one that there is, if the same code made it, or a new one."""
+        """The result of `cell` to go on with: the one that there is, if the same code made it, or a
+        new one.
+        """
         old = self.results.get(cell)
         if resume and old is not None and old.code == self.code and not old.skipped:
             return replace(old, unfinished=[])

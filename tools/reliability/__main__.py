@@ -1,4 +1,6 @@
-"""The command. A module of its own: each worker of the machine would import the main module again, and this is quick."""
+"""The command. A module of its own: each worker of the machine would import the main module again,
+and this is quick.
+"""
 
 import sys
 

@@ -1,4 +1,6 @@
-"""An order service that survives rollbacks, failures and a killed worker: just demo [sqlite|postgresql]."""
+"""An order service that survives rollbacks, failures and a killed worker: just demo
+[sqlite|postgresql].
+"""
 
 import asyncio
 import json

@@ -1,7 +1,8 @@
-"""What the Email service promises, checked against what the database and the senders have written down.
+"""What the Email service promises, checked against what the database and the senders have written
+down.
 
-The definitions are written out once more here, from the documentation and not from the broker's code. Times are whole
-microseconds of the database's clock.
+The definitions are written out once more here, from the documentation and not from the broker's
+code. Times are whole microseconds of the database's clock.
 """
 
 from collections import Counter, defaultdict
@@ -15,8 +16,8 @@ CLOCK = 1_000
 MOST_TWICE = 78
 """E-mails that one killed process can have sent without the database knowing.
 
-While a write takes long, a sender claims until 40 outcomes (two flushes of 20) are unwritten. Then it still sends
-what it holds: 30 that wait (1.5 batches of 20) and the 8 of its workers.
+While a write takes long, a sender claims until 40 outcomes (two flushes of 20) are unwritten. Then
+it still sends what it holds: 30 that wait (1.5 batches of 20) and the 8 of its workers.
 """
 _SUPERSEDED = "superseded"
 
@@ -68,8 +69,9 @@ class Burst:
 def bursts_of(mails: Iterable[Mail], rules: Rules) -> list[Burst]:
     """Partition the e-mails of one user.
 
-    An e-mail arrives when it was created, or when it is due if that is later: here after the time to take it back. A
-    burst starts with an arrival, and ends when nothing has arrived for an hour, or an hour after its start.
+    An e-mail arrives when it was created, or when it is due if that is later: here after the time
+    to take it back. A burst starts with an arrival, and ends when nothing has arrived for an hour,
+    or an hour after its start.
     """
     found: list[Burst] = []
     arrivals = sorted((mail.created_at + rules.undo, mail.id, mail) for mail in mails)
@@ -198,7 +200,9 @@ def _burst_problems(burst: Burst, first_sent: dict[int, int]) -> Iterable[str]:
 def _check_rate(
     result: Result, mails: Sequence[Mail], grants: Sequence[Slots], rules: Rules
 ) -> None:
-    """No minute, wherever it begins, has more slots than the rate; each e-mail came after a slot of its own."""
+    """No minute, wherever it begins, has more slots than the rate; each e-mail came after a slot of
+    its own.
+    """
     slots, gaps = all_slots(grants, rules.rate)
     over = [
         f"{rules.rate + 1} slots within {late - early} us"
@@ -218,7 +222,9 @@ def _check_rate(
 
 
 def all_slots(grants: Sequence[Slots], kept: int) -> tuple[list[int], int]:
-    """Every slot, in order, of records that hold the last `kept` each; and how often one may be missing."""
+    """Every slot, in order, of records that hold the last `kept` each; and how often one may be
+    missing.
+    """
     granted: Counter[int] = Counter()
     gaps = 0
     before: Slots = []

@@ -1,4 +1,6 @@
-"""What is written down while the service runs, in the same database and by its clock, and read at the end."""
+"""What is written down while the service runs, in the same database and by its clock, and read at
+the end.
+"""
 
 import json
 from collections.abc import Sequence
@@ -86,9 +88,11 @@ Slots = list[list[int]]
 
 
 async def create_records(engine: AsyncEngine, throttled: str) -> None:
-    """Make the tables, and let the database note each slot that the first policy of the queue `throttled` grants.
+    """Make the tables, and let the database note each slot that the first policy of the queue
+    `throttled` grants.
 
-    The throttle keeps its last slots in one row: each change of it is noted in the transaction that makes it.
+    The throttle keeps its last slots in one row: each change of it is noted in the transaction that
+    makes it.
     """
     scope = f"throttle0:{throttled}"
     if engine.dialect.name == "postgresql":

@@ -1,4 +1,5 @@
-"""The Email service: of each user's e-mails of an hour only the last, and only so many a minute, whoever writes them.
+"""The Email service: of each user's e-mails of an hour only the last, and only so many a minute,
+whoever writes them.
 
 python -m docs.examples.emails.service URL PLAN is one of its processes.
 """
@@ -70,7 +71,9 @@ def email_service(broker: SqlBroker, engine: AsyncEngine, plan: Plan) -> Pipelin
 
     @broker.subscriber(SENDING, max_workers=8, fetch_batch_size=20, flush_batch_size=20, **LEASE)
     async def send(text: str, message: SqlBrokerMessage) -> None:
-        """Talk to the mail server: once the e-mail has left, nothing takes it back, and the process may die."""
+        """Talk to the mail server: once the e-mail has left, nothing takes it back, and the process
+        may die.
+        """
         assert text.startswith(f"to {message.key}: ")
         await asyncio.sleep(random.uniform(0.005, 0.03))
         await record_send(engine, int(message.message_id), os.getpid())

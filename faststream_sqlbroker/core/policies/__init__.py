@@ -1,4 +1,6 @@
-"""Scheduling policies: what they are given, checked, and what they decide; pure, by times as numbers."""
+"""Scheduling policies: what they are given, checked, and what they decide; pure, by times as
+numbers.
+"""
 
 from faststream_sqlbroker.core.policies.basic import BlockingWait, Concurrency, Delay, Once
 from faststream_sqlbroker.core.policies.checks import (

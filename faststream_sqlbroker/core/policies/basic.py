@@ -16,7 +16,9 @@ from faststream_sqlbroker.core.times import Duration
 
 @dataclass(frozen=True, init=False)
 class Delay:
-    """Every message waits `delay` after its due time, once; its retries come when the retry strategy says."""
+    """Every message waits `delay` after its due time, once; its retries come when the retry
+    strategy says.
+    """
 
     length: int
     """Microseconds."""
@@ -40,10 +42,11 @@ class Delay:
 class Once:
     """Of all messages of a key, one is handled, at most once.
 
-    The key is claimed, and that committed, before the handler starts; it stays claimed for `ttl`. Other messages of the
-    key are DISCARDED as duplicates. A handler that raises `RetryPossible` gives the key back and is tried again; any
-    other error ends its message. After a crash nobody knows how far the handler came: the message is FAILED
-    ("unknown_outcome") and listed by `broker.admin.unknown()`.
+    The key is claimed, and that committed, before the handler starts; it stays claimed for `ttl`.
+    Other messages of the key are DISCARDED as duplicates. A handler that raises `RetryPossible`
+    gives the key back and is tried again; any other error ends its message. After a crash nobody
+    knows how far the handler came: the message is FAILED ("unknown_outcome") and listed by
+    `broker.admin.unknown()`.
     """
 
     ttl: int
@@ -57,7 +60,8 @@ class Once:
 
         Args:
             ttl: From the start of its handler.
-            without_key: What becomes of a message without a key: it is handled as usual, or it is FAILED.
+            without_key: What becomes of a message without a key: it is handled as usual, or it is
+                FAILED.
 
         Raises:
             SetupError: a ttl that is not longer than 0.
@@ -96,7 +100,8 @@ class Concurrency:
         Args:
             limit: Most messages at a time, 1 to 1 000 000.
             per_key: Whether the limit is each key's, else the queue's.
-            without_key: With per_key=True, what becomes of a message without a key: it passes, or it is FAILED.
+            without_key: With per_key=True, what becomes of a message without a key: it passes, or
+                it is FAILED.
 
         Raises:
             SetupError: a value out of its range, or `without_key` where no key is asked for.
@@ -118,7 +123,8 @@ class Concurrency:
 
 @dataclass(frozen=True, init=False)
 class BlockingWait:
-    """After a failed attempt its worker waits before the message is nacked and the next one is taken.
+    """After a failed attempt its worker waits before the message is nacked and the next one is
+    taken.
 
     The message stays leased meanwhile. A stop ends the wait.
     """

@@ -17,11 +17,12 @@ from faststream_sqlbroker.exceptions import SetupError
 class Debounce:
     """Of each burst of a key one message is delivered; the others are DISCARDED as superseded.
 
-    A burst starts with the first message of its key that takes part (from its due time, or its arrival if that is
-    later), and ends when no other has come for `window`, or `max_wait` after its start. Then its newest message, the
-    one with the greatest id, is delivered. `edge="leading"` delivers the first at once and discards what comes within
-    `window` of it. A delivered message has left its burst: its retries are neither debounced nor superseded. The next
-    burst of its key is delivered after it has settled.
+    A burst starts with the first message of its key that takes part (from its due time, or its
+    arrival if that is later), and ends when no other has come for `window`, or `max_wait` after its
+    start. Then its newest message, the one with the greatest id, is delivered. `edge="leading"`
+    delivers the first at once and discards what comes within `window` of it. A delivered message
+    has left its burst: its retries are neither debounced nor superseded. The next burst of its key
+    is delivered after it has settled.
     """
 
     window: int
@@ -44,10 +45,13 @@ class Debounce:
 
         Args:
             window: The quiet time that ends a burst (leading: how long a burst lasts).
-            edge: Which message of a burst is delivered: the newest at its end, or the first at once.
-            max_wait: Most time from a burst's start to its end, so that an unbroken stream is delivered too.
+            edge: Which message of a burst is delivered: the newest at its end, or the first at
+                once.
+            max_wait: Most time from a burst's start to its end, so that an unbroken stream is
+                delivered too.
             key: Bursts are of one key; False is refused.
-            without_key: What becomes of a message that was published without a key: it passes, or it is FAILED.
+            without_key: What becomes of a message that was published without a key: it passes, or
+                it is FAILED.
 
         Raises:
             SetupError: a length that is not longer than 0, max_wait shorter than the window or with
@@ -113,7 +117,8 @@ class Bursts:
     first: int | None = None
     """The message of the open burst that was to be delivered at once (leading edge)."""
     ended: list[int] = field(default_factory=list)
-    """Messages whose turn is to come, in this order: of bursts that have ended, or begun (leading edge)."""
+    """Messages whose turn is to come, in this order: of bursts that have ended, or begun (leading
+    edge)."""
     current: int | None = None
     """The message that was delivered last; while it lives, the next waits."""
     past_end: int = 0
@@ -212,7 +217,9 @@ def _begin(policy: Debounce, bursts: Bursts, taken: BurstChanges, at: int, messa
 
 
 def _replace(taken: BurstChanges, gone: list[int], bursts: Bursts) -> None:
-    """Those that go make way for the one message of the burst that is delivered, as far as is known by now."""
+    """Those that go make way for the one message of the burst that is delivered, as far as is known
+    by now.
+    """
     stays = bursts.newest if bursts.newest is not None else bursts.first
     for message in gone:
         taken.due.pop(message, None)

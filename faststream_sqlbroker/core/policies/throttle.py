@@ -18,17 +18,20 @@ MOST_KEPT = 10_000
 """Slots that are kept to grant the next; more would make every claim read and write a large row."""
 LEAST_LAG = MICROSECONDS // 10
 AHEAD = MICROSECONDS // 5
-"""How far before its time a slot is granted: a claim then takes several, and none is missed while it runs."""
+"""How far before its time a slot is granted: a claim then takes several, and none is missed while
+it runs."""
 
 Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 
 
 @dataclass(frozen=True, init=False)
 class Throttle:
-    """Every attempt takes a slot; in any period of length `per` at most `rate` slots are granted, by the database.
+    """Every attempt takes a slot; in any period of length `per` at most `rate` slots are granted,
+    by the database.
 
-    A handler never starts before its slot, and not later than `max_lag` after it: then it gives the slot up and asks
-    again. Slots that were given up, or lost with their process, are not given to others.
+    A handler never starts before its slot, and not later than `max_lag` after it: then it gives the
+    slot up and asks again. Slots that were given up, or lost with their process, are not given to
+    others.
     """
 
     rate: int
@@ -58,16 +61,19 @@ class Throttle:
             rate: Most slots in any period, 1 to 1 000 000.
             per: The period.
             key: Whether each key has slots of its own; else all messages of a queue share them.
-            burst: Slots that may be granted at the same moment, 1 to `rate`; they count within the rate. 1 spaces
-                slots evenly.
-            when_exceeded: "wait" keeps the message until there is a slot, "backoff" puts it off by one to two
-                periods, "drop" discards it, "dead_letter" makes it FAILED; the last two with the reason "throttled".
-            max_lag: How much later than its slot a handler may start; default one interval (per / rate), at least
-                100 ms.
-            without_key: With key=True, what becomes of a message without one: it passes, or it is FAILED.
+            burst: Slots that may be granted at the same moment, 1 to `rate`; they count within the
+                rate. 1 spaces slots evenly.
+            when_exceeded: "wait" keeps the message until there is a slot, "backoff" puts it off by
+                one to two periods, "drop" discards it, "dead_letter" makes it FAILED; the last two
+                with the reason "throttled".
+            max_lag: How much later than its slot a handler may start; default one interval (per /
+                rate), at least 100 ms.
+            without_key: With key=True, what becomes of a message without one: it passes, or it is
+                FAILED.
 
         Raises:
-            SetupError: a value out of its range, `without_key` where no key is asked for, or a burst that would need more than 10 000 kept slots.
+            SetupError: a value out of its range, `without_key` where no key is asked for, or a
+                burst that would need more than 10 000 kept slots.
         """
         whole_number("Throttle's rate", rate, most=MOST_RATE)
         period = microseconds("Throttle's per", per)
@@ -112,7 +118,9 @@ class Throttle:
 
     @property
     def gates(self) -> bool:
-        """Whether messages stay unclaimed until there is a slot, whichever comes first; else each gets its own."""
+        """Whether messages stay unclaimed until there is a slot, whichever comes first; else each
+        gets its own.
+        """
         return self.when_exceeded == "wait" and not self.key
 
     @property
@@ -128,7 +136,8 @@ class Throttle:
             slots: The last ones granted, in order; at least `kept` of them, or all.
             at: The earliest that is wanted.
         """
-        # One microsecond more than the exact quotient: two slots a whole period apart are not in one period.
+        # One microsecond more than the exact quotient: two slots a whole period apart are not in
+        # one period.
         if len(slots) >= self.burst:
             at = max(at, slots[-self.burst] + self.burst * self.per // self.rate + 1)
         if self.rate % self.burst and len(slots) >= self.rate:
@@ -176,7 +185,9 @@ def next_known(info: Any) -> int | None:
 def next_slots(
     throttles: Sequence[Throttle], logs: Sequence[list[int]], at: int, until: int, most: int
 ) -> list[int]:
-    """Up to `most` slots from `at` to `until` that all of `throttles` grant; nothing is written to `logs`."""
+    """Up to `most` slots from `at` to `until` that all of `throttles` grant; nothing is written to
+    `logs`.
+    """
     found: list[int] = []
     logs = [list(log) for log in logs]
     while len(found) < most:

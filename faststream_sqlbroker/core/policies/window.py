@@ -14,30 +14,34 @@ _TIME = re.compile(r"([01]?[0-9]|2[0-4]):([0-5][0-9])")
 _WRITTEN = re.compile(r"Window\((\d\d:[\d:.]+)-(\d\d:[\d:.]+) ([^,)]+)(?:, days=([a-z,]+))?\)")
 _MIDNIGHT = time(0, 0)
 _SEARCHED = 400
-"""Days that are searched for the next opening; every day of the week comes, also past a gap of summer time."""
+"""Days that are searched for the next opening; every day of the week comes, also past a gap of
+summer time."""
 _LONGEST = timedelta(days=14)
-"""More than a window stays open that closes at all: two weeks but for two days, where a zone has skipped the day that
-it is closed."""
+"""More than a window stays open that closes at all: two weeks but for two days, where a zone has
+skipped the day that it is closed."""
 _SMALLEST = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, init=False)
 class Window:
-    """Messages start from `start` until before `end`, each day of `days`; outside of it they wait unclaimed.
+    """Messages start from `start` until before `end`, each day of `days`; outside of it they wait
+    unclaimed.
 
-    Times are those of the clock on the wall in `tz`, with their date. A window opens at the first moment at which that
-    clock shows `start` or later, and closes at the moment from which it never again shows less than `end`. So in
-    Europe/Berlin, where the hour from 02:00 is skipped in spring and comes twice in autumn:
+    Times are those of the clock on the wall in `tz`, with their date. A window opens at the first
+    moment at which that clock shows `start` or later, and closes at the moment from which it never
+    again shows less than `end`. So in Europe/Berlin, where the hour from 02:00 is skipped in spring
+    and comes twice in autumn:
 
-    * In spring a start or an end within the skipped hour is the moment of the change. A window that lies wholly
-      within it does not open on that day.
-    * In autumn a start at 02:00 or within the repeated hour is its first pass. An end within that hour is its second
-      pass, and the window is open from its start all the time until then. An end at 02:00 is its first pass, an end at
-      03:00 comes once, after both.
+    * In spring a start or an end within the skipped hour is the moment of the change. A window that
+      lies wholly within it does not open on that day.
+    * In autumn a start at 02:00 or within the repeated hour is its first pass. An end within that
+      hour is its second pass, and the window is open from its start all the time until then. An end
+      at 02:00 is its first pass, an end at 03:00 comes once, after both.
 
-    An end that is earlier than the start is on the next day; `days` are those on which a window opens:
-    Window("22:00", "06:00", days=["fri"]) closes on Saturday morning. Window("00:00", "24:00") is a day from its first
-    moment to its last, 23 or 25 hours where the clock is changed. Windows that touch or overlap are one.
+    An end that is earlier than the start is on the next day; `days` are those on which a window
+    opens: Window("22:00", "06:00", days=["fri"]) closes on Saturday morning. Window("00:00",
+    "24:00") is a day from its first moment to its last, 23 or 25 hours where the clock is changed.
+    Windows that touch or overlap are one.
     """
 
     start: time
@@ -66,7 +70,8 @@ class Window:
             days: Days on which it opens, of mon, tue, wed, thu, fri, sat, sun; None is all.
 
         Raises:
-            SetupError: a time that is none, an unknown zone or day, or a window that never opens or never closes.
+            SetupError: a time that is none, an unknown zone or day, or a window that never opens or
+                never closes.
         """
         begins, ends = _parse("start", start), _parse("end", end)
         if begins == ends:
@@ -90,7 +95,9 @@ class Window:
 
     @classmethod
     def read(cls, text: str) -> "Window | None":
-        """The window that `str` has written as `text`; None for any other text, and for a zone not known here."""
+        """The window that `str` has written as `text`; None for any other text, and for a zone not
+        known here.
+        """
         match = _WRITTEN.fullmatch(text)
         if match is None:
             return None
@@ -107,7 +114,8 @@ class Window:
             return None
 
     def span(self, now: int) -> tuple[int, int]:
-        """The span that is open at `now`, or the next one: when it opens and closes (closing excluded).
+        """The span that is open at `now`, or the next one: when it opens and closes (closing
+        excluded).
 
         Times are microseconds since 1970, UTC.
         """

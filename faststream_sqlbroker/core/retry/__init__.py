@@ -1,8 +1,8 @@
 """When to try again: retry strategies, and the one question that is put to them.
 
-In the formulas *n* is `attempts_count`, the number of attempts made, the one that just failed included
-(1 or more). All delays are seconds and begin at the end of the last attempt. Arguments named `*_seconds`
-take seconds, a timedelta or text like "1.5h". No delay is longer than 100 years.
+In the formulas *n* is `attempts_count`, the number of attempts made, the one that just failed
+included (1 or more). All delays are seconds and begin at the end of the last attempt. Arguments
+named `*_seconds` take seconds, a timedelta or text like "1.5h". No delay is longer than 100 years.
 """
 
 from faststream_sqlbroker.core.retry.base import (

@@ -24,8 +24,8 @@ class RetryStrategyProto(Protocol):
     """Decides whether and when a failed message is tried again.
 
     `exception` is what the handler raised, or None after a plain nack. It may be left out of the
-    signature: strategies with the three other arguments are called without it. A strategy that raises
-    ends the message as FAILED.
+    signature: strategies with the three other arguments are called without it. A strategy that
+    raises ends the message as FAILED.
     """
 
     def get_next_attempt_at(
@@ -64,7 +64,8 @@ def next_delay(
     attempts_count: int,
     exception: BaseException | None = None,
 ) -> float | None:
-    """Ask `strategy` how long to wait before the next attempt; `attempts_count` 0 is asked about as 1.
+    """Ask `strategy` how long to wait before the next attempt; `attempts_count` 0 is asked about as
+    1.
 
     Returns:
         Seconds from `last_attempt_at`, 0 or more; None to give up (always so without a strategy).
@@ -116,17 +117,18 @@ _Classes = tuple[type[BaseException], ...]
 class RetryStrategyTemplate(ABC):
     """Base of strategies: a subclass says how long to wait, this class when to give up.
 
-    It gives up when `attempts_count` has reached `max_attempts`, or when the next attempt would begin more
-    than `max_total_delay_seconds` after the first. None is no limit.
+    It gives up when `attempts_count` has reached `max_attempts`, or when the next attempt would
+    begin more than `max_total_delay_seconds` after the first. None is no limit.
 
-    It also gives up at once, with the reason `not_retried`, after an exception that is of no class in `retry_on`, if
-    that is given, or of one in `no_retry_on`, which goes before. Each is an exception class or several; subclasses
-    count, causes do not. An exception group is worth a retry if all that it holds is, or its own class is named. A nack
-    without an exception, or with a delay of its own, is not asked about. To decide otherwise, override `retries`.
+    It also gives up at once, with the reason `not_retried`, after an exception that is of no class
+    in `retry_on`, if that is given, or of one in `no_retry_on`, which goes before. Each is an
+    exception class or several; subclasses count, causes do not. An exception group is worth a retry
+    if all that it holds is, or its own class is named. A nack without an exception, or with a delay
+    of its own, is not asked about. To decide otherwise, override `retries`.
 
     Raises:
-        SetupError: `max_attempts` is below 1, `max_total_delay_seconds` below 0, or what should be exception classes
-            is not.
+        SetupError: `max_attempts` is below 1, `max_total_delay_seconds` below 0, or what should be
+            exception classes is not.
     """
 
     max_total_delay_seconds: Duration | None = None
@@ -167,7 +169,8 @@ class RetryStrategyTemplate(ABC):
         attempts_count: int,
         exception: BaseException | None = None,
     ) -> datetime | None:
-        """Return `last_attempt_at` plus the delay, or None when a limit is reached or `exception` is not retried.
+        """Return `last_attempt_at` plus the delay, or None when a limit is reached or `exception`
+        is not retried.
 
         Raises:
             ValueError: `attempts_count` is below 1, or the subclass returned NaN.

@@ -92,7 +92,9 @@ def error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
 def matches(
     exception: BaseException, classes: tuple[type[BaseException], ...], *, whole: bool
 ) -> bool:
-    """Whether `exception` is of `classes`; of a group all that it holds must be if `whole`, else one of them."""
+    """Whether `exception` is of `classes`; of a group all that it holds must be if `whole`, else
+    one of them.
+    """
     if isinstance(exception, classes):
         return True
     if not isinstance(exception, BaseExceptionGroup):

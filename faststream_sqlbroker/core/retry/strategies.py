@@ -72,7 +72,8 @@ class LinearRetryStrategy(RetryStrategyTemplate):
 
 @dataclass(kw_only=True)
 class ExponentialBackoffRetryStrategy(RetryStrategyTemplate):
-    """Grows by a factor: min(`initial_delay_seconds` * `multiplier` ** (n - 1), `max_delay_seconds`).
+    """Grows by a factor: min(`initial_delay_seconds` * `multiplier` ** (n - 1),
+    `max_delay_seconds`).
 
     `multiplier` is 1 or more; `max_delay_seconds` None is no cap.
     """

@@ -1,8 +1,8 @@
 """MySQL and MariaDB: SKIP LOCKED, JSON_TABLE, READ COMMITTED.
 
-Differs from PostgreSQL: no UPDATE … RETURNING, so a claim locks and reads, then updates by id; no partial
-index, so the ready index leads with `claimable`, a generated column that is 1 or NULL; `state IN (…)` ahead
-of the order would sort the whole queue.
+Differs from PostgreSQL: no UPDATE … RETURNING, so a claim locks and reads, then updates by id; no
+partial index, so the ready index leads with `claimable`, a generated column that is 1 or NULL;
+`state IN (…)` ahead of the order would sort the whole queue.
 """
 
 import json
@@ -43,7 +43,8 @@ from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
 
 SELECT_DENIED = (1142, 1143)
-"""On the table, on a column: of a statement that inserts the same codes tell that INSERT is denied."""
+"""On the table, on a column: of a statement that inserts the same codes tell that INSERT is denied.
+"""
 
 _INSERT_ROW = (
     "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, UTC_TIMESTAMP(6), "
@@ -91,10 +92,12 @@ _BY_QUEUES = {
     "FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND lease_expires_at IS NOT NULL",
     "stuck": _LEASED_IN
     + "lease_expires_at < UTC_TIMESTAMP(6)\nLIMIT :limit FOR UPDATE SKIP LOCKED",
-    # FOR UPDATE would wait for every lease of the queues, which a handler's transaction may have locked for long.
+    # FOR UPDATE would wait for every lease of the queues, which a handler's transaction may have
+    # locked for long.
     "claimed_by": _LEASED_IN + "lease_expires_at IS NOT NULL AND lease_token = :token",
 }
-# Unless it is told, a server scans a table of a few rows, and waits for a row that somebody else has locked.
+# Unless it is told, a server scans a table of a few rows, and waits for a row that somebody else
+# has locked.
 _PRIMARY = "FORCE INDEX (PRIMARY)"
 _HELD = "SELECT id, lease_token FROM {message} " + _PRIMARY + " WHERE id IN :ids"
 _BY_IDS = {
@@ -138,7 +141,8 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`.
 
-        It is not known yet which of the two databases the URL leads to: what either reserves is quoted.
+        It is not known yet which of the two databases the URL leads to: what either reserves is
+        quoted.
         """
         sqlalchemy_dialect = copy(sqlalchemy_dialect)
         preparer = sqlalchemy_dialect.identifier_preparer = copy(
@@ -166,7 +170,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         self.prepare_ordered({**_ORDERED, "in_index": in_index}, "FORCE INDEX ({})", KEYS_WALKED)
 
     def setup(self, connection: Connection) -> None:
-        """Refuse a server whose binary log cannot hold what READ COMMITTED writes; look which of the two it is."""
+        """Refuse a server whose binary log cannot hold what READ COMMITTED writes; look which of
+        the two it is.
+        """
         self._prepare_for(is_mariadb(connection.dialect))
         refuse_log_of_statements(connection)
         self.size_limit(connection)
@@ -179,14 +185,15 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
         """Ask for READ COMMITTED, for this transaction only.
 
-        SQLAlchemy's `isolation_level` option sets the session's level at every checkout and back at every
-        return, each with a COMMIT: five round trips where this is one.
+        SQLAlchemy's `isolation_level` option sets the session's level at every checkout and back at
+        every return, each with a COMMIT: five round trips where this is one.
         """
         if idle_limit is not None:
             session.begin_limited(connection, self.sql, idle_limit)
         elif connection.default_isolation_level != "READ COMMITTED":
             connection.execute(self.sql["read_committed"])
-        # A driver in autocommit mode, of which SQLAlchemy does not know, would commit each statement.
+        # A driver in autocommit mode, of which SQLAlchemy does not know, would commit each
+        # statement.
         driver: Any = connection.connection.driver_connection
         if driver.get_autocommit():
             connection.execute(self.sql["start"])
@@ -226,9 +233,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
     def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
         """One multi-row INSERT; MariaDB tells the ids, MySQL the first of them and the step.
 
-        MariaDB wants SELECT on all columns for RETURNING; who only may insert is told the first id there, too.
-        The step is read each time: a cluster changes it when a node joins.
-        Source: MySQL manual, "AUTO_INCREMENT Handling in InnoDB": a simple insert gets its ids at once.
+        MariaDB wants SELECT on all columns for RETURNING; who only may insert is told the first id
+        there, too. The step is read each time: a cluster changes it when a node joins. Source:
+        MySQL manual, "AUTO_INCREMENT Handling in InnoDB": a simple insert gets its ids at once.
         """
         refuse_plain_backslashes(connection.connection.driver_connection)
         if not (is_mariadb(connection.dialect) and self._may_return):
@@ -264,8 +271,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
     def wait_for_dedup_ids(self, connection: Connection, rows: Sequence[NewMessage]) -> None:
         """Read them with a lock on the row alone.
 
-        An INSERT that waits for a duplicate also locks the gap before it. All messages of that queue without a dedup_id
-        belong in this gap, so no transaction could publish them until the wait is over.
+        An INSERT that waits for a duplicate also locks the gap before it. All messages of that
+        queue without a dedup_id belong in this gap, so no transaction could publish them until the
+        wait is over.
         """
         for row in rows:
             if row.dedup_id is not None:
@@ -283,7 +291,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
     ) -> Claimed:
-        """A statement for each of a few pairs; of many, for the first and for those that have many rows."""
+        """A statement for each of a few pairs; of many, for the first and for those that have many
+        rows.
+        """
         found = PairsClaim(self, connection, limit, token, suspicion).run(pairs)
         starting = found if prefetch is None else note_prefetched(found, prefetch)
         self.take(connection, starting, lease, token)
@@ -299,7 +309,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         token: UUID,
         suspicion: Suspicion | None,
     ) -> Claimed:
-        """Lock up to `limit` due rows of `pair`, in their order; what is locked elsewhere is skipped."""
+        """Lock up to `limit` due rows of `pair`, in their order; what is locked elsewhere is
+        skipped.
+        """
         binds: dict[str, Any] = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
         if suspicion is None or suspicion.told:
             return self.find(connection, "claim", binds, token, suspicion)
@@ -318,7 +330,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         return Claimed.without_suspects(found, suspicion)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-        """As everywhere; times of first deliveries, which are dates as nearly always, wait for who looks."""
+        """As everywhere; times of first deliveries, which are dates as nearly always, wait for who
+        looks.
+        """
         return [
             ClaimedMessage(
                 r[0],

@@ -41,11 +41,12 @@ TRANSIENT_CODES = frozenset(
         4031,
     }
 )
-"""Deadlock, lock wait, lost connection, too many connections, shutdown, disk or table full, time limit, and a
-cluster's node that is not ready, read-only, or refused the COMMIT; a table that another session alters while its
-definition is read."""
+"""Deadlock, lock wait, lost connection, too many connections, shutdown, disk or table full, time
+limit, and a cluster's node that is not ready, read-only, or refused the COMMIT; a table that
+another session alters while its definition is read."""
 SESSION_ENDED = frozenset({1053, 1152, 1159, 1161, 1927, 2006, 2013, 2055, 3032, 4031})
-"""Shutdown, offline mode, a session that was killed or idle for too long, a connection that broke."""
+"""Shutdown, offline mode, a session that was killed or idle for too long, a connection that broke.
+"""
 READ_ONLY = frozenset({1047, 1290, 1792, 1836, 3100})
 """read_only, a READ ONLY session or server, a cluster's node that is not ready or has left."""
 PACKET_TOO_LARGE = 1153
@@ -70,7 +71,9 @@ class MysqlErrors:
         return _number(error) in SESSION_ENDED
 
     def spoils(self, error: BaseException) -> bool:
-        """A session that was opened READ ONLY stays so, and so may its server, if another has taken its place."""
+        """A session that was opened READ ONLY stays so, and so may its server, if another has taken
+        its place.
+        """
         return _number(error) in SPOILING
 
 

@@ -1,8 +1,8 @@
 """Many queues in a few statements, on MySQL and MariaDB.
 
-Neither searches a range whose bound is a column of another row, and LATERAL is MySQL's alone. So what is asked for each
-queue is found by equality and by the order of the index, which ORDER BY names column by column: MySQL would sort all
-rows of a queue for the first of them.
+Neither searches a range whose bound is a column of another row, and LATERAL is MySQL's alone. So
+what is asked for each queue is found by equality and by the order of the index, which ORDER BY
+names column by column: MySQL would sort all rows of a queue for the first of them.
 """
 
 import json
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 FEW_PAIRS = 3
 """So many pairs are claimed one by one."""
 FIRST_ROWS = 8
-"""Rows of each of more pairs that are looked for together; a pair that has as many is claimed by itself."""
+"""Rows of each of more pairs that are looked for together; a pair that has as many is claimed by
+itself."""
 
 _NAME = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 _UP = "ORDER BY m.claimable, m.queue, m.priority, m.next_attempt_at, m.id LIMIT 1"
@@ -56,7 +57,8 @@ SELECT p.queue, p.priority, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {
 }) / 1000000
 FROM p ORDER BY p.place, p.priority DESC
 """
-"""Each priority between a queue's highest and its lowest is tried: at most 201 (the table's CHECK), mostly one."""
+"""Each priority between a queue's highest and its lowest is tried: at most 201 (the table's CHECK),
+mostly one."""
 
 _IDS = ",\n  ".join(
     _first(
@@ -74,7 +76,8 @@ FROM JSON_TABLE(:pairs, '$[*]' COLUMNS (
     place FOR ORDINALITY, queue {_NAME} PATH '$[0]', priority INT PATH '$[1]')) p
 HAVING id_0 IS NOT NULL LIMIT :most
 """
-"""Whether a row is due is asked of the row found: a search for due ones would read all that are not."""
+"""Whether a row is due is asked of the row found: a search for due ones would read all that are
+not."""
 
 
 class PairsClaim:
@@ -116,7 +119,9 @@ class PairsClaim:
         return self._limit - len(self._found) - len(self._found.suspects)
 
     def _first_rows(self, pairs: Sequence[ReadyPair], most: int) -> list[tuple[int, list[int]]]:
-        """The places of the first `most` pairs that have due rows, each with the ids of its first ones; locks nothing."""
+        """The places of the first `most` pairs that have due rows, each with the ids of its first
+        ones; locks nothing.
+        """
         binds: dict[str, Any] = {
             "pairs": json.dumps([(pair.queue, pair.priority) for pair in pairs]),
             "most": most,
@@ -155,7 +160,9 @@ class PairsClaim:
         self._found.suspects |= found.suspects
 
     def _lock_rows(self, ids: Sequence[int], queues: dict[str, None]) -> None:
-        """Lock so many of `ids` as there is room for; what is locked elsewhere by now leaves its place to the next."""
+        """Lock so many of `ids` as there is room for; what is locked elsewhere by now leaves its
+        place to the next.
+        """
         rank = {each: n for n, each in enumerate(ids)}
         while ids and (room := self._room) > 0:
             part, ids = ids[:room], ids[room:]

@@ -42,7 +42,9 @@ _NEW_NAME = (11, 1)
 
 
 def begin_limited(connection: Connection, sql: dict[str, TextClause], idle_limit: float) -> None:
-    """Ask for READ COMMITTED, and that the server ends the session if it idles for `idle_limit` seconds."""
+    """Ask for READ COMMITTED, and that the server ends the session if it idles for `idle_limit`
+    seconds.
+    """
     name = _of_server(connection, "begin_limited")
     version: Any = connection.dialect.server_version_info
     if is_mariadb(connection.dialect) and version[:2] < _NEW_NAME:
@@ -84,13 +86,15 @@ def _whole_seconds(limit: float) -> int:
 # What a MySQL or MariaDB server must not be, and its connections.
 
 NO_BACKSLASH_ESCAPES = 0x200
-"""Bit of the status that the server sends with its answers: a backslash in a literal is just that."""
+"""Bit of the status that the server sends with its answers: a backslash in a literal is just that.
+"""
 
 
 def refuse_plain_backslashes(driver: Any) -> None:
     """Refuse a connection that would take a part of a body for SQL.
 
-    aiomysql and asyncmy write bytes into the statement with backslashes before their quotes, whatever the server makes of them.
+    aiomysql and asyncmy write bytes into the statement with backslashes before their quotes,
+    whatever the server makes of them.
 
     Raises:
         SetupError: the connection's sql_mode has NO_BACKSLASH_ESCAPES.

@@ -1,6 +1,9 @@
-"""How MySQL and MariaDB settle a batch: copies into the archive, and updates of what stays; one JSON bind."""
+"""How MySQL and MariaDB settle a batch: copies into the archive, and updates of what stays; one
+JSON bind.
+"""
 
-# Text without a character set of its own would be in the database's default, and lose what that cannot hold.
+# Text without a character set of its own would be in the database's default, and lose what that
+# cannot hold.
 ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
     id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
     ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',

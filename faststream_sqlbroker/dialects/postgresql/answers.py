@@ -84,7 +84,9 @@ class PostgresqlErrors:
     """Judges errors for the dialect."""
 
     def is_transient(self, error: BaseException) -> bool:
-        """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only, time limits."""
+        """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only,
+        time limits.
+        """
         code = _sqlstate(error)
         return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
 
@@ -98,7 +100,9 @@ class PostgresqlErrors:
         return code[:2] == "08" or code in _SESSION_ENDED
 
     def spoils(self, error: BaseException) -> bool:
-        """A standby's session stays one, as does that of a server set to default_transaction_read_only."""
+        """A standby's session stays one, as does that of a server set to
+        default_transaction_read_only.
+        """
         return _sqlstate(error) == _READ_ONLY or self.ends_session(error)
 
 

@@ -1,8 +1,8 @@
 """Which of PostgreSQL's statements a batch takes, and its binds.
 
-asyncpg spends about 0.4 µs on each element of each array, so what is common to a batch is bound once, what
-nearly every row has is left to a statement that says so, and numbers go as the text of an array, which it sends
-as it is (0.06 µs an element).
+asyncpg spends about 0.4 µs on each element of each array, so what is common to a batch is bound
+once, what nearly every row has is left to a statement that says so, and numbers go as the text of
+an array, which it sends as it is (0.06 µs an element).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,10 +79,11 @@ def settle_queries(
     inside: str | None = None,
     anew: bool = False,
 ) -> list[Query[set[int]]]:
-    """At most four statements: acked, otherwise archived, deleted and updated rows; each gives what it wrote.
+    """At most four statements: acked, otherwise archived, deleted and updated rows; each gives what
+    it wrote.
 
-    They write nothing if the transaction `inside` is given and is not the one that they are sent in. With `anew` no plan of
-    an earlier time is used.
+    They write nothing if the transaction `inside` is given and is not the one that they are sent
+    in. With `anew` no plan of an earlier time is used.
     """
     acked, archived = list[Settlement](), list[Settlement]()
     deleted, updated = list[Settlement](), list[Settlement]()

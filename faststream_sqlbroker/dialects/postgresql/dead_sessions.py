@@ -1,12 +1,14 @@
 """Sessions whose client fell silent in the middle of a statement, on PostgreSQL.
 
-A client may ask for the parse of a statement and wait for the answer before it sends the values, as asyncpg does for each
-statement that a connection sends for the first time. A session that waits there is no idle one: no time limit of PostgreSQL's
-before transaction_timeout (17) ends it, and what it has locked stays locked until TCP gives the client up, after two hours.
-Nor is it known how long it has waited: only that it is still the same wait.
+A client may ask for the parse of a statement and wait for the answer before it sends the values, as
+asyncpg does for each statement that a connection sends for the first time. A session that waits
+there is no idle one: no time limit of PostgreSQL's before transaction_timeout (17) ends it, and
+what it has locked stays locked until TCP gives the client up, after two hours. Nor is it known how
+long it has waited: only that it is still the same wait.
 
-An application may wait like that on purpose, between asyncpg's `prepare` and the first use of the statement, or in a pipeline. So only
-transactions of the broker's are ended, which carry a mark: an advisory lock, whose key is for how long they may be silent.
+An application may wait like that on purpose, between asyncpg's `prepare` and the first use of the
+statement, or in a pipeline. So only transactions of the broker's are ended, which carry a mark: an
+advisory lock, whose key is for how long they may be silent.
 """
 
 from collections.abc import Mapping
@@ -28,7 +30,8 @@ Wait = tuple[int, datetime]
 _WAITS = """a.datname = current_database() AND a.usename = session_user AND a.pid <> pg_backend_pid()
   AND a.state = 'active' AND a.wait_event = 'ClientRead'"""
 
-# COPY reads from its client all the time. The server refuses a statement with a function that it may not call, whatever the rows.
+# COPY reads from its client all the time. The server refuses a statement with a function that it
+# may not call, whatever the rows.
 FIND = rf"""
 SELECT a.pid, a.state_change FROM pg_stat_activity a
 WHERE {_WAITS} AND a.query !~* '\mcopy\M' AND pg_has_role(a.usesysid, 'USAGE') AND EXISTS (
@@ -69,11 +72,14 @@ class DeadSessions:
         )
 
     def find(self, connection: Connection) -> set[Wait]:
-        """Sessions that wait for their client in the middle of a statement. None, if they could not be ended."""
+        """Sessions that wait for their client in the middle of a statement. None, if they could not
+        be ended.
+        """
         return {(pid, since) for pid, since in connection.execute(self._find)}
 
     def end(self, connection: Connection, waits: Mapping[Wait, float]) -> list[int]:
-        """End those of `waits` that still go on, have locked rows of the broker's, and have lasted for longer than they may.
+        """End those of `waits` that still go on, have locked rows of the broker's, and have lasted
+        for longer than they may.
 
         Args:
             connection: Another session than theirs.

@@ -328,7 +328,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(self.sql[statement], binds, read)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-        """As everywhere; the statement gives what needs no decoding, or is decoded when somebody looks."""
+        """As everywhere; the statement gives what needs no decoding, or is decoded when somebody
+        looks.
+        """
         return read_claimed(rows, token)
 
     def claim_ids(
@@ -352,9 +354,12 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def renew(
         self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
     ) -> set[int]:
-        """Locked rows are waited for beforehand, or skipped by the update and looked up without a lock."""
+        """Locked rows are waited for beforehand, or skipped by the update and looked up without a
+        lock.
+        """
         if not skip_locked:
-            # Not by the update: of a row that changes while it waits, it does not know the new ctid.
+            # Not by the update: of a row that changes while it waits, it does not know the new
+            # ctid.
             self.lock(connection, leases)
         binds = lease_binds(leases)
         held = {r[0] for r in connection.execute(self.sql["renew"], {**binds, "lease": lease})}

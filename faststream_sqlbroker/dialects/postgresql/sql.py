@@ -1,7 +1,7 @@
 """PostgreSQL's statements, with `{names}` to fill in; tests/sql/postgresql shows them filled.
 
-Every array is one bind, so the text never changes and stays prepared whatever the batch's size. State
-literals are inlined: a bound state could not use the partial indexes in a generic plan.
+Every array is one bind, so the text never changes and stays prepared whatever the batch's size.
+State literals are inlined: a bound state could not use the partial indexes in a generic plan.
 """
 
 INSERT = """
@@ -36,8 +36,9 @@ RETURNING id
 """
 )
 
-# Ids are drawn by the column's default, above the sort: the smallest is the first row's. Sorted by the client they
-# are in the order of the rows, whatever the order of RETURNING, as SQLAlchemy's insertmanyvalues relies on too.
+# Ids are drawn by the column's default, above the sort: the smallest is the first row's. Sorted by
+# the client they are in the order of the rows, whatever the order of RETURNING, as SQLAlchemy's
+# insertmanyvalues relies on too.
 _MANY_ALIKE = (
     """
 INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, expires_at)
@@ -88,8 +89,8 @@ SELECT f.queue, f.priority, extract(epoch FROM f.due - statement_timestamp())::f
 FROM (SELECT 1) AS at_least_one_row LEFT JOIN f ON true
 ORDER BY f.ord, f.priority DESC
 """
-"""The sub-select hides the array's length: the planner takes 1 000 queues for 100 000 pairs, and would compile the query
-(JIT) for half a second each time."""
+"""The sub-select hides the array's length: the planner takes 1 000 queues for 100 000 pairs, and
+would compile the query (JIT) for half a second each time."""
 
 # Rows are taken by ctid: joined on id, the planner chose a sequential scan at 20 000 rows.
 _LEASE = """
@@ -132,7 +133,9 @@ IS_WAITING = ",\n  m.lease_expires_at < m.acquired_at + :lease * interval '1 sec
 
 
 def two_lengths(claim: str) -> str:
-    """`claim`, which leases only the first `free` rows for `lease` seconds, and the others for `waiting`."""
+    """`claim`, which leases only the first `free` rows for `lease` seconds, and the others for
+    `waiting`.
+    """
     first = "m.ctid = ANY(ARRAY(SELECT r.c FROM r{unsuspected} LIMIT :free))"
     seconds = f"CASE\n    WHEN {first}\n    THEN :lease ELSE :waiting END"
     return claim.replace(":lease", seconds, 1)
@@ -159,27 +162,32 @@ JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
 
 LOCK = HELD + "ORDER BY m.id FOR UPDATE OF m"
 MARK = 1936813154
-"""First key of the advisory lock that tells others that a transaction is the broker's; the second is its limit (milliseconds)."""
-# It never waits, also if another program uses the key. Other sessions cannot see a session's limit, but they see its locks.
+"""First key of the advisory lock that tells others that a transaction is the broker's; the second
+is its limit (milliseconds)."""
+# It never waits, also if another program uses the key. Other sessions cannot see a session's limit,
+# but they see its locks.
 _MARK = f"pg_try_advisory_xact_lock_shared({MARK}, rtrim(:limit, 'ms')::int)"
-# The least of what is asked for and what the administrator or the application has set; 0 is no limit.
+# The least of what is asked for and what the administrator or the application has set; 0 is no
+# limit.
 _IDLE_LIMIT = f"""set_config('idle_in_transaction_session_timeout',
     CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval
       BETWEEN interval '1 millisecond' AND CAST(:limit AS interval)
     THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true),
   {_MARK}"""
 IDLE_LIMIT = "SELECT " + _IDLE_LIMIT
-# A plan that a connection keeps may be of a time when the table was empty, and reads all of it. Until then a plan made anew
-# costs less than what it saves: single messages are taken seldom, and by connections that live for long.
+# A plan that a connection keeps may be of a time when the table was empty, and reads all of it.
+# Until then a plan made anew costs less than what it saves: single messages are taken seldom, and
+# by connections that live for long.
 IDLE_LIMIT_ANEW = IDLE_LIMIT + ",\n  set_config('plan_cache_mode', 'force_custom_plan', true)"
 ALLOW_IDLING = "SELECT set_config('idle_in_transaction_session_timeout', :limit, true), " + _MARK
 LOCK_NUMBERED = LOCK.replace(
     "m.id FROM", f"m.id, pg_current_xact_id()::text, statement_timestamp(), {_IDLE_LIMIT}\nFROM", 1
 )
-# A crash of the server forgets numbers of which nothing was written, and gives them to other transactions. So they are believed
-# if the server has run since then, as its statistics begin anew with a crash; else if the lock itself has survived, in the
-# row: what was written of a transaction keeps its number. A transaction that locks a row and then writes it, as renewals
-# do, leaves its lock in the new version; a handler's only locks.
+# A crash of the server forgets numbers of which nothing was written, and gives them to other
+# transactions. So they are believed if the server has run since then, as its statistics begin anew
+# with a crash; else if the lock itself has survived, in the row: what was written of a transaction
+# keeps its number. A transaction that locks a row and then writes it, as renewals do, leaves its
+# lock in the new version; a handler's only locks.
 WAS_COMMITTED = """
 SELECT CASE WHEN (:number)::text::xid8 >= pg_snapshot_xmax(pg_current_snapshot()) THEN false
   ELSE pg_xact_status((:number)::text::xid8) = 'committed' AND (
@@ -277,8 +285,8 @@ ANEW = "_anew"
 def anew(settle: str) -> str:
     """`settle`, for which PostgreSQL keeps no plan.
 
-    Not knowing `one`, it takes the two series for a million rows, so that a plan for all values seems to cost more
-    than any for these; they have one row each.
+    Not knowing `one`, it takes the two series for a million rows, so that a plan for all values
+    seems to cost more than any for these; they have one row each.
     """
     fence, guard = (
         "m.lease_token = ",

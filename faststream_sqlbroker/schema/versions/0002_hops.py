@@ -1,7 +1,7 @@
 """How far a message has come, which message a reason is about, and what policies need.
 
-Each column is nullable or has a constant default: no row is written anew, except in MariaDB's message table, and processes
-of the version before go on writing.
+Each column is nullable or has a constant default: no row is written anew, except in MariaDB's
+message table, and processes of the version before go on writing.
 """
 
 from alembic import op
@@ -17,7 +17,9 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns, and an index to the table of policies; each table is altered, and locked, once."""
+    """Add the columns, and an index to the table of policies; each table is altered, and locked,
+    once.
+    """
     context = op.get_context()
     dialect = context.dialect
     tables = build_tables(context.opts["sqlbroker_config"], revision=revision)
@@ -39,7 +41,9 @@ def upgrade() -> None:
 
 
 def _names(inspector: Inspector, table: Table) -> set[str | None]:
-    """Columns and indexes that are there: MySQL commits each statement, so an upgrade may have ended half-way."""
+    """Columns and indexes that are there: MySQL commits each statement, so an upgrade may have
+    ended half-way.
+    """
     columns = inspector.get_columns(table.name, schema=table.schema)
     indexes = inspector.get_indexes(table.name, schema=table.schema)
     return {each["name"] for each in [*columns, *indexes]}

@@ -39,16 +39,16 @@ def retry_histogram(df: DataFrame) -> DataFrame:
 def failure_rate(df: DataFrame) -> DataFrame:
     """Which share of its messages each queue failed.
 
-    A message that a `dead_letter_queue` took over failed in the queue that it came from, where it counts as
-    moved; what became of it since counts for the queue that it was archived from. Those that still wait in a dead
-    letter queue are not in the archive, and not here.
+    A message that a `dead_letter_queue` took over failed in the queue that it came from, where it
+    counts as moved; what became of it since counts for the queue that it was archived from. Those
+    that still wait in a dead letter queue are not in the archive, and not here.
 
     Args:
         df: With queue, state and headers.
 
     Returns:
-        queue STRING, completed, failed, discarded, moved BIGINT, rate DOUBLE ((failed + moved) / (completed +
-        failed + moved), between 0 and 1; NULL where the queue has none of these).
+        queue STRING, completed, failed, discarded, moved BIGINT, rate DOUBLE ((failed + moved) /
+        (completed + failed + moved), between 0 and 1; NULL where the queue has none of these).
 
     Raises:
         SetupError: columns are missing.
@@ -78,18 +78,19 @@ def rate() -> Column:
 def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
     """What failures have in common: reason and class of the exception, the most frequent first.
 
-    A failure is a FAILED message, and one that a `dead_letter_queue` took over: that one counts for the queue that
-    it came from, with the reason and error of that time.
+    A failure is a FAILED message, and one that a `dead_letter_queue` took over: that one counts for
+    the queue that it came from, with the reason and error of that time.
 
     Args:
         df: With id, queue, state, headers, last_error, reason and archived_at.
         limit: How many rows, over all queues; None is all.
 
     Returns:
-        queue, reason (such as "max_attempts" or "rejected"), error_type (class of the exception, with its module;
-        NULL if there was none) STRING, messages BIGINT, share DOUBLE (of all failures in the frame), example
-        STRING (first line of the latest error: type and text), last_id BIGINT, last_at TIMESTAMP (the latest
-        message and when it was archived). The most messages first, then by queue, reason and type.
+        queue, reason (such as "max_attempts" or "rejected"), error_type (class of the exception,
+        with its module; NULL if there was none) STRING, messages BIGINT, share DOUBLE (of all
+        failures in the frame), example STRING (first line of the latest error: type and text),
+        last_id BIGINT, last_at TIMESTAMP (the latest message and when it was archived). The most
+        messages first, then by queue, reason and type.
 
     Raises:
         SetupError: columns are missing, or `limit` is no whole number above 0.
@@ -128,21 +129,23 @@ def dlq_age(
 ) -> DataFrame:
     """How old the dead letters are.
 
-    These are the messages that are FAILED by their last row in the archive, dead since archived_at: one that was
-    retried afterwards is none, one that `replay` has published again stays one. And, if `live` is given, what waits
-    in dead letter queues (the header "dead-letter" names another queue), dead since its last attempt there, or
-    since it was due there if there was none. What a dead letter queue took counts for the queue that it came from.
+    These are the messages that are FAILED by their last row in the archive, dead since archived_at:
+    one that was retried afterwards is none, one that `replay` has published again stays one. And,
+    if `live` is given, what waits in dead letter queues (the header "dead-letter" names another
+    queue), dead since its last attempt there, or since it was due there if there was none. What a
+    dead letter queue took counts for the queue that it came from.
 
     Args:
-        df: With queue, state, headers and archived_at; and with id, without which each row is a message. An export
-            may have several rows of one.
-        as_of: Ages are told as of this moment, and what was archived or died later is left out; None is the
-            latest such time in the frames.
+        df: With queue, state, headers and archived_at; and with id, without which each row is a
+            message. An export may have several rows of one.
+        as_of: Ages are told as of this moment, and what was archived or died later is left out;
+            None is the latest such time in the frames.
         live: A frame of `read_messages`: with queue, headers, last_attempt_at and next_attempt_at.
 
     Returns:
-        queue STRING, messages BIGINT, under_1h, 1h_to_1d, 1d_to_7d, 7d_to_30d, over_30d BIGINT (messages by age,
-        each from its first bound on), oldest_at TIMESTAMP, oldest_age DOUBLE (seconds).
+        queue STRING, messages BIGINT, under_1h, 1h_to_1d, 1d_to_7d, 7d_to_30d, over_30d BIGINT
+        (messages by age, each from its first bound on), oldest_at TIMESTAMP, oldest_age DOUBLE
+        (seconds).
 
     Raises:
         SetupError: `as_of` is no moment, or columns are missing.
@@ -157,7 +160,8 @@ def dlq_age(
     )
     if live is not None:
         need(live, "dlq_age (live)", "queue", "headers", "last_attempt_at", "next_attempt_at")
-        # Before a retry next_attempt_at lies in the future. Who was moved back by hand keeps the header.
+        # Before a retry next_attempt_at lies in the future. Who was moved back by hand keeps the
+        # header.
         since = F.coalesce("last_attempt_at", "next_attempt_at").alias("at")
         waiting = live.where(_origin("queue") != F.col("queue")).select(queue, since)
         dead, times = dead.unionAll(waiting), times.unionAll(waiting.select("at"))

@@ -24,9 +24,9 @@ def hot_keys(df: DataFrame, limit: int | None = 20, *, key: str | Column = "key"
         key: A column's name or an expression, such as `F.get_json_object("headers", "$.tenant")`.
 
     Returns:
-        queue, key STRING, messages BIGINT, share DOUBLE (of all messages of the queue, those without a key among
-        them), completed, failed, discarded BIGINT. The most messages first, then by queue and key; messages
-        without a key have no row.
+        queue, key STRING, messages BIGINT, share DOUBLE (of all messages of the queue, those
+        without a key among them), completed, failed, discarded BIGINT. The most messages first,
+        then by queue and key; messages without a key have no row.
 
     Raises:
         SetupError: columns are missing, or `limit` is no whole number above 0.
@@ -49,13 +49,14 @@ def sessions(df: DataFrame, gap: Duration = "30m", *, key: str | Column = "key")
 
     Args:
         df: With queue, created_at, and the column of the key.
-        gap: Seconds, a timedelta or text like "30m", at least a millisecond. Two messages that are exactly `gap`
-            apart are in two sessions.
+        gap: Seconds, a timedelta or text like "30m", at least a millisecond. Two messages that are
+            exactly `gap` apart are in two sessions.
         key: A column's name or an expression.
 
     Returns:
-        queue, key STRING, started_at, ended_at TIMESTAMP (created_at of the first and the last message), messages
-        BIGINT, seconds DOUBLE (from the first to the last; 0 for a single message).
+        queue, key STRING, started_at, ended_at TIMESTAMP (created_at of the first and the last
+        message), messages BIGINT, seconds DOUBLE (from the first to the last; 0 for a single
+        message).
 
     Raises:
         SetupError: `gap` is no such length, or columns are missing.

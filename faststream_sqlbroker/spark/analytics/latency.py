@@ -29,31 +29,34 @@ def latency(
 ) -> DataFrame:
     """How long messages took, in three phases; all times are the database's.
 
-    * `wait`: from when the message was due for the last time to its last claim: acquired_at − the later of
-      next_attempt_at and created_at. A delay that the publisher asked for, the pause before a retry, and what
-      policies put off (Delay, Debounce, a Throttle's slot) is not waiting; being behind others is, and so is the
-      lease of a process that died with the message. A created_at after the claim (of a producer whose clock is
-      ahead) does not count. Of messages that were claimed.
-    * `work`: from the last claim to the end of the handler: last_attempt_at − acquired_at. The time in which the
-      process held the message before a worker was free is within. Of messages whose last claim led to an attempt;
-      with AckPolicy.ACK_FIRST the attempt ends where the handler starts.
-    * `total`: from publishing to the archive, with every delay, retry and pause: archived_at − created_at, 0
-      if that is negative. Of COMPLETED and FAILED messages.
+    * `wait`: from when the message was due for the last time to its last claim: acquired_at − the
+      later of next_attempt_at and created_at. A delay that the publisher asked for, the pause
+      before a retry, and what policies put off (Delay, Debounce, a Throttle's slot) is not waiting;
+      being behind others is, and so is the lease of a process that died with the message. A
+      created_at after the claim (of a producer whose clock is ahead) does not count. Of messages
+      that were claimed.
+    * `work`: from the last claim to the end of the handler: last_attempt_at − acquired_at. The time
+      in which the process held the message before a worker was free is within. Of messages whose
+      last claim led to an attempt; with AckPolicy.ACK_FIRST the attempt ends where the handler
+      starts.
+    * `total`: from publishing to the archive, with every delay, retry and pause: archived_at −
+      created_at, 0 if that is negative. Of COMPLETED and FAILED messages.
 
     Args:
         df: With the five columns above, state and those of `by`.
         by: Names of the columns to group by; () takes all messages as one group.
-        accuracy: A percentile is the time of a message whose rank is wrong by at most 1 / accuracy of the
-            number of messages; up to so many messages it is exact. Memory grows with it.
+        accuracy: A percentile is the time of a message whose rank is wrong by at most 1 / accuracy
+            of the number of messages; up to so many messages it is exact. Memory grows with it.
 
     Returns:
-        A row for each group and phase that any message has: the columns of `by` (queue STRING), phase STRING,
-        messages BIGINT, mean, p50, p75, p90, p95, p99, p999 (99.9 %), max DOUBLE. All but `messages` are seconds; a percentile is
-        the smallest time that so many messages took at most, never one between two messages.
+        A row for each group and phase that any message has: the columns of `by` (queue STRING),
+        phase STRING, messages BIGINT, mean, p50, p75, p90, p95, p99, p999 (99.9 %), max DOUBLE. All
+        but `messages` are seconds; a percentile is the smallest time that so many messages took at
+        most, never one between two messages.
 
     Raises:
-        SetupError: columns are missing, `by` names a column that the result has anyway, or `accuracy` is no whole
-            number from 1 to 2 147 483 647.
+        SetupError: columns are missing, `by` names a column that the result has anyway, or
+            `accuracy` is no whole number from 1 to 2 147 483 647.
     """
     columns = columns_of(by)
     need(df, "latency", *_TIMES, "state", *columns)
@@ -77,8 +80,9 @@ def latency_trend(
         accuracy: As for `latency`.
 
     Returns:
-        bucket TIMESTAMP (its first moment), then the columns of `latency`: those of `by` (queue STRING), phase
-        STRING, messages BIGINT, mean, p50, p75, p90, p95, p99, p999, max DOUBLE in seconds.
+        bucket TIMESTAMP (its first moment), then the columns of `latency`: those of `by` (queue
+        STRING), phase STRING, messages BIGINT, mean, p50, p75, p90, p95, p99, p999, max DOUBLE in
+        seconds.
 
     Raises:
         SetupError: `every` is no such length, or as for `latency`.

@@ -8,15 +8,17 @@ from faststream_sqlbroker.spark.load.decode import decode_payload
 
 
 def payload_schema(df: DataFrame) -> DataFrame:
-    """The type that fits all readable payloads of a queue: what to give to `decode_payload` as a schema.
+    """The type that fits all readable payloads of a queue: what to give to `decode_payload` as a
+    schema.
 
     Args:
-        df: With queue, headers and payload. All payloads are read: give it a sample of a large archive.
+        df: With queue, headers and payload. All payloads are read: give it a sample of a large
+            archive.
 
     Returns:
-        queue STRING, messages, decoded BIGINT (all, and those that `decode_payload` can read), schema STRING such
-        as "STRUCT<amount: DECIMAL(4,2), user: BIGINT>" (VOID where none was read, or what is always null; VARIANT
-        where they have nothing in common).
+        queue STRING, messages, decoded BIGINT (all, and those that `decode_payload` can read),
+        schema STRING such as "STRUCT<amount: DECIMAL(4,2), user: BIGINT>" (VOID where none was
+        read, or what is always null; VARIANT where they have nothing in common).
 
     Raises:
         SetupError: columns are missing.

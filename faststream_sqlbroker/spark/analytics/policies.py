@@ -85,17 +85,17 @@ FAILED_BY = (
 def duplicate_deliveries(df: DataFrame) -> DataFrame:
     """Deliveries whose end was never recorded, so that the message was delivered again.
 
-    Each is a process that died, a lease that ran out or an end that the database never took: the handler may have
-    run, in part or whole, once more than attempts_count says. A message has deliveries_count − attempts_count of
-    them; one less if its last delivery ended without an attempt (expired at the start, delivered too often), which
-    nobody repeated.
+    Each is a process that died, a lease that ran out or an end that the database never took: the
+    handler may have run, in part or whole, once more than attempts_count says. A message has
+    deliveries_count − attempts_count of them; one less if its last delivery ended without an
+    attempt (expired at the start, delivered too often), which nobody repeated.
 
     Args:
         df: With queue, attempts_count, deliveries_count, acquired_at and last_attempt_at.
 
     Returns:
-        queue STRING, messages (all of the queue), redelivered (those with lost deliveries), lost_deliveries BIGINT,
-        share DOUBLE (redelivered / messages), most INT (of one message).
+        queue STRING, messages (all of the queue), redelivered (those with lost deliveries),
+        lost_deliveries BIGINT, share DOUBLE (redelivered / messages), most INT (of one message).
 
     Raises:
         SetupError: columns are missing.

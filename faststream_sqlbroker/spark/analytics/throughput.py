@@ -23,9 +23,10 @@ def throughput(df: DataFrame, every: Duration = "1m") -> DataFrame:
         every: Width of a bucket: seconds, a timedelta or text like "1h", at least a millisecond.
 
     Returns:
-        A row for each bucket and queue in which anything was settled: bucket TIMESTAMP (its first moment),
-        queue STRING, messages, completed, failed, discarded BIGINT, per_second DOUBLE (messages a second over
-        the whole bucket, also where the frame covers a part of it), payload_bytes BIGINT.
+        A row for each bucket and queue in which anything was settled: bucket TIMESTAMP (its first
+        moment), queue STRING, messages, completed, failed, discarded BIGINT, per_second DOUBLE
+        (messages a second over the whole bucket, also where the frame covers a part of it),
+        payload_bytes BIGINT.
 
     Raises:
         SetupError: `every` is no such length, or columns are missing.

@@ -39,7 +39,9 @@ class Size:
 
 
 class Database(ABC):
-    """One database and its words; values are written as literals, as JDBC's subqueries take no binds."""
+    """One database and its words; values are written as literals, as JDBC's subqueries take no
+    binds.
+    """
 
     kind: ClassVar[str]
     jdbc_driver: ClassVar[str]
@@ -66,11 +68,15 @@ class Database(ABC):
             yield bare
 
     def set_up(self, connection: Connection) -> None:  # noqa: B027 - some need nothing
-        """Set what readers rely on, whatever the server, the database or the role has for a default."""
+        """Set what readers rely on, whatever the server, the database or the role has for a
+        default.
+        """
 
     @abstractmethod
     def begin(self, connection: Connection) -> None:
-        """Begin a transaction that writes, on a connection in autocommit; others' commits show in it."""
+        """Begin a transaction that writes, on a connection in autocommit; others' commits show in
+        it.
+        """
 
     @abstractmethod
     def quote(self, name: str) -> str:
@@ -85,7 +91,9 @@ class Database(ABC):
         """`value` as a literal that no content can break out of."""
 
     def among(self, name: str, values: Sequence[str]) -> str:
-        """The condition that a column of texts holds one of `values`, of which there is one at least."""
+        """The condition that a column of texts holds one of `values`, of which there is one at
+        least.
+        """
         return f"{self.quote(name)} IN ({', '.join(self.text(value) for value in values)})"
 
     @abstractmethod
@@ -104,7 +112,9 @@ class Database(ABC):
         return name
 
     def hidden(self, column: str) -> dict[str, str]:  # noqa: ARG002 - some need it
-        """What predicates on `column` ("id" or "archived_at") need besides the fields: name → expression."""
+        """What predicates on `column` ("id" or "archived_at") need besides the fields: name →
+        expression.
+        """
         return {}
 
     @abstractmethod
@@ -181,8 +191,8 @@ class Database(ABC):
             connection: To ask for statistics.
             name: The table.
             schema: Its schema.
-            column: "id" or "archived_at": what a range is taken of; PostgreSQL takes blocks of the table
-                in place of ids.
+            column: "id" or "archived_at": what a range is taken of; PostgreSQL takes blocks of the
+                table in place of ids.
             where: A condition on `column` that all rows fulfil, "" for none.
             number: How many are wanted.
         """
@@ -214,7 +224,9 @@ class Database(ABC):
 
 
 def ranges(column: str, cuts: Sequence[str]) -> list[str]:
-    """Half-open ranges of `column` between `cuts`, open at both ends: every value lies in exactly one."""
+    """Half-open ranges of `column` between `cuts`, open at both ends: every value lies in exactly
+    one.
+    """
     if not cuts:
         return ["1=1"]
     first, last = f"{column} < {cuts[0]}", f"{column} >= {cuts[-1]}"
@@ -248,7 +260,8 @@ def deep_cuts(bounds: Sequence[int], weights: Sequence[float], number: int) -> l
 def halved(
     low: int, high: int, number: int, rows: Callable[[int, int], float]
 ) -> tuple[list[int], list[float]]:
-    """Cut [low, high) by halving the slice with most rows, again and again, into at most `number` slices.
+    """Cut [low, high) by halving the slice with most rows, again and again, into at most `number`
+    slices.
 
     Returns:
         Where each slice begins, and the end; how many rows each has.

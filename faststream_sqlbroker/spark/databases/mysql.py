@@ -99,7 +99,9 @@ class MySQL(Database):
         return f"CONCAT_WS('|', {', '.join(ones)})"
 
     def has_table(self, connection: Connection, name: str, schema: str | None) -> bool:
-        """By the server's list: without binds SQLAlchemy looks for another database where a name has a %."""
+        """By the server's list: without binds SQLAlchemy looks for another database where a name
+        has a %.
+        """
         return self._listed(connection, name, schema) is not None
 
     def size(self, connection: Connection, name: str, schema: str | None) -> Size:

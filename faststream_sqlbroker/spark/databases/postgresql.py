@@ -133,7 +133,9 @@ class PostgreSQL(Database):
         where: str,
         number: int,
     ) -> list[str]:
-        """By the histogram: blocks are those of a row's version, and an update makes a new one elsewhere."""
+        """By the histogram: blocks are those of a row's version, and an update makes a new one
+        elsewhere.
+        """
         return (
             self._by_value(connection, name, schema, column, where, number)
             if number > 1
@@ -158,7 +160,9 @@ class PostgreSQL(Database):
     def _histogram(
         self, connection: Connection, table: str, column: str, where: str, number: int
     ) -> list[str]:
-        """Cuts of about equal depth from ANALYZE's histogram, those inside of `where` only; may be none."""
+        """Cuts of about equal depth from ANALYZE's histogram, those inside of `where` only; may be
+        none.
+        """
         cast = "bigint" if column == "id" else "timestamptz"
         name = self.quote(column)
         value = name if column == "id" else self.microseconds(name)
@@ -196,7 +200,9 @@ class PostgreSQL(Database):
         return [] if low is None else self._literals(column, even_cuts(low, high, number))
 
     def _literals(self, column: str, cuts: Iterable[int]) -> list[str]:
-        """Ids, or microseconds as moments: JDBC's session need not read texts as this one writes them."""
+        """Ids, or microseconds as moments: JDBC's session need not read texts as this one writes
+        them.
+        """
         return [str(cut) if column == "id" else self.moment(from_microseconds(cut)) for cut in cuts]
 
     def _regclass(self, name: str, schema: str | None) -> str:

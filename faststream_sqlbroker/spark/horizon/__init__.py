@@ -24,32 +24,35 @@ def find_horizon(
 ) -> Horizon:
     """Find the moment before which every archived row is committed, for ever.
 
-    Ask before the data is read, and read with a statement or snapshot that begins later: it sees every row
-    archived before the horizon, and no later one will be added there.
+    Ask before the data is read, and read with a statement or snapshot that begins later: it sees
+    every row archived before the horizon, and no later one will be added there.
 
-    What must hold: rows get their `archived_at` from the database's clock in the statement that writes them,
-    as the broker's do; the server's clock does not go backwards; a transaction that cannot be seen (`source`
-    is "safety lag") lasts no longer than `safety_lag`; and on MySQL and MariaDB the statement that archives
-    is not the first of its transaction if it waits for a table's lock for longer than `margin` (the broker's
-    never is). And who reads the rows must reach the server that was asked: behind an address that spreads
-    reads over replicas they may come from one that is behind, and rows are lost without an error.
+    What must hold: rows get their `archived_at` from the database's clock in the statement that
+    writes them, as the broker's do; the server's clock does not go backwards; a transaction that
+    cannot be seen (`source` is "safety lag") lasts no longer than `safety_lag`; and on MySQL and
+    MariaDB the statement that archives is not the first of its transaction if it waits for a
+    table's lock for longer than `margin` (the broker's never is). And who reads the rows must reach
+    the server that was asked: behind an address that spreads reads over replicas they may come from
+    one that is behind, and rows are lost without an error.
 
     Args:
         database: Of what is read.
         connection: To it, in autocommit.
-        safety_lag: How long a transaction may last at most where transactions cannot be seen: without the
-            privilege, on a standby or replica, or if one was prepared. On a replica of MySQL or MariaDB also
-            how far it is behind.
-        primary: URL of the primary of a PostgreSQL standby: its transactions are looked at, and then it is
-            waited until the standby has replayed what they had written. On a primary it is not used.
-        margin: How long a server takes at most from a statement's start until the statement can be seen.
+        safety_lag: How long a transaction may last at most where transactions cannot be seen:
+            without the privilege, on a standby or replica, or if one was prepared. On a replica of
+            MySQL or MariaDB also how far it is behind.
+        primary: URL of the primary of a PostgreSQL standby: its transactions are looked at, and
+            then it is waited until the standby has replayed what they had written. On a primary it
+            is not used.
+        margin: How long a server takes at most from a statement's start until the statement can be
+            seen.
         patience: How long to wait for the standby; for SQLite's writer 5 s at most.
 
     Raises:
         SetupError: A length that cannot be, or `primary` is not the standby's primary.
         NotSupportedError: `primary` was given and the database is not PostgreSQL.
-        TransientStoreError: The standby did not come as far in time, or has replayed nothing and has no
-            `primary`.
+        TransientStoreError: The standby did not come as far in time, or has replayed nothing and
+            has no `primary`.
     """
     question = Question(
         database,

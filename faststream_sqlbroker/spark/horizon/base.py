@@ -17,9 +17,9 @@ class Horizon:
 
     Attributes:
         moment: Aware, UTC. Every row archived before it is committed, and none will be added.
-        source: "transactions": the running ones were looked at. "primary": so they were, on the primary, and
-            the standby has replayed up to there. "safety lag": it is taken on trust that no transaction lasts
-            longer than the lag.
+        source: "transactions": the running ones were looked at. "primary": so they were, on the
+            primary, and the standby has replayed up to there. "safety lag": it is taken on trust
+            that no transaction lasts longer than the lag.
         detail: Why, in one sentence for logs and people.
     """
 
@@ -36,7 +36,8 @@ class Question:
         database: Its words.
         connection: In autocommit.
         lag: How long a transaction may last that cannot be seen.
-        margin: How long a server may take from the start of a statement until the statement can be seen.
+        margin: How long a server may take from the start of a statement until the statement can be
+            seen.
     """
 
     database: Database

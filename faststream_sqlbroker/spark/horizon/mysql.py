@@ -38,8 +38,8 @@ STATEMENTS = (
     "SELECT MAX({age}), COUNT(*), COALESCE(SUM(user = 'system user'), 0) FROM information_schema.processlist "
     "WHERE id <> CONNECTION_ID() AND command NOT IN ('Sleep', 'Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
 )
-# Who has changed no row and runs no statement will write by a later one, with a later time. Thread 0 is of
-# an XA transaction whose client has gone, or InnoDB's.
+# Who has changed no row and runs no statement will write by a later one, with a later time. Thread
+# 0 is of an XA transaction whose client has gone, or InnoDB's.
 TRANSACTIONS = (
     "SELECT COALESCE(SUM(trx_mysql_thread_id = CONNECTION_ID()), 0), "
     "MIN(IF({others} AND trx_mysql_thread_id <> 0, {start}, NULL)), "
@@ -107,7 +107,9 @@ def _seen(question: Question, clock: datetime) -> Horizon:
 
 
 def _prepared(connection: Connection) -> bool:
-    """Whether XA transactions wait for their end; if not, thread 0 is of InnoDB's own, such as its statistics."""
+    """Whether XA transactions wait for their end; if not, thread 0 is of InnoDB's own, such as its
+    statistics.
+    """
     try:
         return connection.exec_driver_sql("XA RECOVER").first() is not None
     except DBAPIError:  # MySQL wants XA_RECOVER_ADMIN
@@ -120,7 +122,8 @@ def _statements(question: Question, clock: datetime) -> tuple[int, datetime, boo
     mariadb = "MariaDB" in str(question.database.scalar(connection, "SELECT VERSION()"))
     age = "CEIL(time_ms * 1000)" if mariadb else "(time + 1) * 1000000"
     longest, count, applying = connection.exec_driver_sql(STATEMENTS.format(age=age)).one()
-    # Ages are as of now, which is a moment after the clock: that makes starts earlier than they were.
+    # Ages are as of now, which is a moment after the clock: that makes starts earlier than they
+    # were.
     began = clock if longest is None else clock - timedelta(microseconds=max(int(longest), 0))
     return int(count), began, bool(applying)
 

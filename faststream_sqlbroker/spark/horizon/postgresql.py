@@ -14,12 +14,12 @@ FROM pg_stat_activity
 WHERE datid = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND pid <> pg_backend_pid()
 """.format(
-    # Rows get the start of their statement. A transaction without an xid has written nothing, so only the
-    # statement under way counts. One with an xid may have written since its start; a procedure that commits
-    # on its way has transactions that are younger than its statement.
+    # Rows get the start of their statement. A transaction without an xid has written nothing, so
+    # only the statement under way counts. One with an xid may have written since its start; a
+    # procedure that commits on its way has transactions that are younger than its statement.
     start="CASE WHEN backend_xid IS NULL THEN query_start ELSE least(xact_start, query_start) END",
-    # Who is idle in a transaction and has no xid will write by a later statement, with a later time: reports
-    # and snapshots that are held for hours do not count.
+    # Who is idle in a transaction and has no xid will write by a later statement, with a later
+    # time: reports and snapshots that are held for hours do not count.
     writing="(backend_xid IS NOT NULL OR state IN ('active', 'fastpath function call')) "
     "AND coalesce(backend_type, '') NOT IN ('walsender', 'autovacuum worker')",
     # Not ours to see, or track_activities is off. Vacuum workers have no user.
@@ -39,7 +39,8 @@ SUBSCRIBED = (
 def find(question: Question) -> Horizon:
     """The oldest of what may still write, as the server sees it."""
     connection, database = question.connection, question.database
-    # In this order: who is seen in none of them has committed before, or starts later than the clock.
+    # In this order: who is seen in none of them has committed before, or starts later than the
+    # clock.
     clock = database.now(connection)
     oldest, writing, hidden = connection.exec_driver_sql(SESSIONS).one()
     prepared = database.scalar(connection, PREPARED)

@@ -13,7 +13,9 @@ LONGEST_WAIT = 5.0
 
 
 def find(question: Question, patience: float) -> Horizon:
-    """Be that writer for an instant: nobody else is under way, and who comes later has a later clock."""
+    """Be that writer for an instant: nobody else is under way, and who comes later has a later
+    clock.
+    """
     connection, database = question.connection, question.database
     with _waiting(connection, min(patience, LONGEST_WAIT)):
         try:
@@ -23,8 +25,8 @@ def find(question: Question, patience: float) -> Horizon:
                 database.now(connection), f"a writer has its lock ({error.orig})"
             )
     try:
-        # A file that may only be read lets us begin without any lock, and refuses the first write: this one
-        # changes nothing.
+        # A file that may only be read lets us begin without any lock, and refuses the first write:
+        # this one changes nothing.
         version = int(database.scalar(connection, "PRAGMA user_version"))
         connection.exec_driver_sql(f"PRAGMA user_version = {version}")
         clock = database.now(connection)

@@ -13,8 +13,9 @@ from faststream_sqlbroker.spark.horizon.base import Horizon, Question
 
 RECOVERING = "SELECT pg_is_in_recovery()"
 IDENTITY = "SELECT system_identifier || '/' || current_database() FROM pg_control_system()"
-# Where the next record would begin may lie behind a page's header, which is written with that record only.
-# No record ends inside of the header of the page that it began in, so the page's start is as good.
+# Where the next record would begin may lie behind a page's header, which is written with that
+# record only. No record ends inside of the header of the page that it began in, so the page's start
+# is as good.
 POSITION = """
 SELECT lsn - CASE WHEN mod(lsn - '0/0', 8192) <= 40 THEN mod(lsn - '0/0', 8192) ELSE 0 END
 FROM pg_current_wal_insert_lsn() lsn

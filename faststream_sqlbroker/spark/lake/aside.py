@@ -19,8 +19,8 @@ def put_back(
 ) -> None:
     """Return windows from aside, where their places have not the files that the state has recorded.
 
-    Only what is found is removed, one by one: a run that was overtaken and does not know it yet may set a
-    window aside in this moment. What is recorded nowhere stays aside.
+    Only what is found is removed, one by one: a run that was overtaken and does not know it yet may
+    set a window aside in this moment. What is recorded nowhere stays aside.
 
     Args:
         folders: Of the lake.

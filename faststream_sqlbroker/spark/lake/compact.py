@@ -45,9 +45,10 @@ def compact_export(
 ) -> list[CompactedWindow]:
     """Write the windows of a lake that have more files than they need again, with fewer.
 
-    Each is written aside, compared with the figures that the export has recorded, all of them, and only then
-    moved to its place, as the export does it: a crash loses nothing, and running it twice changes nothing.
-    Who reads a window while its folder is replaced may fail because a file is gone, and reads it again.
+    Each is written aside, compared with the figures that the export has recorded, all of them, and
+    only then moved to its place, as the export does it: a crash loses nothing, and running it twice
+    changes nothing. Who reads a window while its folder is replaced may fail because a file is
+    gone, and reads it again.
 
     Args:
         spark: A session; not Spark Connect. No driver is needed.
@@ -62,8 +63,8 @@ def compact_export(
 
     Raises:
         SetupError: nothing was exported to this path, or an option that cannot be.
-        ExportMismatchError: a window's files are not what was exported: some are missing or changed. It is
-            left as it is.
+        ExportMismatchError: a window's files are not what was exported: some are missing or
+            changed. It is left as it is.
         ConcurrentLoadError: another process has begun to write to the path since.
         NotSupportedError: Spark Connect.
     """

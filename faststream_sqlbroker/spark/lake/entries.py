@@ -15,8 +15,8 @@ class Entry:
 
     Attributes:
         lake: RowChecksums of what is in the folder.
-        source: Counts of what the database had when it was exported; less than `lake` where the lake keeps
-            rows that the database has lost.
+        source: Counts of what the database had when it was exported; less than `lake` where the
+            lake keeps rows that the database has lost.
         files: How many Parquet files.
         bytes: Of the files.
     """

@@ -1,4 +1,6 @@
-"""The archive as a lake of Parquet: whole windows, each compared with the database before it counts."""
+"""The archive as a lake of Parquet: whole windows, each compared with the database before it
+counts.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +31,8 @@ from faststream_sqlbroker.spark.session import need_driver
 logger = getLogger("faststream_sqlbroker.spark")
 
 PAUSES = (0.1, 0.5, 2.0)
-"""Seconds before the files are listed once more, where a window is being put in its place meanwhile."""
+"""Seconds before the files are listed once more, where a window is being put in its place
+meanwhile."""
 
 _PARTS = {"day": ["date"], "hour": ["date", "hour"]}
 _FOLDERS = {"date": StructField("date", DateType()), "hour": StructField("hour", IntegerType())}
@@ -41,8 +44,8 @@ class ExportedWindow:
 
     Attributes:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
-        action: "exported"; "again" (rows had come since, and are in it now); "unchanged"; "left" (the
-            database has fewer rows than the lake, which keeps them).
+        action: "exported"; "again" (rows had come since, and are in it now); "unchanged"; "left"
+            (the database has fewer rows than the lake, which keeps them).
         rows: In the lake.
         files: Parquet files in the lake.
         bytes: Of the files.
@@ -100,41 +103,45 @@ def export_archive(
     on_window: Callable[[ExportedWindow], Any] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> ExportResult:
-    """Write the closed windows of the archive that the lake does not have, and compare each with the database.
+    """Write the closed windows of the archive that the lake does not have, and compare each with
+    the database.
 
-    Every window becomes a folder `date=2026-03-01` or `date=2026-03-01/hour=05` (UTC) of Parquet files
-    (zstd, sorted by queue and id; the times as microseconds in UTC), about 128 to 512 MB each. It is written
-    aside, read back, compared with what the database itself counts and sums, and only then moved to its
-    place and recorded in `_sqlbroker/state.json`. Whatever dies at whatever moment, `read_export` never reads
-    half a window, and the next run ends what was begun. Running it twice gives the same data. Readers other
-    than `read_export` need a file system that renames a folder at once, as local disks and HDFS do: where
-    folders are copied file by file (S3) they may find half a window. They may also miss a window that is
-    written again, for the moment between two renames.
+    Every window becomes a folder `date=2026-03-01` or `date=2026-03-01/hour=05` (UTC) of Parquet
+    files (zstd, sorted by queue and id; the times as microseconds in UTC), about 128 to 512 MB
+    each. It is written aside, read back, compared with what the database itself counts and sums,
+    and only then moved to its place and recorded in `_sqlbroker/state.json`. Whatever dies at
+    whatever moment, `read_export` never reads half a window, and the next run ends what was begun.
+    Running it twice gives the same data. Readers other than `read_export` need a file system that
+    renames a folder at once, as local disks and HDFS do: where folders are copied file by file (S3)
+    they may find half a window. They may also miss a window that is written again, for the moment
+    between two renames.
 
-    Windows of the last `recheck`, and recorded ones between `since` and `until`, are compared with the
-    database again: if it has rows that the lake lacks (a transaction that was open for longer than
-    `safety_lag`) they are written again, with a warning. Rows that the database has lost since, because they
-    were pruned or retried, stay in the lake.
+    Windows of the last `recheck`, and recorded ones between `since` and `until`, are compared with
+    the database again: if it has rows that the lake lacks (a transaction that was open for longer
+    than `safety_lag`) they are written again, with a warning. Rows that the database has lost
+    since, because they were pruned or retried, stay in the lake.
 
     Args:
         spark: A session with the JDBC driver (`build_session`); not Spark Connect.
         url: SQLAlchemy URL of the database; its password is written nowhere.
-        path: Of the lake, in any file system that Spark knows; of one archive, always with the same window,
-            table and queues.
+        path: Of the lake, in any file system that Spark knows; of one archive, always with the same
+            window, table and queues.
         window: What a folder holds: a "day" or an "hour".
-        since: From the window that this moment lies in; None goes on where the last export ended, or
-            begins with the oldest row.
+        since: From the window that this moment lies in; None goes on where the last export ended,
+            or begins with the oldest row.
         until: Only windows that have ended by this moment; None takes all that are closed.
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
         queues: Only these queues; None takes all.
         safety_lag: How long a transaction that archives may stay open unseen; see `find_horizon`.
         primary: URL of the primary, if `url` is a standby.
-        source: A name for the database in the state, where it has several addresses (a standby, a fail-over);
-            None takes host, port and name, or the path of SQLite's file. `prune_archive` needs the same.
+        source: A name for the database in the state, where it has several addresses (a standby, a
+            fail-over); None takes host, port and name, or the path of SQLite's file.
+            `prune_archive` needs the same.
         recheck: How far back from the horizon windows are compared again.
-        verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads and of
-            all other columns; "counts" leaves the last three out, and spares the database reading every row.
+        verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads
+            and of all other columns; "counts" leaves the last three out, and spares the database
+            reading every row.
         on_window: Called after each window.
         options: More of Spark's JDBC options.
 
@@ -142,12 +149,13 @@ def export_archive(
         What was done; windows appear in order.
 
     Raises:
-        SetupError: an option that cannot be, a session without the driver, or a path that holds something
-            else, such as the export of another database.
-        ExportMismatchError: what was written is not what the database has, twice in a row. Windows before
-            it are in the lake, the watermark stays before it.
+        SetupError: an option that cannot be, a session without the driver, or a path that holds
+            something else, such as the export of another database.
+        ExportMismatchError: what was written is not what the database has, twice in a row. Windows
+            before it are in the lake, the watermark stays before it.
         ConcurrentLoadError: another process has begun to write to the path since.
-        StoreError: PostgreSQL: a window took longer than an hour, after which the server ends its snapshot.
+        StoreError: PostgreSQL: a window took longer than an hour, after which the server ends its
+            snapshot.
         NotSupportedError: Spark Connect.
     """
     one_of("window", window, tuple(LENGTHS))
@@ -183,13 +191,14 @@ def read_export(spark: SparkSession, path: str) -> DataFrame:
     """The rows of a lake that `export_archive` wrote.
 
     Returns:
-        A DataFrame of `ARCHIVE_SCHEMA`, then `date` (date) and, of a lake of hours, `hour` (int), both UTC;
-        a filter on them reads only their folders. A dead letter that was exported and retried later is in
-        it once for each time it was archived.
+        A DataFrame of `ARCHIVE_SCHEMA`, then `date` (date) and, of a lake of hours, `hour` (int),
+        both UTC; a filter on them reads only their folders. A dead letter that was exported and
+        retried later is in it once for each time it was archived.
 
     Raises:
-        SetupError: nothing was exported to this path, or its files are not those that were recorded, for
-            some seconds: some are gone, or of somebody else, or a window is being put in its place.
+        SetupError: nothing was exported to this path, or its files are not those that were
+            recorded, for some seconds: some are gone, or of somebody else, or a window is being put
+            in its place.
         NotSupportedError: Spark Connect.
     """
     for pause in (0.0, *PAUSES):

@@ -1,4 +1,6 @@
-"""Small JSON files beside the data, on whatever file system Spark writes to: `write_json` says how safely."""
+"""Small JSON files beside the data, on whatever file system Spark writes to: `write_json` says how
+safely.
+"""
 
 import json
 import uuid
@@ -12,7 +14,8 @@ from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.spark.drivers import java_of
 
 RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "ofs", "o3fs")
-"""Where a file replaces another by one rename; an object store shows what was written when it is closed."""
+"""Where a file replaces another by one rename; an object store shows what was written when it is
+closed."""
 
 LEFT_AFTER = 3_600_000
 """Milliseconds after which nobody is still writing a temporary file: its writer has died."""
@@ -67,11 +70,13 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
-    """Put `content` in place of the file at `path`, whose folder is made: a reader finds the old or the new.
+    """Put `content` in place of the file at `path`, whose folder is made: a reader finds the old or
+    the new.
 
-    So it is on local disks, on those of `RENAMING` and in object stores that show a file when it is closed (s3a,
-    gs). On others (ftp, dbfs) it is as they do it: a crash in the middle may leave a file that cannot be read.
-    What writers of this file that were killed have left beside it for an hour is deleted.
+    So it is on local disks, on those of `RENAMING` and in object stores that show a file when it is
+    closed (s3a, gs). On others (ftp, dbfs) it is as they do it: a crash in the middle may leave a
+    file that cannot be read. What writers of this file that were killed have left beside it for an
+    hour is deleted.
 
     Raises:
         NotSupportedError: Spark Connect, whose Java cannot be asked.
@@ -99,7 +104,9 @@ def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
 
 
 def _delete_left(system: Any, place: Any) -> None:
-    """Delete temporary files of writers that were killed; times are compared by the file system's own clock."""
+    """Delete temporary files of writers that were killed; times are compared by the file system's
+    own clock.
+    """
     written = system.getFileStatus(place).getModificationTime()
     for one in system.listStatus(place.getParent()):
         name = str(one.getPath().getName())

@@ -1,10 +1,12 @@
-"""An export on disk: its windows, its state, and how a window's folder is replaced without a moment of loss.
+"""An export on disk: its windows, its state, and how a window's folder is replaced without a moment
+of loss.
 
-A window is written to `_sqlbroker/staging`, compared there, noted in the state as pending, and moved to its
-place; the folder that it replaces is kept in `_sqlbroker/replaced` until then. Whatever process dies at
-whatever point, `Lake.recover` finds the note and ends what was begun, choosing the folder by its figures.
-Each run has folders of its own, and looks before each move whether another has begun: of two that start at
-the same moment one stops, and where it stops within a replacement, `put_back` returns what it has set aside.
+A window is written to `_sqlbroker/staging`, compared there, noted in the state as pending, and
+moved to its place; the folder that it replaces is kept in `_sqlbroker/replaced` until then.
+Whatever process dies at whatever point, `Lake.recover` finds the note and ends what was begun,
+choosing the folder by its figures. Each run has folders of its own, and looks before each move
+whether another has begun: of two that start at the same moment one stops, and where it stops within
+a replacement, `put_back` returns what it has set aside.
 """
 
 import secrets
@@ -34,7 +36,8 @@ FORMAT = 1
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # The older INT96 is known to Spark and few others, and has no statistics that filters could use.
+    # The older INT96 is known to Spark and few others, and has no statistics that filters could
+    # use.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
@@ -175,7 +178,8 @@ class Lake:
         return entry
 
     def note_empty(self, window: ExportWindow) -> Entry:
-        """Record a window without rows and without a folder; written with the next that has rows, or at the end.
+        """Record a window without rows and without a folder; written with the next that has rows,
+        or at the end.
 
         Returns:
             Its entry.

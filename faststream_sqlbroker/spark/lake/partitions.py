@@ -1,8 +1,9 @@
-"""Partitions of a PostgreSQL archive that is partitioned by range of `archived_at`: found, detached, dropped.
+"""Partitions of a PostgreSQL archive that is partitioned by range of `archived_at`: found,
+detached, dropped.
 
-A partition is detached first, then compared, then dropped or attached again: once it is detached nobody can
-add to it. A comment on it says whose it is, so that the next prune attaches it again if this one dies: what
-is dropped was always compared by the one who drops it.
+A partition is detached first, then compared, then dropped or attached again: once it is detached
+nobody can add to it. A comment on it says whose it is, so that the next prune attaches it again if
+this one dies: what is dropped was always compared by the one who drops it.
 """
 
 import json
@@ -50,7 +51,8 @@ class Partition:
         bounds: PostgreSQL's own words.
         start: Its first moment.
         end: The first moment that does not belong to it.
-        with_default: Whether the archive has a default partition, which makes CONCURRENTLY impossible.
+        with_default: Whether the archive has a default partition, which makes CONCURRENTLY
+            impossible.
     """
 
     name: str
@@ -87,8 +89,8 @@ class Partitions:
 
         Raises:
             SetupError: it cannot be attached again.
-            DBAPIError: it cannot be detached, for one because somebody reads the archive for too long; it
-                stays as it was, or the next `resume` attaches it again.
+            DBAPIError: it cannot be detached, for one because somebody reads the archive for too
+                long; it stays as it was, or the next `resume` attaches it again.
         """
         self._detach(partition)
         with self._transaction():
@@ -140,7 +142,9 @@ class Partitions:
             raise
 
     def _take_back(self, name: str) -> None:
-        """Remove the note from a partition that stays: who detaches it by hand later wants to keep it."""
+        """Remove the note from a partition that stays: who detaches it by hand later wants to keep
+        it.
+        """
         # After a time-out or Ctrl-C the connection is of no use, or has too little time.
         with suppress(SQLAlchemyError), self._database.connect() as connection:
             Partitions(self._database, connection, self._selection)._forget(name)  # noqa: SLF001 - our own

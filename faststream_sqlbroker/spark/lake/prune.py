@@ -47,8 +47,8 @@ class PruneResult:
     """What was removed, or would be.
 
     Attributes:
-        rows: Removed, also those of refused windows that went with a partition before; of a dry run those
-            that would be.
+        rows: Removed, also those of refused windows that went with a partition before; of a dry run
+            those that would be.
         windows: Those of the export that had rows in the database; none if it went by age alone.
         partitions: Of PostgreSQL, dropped as a whole; of a dry run those that would be.
         cutoff: What was archived at or after it was left alone; None if there was no `older_than`.
@@ -94,24 +94,25 @@ def prune_archive(
     dry_run: bool = False,
     on_window: Callable[[PrunedWindow], Any] | None = None,
 ) -> PruneResult:
-    """Remove rows from the archive: those that an export holds, those that are old, or those that are both.
+    """Remove rows from the archive: those that an export holds, those that are old, or those that
+    are both.
 
-    With `exported` a window's rows are removed only if the export has verified it, its files still hold as
-    many rows with the same sums of ids and times, and every row that the database has in it is among them.
-    A window with any other row is refused and named; the others go on. Rows that come while it runs stay.
-    Rows are deleted by id, 5 000 a transaction. Where PostgreSQL's archive is partitioned by range of
-    `archived_at`, partitions that lie within such windows are detached (CONCURRENTLY, unless there is a
-    default partition), compared once more, and dropped. If it dies, run it again: it attaches what is still
-    detached, and compares it anew. Which rows a window has is held in memory, at most 40 bytes each: a day of
-    20 million takes 0.8 GB.
+    With `exported` a window's rows are removed only if the export has verified it, its files still
+    hold as many rows with the same sums of ids and times, and every row that the database has in it
+    is among them. A window with any other row is refused and named; the others go on. Rows that
+    come while it runs stay. Rows are deleted by id, 5 000 a transaction. Where PostgreSQL's archive
+    is partitioned by range of `archived_at`, partitions that lie within such windows are detached
+    (CONCURRENTLY, unless there is a default partition), compared once more, and dropped. If it
+    dies, run it again: it attaches what is still detached, and compares it anew. Which rows a
+    window has is held in memory, at most 40 bytes each: a day of 20 million takes 0.8 GB.
 
     Without `exported` everything older than `older_than` is gone for ever.
 
     Args:
         url: SQLAlchemy URL of the database, of a user who may delete.
         exported: The path of an export of this archive.
-        older_than: Only what was archived longer ago than this, by the database's clock; needed without
-            `exported`. With it, whole windows count.
+        older_than: Only what was archived longer ago than this, by the database's clock; needed
+            without `exported`. With it, whole windows count.
         spark: Needed with `exported`: reads its state and files.
         table: The archive table; None is that of the export, else message_archive.
         schema: Its schema; None is that of the export, else the connection's.
@@ -124,8 +125,8 @@ def prune_archive(
         What was removed.
 
     Raises:
-        SetupError: neither `exported` nor `older_than`, no session, an export of something else, or a
-            partition that a prune has detached and that cannot be attached again.
+        SetupError: neither `exported` nor `older_than`, no session, an export of something else, or
+            a partition that a prune has detached and that cannot be attached again.
         NotSupportedError: Spark Connect.
     """
     if exported is None and older_than is None:
@@ -255,7 +256,8 @@ def _check(work: _Work, window: ExportWindow) -> tuple[Rows, str | None]:
         return rows, "its files are missing or are not those that were verified"
     if rows.figures == entry.source:
         return rows, None
-    # After a prune that died, or a retried dead letter, the database has fewer: what it has must be there.
+    # After a prune that died, or a retried dead letter, the database has fewer: what it has must be
+    # there.
     pairs = work.lake.read(window).select("id", F.unix_micros("archived_at"))
     lacking = rows.count_lacking((row[0], row[1]) for row in pairs.toLocalIterator())
     return rows, f"{lacking} of its rows are not in the export: export again" if lacking else None

@@ -57,8 +57,9 @@ class Rows:
 def list_rows(database: Database, connection: Connection, selection: Selection) -> Rows:
     """The selected rows.
 
-    They are asked for in pages of 100 000, of some 20 MB at most while one is read; what is kept takes 16
-    bytes a row. A row that comes meanwhile may be left out, and nobody then takes it for a row that is known.
+    They are asked for in pages of 100 000, of some 20 MB at most while one is read; what is kept
+    takes 16 bytes a row. A row that comes meanwhile may be left out, and nobody then takes it for a
+    row that is known.
     """
     rows = Rows()
     while _add(database, connection, selection, rows, PAGE) == PAGE:

@@ -1,4 +1,6 @@
-"""RowChecksums of rows that a database and Spark compute alike: whoever has the same figures has the same rows."""
+"""RowChecksums of rows that a database and Spark compute alike: whoever has the same figures has
+the same rows.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -92,7 +94,8 @@ def ask_figures(
         database: Its words.
         connection: Whose snapshot, if it holds one, is asked.
         selection: Which rows.
-        checksums: All figures, which reads every byte; False gives the counts, which an index serves.
+        checksums: All figures, which reads every byte; False gives the counts, which an index
+            serves.
     """
     database.prepare(connection)
     name = database.quote

@@ -59,7 +59,8 @@ class Job:
 
 
 def bring(job: Job, connection: Connection, window: ExportWindow) -> tuple[str, Entry]:
-    """Export a window, if the lake lacks any of its rows; returns what was done and what the lake has.
+    """Export a window, if the lake lacks any of its rows; returns what was done and what the lake
+    has.
 
     Raises:
         ExportMismatchError: what was written is not what the database has, twice.
@@ -158,7 +159,8 @@ def _kept(
 def _lost(job: Job, window: ExportWindow, folder: str) -> int:
     """How many rows of the lake are not in a folder that is to replace them.
 
-    Without a snapshot a row can go after `_kept` has found it in the database and before `_rows` reads it.
+    Without a snapshot a row can go after `_kept` has found it in the database and before `_rows`
+    reads it.
     """
     if job.lake.entry(window) is None:
         return 0

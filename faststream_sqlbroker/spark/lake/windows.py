@@ -71,7 +71,8 @@ def plan_windows(
     Args:
         recorded: Those that the lake has, in order.
         size: "day" or "hour".
-        selection: Its since is the start of the window to begin with, its until is what the user asked for.
+        selection: Its since is the start of the window to begin with, its until is what the user
+            asked for.
         oldest: Of the archive's rows of the selection's time; None if there are none.
         horizon: Later rows may still come.
         recheck: Seconds before the horizon in which recorded windows are looked at again.

@@ -10,7 +10,8 @@ class Field:
     Attributes:
         name: In the table and in the DataFrame.
         type: Spark SQL's name of its type.
-        always: Whether it never holds NULL. Spark takes every column of a JDBC source to be nullable.
+        always: Whether it never holds NULL. Spark takes every column of a JDBC source to be
+            nullable.
         meaning: What it holds, and in which unit.
     """
 
@@ -67,7 +68,8 @@ ARCHIVE_FIELDS = (
     *_ADDED,
     Field("related_id", "bigint", False, "id of the message that the reason is about"),
 )
-"""What `read_archive` returns, in this order. Timestamps are moments (microseconds, UTC in the table)."""
+"""What `read_archive` returns, in this order. Timestamps are moments (microseconds, UTC in the
+table)."""
 
 MESSAGE_FIELDS = (
     *_SHARED,

@@ -30,28 +30,31 @@ def decode_payload(
 ) -> DataFrame:
     """Add what the payload holds as a column; what cannot be read is NULL, never an error.
 
-    The header content-type decides, in any case of letters and with any parameters: "application/json" and
-    "…+json" are JSON, "text/…" is a text, any other content type is not decoded. A message without the
-    header is read as FastStream reads it: as JSON, if it is JSON. All of it must be UTF-8. An object that names a
-    field twice is no JSON for "variant"; a schema reads it, and takes the last.
+    The header content-type decides, in any case of letters and with any parameters:
+    "application/json" and "…+json" are JSON, "text/…" is a text, any other content type is not
+    decoded. A message without the header is read as FastStream reads it: as JSON, if it is JSON.
+    All of it must be UTF-8. An object that names a field twice is no JSON for "variant"; a schema
+    reads it, and takes the last.
 
     Args:
         frame: With the columns `payload` and `headers` of `ARCHIVE_SCHEMA` or `MESSAGE_SCHEMA`.
-        schema: "variant", for bodies of any shape: `body:user.id::int` in SQL, `variant_get` in Python. Or
-            what bodies are, which is twice as fast: a `DataType`, its DDL ("user INT, amount DOUBLE"), or a
-            Pydantic model class (see `struct_of`). A body in which anything has another type is NULL as a
-            whole; fields that are missing in it are NULL, those that the schema does not name are left out.
+        schema: "variant", for bodies of any shape: `body:user.id::int` in SQL, `variant_get` in
+            Python. Or what bodies are, which is twice as fast: a `DataType`, its DDL ("user INT,
+            amount DOUBLE"), or a Pydantic model class (see `struct_of`). A body in which anything
+            has another type is NULL as a whole; fields that are missing in it are NULL, those that
+            the schema does not name are left out.
         column: The new column's name.
-        error: Name of a second column (STRING) that says why the first is NULL; None adds none. It is
-            "content_type" (neither JSON nor text), "not_utf8", "not_json", or "mismatch" (something other
-            than the schema says); NULL where the body was decoded.
+        error: Name of a second column (STRING) that says why the first is NULL; None adds none. It
+            is "content_type" (neither JSON nor text), "not_utf8", "not_json", or "mismatch"
+            (something other than the schema says); NULL where the body was decoded.
 
     Returns:
-        The frame with the column, of type VARIANT or the schema's. Times in JSON without an offset are UTC.
+        The frame with the column, of type VARIANT or the schema's. Times in JSON without an offset
+        are UTC.
 
     Raises:
-        SetupError: `schema` is none of these, a model's annotation has no counterpart in Spark (it names
-            the field), or the frame lacks `payload` or `headers`.
+        SetupError: `schema` is none of these, a model's annotation has no counterpart in Spark (it
+            names the field), or the frame lacks `payload` or `headers`.
     """
     missing = [name for name in ("payload", "headers") if name not in frame.columns]
     if missing:
@@ -116,8 +119,9 @@ def _result(body: Column, error: Column) -> Column:
     return F.struct(body.alias("body"), why.alias("error"))
 
 
-# Spark reads the first value of a text and leaves what follows it unseen. So each text is read between a beginning
-# of ours and its own hash, the seal: what ends too early, or goes on, has no seal in its place.
+# Spark reads the first value of a text and leaves what follows it unseen. So each text is read
+# between a beginning of ours and its own hash, the seal: what ends too early, or goes on, has no
+# seal in its place.
 
 
 def _listed(text: Column) -> Column:

@@ -31,14 +31,14 @@ class Load:
     """One window of the archive.
 
     Attributes:
-        frame: Its rows, of `ARCHIVE_SCHEMA`, and `body` if asked for. It is closed: evaluated again it has the
-            same rows, unless somebody deletes some.
+        frame: Its rows, of `ARCHIVE_SCHEMA`, and `body` if asked for. It is closed: evaluated again
+            it has the same rows, unless somebody deletes some.
         since: Where the window begins; None is the oldest row.
         until: The first moment that does not belong to it: the next load's `since`.
         horizon: Why the window ends no later.
-        name: Of the window's begin, fit for a folder: a load that is repeated has it again. Write to a folder
-            of this name with mode "overwrite", and what a crash left is replaced. Spark reads the folder above
-            as one table, with the name as a column `since`.
+        name: Of the window's begin, fit for a folder: a load that is repeated has it again. Write
+            to a folder of this name with mode "overwrite", and what a crash left is replaced. Spark
+            reads the folder above as one table, with the name as a column `since`.
     """
 
     frame: DataFrame
@@ -78,38 +78,40 @@ def new_rows(
         with new_rows(spark, url, state="/lake/_state/orders.json") as load:
             load.frame.write.mode("overwrite").parquet(f"/lake/orders/{load.name}")
 
-    Over all loads every row of the archive comes exactly once, in the order of `archived_at`: also rows whose
-    transaction commits late, and messages that were retried for days and have an old id. The end of each
-    window is written to `state` before the data is read, and that the window is done when the block has ended
-    without an exception. After an exception or a crash the next load repeats the same window; where it asks
-    a server that has not come as far as the one before, it repeats the part that is complete there, and the
-    rest comes with the load after it.
+    Over all loads every row of the archive comes exactly once, in the order of `archived_at`: also
+    rows whose transaction commits late, and messages that were retried for days and have an old id.
+    The end of each window is written to `state` before the data is read, and that the window is
+    done when the block has ended without an exception. After an exception or a crash the next load
+    repeats the same window; where it asks a server that has not come as far as the one before, it
+    repeats the part that is complete there, and the rest comes with the load after it.
 
     Run one load of a state at a time. Of two, the one that began first fails at its end, and the
-    other's rows count: drop what the one that failed wrote, but no folder that both wrote to, as those of one
-    `name` are. If the one that failed wrote to it last, write the window that the other has logged to it again
-    (`read_archive` with its `since` and `until`).
+    other's rows count: drop what the one that failed wrote, but no folder that both wrote to, as
+    those of one `name` are. If the one that failed wrote to it last, write the window that the
+    other has logged to it again (`read_archive` with its `since` and `until`).
 
     Args:
         spark: A session with the JDBC driver (`build_session`).
         url: SQLAlchemy URL, with any driver; the password appears in no plan, log, error or file.
-        state: Path of a JSON file, on any file system that Spark writes to; keep it beside the data.
+        state: Path of a JSON file, on any file system that Spark writes to; keep it beside the
+            data.
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
-        since: Where the first load begins; None is the oldest row. Later loads begin where the last ended, or
-            where the one began that they repeat, and do not look at it.
+        since: Where the first load begins; None is the oldest row. Later loads begin where the last
+            ended, or where the one began that they repeat, and do not look at it.
         queues: Only these queues; every load of a state must ask for the same.
         states: Only these states; likewise.
-        safety_lag: See `find_horizon`: how long a transaction may last where transactions cannot be seen.
+        safety_lag: See `find_horizon`: how long a transaction may last where transactions cannot be
+            seen.
         margin: See `find_horizon`: how long a statement may be under way before it can be seen.
-        max_window: The longest window, as a length of time: a long history then comes in several loads. None
-            takes all there is.
+        max_window: The longest window, as a length of time: a long history then comes in several
+            loads. None takes all there is.
         primary: URL of the primary of a PostgreSQL standby, see `find_horizon`.
-        source: A name for the database in the state, where it has several addresses (a standby, a fail-over);
-            None takes host, port and name.
-        snapshot: Whether all partitions see one snapshot (PostgreSQL): rows that a retention job deletes
-            meanwhile are then still read, and who wants to drop a partition waits. Evaluate `frame` inside the
-            block, within an hour: the server then ends the snapshot.
+        source: A name for the database in the state, where it has several addresses (a standby, a
+            fail-over); None takes host, port and name.
+        snapshot: Whether all partitions see one snapshot (PostgreSQL): rows that a retention job
+            deletes meanwhile are then still read, and who wants to drop a partition waits. Evaluate
+            `frame` inside the block, within an hour: the server then ends the snapshot.
         num_partitions: As for `read_archive`.
         decode: As for `read_archive`.
         options: As for `read_archive`.
@@ -119,9 +121,10 @@ def new_rows(
 
     Raises:
         SetupError: An option that cannot be, or `state` is of other rows or no such file.
-        ConcurrentLoadError: Another load of this state began or ended meanwhile; the state stays as that wrote
-            it.
-        NotSupportedError: `snapshot` or `primary` on another database than PostgreSQL; Spark Connect.
+        ConcurrentLoadError: Another load of this state began or ended meanwhile; the state stays as
+            that wrote it.
+        NotSupportedError: `snapshot` or `primary` on another database than PostgreSQL; Spark
+            Connect.
         TransientStoreError: The standby did not come as far as its primary in time.
         StoreError: Reading failed, and the server had ended the snapshot.
     """
@@ -142,7 +145,8 @@ def new_rows(
                 database, connection, safety_lag=safety_lag, primary=primary, margin=margin
             )
             if found.begun is not None:
-                # It may be another server now, which has not yet what was to be read from the first.
+                # It may be another server now, which has not yet what was to be read from the
+                # first.
                 end = min(found.begun, end, key=lambda horizon: horizon.moment)
             end = _shorten(database, connection, selection, first, end, longest)
             until = end.moment if first is None else max(first, end.moment)

@@ -90,17 +90,18 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
     | a model; a RootModel | STRUCT; as its root |
     | Any | VARIANT |
 
-    DECIMAL(38, 18) has room for 20 digits before the point: a body with more is NULL as a whole, also where
-    `max_digits` allows them, so give `decimal_places` too. Digits that have no room after the point are rounded off.
+    DECIMAL(38, 18) has room for 20 digits before the point: a body with more is NULL as a whole,
+    also where `max_digits` allows them, so give `decimal_places` too. Digits that have no room
+    after the point are rounded off.
 
     Args:
         model: The class.
-        by_alias: Name the fields as the model reads them: by their alias where they have one (the first of
-            AliasChoices). False names them as the class does.
+        by_alias: Name the fields as the model reads them: by their alias where they have one (the
+            first of AliasChoices). False names them as the class does.
 
     Raises:
-        SetupError: an annotation without a counterpart (it names the field), a model that contains itself,
-            `model` is no class of Pydantic's, or a RootModel, whose JSON is its root's.
+        SetupError: an annotation without a counterpart (it names the field), a model that contains
+            itself, `model` is no class of Pydantic's, or a RootModel, whose JSON is its root's.
     """
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise SetupError(f"struct_of takes a Pydantic model class, got {short(model)}")

@@ -52,13 +52,15 @@ def read_archive(
 ) -> DataFrame:
     """Read the archive: what was settled, one row a message.
 
-    Columns that are not selected are not read, and filters on ids, counts and priorities are pushed down to the
-    database. For queues, states and times give `queues`, `states`, `since` and `until`, which indexes serve:
-    Spark evaluates filters on texts itself, and on times unless it reads PostgreSQL by a Java in UTC, as the
-    databases would not always agree with it. All times are moments, right in every time zone of Java and of the session.
+    Columns that are not selected are not read, and filters on ids, counts and priorities are pushed
+    down to the database. For queues, states and times give `queues`, `states`, `since` and `until`,
+    which indexes serve: Spark evaluates filters on texts itself, and on times unless it reads
+    PostgreSQL by a Java in UTC, as the databases would not always agree with it. All times are
+    moments, right in every time zone of Java and of the session.
 
-    PostgreSQL's archive is read by blocks if there is no `since`. If VACUUM FULL, CLUSTER or pg_repack ends
-    meanwhile, rows may be lost or doubled: give `since`, a `Snapshot`, which makes them wait, or one partition.
+    PostgreSQL's archive is read by blocks if there is no `since`. If VACUUM FULL, CLUSTER or
+    pg_repack ends meanwhile, rows may be lost or doubled: give `since`, a `Snapshot`, which makes
+    them wait, or one partition.
 
     Args:
         spark: A session with the JDBC driver (`build_session`).
@@ -69,19 +71,22 @@ def read_archive(
         until: Only what was archived before this moment.
         queues: Only these queues.
         states: Only these states: "completed", "failed", "discarded".
-        num_partitions: Connections that read at the same time; "auto" takes one for each 256 MB, at least
-            the session's parallelism and at most 64, and one for a small table.
-        snapshot: What every partition sees. True closes the window at the database's clock as it is now: a
-            later action reads no newer rows. A `Snapshot` of `open_snapshot` (PostgreSQL) shows exactly one
-            moment. False has no end: each partition reads what is there when it starts.
-        decode: How to decode payloads into a column `body`: see `decode_payload`. None adds no column.
+        num_partitions: Connections that read at the same time; "auto" takes one for each 256 MB, at
+            least the session's parallelism and at most 64, and one for a small table.
+        snapshot: What every partition sees. True closes the window at the database's clock as it is
+            now: a later action reads no newer rows. A `Snapshot` of `open_snapshot` (PostgreSQL)
+            shows exactly one moment. False has no end: each partition reads what is there when it
+            starts.
+        decode: How to decode payloads into a column `body`: see `decode_payload`. None adds no
+            column.
         options: More of Spark's JDBC options; they win.
 
     Returns:
         A DataFrame of `ARCHIVE_SCHEMA`, and `body` if asked for.
 
     Raises:
-        SetupError: an option that cannot be, a table that is not there, or a session without the driver.
+        SetupError: an option that cannot be, a table that is not there, or a session without the
+            driver.
     """
     selection = select_rows(
         ARCHIVE, table, schema, since=since, until=until, queues=queues, states=states
@@ -107,8 +112,8 @@ def read_messages(
     """Read the live table: what waits or is being handled, one row a message.
 
     As `read_archive`, but `since` and `until` are about `created_at`, and the states are "pending",
-    "processing" and "retryable". Rows come and go while they are read: only under a `Snapshot` (PostgreSQL),
-    or with one partition, is what is read a state that the table was in.
+    "processing" and "retryable". Rows come and go while they are read: only under a `Snapshot`
+    (PostgreSQL), or with one partition, is what is read a state that the table was in.
 
     Returns:
         A DataFrame of `MESSAGE_SCHEMA`, and `body` if asked for.
@@ -157,8 +162,9 @@ def scan(
 ) -> DataFrame:
     """A DataFrame of the selected rows; `connection` is asked for statistics only, now.
 
-    Each row of the archive comes once, also if the table is rewritten (VACUUM FULL) between two partitions, if
-    there is a snapshot, or `exact`, or a begin of the window. Else PostgreSQL reads the archive by blocks.
+    Each row of the archive comes once, also if the table is rewritten (VACUUM FULL) between two
+    partitions, if there is a snapshot, or `exact`, or a begin of the window. Else PostgreSQL reads
+    the archive by blocks.
 
     Raises:
         SetupError: the database has no such table, or the session not the driver.
@@ -173,8 +179,8 @@ def scan(
     column = "archived_at" if selection.since and selection.time_column == "archived_at" else "id"
     where = selection.where(database)
     times = selection.times(database) if column == "archived_at" else ""
-    # Blocks are quicker than ids, but without a snapshot rows move from one to another: those of the live
-    # table at each update, those of the archive if the table is rewritten.
+    # Blocks are quicker than ids, but without a snapshot rows move from one to another: those of
+    # the live table at each update, those of the archive if the table is rewritten.
     moving = (
         column == "id" and snapshot is None and (exact or selection.time_column != "archived_at")
     )
@@ -207,7 +213,9 @@ def _number(spark: SparkSession, wanted: int | Literal["auto"], size: Size) -> i
 
 
 def _fetch_rows(size: Size) -> int:
-    """Never 0: the driver would then hold the whole result in memory, and a snapshot would not be taken."""
+    """Never 0: the driver would then hold the whole result in memory, and a snapshot would not be
+    taken.
+    """
     row = size.row_bytes or FETCH_BYTES / 1000
     return int(min(max(FETCH_BYTES / row, 1), MOST_FETCHED_ROWS))
 
@@ -236,8 +244,9 @@ def _columns(spark: SparkSession, database: Database, selection: Selection) -> l
     for field in selection.fields:
         column = F.col(field.name)
         if field.type == "string":
-            # Spark would push filters that mean something else there: a backslash in LIKE, letter case in SQLite,
-            # a backslash in any literal in MySQL. It does not look through this, which costs nothing.
+            # Spark would push filters that mean something else there: a backslash in LIKE, letter
+            # case in SQLite, a backslash in any literal in MySQL. It does not look through this,
+            # which costs nothing.
             column = F.collate(column, "UTF8_BINARY")
         elif field.type == "timestamp" and not database.native_timestamps:
             column = F.timestamp_micros(column)

@@ -16,7 +16,8 @@ from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 
 LOCK_PATIENCE = 60
-"""Seconds that a reader waits for who wants the table for himself: he may wait for the snapshot's end."""
+"""Seconds that a reader waits for who wants the table for himself: he may wait for the snapshot's
+end."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Snapshot:
         )
 
     def keep(self, table: str) -> None:
-        """Until the end nobody drops, truncates or rewrites `table` (quoted) or one of its partitions.
+        """Until the end nobody drops, truncates or rewrites `table` (quoted) or one of its
+        partitions.
 
         Rows are in a snapshot only as long as their table is there.
         """
@@ -54,24 +56,25 @@ class Snapshot:
 def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[Snapshot]:
     """Hold one snapshot of PostgreSQL for all the connections of all the readers it is given to.
 
-    Every action on the DataFrames must happen inside the context: they are lazy, and when it has ended they
-    fail with "invalid snapshot identifier". While it is open vacuum cannot remove what others delete, so the
-    server ends it when `Snapshot.connection` has been idle for `max_duration`; each statement on it begins
-    that time anew, whatever the readers do.
+    Every action on the DataFrames must happen inside the context: they are lazy, and when it has
+    ended they fail with "invalid snapshot identifier". While it is open vacuum cannot remove what
+    others delete, so the server ends it when `Snapshot.connection` has been idle for
+    `max_duration`; each statement on it begins that time anew, whatever the readers do.
 
-    A table stays as it was from the moment a DataFrame of it is made: who wants to drop it or one of its
-    partitions (`prune_archive` too), truncate it, or rewrite it (VACUUM FULL, CLUSTER) waits for the end of the
-    context. Readers that begin while somebody waits so for longer than a minute fail with "lock timeout".
+    A table stays as it was from the moment a DataFrame of it is made: who wants to drop it or one
+    of its partitions (`prune_archive` too), truncate it, or rewrite it (VACUUM FULL, CLUSTER) waits
+    for the end of the context. Readers that begin while somebody waits so for longer than a minute
+    fail with "lock timeout".
 
     Args:
         url: SQLAlchemy URL of the database that is read.
-        max_duration: How long it stays open without a statement on its own connection, in seconds or as text
-            such as "30m".
+        max_duration: How long it stays open without a statement on its own connection, in seconds
+            or as text such as "30m".
 
     Raises:
         StoreError: reading failed, and the server had ended the snapshot.
-        NotSupportedError: MySQL, MariaDB and SQLite have no snapshot that connections can share; readers
-            close their window by the database's clock there.
+        NotSupportedError: MySQL, MariaDB and SQLite have no snapshot that connections can share;
+            readers close their window by the database's clock there.
     """
     seconds = positive_seconds("max_duration", max_duration)
     database = database_of(parse_address(url))

@@ -11,7 +11,8 @@ NEEDED = ("id", "queue", "priority", "key", "headers", "payload", "publish_count
 
 
 def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
-    """What tasks need: all rows of an id in one of them, ids rising; payloads only if they are written.
+    """What tasks need: all rows of an id in one of them, ids rising; payloads only if they are
+    written.
 
     Args:
         df: What the user gave.
@@ -19,7 +20,8 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
         dry_run: Whether nothing is written.
 
     Raises:
-        SetupError: a column is missing or of a type that it cannot have, or the DataFrame is streaming.
+        SetupError: a column is missing or of a type that it cannot have, or the DataFrame is
+            streaming.
     """
     missing = [name for name in NEEDED if name not in df.columns]
     if missing:
@@ -35,7 +37,8 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
     # A body that was mended is text (to_json); the databases take bytes.
     payload = _payload(df)
     length = F.octet_length(payload).cast("long").alias("bytes")
-    # A lake has a row that was archived, retried and archived again more than once: the last one counts.
+    # A lake has a row that was archived, retried and archived again more than once: the last one
+    # counts.
     newest = "archived_at" if "archived_at" in df.columns else "publish_count"
     last = F.col(newest).alias("_newest")
     chosen = df.select(

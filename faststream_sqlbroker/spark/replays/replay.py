@@ -52,8 +52,8 @@ class ReplayResult:
         queues: How many messages went into which queue, or would go.
         already: Rows that earlier runs of the job have published, which are left out.
         bytes: Of the payloads that were, or would be, published.
-        sample: Up to ten of these messages, those with the lowest ids: id of the row, queue, priority, key,
-            headers, bytes.
+        sample: Up to ten of these messages, those with the lowest ids: id of the row, queue,
+            priority, key, headers, bytes.
     """
 
     job: str
@@ -88,45 +88,47 @@ def replay(
 ) -> ReplayResult:
     """Publish the rows of `df` as new messages, each once for `job`.
 
-    Each message has a new id, the row's payload, key, priority and headers, and is PENDING, without attempts.
-    Its `origin_id` is the row's id, its `publish_count` one higher; the headers `replay-of` (the id) and
-    `replay-job` say where it comes from. It has no dedup_id, no expiry and no header `dead-letter`. The row
-    itself stays as it is.
+    Each message has a new id, the row's payload, key, priority and headers, and is PENDING, without
+    attempts. Its `origin_id` is the row's id, its `publish_count` one higher; the headers
+    `replay-of` (the id) and `replay-job` say where it comes from. It has no dedup_id, no expiry and
+    no header `dead-letter`. The row itself stays as it is.
 
-    A message and the mark that its row is done are committed together, `batch_size` rows at a time. So the
-    same job may run again, after a crash, twice at a time, or with repeated and speculative tasks of Spark:
-    each id is published once. What is known of a job are ids: rows of another database need another job.
+    A message and the mark that its row is done are committed together, `batch_size` rows at a time.
+    So the same job may run again, after a crash, twice at a time, or with repeated and speculative
+    tasks of Spark: each id is published once. What is known of a job are ids: rows of another
+    database need another job.
 
     Args:
         df: Columns id, queue, priority, key, headers, payload, publish_count, as `read_archive` and
-            `read_messages` return them; Parquet of them serves as well. A payload may be a string too, and is
-            published in UTF-8. Headers may be a struct, a map or a VARIANT too, and are published as `to_json`
-            writes them: a struct without its NULLs. Others may be there.
-        url: SQLAlchemy URL of the database that gets the messages; the password appears in no plan or error.
+            `read_messages` return them; Parquet of them serves as well. A payload may be a string
+            too, and is published in UTF-8. Headers may be a struct, a map or a VARIANT too, and are
+            published as `to_json` writes them: a struct without its NULLs. Others may be there.
+        url: SQLAlchemy URL of the database that gets the messages; the password appears in no plan
+            or error.
         job: Name of this replay, 1 to 255 characters: the same name means the same replay.
         queue: Where all messages go; None leaves each in the queue of its row.
         dry_run: Count only, and write nothing.
-        rate: Messages a second that become due, over all partitions, from now on; None is all at once. They
-            are all written at once: their `next_attempt_at` is spread.
+        rate: Messages a second that become due, over all partitions, from now on; None is all at
+            once. They are all written at once: their `next_attempt_at` is spread.
         delay: How much later the messages become due, in seconds or as text such as "10m".
         headers: JSON values by name, put over each row's; None takes a header away.
         table: The live table.
         schema: Its schema; MySQL and MariaDB: its database.
-        num_partitions: Connections that write at the same time; with 1 messages get their ids in the order
-            of their rows' ids. SQLite has one writer, and gets one.
+        num_partitions: Connections that write at the same time; with 1 messages get their ids in
+            the order of their rows' ids. SQLite has one writer, and gets one.
         batch_size: Most rows of a transaction; it also ends at 4 MiB of payloads.
-        remember: How long a published row is known to its job, from its publishing on; None is for ever.
-            Subscribers remove what is older.
+        remember: How long a published row is known to its job, from its publishing on; None is for
+            ever. Subscribers remove what is older.
 
     Returns:
         Counts, and a sample.
 
     Raises:
-        SetupError: an option that cannot be, a column that is missing, a payload or headers of a type that
-            they cannot have, a streaming DataFrame (call this in `foreachBatch`), or a database without the broker's
-            tables.
-        PublishError: a row that no message can be, such as one without a payload; says which. Other rows
-            may have been published: run the same job again.
+        SetupError: an option that cannot be, a column that is missing, a payload or headers of a
+            type that they cannot have, a streaming DataFrame (call this in `foreachBatch`), or a
+            database without the broker's tables.
+        PublishError: a row that no message can be, such as one without a payload; says which. Other
+            rows may have been published: run the same job again.
         StoreError: the database refused, or could not be reached, several times; as above.
     """
     plan = _plan(job, queue, headers)

@@ -61,8 +61,8 @@ def copy_row(row: Mapping[str, Any], plan: Plan) -> Copy:
     """The message that `row` becomes.
 
     Args:
-        row: id, queue, priority, key, headers, publish_count, bytes (of the payload), and payload if it is
-            to be written.
+        row: id, queue, priority, key, headers, publish_count, bytes (of the payload), and payload
+            if it is to be written.
         plan: What is done with every row.
 
     Raises:
@@ -119,8 +119,8 @@ def check_headers(what: str, headers: Mapping[str, Any]) -> None:
     """Refuse headers that some database cannot store.
 
     Raises:
-        PublishError: a name that is no string, a value that is no JSON, or a character that PostgreSQL's
-            JSON cannot hold; begins with `what`.
+        PublishError: a name that is no string, a value that is no JSON, or a character that
+            PostgreSQL's JSON cannot hold; begins with `what`.
     """
     for name in headers:
         if not isinstance(name, str):

@@ -1,8 +1,8 @@
 """What a Spark task of `replay` does: copies and marks in one transaction a batch, each row once.
 
-A mark is a row of the policy state table: scope "replay:<job>", key the id of the row that was copied. Who
-makes the mark publishes the copy, in the same transaction; so a task that runs twice, at the same time or
-after a crash, publishes nothing twice.
+A mark is a row of the policy state table: scope "replay:<job>", key the id of the row that was
+copied. Who makes the mark publishes the copy, in the same transaction; so a task that runs twice,
+at the same time or after a crash, publishes nothing twice.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ SCOPE = "replay:"
 """The scope is this and the job."""
 
 BATCH_BYTES = 4 << 20
-"""Payloads of a transaction: less than the packet that MySQL takes, even when every byte is escaped."""
+"""Payloads of a transaction: less than the packet that MySQL takes, even when every byte is
+escaped."""
 
 ATTEMPTS = 6
 FIRST_PAUSE = 0.05
@@ -48,7 +49,8 @@ class Writer:
         config: The tables' names.
         plan: What is done with every row.
         run: This call of `replay`.
-        start: The moment from which rows are due, by the database's clock; None is when each is written.
+        start: The moment from which rows are due, by the database's clock; None is when each is
+            written.
         spacing: Time between two due rows of one task.
         shift: How much later the first row of each further task is due.
         delay: Rows are due so much later than `start`, or than they are written.
@@ -155,14 +157,16 @@ class Task:
         attempts: set[uuid.UUID] = set()
 
         def publish(connection: Connection) -> tuple[set[int], set[str]]:
-            # A token for each attempt: one whose COMMIT was not answered may have made marks that stay.
+            # A token for each attempt: one whose COMMIT was not answered may have made marks that
+            # stay.
             attempts.add(token := uuid.uuid4())
             self._database.begin(connection)
             try:
                 found = self._write(connection, batch, token)
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
-                # On a connection that broke SQLAlchemy refuses by InvalidRequestError; what broke it must be heard.
+                # On a connection that broke SQLAlchemy refuses by InvalidRequestError; what broke
+                # it must be heard.
                 with contextlib.suppress(DBAPIError, InvalidRequestError):
                     connection.exec_driver_sql("ROLLBACK")
                 raise
@@ -179,7 +183,8 @@ class Task:
     ) -> tuple[set[int], set[str]]:
         """Mark and insert; the ids of earlier runs, and the queues in which something is due now."""
         now = self._database.now(connection)
-        # In one order everywhere: two tasks with the same rows wait for each other, and never in a circle.
+        # In one order everywhere: two tasks with the same rows wait for each other, and never in a
+        # circle.
         marking = self._database.insert_new(self._state)
         connection.execute(marking, [self._mark(copy, token, now) for copy in batch])
         marks = {int(mark.key): mark for mark in self._marks(connection, batch)}

@@ -23,12 +23,13 @@ def write_report(
 ) -> Path:
     """Render an archive to one HTML page that needs no network: figures, tables and plots.
 
-    The frame is read once and kept (memory, then disk) while everything is computed in Spark; the driver gets
-    figures of at most twelve queues and some hundred buckets, whatever the archive's size. Names and texts of
-    messages are shown as they are, and run nothing.
+    The frame is read once and kept (memory, then disk) while everything is computed in Spark; the
+    driver gets figures of at most twelve queues and some hundred buckets, whatever the archive's
+    size. Names and texts of messages are shown as they are, and run nothing.
 
     Args:
-        frame: Of `ARCHIVE_SCHEMA`, from `read_archive`, exported Parquet or the data source. It may be empty.
+        frame: Of `ARCHIVE_SCHEMA`, from `read_archive`, exported Parquet or the data source. It may
+            be empty.
         path: The file, on the driver's own disk; it is replaced as a whole.
         live: A frame of `read_messages`: adds what waits in dead letter queues to their ages.
         every: Width of the buckets of time; None chooses one that gives at most 150.
@@ -40,8 +41,9 @@ def write_report(
 
     Raises:
         MissingExtraError: Plotly is not installed.
-        SetupError: columns are missing, `every` is no length of time or gives more than 2 000 buckets, `as_of` is
-            no moment, the file's folder is not there, or `path` is itself a folder.
+        SetupError: columns are missing, `every` is no length of time or gives more than 2 000
+            buckets, `as_of` is no moment, the file's folder is not there, or `path` is itself a
+            folder.
     """
     try:
         from faststream_sqlbroker.spark.report.page import render  # noqa: PLC0415 - Plotly is an extra

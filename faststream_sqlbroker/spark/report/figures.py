@@ -37,8 +37,8 @@ class Figures:
     """What a report shows.
 
     Attributes:
-        totals: One row about all messages: messages, completed, failed, discarded, queues, first, last (aware
-            datetimes in UTC, or None), bytes.
+        totals: One row about all messages: messages, completed, failed, discarded, queues, first,
+            last (aware datetimes in UTC, or None), bytes.
         every: Width of a bucket in seconds.
         others: The name under which the smaller queues are put together; None if there are none.
         tables: Rows of the results of `spark.analytics`, by function.
@@ -116,7 +116,8 @@ def _renamed(small: Column, others: str) -> Column:
 def _together(rates: DataFrame, small: Column, others: str) -> DataFrame:
     """Failure rates with those of the small queues as one.
 
-    They are put together when they are known: a dead letter counts where it came from, which its header says.
+    They are put together when they are known: a dead letter counts where it came from, which its
+    header says.
     """
     known = rates.withColumn("queue", _renamed(small & _archived(), others))
     sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))

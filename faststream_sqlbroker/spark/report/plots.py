@@ -45,13 +45,17 @@ LONGEST_LABEL = 30
 
 
 def shorten(name: str, most: int = LONGEST_LABEL) -> str:
-    """The beginning of a long name, as Plotly's own kind of HTML: it knows no other entities than these."""
+    """The beginning of a long name, as Plotly's own kind of HTML: it knows no other entities than
+    these.
+    """
     short = name if len(name) <= most else name[: most - 1] + "…"
     return html.escape(visible(short), quote=False)
 
 
 class Labels:
-    """Names as labels: short, different where the names are, and nothing but text to Plotly, which knows tags."""
+    """Names as labels: short, different where the names are, and nothing but text to Plotly, which
+    knows tags.
+    """
 
     def __init__(self) -> None:
         self._labels: dict[str, str] = {}

@@ -58,8 +58,8 @@ class FilteringReader(BatchReader):
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
         """Keep those that the database understands, and let Spark check all of them again.
 
-        What is pushed never takes rows away that Spark would keep; it may leave some that Spark drops
-        (MariaDB and MySQL do not tell "a" from "a ").
+        What is pushed never takes rows away that Spark would keep; it may leave some that Spark
+        drops (MariaDB and MySQL do not tell "a" from "a ").
         """
         database = database_of(self._options.address)
         known = {field.name: field for field in self._options.selection.fields}
@@ -71,12 +71,13 @@ class FilteringReader(BatchReader):
 
 
 def make_reader(options: Options, schema: StructType) -> DataSourceReader:
-    """A reader that pushes filters only if asked to: Spark refuses every read of one while its setting is off.
+    """A reader that pushes filters only if asked to: Spark refuses every read of one while its
+    setting is off.
 
     Raises:
         SetupError: a column or type that the table has not.
-        NotSupportedError: a partitioner that the database or the table cannot have, or filters are to be
-            pushed and this Spark mixes them up.
+        NotSupportedError: a partitioner that the database or the table cannot have, or filters are
+            to be pushed and this Spark mixes them up.
     """
     check_partitioner(options)
     if not options.push_filters:
@@ -91,9 +92,10 @@ def make_reader(options: Options, schema: StructType) -> DataSourceReader:
 
 
 def keeps_filters_apart() -> bool:
-    """Whether this Spark keeps what was pushed with the scan, not with the source that all scans share.
+    """Whether this Spark keeps what was pushed with the scan, not with the source that all scans
+    share.
 
-    Seen on 4.1.4: df.filter("id = 3").count() and then df.count() counts 1. The change that ended it
-    (SPARK-58551) also brought `pushLimit`.
+    Seen on 4.1.4: df.filter("id = 3").count() and then df.count() counts 1. The change that ended
+    it (SPARK-58551) also brought `pushLimit`.
     """
     return hasattr(DataSourceReader, "pushLimit")

@@ -10,14 +10,16 @@ from faststream_sqlbroker.spark.load.columns import Field
 RANGES = {"GreaterThan": ">", "GreaterThanOrEqual": ">=", "LessThan": "<", "LessThanOrEqual": "<="}
 EQUALITIES = ("EqualTo", "EqualNullSafe")
 TEXTS = ("queue", "key", "dedup_id", "state", "reason")
-"""Columns of text that are compared byte by byte; order is left to Spark, as collations differ in it."""
+"""Columns of text that are compared byte by byte; order is left to Spark, as collations differ in
+it."""
 
 FIRST_YEAR = 1000
 MOST = 1 << 63
 
 
 def to_sql(given: Any, database: Database, fields: Mapping[str, Field]) -> str | None:
-    """The filter as a condition that is true for every row that fulfils it, None if Spark must do it alone.
+    """The filter as a condition that is true for every row that fulfils it, None if Spark must do
+    it alone.
 
     Args:
         given: Of `pyspark.sql.datasource`.

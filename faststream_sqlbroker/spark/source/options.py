@@ -65,8 +65,8 @@ class Options:
         primary: URL of the standby's primary.
         max_rows: Most rows of a micro-batch; None is any number.
         max_window: Most seconds of `archived_at` in a micro-batch; None is any.
-        fail_on_data_loss: Whether a stream fails when rows may have been pruned before it read them, as no
-            row of its queues from before its window is left.
+        fail_on_data_loss: Whether a stream fails when rows may have been pruned before it read
+            them, as no row of its queues from before its window is left.
     """
 
     address: Address
@@ -92,8 +92,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         streaming: What they are for; None if that is not known yet.
 
     Raises:
-        SetupError: an unknown name, one of the other way of reading, or a value that cannot be; it says
-            which are allowed and repeats neither URL nor password.
+        SetupError: an unknown name, one of the other way of reading, or a value that cannot be; it
+            says which are allowed and repeats neither URL nor password.
         NotSupportedError: another database.
     """
     found = _named(given, streaming)

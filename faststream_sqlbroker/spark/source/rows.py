@@ -1,4 +1,6 @@
-"""Rows of a SELECT as Arrow's record batches, bounded in rows and bytes, while the database still sends."""
+"""Rows of a SELECT as Arrow's record batches, bounded in rows and bytes, while the database still
+sends.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,7 +17,8 @@ BATCH_BYTES = 8 << 20
 
 NAME = "faststream_sqlbroker.spark"
 WRITE_TIMEOUT = 3600
-"""Seconds: MariaDB and MySQL hang up when Spark takes no rows for so long; their default is a minute."""
+"""Seconds: MariaDB and MySQL hang up when Spark takes no rows for so long; their default is a
+minute."""
 
 TYPES = {
     "bigint": pa.int64(),
@@ -33,8 +36,8 @@ def read_batches(
 
     Args:
         address: Where.
-        statement: Selects exactly `fields`, in their order; where JDBC has no native timestamps, these as
-            microseconds since 1970.
+        statement: Selects exactly `fields`, in their order; where JDBC has no native timestamps,
+            these as microseconds since 1970.
         fields: The columns.
         fetch_rows: Most rows of a batch.
 

@@ -1,4 +1,6 @@
-"""Which statements read the rows: the columns that are wanted, and a cut of the table for each task."""
+"""Which statements read the rows: the columns that are wanted, and a cut of the table for each
+task.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -102,7 +104,9 @@ def make_cuts(
     cuts: Sequence[str],
     pushed: Sequence[str] = (),
 ) -> list[InputPartition]:
-    """A statement for each of `cuts`, which are conditions on `column` (as `Database.predicates` makes them)."""
+    """A statement for each of `cuts`, which are conditions on `column` (as `Database.predicates`
+    makes them).
+    """
     names = {field.name for field in fields} | {column}
     listed = [database.column(field) for field in selection.fields if field.name in names]
     listed += [

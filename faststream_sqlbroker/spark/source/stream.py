@@ -1,8 +1,10 @@
-"""`spark.readStream.format("sqlbroker")`: what was archived, window by window, each row exactly once.
+"""`spark.readStream.format("sqlbroker")`: what was archived, window by window, each row exactly
+once.
 
-An offset is a moment: everything archived before it has been read. It is taken from the archive's horizon
-(`find_horizon`), before which no row can appear any more; so the rows between two offsets are the same
-however often they are read, and a restarted query repeats its last window with the same rows.
+An offset is a moment: everything archived before it has been read. It is taken from the archive's
+horizon (`find_horizon`), before which no row can appear any more; so the rows between two offsets
+are the same however often they are read, and a restarted query repeats its last window with the
+same rows.
 """
 
 import logging
@@ -60,16 +62,20 @@ class StreamReader(DataSourceStreamReader):
         return to_offset(self._first)
 
     def latestOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
-        """The end of the next window: the horizon, or less under a limit; the last end if nothing is new."""
+        """The end of the next window: the horizon, or less under a limit; the last end if nothing
+        is new.
+        """
         limits = Limits(self._options.max_rows, self._options.max_window)
         return to_offset(self._next(self._position or self._first, limits))
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
-        """Cuts of the window; Spark also says by it, with an empty window, how far an earlier run came.
+        """Cuts of the window; Spark also says by it, with an empty window, how far an earlier run
+        came.
 
         Raises:
             StoreError: rows of the window may have been pruned, and failOnDataLoss is not false.
-            TransientStoreError: an earlier run planned the window by a server that had come further.
+            TransientStoreError: an earlier run planned the window by a server that had come
+                further.
         """
         first, last = from_offset(start), from_offset(end)
         self._position = max(last, first, self._position or last)
@@ -139,7 +145,9 @@ class StreamReader(DataSourceStreamReader):
         return found.moment
 
     def _need_horizon(self, database: Database, connection: Connection, last: datetime) -> None:
-        """Who planned the window may have asked another server, and the checkpoint holds its end for good."""
+        """Who planned the window may have asked another server, and the checkpoint holds its end
+        for good.
+        """
         horizon = self._horizon(database, connection)
         if horizon < last:
             raise TransientStoreError(
@@ -149,10 +157,11 @@ class StreamReader(DataSourceStreamReader):
             )
 
     def _refuse_gap(self, database: Database, connection: Connection, first: datetime) -> None:
-        """Rows of a queue go from the oldest on: while one from before the window is left, none of it has gone.
+        """Rows of a queue go from the oldest on: while one from before the window is left, none of
+        it has gone.
 
-        Of several queues, one that was pruned alone is not missed while another has such a row, nor are rows
-        that somebody deletes from the middle.
+        Of several queues, one that was pruned alone is not missed while another has such a row, nor
+        are rows that somebody deletes from the middle.
         """
         if not anything_before(database, connection, self._options.selection, first):
             raise StoreError(

@@ -31,10 +31,11 @@ def window_end(
     horizon: datetime,
     limits: Limits,
 ) -> datetime | None:
-    """The first moment after the window of selected rows that begins at `since`; None if there is no row.
+    """The first moment after the window of selected rows that begins at `since`; None if there is
+    no row.
 
-    It ends at `horizon` at the latest. Rows of one moment are never parted, so a moment with more rows than
-    `limits.rows` makes a window of its own.
+    It ends at `horizon` at the latest. Rows of one moment are never parted, so a moment with more
+    rows than `limits.rows` makes a window of its own.
     """
     if since >= horizon:
         return None

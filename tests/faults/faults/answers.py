@@ -1,4 +1,5 @@
-"""Faults of what handlers send with their acks: refused by a constraint, too large, waiting for another transaction."""
+"""Faults of what handlers send with their acks: refused by a constraint, too large, waiting for
+another transaction."""
 
 from faststream_sqlbroker.core.rows import NewMessage
 from tests.faults import plan
@@ -8,7 +9,8 @@ from tests.helpers import MYSQL
 from tests.proxy import Proxy
 
 PACKET = 1_048_576
-"""Bytes that a server takes in one statement: far less than a server's default, so that tests stay quick."""
+"""Bytes that a server takes in one statement: far less than a server's default, so that tests stay
+quick."""
 
 
 @fault(
@@ -43,7 +45,8 @@ async def too_large(cell: Cell, _proxy: Proxy | None) -> None:
 
 
 async def hold_dedup_id(cell: Cell) -> None:
-    """Before any answer has it: a transaction that meets a duplicate keeps the gap before it locked on InnoDB."""
+    """Before any answer has it: a transaction that meets a duplicate keeps the gap before it locked
+    on InnoDB."""
     cell.theirs = await cell.kept.enter_async_context(cell.engine.connect())
     same = NewMessage("out", b"", '{"numbers": []}', dedup_id=plan.SAME)
     await cell.store.insert_in(cell.theirs, [same])
@@ -54,14 +57,15 @@ async def hold_dedup_id(cell: Cell) -> None:
     short=(),
     databases=SERVERS,
     prepare=hold_dedup_id,
-    # Each try has its rows locked for as long as it waits, so that their leases may not be renewed in time: a wait
-    # is a fraction of a lease, as it is with the defaults.
+    # Each try has its rows locked for as long as it waits, so that their leases may not be renewed
+    # in time: a wait is a fraction of a lease, as it is with the defaults.
     keeps_from_renewing=True,
     options={
         "statement_timeout": 1.0,
         "release_stuck_timeout": 8.0,
         "slow": 2.0,
-        # Five tries of each refused answer, between those that wait, would take longer than the cell does.
+        # Five tries of each refused answer, between those that wait, would take longer than the
+        # cell does.
         "refusing": False,
     },
 )

@@ -83,16 +83,19 @@ async def out_of_reach(cell: Cell, proxy: Proxy | None) -> None:
 
 
 MIDDLES = {
-    # The first is the values of a statement that was parsed for itself before: no limit for idle sessions ends this one.
+    # The first is the values of a statement that was parsed for itself before: no limit for idle
+    # sessions ends this one.
     "postgresql": (FIRST.encode(), rb"u\.delay IS NULL", LAST.encode()),
     "mysql": (rb"SET state = 'PROCESSING'", rb"DELETE m FROM JSON_TABLE", LAST.encode()),
 }
-"""What is sent in the middle of a transaction that has locked rows: a flush, a handler's own, a claim."""
+"""What is sent in the middle of a transaction that has locked rows: a flush, a handler's own, a
+claim."""
 
 
 @fault("machine that vanishes without a word", short=("mariadb",), databases=SERVERS)
 async def vanished(cell: Cell, _proxy: Proxy | None) -> None:
-    """Its sockets stay open, so that the server keeps what its transactions have locked until it notices."""
+    """Its sockets stay open, so that the server keeps what its transactions have locked until it
+    notices."""
     proxy, through = await cell.kept.enter_async_context(proxied(cell.straight))
     kind = "postgresql" if cell.store.dialect_name == "postgresql" else "mysql"
     proxy.die_at = re.compile(cell.random.choice(MIDDLES[kind]))

@@ -27,7 +27,8 @@ class Fault:
     proxied: bool = False
     """Whether the workers (and the publisher) go through a proxy."""
     keeps_from_renewing: bool = False
-    """Whether it may keep any worker from renewing its leases, without being one of the other kinds that do."""
+    """Whether it may keep any worker from renewing its leases, without being one of the other kinds
+    that do."""
     own_server: bool = False
     """Whether it needs a server of its own, which it ends or changes."""
     small_disk: bool = False

@@ -63,7 +63,8 @@ async def disk_full(cell: Cell, _proxy: Proxy | None) -> None:
 
 
 def _read_only(cell: Cell, *, on: bool) -> list[str]:
-    """Statements that turn the server; connections that are opened while it is on stay read-only for good."""
+    """Statements that turn the server; connections that are opened while it is on stay read-only
+    for good."""
     assert cell.login is not None
     if cell.login.kind == "postgresql":
         role = f"ALTER ROLE {cell.login.name}"
@@ -86,7 +87,8 @@ def _read_only(cell: Cell, *, on: bool) -> list[str]:
     options={"wakeup": "poll"},
 )
 async def read_only(cell: Cell, _proxy: Proxy | None) -> None:
-    """A failover: for a moment the address leads to a server that takes no writes, then to one that does."""
+    """A failover: for a moment the address leads to a server that takes no writes, then to one that
+    does."""
     await some_work(cell)
     await cell.execute(*_read_only(cell, on=True))
     if cell.random.random() < 0.7:
@@ -116,8 +118,8 @@ async def right_taken(cell: Cell, _proxy: Proxy | None) -> None:
     await cell.execute(cell.login.revoke(*right))
     since = time.monotonic()
     await cell.publish(5)
-    # A worker that is killed before anything of it was refused cannot say so. So none is killed until one has said it,
-    # and the checker finds it if none does.
+    # A worker that is killed before anything of it was refused cannot say so. So none is killed
+    # until one has said it, and the checker finds it if none does.
     with contextlib.suppress(AssertionError):
         await eventually(lambda: _ill(cell, asked), timeout=WORKING, step=0.05)
     unfit = set()
