@@ -1,0 +1,44 @@
+"""The stop of a subscriber whose server does not answer."""
+
+import asyncio
+import time
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.store import Store
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+from tests.proxy import proxied
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> None:
+    async with proxied(rig.store.engine.url) as (proxy, url):
+        engine = create_async_engine(url)
+        store = Store(engine, rig.store.tables, statement_timeout=3.0)
+        await rig.put(5)
+
+        async def handle(row: ClaimedMessage) -> None:
+            await asyncio.sleep(0.3)
+            await rig.ack(row)
+
+        quick = {
+            "max_fetch_interval": 0.05,
+            "release_stuck_interval": 0.1,
+            "release_stuck_timeout": 1,
+        }
+        consumer = rig.consumer(handle, store=store, **quick)
+        await consumer.start()
+        await eventually(lambda: rig.handled)
+        proxy.stall()
+        await asyncio.sleep(0.5)  # for every loop to hang in a statement
+        started = time.monotonic()
+        await consumer.stop(0.5)
+        took = time.monotonic() - started
+        assert took < 15, (
+            "1 s for claims, 3 s for writes, 2 s to end connections; and a busy machine"
+        )
+        proxy.flow()
+        await engine.dispose()
