@@ -18,7 +18,7 @@ from faststream_sqlbroker.dialects.policy_request import Claim, PolicyClaimReque
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
-from tests.flow.test_faults import NoLimit
+from tests.flow.test_database_failures import NoLimit
 from tests.flow.test_policies import QUICK, archived, slot_of
 from tests.helpers import eventually
 

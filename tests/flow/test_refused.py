@@ -26,7 +26,7 @@ from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from tests.conftest import Servers
 from tests.flow.conftest import Rig, count_as_quick
-from tests.flow.test_faults import NoLimit
+from tests.flow.test_database_failures import NoLimit
 from tests.helpers import eventually
 
 RULES = SettleRules()
