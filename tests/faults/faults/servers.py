@@ -124,10 +124,12 @@ async def right_taken(cell: Cell, _proxy: Proxy | None) -> None:
         await eventually(lambda: _ill(cell, asked), timeout=WORKING, step=0.05)
     unfit = set()
     for _ in range(2):
-        victim = cell.random.choice(cell.alive())
-        victim.kill()
-        await asyncio.to_thread(victim.wait)
-        cell.history.killed.add(victim.pid)
+        # A worker that had not started yet when the right was taken has refused to: none may be left.
+        if alive := cell.alive():
+            victim = cell.random.choice(alive)
+            victim.kill()
+            await asyncio.to_thread(victim.wait)
+            cell.history.killed.add(victim.pid)
         unfit.add(cell.start().pid)
         await asyncio.sleep(cell.lease * 0.8)
     until = time.monotonic()
