@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ALL
-from tools import capabilities, diagram, golden_sql, options, reasons, render_migrations
+from tools import capabilities, diagram, golden_sql, reference, render_migrations
 from tools.files import update_block, with_block, write_or_compare
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,12 +33,15 @@ def test_drift_is_found_and_mended(tmp_path: Path) -> None:
     assert not stale.exists()
 
 
-def test_the_diagrams_and_the_tables_of_options_and_reasons_are_todays() -> None:
+def test_the_diagrams_and_the_tables_of_the_reference_are_todays() -> None:
     for page, name, content in (
         *((diagram.FILE, name, make()) for name, make in diagram.BLOCKS.items()),
-        (options.PAGE, "options", options.table()),
-        (reasons.PAGE, "reasons", reasons.table()),
+        *(
+            (reference.FOLDER / page, name, make())
+            for (page, name), make in reference.BLOCKS.items()
+        ),
     ):
+        assert f"<!-- {name} -->" in page.read_text()
         assert with_block(page.read_text(), name, content) == page.read_text()
 
 
