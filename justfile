@@ -26,7 +26,11 @@ email kind="sqlite" *args: setup
 test *args: setup
     @{{ servers }} -- sh tools/test.sh "$@"
 
-# The same, with coverage (at least 95 %)
+# The inner loop, under a minute: unit tests, and the contract on SQLite
+test-quick *args: setup
+    @sh tools/quick.sh "$@"
+
+# All tests, with coverage (at least 95 %)
 test-coverage *args: setup
     @COVERAGE=1 {{ servers }} -- sh tools/test.sh "$@"
 
@@ -124,6 +128,10 @@ bench-check *args: setup
 # How fast Spark reads 2 000 000 archived messages, beside COPY and Spark's defaults (--check: only tell the targets)
 bench-spark *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks spark "$@"
+
+# This tree beside REV, in turn: the median of paired ratios must be 0.97 (--rounds 9 --kinds postgresql,sqlite)
+bench-against rev *args: setup
+    @{{ python }} -m benchmarks.against "$@"
 
 # Draw and write benchmarks/results/README.md from what the others have measured
 bench-report *args: setup

@@ -38,6 +38,8 @@ class Variant:
     program: tuple[str, ...] = (sys.executable, "-m", "benchmarks.ours")
     options: dict[str, Any] = field(default_factory=dict)
     timeout: float = TIMEOUT
+    folder: Path = ROOT
+    """Where it runs: the code of this tree, or of another revision."""
 
 
 @contextlib.contextmanager
@@ -71,7 +73,12 @@ def run(variant: Variant) -> Result:
             options["url"] = stack.enter_context(database(variant.kind))
         command = [*variant.program, variant.scenario, json.dumps(options)]
         done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=variant.timeout, check=False
+            command,
+            cwd=variant.folder,
+            capture_output=True,
+            text=True,
+            timeout=variant.timeout,
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(f"{variant.name} failed: {done.stderr[-2000:]}")

@@ -1,5 +1,5 @@
 """Scheduling policies that cannot work are refused where they are given, with the sentence that
-mends it (issue rows D3, P6, Z4, Z7, Z10)."""
+mends it (D3, P6, Z4, Z7, Z10)."""
 
 from collections.abc import Callable
 from datetime import time, timedelta

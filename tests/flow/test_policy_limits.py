@@ -190,7 +190,7 @@ async def test_who_waits_for_a_slot_is_no_free_worker(rig: Rig) -> None:
 
 
 async def test_the_first_of_a_key_gets_the_next_slot_again(rig: Rig) -> None:
-    """Z10 and P8: with ordered=True a retry does not wait for slots of messages that wait for it."""
+    """Z10 and P7: with ordered=True a retry does not wait for slots of messages that wait for it."""
     ids = await rig.put(8, key="a")
     process = Process(rig, [Throttle(4, per="1h", key=True)], ordered=True)
     [first] = (await process.claim()).rows
@@ -205,7 +205,7 @@ async def test_the_first_of_a_key_gets_the_next_slot_again(rig: Rig) -> None:
 
 
 async def test_a_key_stays_in_order_though_its_slots_are_short(rig: Rig) -> None:
-    """Z10 and P8."""
+    """Z10 and P7."""
     handled: list[int] = []
 
     async def handle(row: ClaimedMessage) -> None:
