@@ -1,5 +1,6 @@
 """Every Python block of the documentation runs and prints the text below it."""
 
+import ast
 import os
 import re
 import signal
@@ -75,8 +76,15 @@ def need_spark() -> None:
             pytest.skip(reason)
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
+def test_a_fragment_is_python(page: Path) -> None:
+    """Blocks of the language "py" are parts of programs, and are not run."""
+    for code in re.findall(r"```py\n(.*?)```", page.read_text(), re.DOTALL):
+        compile(code, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
 def test_there_are_blocks() -> None:
-    assert len(blocks()) >= 4
+    assert len(blocks()) >= 20
 
 
 async def test_the_readmes_example_ships_its_order(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""Pages of several files and commands, followed as a reader would."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.reader import ROOT, Reader
+
+HOWTO = ROOT / "docs" / "howto"
+TUTORIAL = ROOT / "docs" / "tutorial"
+PAGES = ("first_message.md", "outbox.md", "failures.md", "once.md", "workers.md")
+FOLLOWED = {"alembic.md"}
+"""Pages of docs/howto that have files and commands."""
+
+
+@pytest.mark.timeout(300)  # fifteen processes, one after the other
+async def test_the_tutorial_gives_what_its_pages_say(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    for name in PAGES:
+        await reader.follow((TUTORIAL / name).read_text())
+
+
+def test_every_page_is_followed() -> None:
+    """The tutorial on Spark is one program; test_examples runs it."""
+    assert {path.name for path in TUTORIAL.glob("*.md")} == {*PAGES, "index.md", "spark.md"}
+    index = (TUTORIAL / "index.md").read_text()
+    assert [name for name in PAGES if f"({name})" not in index] == []
+
+
+@pytest.mark.parametrize("name", sorted(FOLLOWED))
+async def test_a_how_to_page_gives_what_it_says(tmp_path: Path, name: str) -> None:
+    await Reader(tmp_path).follow((HOWTO / name).read_text())
+
+
+def test_every_page_with_files_is_followed() -> None:
+    """test_examples runs only the blocks without the name of a file."""
+    pages = (path for path in (ROOT / "docs").rglob("*.md") if path.parent != TUTORIAL)
+    assert {path.name for path in pages if "```python title=" in path.read_text()} == FOLLOWED
