@@ -30,6 +30,10 @@ test *args: setup
 test-quick *args: setup
     @sh tools/quick.sh "$@"
 
+# The tests of one module, as tests/MODULES.md has them: just test-of flow/flush.py
+test-of module *args: setup
+    @{{ python }} -m tools.module_tests "$@"
+
 # All tests, with coverage (at least 95 %)
 test-coverage *args: setup
     @COVERAGE=1 {{ servers }} -- sh tools/test.sh "$@"
