@@ -90,7 +90,7 @@ class Dialect(ABC):
     name: str
     """SQLAlchemy's name of the database."""
     isolation_level: str | None = None
-    """SoloRuns level of the broker's own transactions; None leaves the engine's."""
+    """Isolation level of the broker's own transactions; None leaves the engine's."""
     cancel_once = False
     """Whether the driver can hang when it is cancelled again while it ends a connection."""
     outwaits_clients = False

@@ -1,4 +1,4 @@
-"""StrideScheduler of queues with weights: which queue the next claim begins with.
+"""Stride scheduling of queues with weights: which queue the next claim begins with.
 
 Each message that is claimed from a queue costs it 1 / weight. The queue that has paid least comes
 first in the next claim, the others take what room it leaves. So while several queues have messages,

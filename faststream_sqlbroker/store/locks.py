@@ -1,4 +1,4 @@
-"""LockStore by key, each operation one transaction."""
+"""Locks by key, each operation one transaction."""
 
 import asyncio
 import os

@@ -44,7 +44,7 @@ def transactional(engine: AsyncEngine, level: str | None) -> AsyncEngine:
     """`engine` with `level` for its transactions; never AUTOCOMMIT, under which none is a
     transaction.
 
-    StrideScheduler the pool of `engine`.
+    Share the pool of `engine`.
 
     Raises:
         SetupError: AUTOCOMMIT is among the engine's execution options, where it goes before ours.

@@ -135,7 +135,7 @@ class SubscriberSettings:
     forward_to: str | Destination | None = None
     destinations: Sequence[str] | None = None
     weights: tuple[int, ...] | None = None
-    """StrideScheduler of `queues`, if they were given with weights."""
+    """Weights of `queues`, if they were given with weights."""
 
     def __post_init__(self) -> None:
         """Work out, then check."""

@@ -1,4 +1,4 @@
-"""StrideScheduler of weighted queues, without a database: what is claimed follows the weights."""
+"""Weighted queues, without a database: what is claimed follows the weights."""
 
 from collections import Counter
 from datetime import datetime, timezone
