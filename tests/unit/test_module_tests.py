@@ -1,6 +1,9 @@
 """tests/MODULES.md names every module once, and tests that exist; every unit test is named."""
 
+import re
 from collections import Counter
+
+import pytest
 
 from tools.module_tests import PACKAGE, ROOT, TABLE, modules, paths_of
 
@@ -43,3 +46,16 @@ def test_a_module_leads_to_its_tests() -> None:
     assert paths_of("flow/cron.py") == ["tests/unit/test_cron.py"]
     assert paths_of("faststream_sqlbroker/flow/cron.py") == ["tests/unit/test_cron.py"]
     assert paths_of("flow/none.py") == []
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "tests/README.md"])
+def test_a_guide_names_files_that_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+    named = re.findall(r"`([\w./]+(?:\.(?:py|md|toml|sql)|/))`", text)
+    missing += [
+        name for name in named if not any((base / name).exists() for base in (ROOT, PACKAGE))
+    ]
+    assert missing == []
+    assert links
