@@ -10,6 +10,7 @@ import pytest
 
 import faststream_sqlbroker
 from faststream_sqlbroker import SqlBroker, cli
+from faststream_sqlbroker.broker import startup_warnings
 from faststream_sqlbroker.core import distribution
 from faststream_sqlbroker.core.distribution import DISTRIBUTION, shared_files_warning
 
@@ -70,7 +71,7 @@ def mixed(package: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     install(package.parent, OTHER, "faststream_sqlbroker/__init__.py")
     text = shared_files_warning(package)
     assert text
-    for module in (sys.modules["faststream_sqlbroker.broker.surprises"], cli):
+    for module in (startup_warnings, cli):
         monkeypatch.setattr(module, "shared_files_warning", lambda: text)
     return text
 
