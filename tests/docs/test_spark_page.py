@@ -74,6 +74,6 @@ def test_the_options_are_those_of_the_format() -> None:
 
 
 def test_what_replay_needs_and_writes() -> None:
-    assert f"{', '.join(NEEDED[:-1])}\nand {NEEDED[-1]}" in PAGE
+    assert f"{', '.join(NEEDED[:-1])} and {NEEDED[-1]}" in " ".join(PAGE.split())
     for header in (REPLAY_OF_HEADER, REPLAY_JOB_HEADER):
         assert f"`{header}`" in PAGE
