@@ -109,7 +109,7 @@ _next-spark: setup
 bench *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks own "$@"
 
-# The same beside other brokers, which it installs into environments of their own
+# The same compared with other brokers, which it installs into environments of their own
 bench-peers *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks peers "$@"
 
@@ -121,7 +121,7 @@ bench-scale *args: setup
 bench-rate *args: setup
     @{{ servers }} --only postgresql -- {{ python }} -m benchmarks rate "$@"
 
-# What transactional=True costs beside handlers with a transaction of their own
+# What transactional=True costs, compared with handlers that have a transaction of their own
 bench-effects *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks effects "$@"
 
@@ -129,11 +129,11 @@ bench-effects *args: setup
 bench-check *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks check "$@"
 
-# How fast Spark reads 2 000 000 archived messages, beside COPY and Spark's defaults (--check: only tell the targets)
+# How fast Spark reads 2 000 000 archived messages, compared with COPY and Spark's defaults (--check: only tell the targets)
 bench-spark *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks spark "$@"
 
-# This tree beside REV, in turn: the median of paired ratios must be 0.97 (--rounds 9 --kinds postgresql,sqlite)
+# This tree compared with REV; the two take turns (--rounds 9 --kinds postgresql,sqlite)
 bench-against rev *args: setup
     @{{ python }} -m benchmarks.against "$@"
 

@@ -200,7 +200,7 @@ PACKAGES = ("faststream_sqlbroker", "pyspark_sqlbroker")
 CODE = (*PACKAGES, "tests", "tools", "benchmarks", "docs")
 PER_THOUSAND = "per 1,000 lines"
 PERCENT = "% of lines"
-PROSE = (".py", ".md", ".toml", ".sh")
+PROSE = (".py", ".md", ".toml", ".sh", "justfile")
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,9 @@ def read(root: Path, folders: Sequence[str], suffixes: Sequence[str]) -> list[Fi
     found: set[Path] = set()
     for name in folders:
         inside = root.iterdir() if name == "." else (root / name).rglob("*")
-        found |= {path for path in inside if path.suffix in suffixes and path.is_file()}
+        found |= {
+            path for path in inside if path.is_file() and (path.suffix or path.name) in suffixes
+        }
     return [File(str(path.relative_to(root)), path.read_text()) for path in sorted(found)]
 
 

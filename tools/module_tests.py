@@ -1,6 +1,8 @@
-"""The tests of a module, from the table of tests/MODULES.md: python -m tools.module_tests flow/flush.py [PYTEST ARGUMENTS].
+"""Run the tests of a module, from the table of tests/MODULES.md.
 
-It runs them; the module's path is below faststream_sqlbroker/.
+python -m tools.module_tests flow/flush.py [PYTEST ARGUMENTS]
+
+The module's path is below faststream_sqlbroker/.
 """
 
 import re
@@ -28,7 +30,7 @@ def _quoted(cell: str) -> list[str]:
 
 
 def paths_of(path: str) -> list[str]:
-    """Paths of the tests below the repository's root; empty if the table does not have the module."""
+    """The tests of one module, below the repository's root; empty if the table lacks it."""
     name = path.removeprefix("faststream_sqlbroker/")
     return [f"tests/{test}" for test in dict(modules(TABLE.read_text())).get(name, [])]
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The inner loop, under a minute: unit tests, and the contract of the store on SQLite, by two processes.
-# Arguments are pytest's.
+# The inner loop, under a minute on two idle cores: unit tests, and the contract of the store on
+# SQLite, by two processes. Arguments are pytest's.
 set -eu
 cd "$(dirname "$0")/.."
 for kind in POSTGRESQL MARIADB MYSQL; do

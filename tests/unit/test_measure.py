@@ -91,7 +91,7 @@ def test_riddle_words_are_found_in_names_too_and_quoted_users_are_not() -> None:
 
 
 def test_lines_and_skips_are_counted() -> None:
-    text = f"{'a' * 100}\n{'a' * 101}\nb = 1  # fmt: skip\n"
+    text = f"{'a' * 100}\n{'a' * 101}\nb = 1  # fmt: {'skip'}\n"
     assert lines(measure.long_lines, text) == [2]
     assert lines(measure.format_skips, text) == [3]
 
