@@ -79,7 +79,7 @@ class Servers:
         return create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
 
     def pgbouncer(self) -> int:
-        """The port of a PgBouncer before PostgreSQL; skip where it cannot be started, fail in CI."""
+        """The port of a PgBouncer before PostgreSQL; skip if it cannot start, fail in CI."""
         if self._pgbouncer is None:
             url = self.admin("postgresql").url.render_as_string(hide_password=False)
             try:
@@ -193,7 +193,8 @@ def _empty(admin: Engine, name: str) -> None:
     with inside.begin() as connection:
         schemas = connection.scalars(
             text(
-                "SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema)'"
+                "SELECT quote_ident(nspname) FROM pg_namespace "
+                "WHERE nspname !~ '^(pg_|information_schema)'"
             )
         ).all()
         for schema in schemas:

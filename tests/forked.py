@@ -32,7 +32,7 @@ class Forked:
     def __init__(
         self, run: Callable[..., object], *arguments: Any, said: Path | None = None
     ) -> None:
-        """Start it; `run` is a function of a module. What it prints is appended to the file `said`."""
+        """Start it; `run` is a function of a module. Its output is appended to the file `said`."""
         printed = os.devnull if said is None else str(said)
         self._process = _CONTEXT.Process(
             target=_redirected, args=(printed, run, *arguments), daemon=True

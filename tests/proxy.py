@@ -25,7 +25,7 @@ class Session:
         self._idle = False
 
     def commits(self, data: bytes) -> bool:
-        """Whether the client runs a prepared statement in `data` that writes and commits by itself."""
+        """Whether `data` runs a prepared statement that writes and commits by itself."""
         found, self._sent = False, self._sent + data
         while len(self._sent) >= 5 and chr(self._sent[0]) in "PBDECHSQX":
             end = 1 + int.from_bytes(self._sent[1:5])

@@ -93,7 +93,7 @@ async def test_a_message_that_comes_back_is_noted_anew(bench: Bench) -> None:
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_nobody_waits_for_the_notes_of_somebody_else(bench: Bench) -> None:
-    """MariaDB scans a small table by a list of keys, and would wait for every row that is locked."""
+    """MariaDB scans a small table for a list of keys, and would wait for every locked row."""
     rows = [await started(bench) for _ in range(3)]
     other = create_async_engine(bench.store.engine.url)
     async with other.connect() as connection:

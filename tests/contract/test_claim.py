@@ -101,7 +101,7 @@ async def test_rows_locked_elsewhere_are_skipped(bench: Bench, store: Store) -> 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_claim_waits_for_the_one_writer(bench: Bench) -> None:
-    """SQLite has no row locks: the claim waits for the other writer instead of skipping its rows."""
+    """SQLite has no row locks: the claim waits for the other writer and skips no row."""
     await bench.put(2)
     async with bench.store.engine.connect() as connection:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -278,11 +278,12 @@ async def test_what_was_due_before_2000_comes_first(bench: Bench) -> None:
 
 
 async def test_f6_a_claim_leaves_and_tells_what_must_run_alone(bench: Bench) -> None:
-    """Nothing is charged together with others on its last delivery; a claim of its own leases it."""
+    """A last delivery is never charged together with others; a claim of its own leases it."""
     ids = await bench.put(6)
     for message_id, deliveries, attempts in ((ids[0], 1, 0), (ids[2], 1, 1), (ids[4], 2, 0)):
         await bench.execute(
-            f"UPDATE message SET deliveries_count = {deliveries}, attempts_count = {attempts} WHERE id = {message_id}"
+            f"UPDATE message SET deliveries_count = {deliveries}, attempts_count = {attempts} "
+            f"WHERE id = {message_id}"
         )
     suspicion, before = Suspicion.under(2), await bench.rows()
     assert suspicion is not None
@@ -320,7 +321,7 @@ async def test_f6_so_does_a_claim_in_order(bench: Bench) -> None:
     assert second
 
 
-# -- leases of two lengths ----------------------------------------------------------------------------
+# -- leases of two lengths -------------------------------------------------------------------------
 
 
 async def _lease_seconds(bench: Bench) -> list[int]:

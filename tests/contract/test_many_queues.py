@@ -154,7 +154,7 @@ async def claiming(
 async def test_a_claim_locks_what_it_leases_and_nothing_else(
     bench: Bench, store: Store, limit: int
 ) -> None:
-    """Neither rows of the same queues behind the limit, nor later ones, nor those of other queues."""
+    """It locks no row behind the limit, no later row and no row of another queue."""
     await fill(bench, seed=4)
     await bench.put(5, "another")
     due = await due_rows(bench)

@@ -98,7 +98,8 @@ async def test_a_key_with_a_lease_gives_no_second_one_to_a_late_commit(bench: Be
     assert [row.id for row in rows] == [second]
     # What a late commit looks like: a row with a lower id appears.
     await bench.execute(
-        f"UPDATE message SET {bench.quoted('key')} = 'a', next_attempt_at = {bench.past(1)} WHERE id = {first}"
+        f"UPDATE message SET {bench.quoted('key')} = 'a', next_attempt_at = {bench.past(1)} "
+        f"WHERE id = {first}"
     )
     assert await ids(bench) == []
     await bench.store.settle([done(rows[0])])

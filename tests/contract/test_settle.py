@@ -291,7 +291,7 @@ async def test_any_error_text_can_be_stored(bench: Bench, outcome: Outcome) -> N
     assert "NUL" in row["last_error"]
 
 
-# -- the fence --------------------------------------------------------------------------------------
+# -- the fence -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
@@ -384,7 +384,7 @@ async def test_a_release_between_two_statements_of_a_settle(
 
 
 class _Intruder:
-    """Releases every lease from a synchronous connection just before the settle's n-th statement."""
+    """A synchronous connection releases every lease just before the settle's n-th statement."""
 
     def __init__(self, bench: Bench, step: int) -> None:
         from sqlalchemy import create_engine
@@ -429,8 +429,8 @@ class _Intruder:
                     connection.execute(text(wait))
                 connection.execute(
                     text(
-                        "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL, "
-                        "acquired_at = NULL WHERE state = 'PROCESSING'"
+                        "UPDATE message SET state = 'PENDING', lease_token = NULL, "
+                        "lease_expires_at = NULL, acquired_at = NULL WHERE state = 'PROCESSING'"
                     )
                 )
         except DBAPIError:

@@ -31,8 +31,8 @@ def together(rows: list[ClaimedMessage], *answers: str) -> list[Settlement]:
 async def release(bench: Bench, row: ClaimedMessage) -> None:
     """What an expired lease ends in."""
     await bench.execute(
-        "UPDATE message SET state = 'PENDING', acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL "
-        f"WHERE id = {row.id}"
+        "UPDATE message SET state = 'PENDING', acquired_at = NULL, lease_token = NULL, "
+        f"lease_expires_at = NULL WHERE id = {row.id}"
     )
 
 
@@ -135,11 +135,15 @@ async def test_the_rows_of_a_unit_are_locked_in_the_order_of_their_ids(bench: Be
 
 async def _waits(bench: Bench, other: AsyncConnection) -> bool:
     if bench.store.dialect_name == "postgresql":
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
     else:
         waiting = (
-            "SELECT count(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
-            "ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()"
+            "SELECT count(*) FROM information_schema.innodb_trx t "
+            "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+            "WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()"
         )
     return bool((await other.execute(text(waiting))).scalar_one())
 
@@ -170,9 +174,11 @@ async def test_an_answer_that_waits_for_its_dedup_id_is_in_nobodys_way(bench: Be
     await bench.put()
     [row] = await bench.claim()
     waiting = (
-        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        "SELECT COUNT(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
         if bench.store.dialect_name == "postgresql"
-        else "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id IN "
+        else "SELECT COUNT(*) FROM information_schema.innodb_trx "
+        "WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id IN "
         "(SELECT id FROM information_schema.processlist WHERE db = DATABASE())"
     )
 

@@ -251,7 +251,7 @@ def test_slots_are_joined_from_records_that_overlap() -> None:
 
 
 def test_the_writers_are_as_unruly_as_the_example_needs() -> None:
-    """The full size has bursts that overlap, that are longer than an hour, and several of one user."""
+    """The full size has bursts that overlap, bursts longer than an hour, and users with several."""
     plan = Plan()
     written = moments(plan)
     mails = [mail(n, at, user) for n, (at, user) in enumerate(written)]

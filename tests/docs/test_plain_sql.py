@@ -139,7 +139,7 @@ async def test_a_literal(database: str, other: AsyncEngine, got: Got, session: i
 
 @pytest.mark.parametrize("session", [0, 1, 2])
 async def test_a_trigger(database: str, other: AsyncEngine, got: Got, session: int) -> None:
-    """Each order is published with its row, or not at all; made in one session, fired in another."""
+    """An order is published with its row or not at all; another session fires the trigger."""
     sessions = SESSIONS[of(database)]
     async with other.begin() as connection:
         await run(
@@ -165,7 +165,8 @@ async def test_an_hour_later(database: str, engine: AsyncEngine, other: AsyncEng
     await broker.create_tables()
     [sql] = block(database, "literal")
     head, values = sql.split("VALUES (")
-    later = f"{head.rstrip().removesuffix(')')}, next_attempt_at) VALUES ({values.rstrip().removesuffix(')')}, "
+    columns, row = head.rstrip().removesuffix(")"), values.rstrip().removesuffix(")")
+    later = f"{columns}, next_attempt_at) VALUES ({row}, "
     zones = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'"}
     async with other.begin() as connection:
         if (zone := zones.get(of(database))) is not None:

@@ -87,7 +87,7 @@ def test_every_block_is_for_somebody() -> None:
             assert grants(role, database)
 
 
-# -- producers ----------------------------------------------------------------------------------------
+# -- producers -------------------------------------------------------------------------------------
 
 
 @servers_only
@@ -165,7 +165,7 @@ async def test_a_producer_with_schedules(user: Account, broker: SqlBroker) -> No
     await eventually(lambda: _count(user, "message"))
 
 
-# -- consumers ----------------------------------------------------------------------------------------
+# -- consumers -------------------------------------------------------------------------------------
 
 
 @servers_only
@@ -225,7 +225,7 @@ async def test_a_lock_needs_three_rights(user: Account, broker: SqlBroker) -> No
     assert await broker.ping(5.0)
 
 
-# -- readers and operators ----------------------------------------------------------------------------
+# -- readers and operators -------------------------------------------------------------------------
 
 
 @servers_only
@@ -321,7 +321,7 @@ async def test_an_operator_who_may_release(
     assert len(refused) == 3
 
 
-# -- logs ---------------------------------------------------------------------------------------------
+# -- logs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

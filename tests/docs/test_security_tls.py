@@ -1,4 +1,4 @@
-"""docs/howto/security.md: what it says of TLS, with servers of our own and certificates made here."""
+"""What docs/howto/security.md says of TLS, with servers and certificates made by the test."""
 
 import datetime as dt
 import os
@@ -33,7 +33,10 @@ DRIVERS = {
 }
 ENCRYPTED = {
     "postgresql": "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()",
-    "mariadb": "SELECT variable_value <> '' FROM information_schema.session_status WHERE variable_name = 'Ssl_cipher'",
+    "mariadb": (
+        "SELECT variable_value <> '' FROM information_schema.session_status "
+        "WHERE variable_name = 'Ssl_cipher'"
+    ),
 }
 """Whether the connection is encrypted, as the server says."""
 

@@ -1,4 +1,4 @@
-"""The answer of a batch handler is written with all messages that it acked or moved, or not at all."""
+"""The answer of a batch handler is written with all messages it acked or moved, or not at all."""
 
 from typing import Any
 from unittest.mock import patch

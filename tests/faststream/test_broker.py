@@ -57,7 +57,7 @@ async def test_the_context_manager_only_connects(broker: SqlBroker) -> None:
 async def test_missing_tables_are_told_in_one_line_that_says_what_to_do(
     engine: AsyncEngine,
 ) -> None:
-    """`faststream run` prints it before its traceback. What it names is in the installed package."""
+    """`faststream run` prints it before its traceback. The installed package has what it names."""
     said, heard = io.StringIO(), logging.getLogger("missing tables")
     heard.addHandler(handler := logging.StreamHandler(said))
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

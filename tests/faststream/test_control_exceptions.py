@@ -83,7 +83,7 @@ def silent(heard: Heard) -> bool:
     return not [r for r in heard.records if r.levelno >= logging.ERROR or r.exc_info]
 
 
-# -- postpone -------------------------------------------------------------------------------------------
+# -- postpone --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", SETTLING)
@@ -174,7 +174,7 @@ async def test_wrong_arguments_are_the_handlers_error(broker: SqlBroker, look: L
     assert "delay cannot be 'later'" in row["last_error"]
 
 
-# -- not ready ------------------------------------------------------------------------------------------
+# -- not ready -------------------------------------------------------------------------------------
 
 
 async def test_not_ready_until_it_is(broker: SqlBroker, look: Look, heard: Heard) -> None:
@@ -215,7 +215,7 @@ async def test_not_ready_gives_up(broker: SqlBroker, look: Look, policy: AckPoli
     assert looks == 2
 
 
-# -- move -----------------------------------------------------------------------------------------------
+# -- move ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", SETTLING)
@@ -350,7 +350,7 @@ async def test_what_is_published_with_the_ack_goes_with_a_move_only(
     await eventually(done)
 
 
-# -- transactional ----------------------------------------------------------------------------------------
+# -- transactional ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ async def _queue(look: Look, queue: str) -> bool:
     return [r["queue"] for r in await look.rows()] == [queue]
 
 
-# -- batches ----------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
@@ -444,7 +444,7 @@ async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard, ho
     assert silent(heard)
 
 
-# -- ACK_FIRST, RetryPossible -----------------------------------------------------------------------------
+# -- ACK_FIRST, RetryPossible ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ async def test_once_gives_its_key_back_to_who_has_done_nothing(
     assert (row["state"], calls) == (("COMPLETED", 3) if said else ("FAILED", 1))
 
 
-# -- leases -----------------------------------------------------------------------------------------------
+# -- leases ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["raised", "called"])
@@ -549,8 +549,8 @@ async def test_a_move_after_a_lost_lease_changes_nothing(
 
 
 LOSE = (
-    "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL, acquired_at = NULL, "
-    "queue = 'elsewhere'"
+    "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL, "
+    "acquired_at = NULL, queue = 'elsewhere'"
 )
 
 
@@ -619,7 +619,7 @@ async def test_an_extension_goes_past_max_lease(
     assert not heard.texts("lease lost")
 
 
-# -- publish_count ----------------------------------------------------------------------------------------
+# -- publish_count ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "state"), [(None, "COMPLETED"), (3, "COMPLETED"), (4, "FAILED")])

@@ -174,9 +174,8 @@ async def test_a_row_that_cannot_be_read_goes_there_with_its_headers(
         values = "'q', x'31', '{\"h\": 1}', 'nonsense'"
         await connection.execute(
             text(
-                f"INSERT INTO message (queue, payload, headers, attempts_count) VALUES ({values})".replace(
-                    ":", r"\:"
-                )
+                "INSERT INTO message (queue, payload, headers, attempts_count) VALUES "
+                + f"({values})".replace(":", r"\:")
             )
         )
     await broker.start()
@@ -288,8 +287,8 @@ async def test_a_dead_letter_after_a_lost_lease_changes_nothing(
         async with engine.begin() as connection:
             await connection.execute(
                 text(
-                    "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL, "
-                    "acquired_at = NULL, queue = 'elsewhere'"
+                    "UPDATE message SET state = 'PENDING', lease_token = NULL, "
+                    "lease_expires_at = NULL, acquired_at = NULL, queue = 'elsewhere'"
                 )
             )
         raise ValueError("boom")

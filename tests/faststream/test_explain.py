@@ -406,7 +406,7 @@ async def test_p3_another_unusable_time_holds_nothing_up(
     assert "its created_at and expires_at is no time" in str(explanation)
 
 
-# -- what has ended -----------------------------------------------------------------------------------
+# -- what has ended --------------------------------------------------------------------------------
 
 
 async def test_archived_says_how_it_ended(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
@@ -446,7 +446,7 @@ async def test_what_was_removed_first_and_never_ended(
     assert codes(await other.admin.explain(message_id)) == ["archived", "unknown_outcome"]
 
 
-# -- what others add ----------------------------------------------------------------------------------
+# -- what others add -------------------------------------------------------------------------------
 
 
 async def test_its_place_in_a_pipeline_is_named(broker: SqlBroker) -> None:

@@ -1,4 +1,4 @@
-"""Messages that go round by forward_to end; DESTINATION keeps to the destinations that it is given."""
+"""Messages that go round by forward_to end; DESTINATION uses only the destinations it is given."""
 
 import json
 import logging
@@ -56,7 +56,7 @@ def headers_of(row: dict[str, Any]) -> Any:
     return row["headers"] if isinstance(row["headers"], dict) else json.loads(row["headers"])
 
 
-# -- hops ---------------------------------------------------------------------------------------------
+# -- hops ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("back", ["forward_to", "DESTINATION"])
@@ -140,7 +140,7 @@ def test_a_pipeline_has_no_more_steps_than_hops() -> None:
     SqlBroker(URL, logger=None).pipeline("long", *steps[1:], forward_to="end")
 
 
-# -- destinations -------------------------------------------------------------------------------------
+# -- destinations ----------------------------------------------------------------------------------
 
 
 async def test_only_the_destinations_that_are_given(
@@ -215,7 +215,7 @@ def test_what_cannot_be_is_refused(options: Any, problem: str) -> None:
         SqlBroker(URL, logger=None).subscriber("a", **options)
 
 
-# -- names that nobody knows ----------------------------------------------------------------------------
+# -- names that nobody knows -----------------------------------------------------------------------
 
 
 async def test_a_name_that_nobody_has_is_told_of_once(

@@ -60,7 +60,7 @@ class Packed:
         return [json.loads(zlib.decompress(body)) for body in msg.body]
 
 
-# -- unknown options of instructions ---------------------------------------------------------------------
+# -- unknown options of instructions ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -133,7 +133,7 @@ async def test_unknown_options_of_a_call(broker: SqlBroker, look: Look) -> None:
     assert row["state"] == "COMPLETED"
 
 
-# -- codecs and ids ---------------------------------------------------------------------------------------
+# -- codecs and ids --------------------------------------------------------------------------------
 
 
 async def test_the_codec_of_a_router_encodes_for_its_publishers(broker: SqlBroker) -> None:
@@ -218,7 +218,7 @@ def _synchronous(engine: AsyncEngine) -> str:
     return {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}[engine.dialect.name]
 
 
-# -- annotations ------------------------------------------------------------------------------------------
+# -- annotations -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ async def test_annotated_connections_and_dependencies_are_allowed(
     assert (row["state"], row["last_error"]) == ("COMPLETED", None)
 
 
-# -- the command line ------------------------------------------------------------------------------------
+# -- the command line ------------------------------------------------------------------------------
 
 
 async def _prepare(url: str) -> None:
@@ -304,7 +304,7 @@ async def test_text_that_is_no_option_is_refused(broker: SqlBroker, option: Any)
         await broker.publish(1, "q", **option)
 
 
-# -- publishers --------------------------------------------------------------------------------------------
+# -- publishers ------------------------------------------------------------------------------------
 
 
 async def test_a_publisher_asks_for_answers(broker: SqlBroker, look: Look) -> None:
@@ -432,7 +432,7 @@ async def test_publishers_of_routes(broker: SqlBroker, look: Look) -> None:
     ]
 
 
-# -- ids as text ------------------------------------------------------------------------------------------
+# -- ids as text -----------------------------------------------------------------------------------
 
 
 @on_one

@@ -1,4 +1,4 @@
-"""A server that stops and starts again: the log tells it once, and its end once, with the counts."""
+"""A server stops and starts again: the log reports it once, and its end once, with the counts."""
 
 import logging
 import os

@@ -250,7 +250,7 @@ async def test_words_that_no_database_can_store_are_mended(broker: SqlBroker) ->
     assert len(paused.reason.encode()) <= 1_000
 
 
-# -- one subscriber -----------------------------------------------------------------------------------
+# -- one subscriber --------------------------------------------------------------------------------
 
 
 async def test_one_subscriber_pauses_and_the_others_go_on(broker: SqlBroker, look: Look) -> None:
@@ -312,7 +312,7 @@ async def test_a_subscriber_may_be_paused_before_it_starts(broker: SqlBroker, lo
     await eventually(lambda: handled == [1])
 
 
-# -- it never hurts -----------------------------------------------------------------------------------
+# -- it never hurts --------------------------------------------------------------------------------
 
 
 async def _break(engine: AsyncEngine) -> None:
@@ -389,7 +389,7 @@ async def test_a_pause_that_is_told_while_a_sign_of_life_is_under_way_holds(
     assert not handled
 
 
-# -- pop and reserve ------------------------------------------------------------------------------------
+# -- pop and reserve -------------------------------------------------------------------------------
 
 
 async def test_pop_and_reserve_take_nothing_from_a_paused_queue(

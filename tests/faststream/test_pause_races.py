@@ -43,7 +43,7 @@ async def member(broker: SqlBroker) -> Registration:
 
 
 def answer_first_last(monkeypatch: pytest.MonkeyPatch, fleet: Any, name: str) -> None:
-    """Hold the first answer of `name` back until the second was given, if the second is under way."""
+    """Hold back the first answer of `name` until the second was given, if one is under way."""
     change: Callable[..., Any] = getattr(fleet, name)
     second, calls = asyncio.Event(), 0
 

@@ -76,7 +76,7 @@ async def test_a_middleware_may_join_before_the_handler(
 
 
 async def test_a_task_of_one_message_does_not_join_the_next(broker: SqlBroker, look: Look) -> None:
-    """One worker: its context is the same for all messages, and so it is for the tasks they leave."""
+    """One worker: all messages, and the tasks that they leave, share its context."""
     second, tasks = asyncio.Event(), list[asyncio.Task[None]]()
     refusals: list[str] = []
 

@@ -142,7 +142,7 @@ async def publish_all(broker: SqlBroker, engine: AsyncEngine) -> None:
         assert len(await broker.publish_batch("a", "b", queue="q", connection=connection)) == 2
 
 
-# -- the start ----------------------------------------------------------------------------------------
+# -- the start -------------------------------------------------------------------------------------
 
 
 @servers_only
@@ -322,7 +322,7 @@ async def test_through_pgbouncer(engine: AsyncEngine) -> None:
         await broker.stop()
 
 
-# -- later --------------------------------------------------------------------------------------------
+# -- later -----------------------------------------------------------------------------------------
 
 
 async def test_ping_is_false_while_a_table_is_missing(
@@ -535,7 +535,7 @@ async def test_an_answer_that_may_not_be_written_stops_nobody_else(
     assert (states.count("COMPLETED"), states.count("FAILED")) == (20, 1)
 
 
-# -- what nobody has declared --------------------------------------------------------------------------
+# -- what nobody has declared ----------------------------------------------------------------------
 
 
 @servers_only
@@ -607,7 +607,7 @@ async def test_what_is_refused_once_and_not_declared_is_forgotten(
     assert not await its_broker.ping(5.0)
 
 
-# -- answers ------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 @servers_only
@@ -678,8 +678,8 @@ async def test_one_answer_that_may_not_be_published_spares_the_others(
 
     await start_with_what_it_asks_for(its_broker, user)
     user.execute(
-        "GRANT INSERT (queue, payload, headers, priority, key, created_at, next_attempt_at, expires_at, id) "
-        "ON message TO {who}",
+        "GRANT INSERT (queue, payload, headers, priority, key, created_at, next_attempt_at, "
+        "expires_at, id) ON message TO {who}",
         "GRANT USAGE ON SEQUENCE message_id_seq TO {who}",
     )
     await broker.publish_batch("a", "odd", "b", queue="q", reply_to="answers")

@@ -624,7 +624,7 @@ async def test_a_schedule_that_was_taken_unheard_is_free_at_once(
 async def test_an_unanswered_commit_neither_loses_nor_doubles(
     broker: SqlBroker, look: Look, database_url: str, nth: int
 ) -> None:
-    """Z9: the answer to the COMMIT that takes the schedule, or to the one that publishes, is lost."""
+    """Z9: the answer to the COMMIT that claims the schedule, or that publishes, is lost."""
     made = asyncio.Event()
     async with proxied(database_url) as (proxy, url):
         engine = create_async_engine(url)

@@ -1,4 +1,4 @@
-"""Promise 5: the handler's own SQL, its answers and its ack are committed together or not at all."""
+"""Promise 5: a handler's own SQL, its answers and its ack are committed together or not at all."""
 
 import asyncio
 from typing import Annotated, Any

@@ -41,7 +41,7 @@ async def order_of(
 async def test_one_message_at_a_time_follows_the_weights(
     broker: SqlBroker, look: Look, ordered: bool
 ) -> None:
-    """Z2: one worker, claims of one message; the high queue is never empty before the low one is."""
+    """Z2: one worker claims one message at a time; the low queue is empty before the high one."""
     order = await order_of(
         broker,
         look,

@@ -30,7 +30,7 @@ class Order(BaseModel):
     number: int
 
 
-# -- by the class of the error --------------------------------------------------------------------------
+# -- by the class of the error ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": True}, {"transactional": True}], ids=str)
@@ -119,7 +119,7 @@ async def test_a_reservation_is_asked_about(broker: SqlBroker, look: Look) -> No
     assert (row["state"], row["reason"]) == ("FAILED", "not_retried")
 
 
-# -- bodies that cannot be taken ------------------------------------------------------------------------
+# -- bodies that cannot be taken -------------------------------------------------------------------
 
 OPTIONS: list[dict[str, Any]] = [
     {},

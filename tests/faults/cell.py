@@ -132,7 +132,8 @@ class Cell:
         if self.store.dialect_name == "sqlite":
             when = bad.format("NEW.").replace("queue", "NEW.queue", 1)
             await self.execute(
-                f"CREATE TRIGGER refuse BEFORE INSERT ON message WHEN {when} BEGIN SELECT RAISE(ABORT, 'no'); END"
+                f"CREATE TRIGGER refuse BEFORE INSERT ON message WHEN {when} "
+                "BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
             return
         await self.execute(
@@ -259,7 +260,7 @@ class Cell:
             return {int(bytes(payload)) for payload in left.scalars()}
 
     async def goes_on(self, while_what: str, queue: str, count: int = 5) -> None:
-        """Messages that are published to `queue` now end soon; else it is noted, with `while_what`."""
+        """Messages published to `queue` now end soon; else it is noted, with `while_what`."""
         numbers = set(await self.publish_to(queue, count))
         try:
             await eventually(lambda: self._gone(numbers), timeout=WORKING, step=0.05)

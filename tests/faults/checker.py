@@ -50,8 +50,8 @@ def no_start_without_a_reason(h: History) -> list[str]:
             excused = before.lost or before.unknown or before.pid in h.killed
             if not (charged or excused or before.ended in HAVE_FAILED):
                 found.append(
-                    f"message {number} was started as delivery {after.deliveries} by {after.pid}, though delivery "
-                    f"{before.deliveries} by {before.pid} ended with {before.ended}"
+                    f"message {number} was started as delivery {after.deliveries} by {after.pid}, "
+                    f"though delivery {before.deliveries} by {before.pid} ended with {before.ended}"
                 )
     return found
 
@@ -101,7 +101,7 @@ def _was_healthy(said: Sequence[tuple[float, bool]], start: float, end: float) -
 
 
 def stale_workers_change_nothing(h: History) -> list[str]:
-    """3: no delivery is given twice, and what the archive says is what its last delivery ended in."""
+    """3: no delivery is given twice, and the archive says what the last delivery ended in."""
     found = []
     given = Counter((d.number, d.deliveries) for d in h.deliveries)
     found += [
@@ -131,9 +131,10 @@ def stale_workers_change_nothing(h: History) -> list[str]:
 
 
 def live_holders_keep_their_leases(h: History) -> list[str]:
-    """3, its other side: nobody loses a lease who was not kept from renewing it."""
+    """3, its other side: a worker that can renew its lease does not lose it."""
     return [
-        f"delivery {d.deliveries} of message {d.number} lost its lease in {d.pid}, which nothing had disturbed"
+        f"delivery {d.deliveries} of message {d.number} lost its lease in {d.pid}, "
+        "which nothing had disturbed"
         for d in h.deliveries
         if d.lost and d.pid not in h.disturbed
     ]
@@ -164,7 +165,8 @@ def cut_off_starts_are_listed(h: History) -> list[str]:
         ended = [d for d in starts[number] if d.ended is not None]
         if not ended and number not in h.listed:
             found.append(
-                f"message {number} of ACK_FIRST was cut off ({starts[number]}), and is not listed: {row}"
+                f"message {number} of ACK_FIRST was cut off ({starts[number]}), "
+                f"and is not listed: {row}"
             )
         if ended and number in h.listed and ended[0].pid not in h.killed:
             found.append(f"message {number} of ACK_FIRST is listed, but its handler has ended")
@@ -253,13 +255,14 @@ def answers_follow_acks(h: History) -> list[str]:
             found.append(f"message {number} was answered, but is not COMPLETED")
         elif sizes[number] != ([] if wanted[number] is None else [wanted[number]]):
             found.append(
-                f"message {number} is COMPLETED with answers of {sizes[number]} bytes, not {wanted[number]}"
+                f"message {number} is COMPLETED with answers of {sizes[number]} bytes, "
+                f"not {wanted[number]}"
             )
     return found
 
 
 def batches_are_answered_whole(h: History) -> list[str]:
-    """6: the answer of a batch is there once, with the acks of all of its messages, or not at all."""
+    """6: the answer of a batch is there once, with the acks of all its messages, or not at all."""
     wanted = {
         number for number, d in _completed(h).items() if d.queue == BATCH and d.answer is not None
     }

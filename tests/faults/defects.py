@@ -84,7 +84,7 @@ def blind_repeat(store: Any) -> None:
 
 
 def forgotten_outcomes(_store: Any) -> None:
-    """A flush that failed is taken for written: its rows are forgotten, and their leases run out."""
+    """A failed flush is taken for written: its rows are forgotten, and their leases run out."""
     original = Flusher.flush_one
 
     async def flush_one(flusher: Flusher) -> bool:
@@ -106,7 +106,8 @@ def claims_without_locks(store: Any) -> None:
     columns = ", ".join("headers::text" if c == "headers" else c for c in CLAIMED_COLUMNS)
     look = text(
         f"SELECT {columns}, pg_sleep(0) FROM message WHERE queue = :queue AND priority = :priority "
-        "AND state IN ('PENDING', 'RETRYABLE') AND next_attempt_at <= now() ORDER BY id LIMIT :limit"
+        "AND state IN ('PENDING', 'RETRYABLE') AND next_attempt_at <= now() "
+        "ORDER BY id LIMIT :limit"
     )
     take = text(
         "UPDATE message SET state = 'PROCESSING', acquired_at = now(), lease_token = :token, "
@@ -180,7 +181,7 @@ def commit_before_effects(store: Any) -> None:
 
 
 def answers_on_one_row(_store: Any) -> None:
-    """The answers of a batch go with its first message only; the others are settled by themselves."""
+    """Answers of a batch go with its first message only; the others are settled by themselves."""
     original = Settlements.__call__
 
     def call(settlements: Settlements, rows: Any) -> Any:

@@ -44,7 +44,7 @@ class Manners:
 
 
 class Handlers:
-    """The handlers of all queues but those of transactions that come to harm (`transactions.py`)."""
+    """The handlers of all queues but those whose transactions are harmed (`transactions.py`)."""
 
     def __init__(self, broker: SqlBroker, recorder: Recorder, seed: int, manners: Manners) -> None:
         """`broker` sends what joins an ack."""

@@ -62,7 +62,8 @@ class Reports(logging.Handler):
             re.search(r"messages \[([\d, ]+)\]", said),
         )
         if lost and not delivery and not several:
-            return  # an old outcome of a delivery whose loss has been told: it may have come back meanwhile
+            # An old outcome of a delivery whose loss was reported; the message may have come back.
+            return
         extra = {"deliveries": int(delivery[1])} if delivery else {}
         for message_id in several[1].split(",") if several else [getattr(record, "message_id", "")]:
             if message_id:

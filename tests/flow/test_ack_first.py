@@ -159,7 +159,7 @@ async def test_an_end_that_cannot_be_written_is_written_later(rig: Rig) -> None:
 async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(
     rig: Rig, how: str
 ) -> None:
-    """The handler ends during the stop, while the outcome of an expired message cannot be written."""
+    """The handler ends during the stop, while an expired message's outcome cannot be written."""
     running, go, expired = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:

@@ -106,7 +106,7 @@ async def test_the_graceful_timeout_cancels_and_gives_back(rig: Rig) -> None:
 
 
 async def test_a_handler_that_cannot_be_cancelled_keeps_its_lease(rig: Rig) -> None:
-    """Its outcome is not written after the stop has given up on it; the lease runs out by itself."""
+    """Its outcome is not written once the stop has given up on it; the lease runs out."""
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:

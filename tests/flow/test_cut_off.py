@@ -1,4 +1,4 @@
-"""Workers that are cancelled at the end of `graceful_timeout`, right before or after their handler."""
+"""Workers cancelled at the end of `graceful_timeout`, right before or after their handler."""
 
 import asyncio
 from typing import Any

@@ -356,7 +356,7 @@ async def test_a_listener_whose_server_is_silent_gives_up(far: tuple[Proxy, Stor
 
 
 async def test_cancelled_publishes_leave_no_trace_in_the_pool(rig: Rig) -> None:
-    """At any moment: what was answered is there, nothing is committed later, no connection is kept."""
+    """At any moment: confirmed rows exist, nothing is committed later, no connection is kept."""
     random, answered = Random(1), []
     for n in range(60):
         task = asyncio.create_task(rig.store.insert([NewMessage("q", f"{n}".encode())]))

@@ -114,9 +114,10 @@ async def test_who_may_idle_for_longer_is_left_alone_for_as_long(store: Store, r
 
 
 async def test_transactions_of_the_broker_are_marked(store: Store) -> None:
-    """Each may be silent for as long as it may idle; a handler that asks for more may for longer."""
+    """A session may be silent for as long as it may idle; a handler may ask for longer."""
     marks = text(
-        "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() ORDER BY 1"
+        "SELECT objid::bigint FROM pg_locks "
+        "WHERE locktype = 'advisory' AND pid = pg_backend_pid() ORDER BY 1"
     )
     [message_id] = await store.insert([NewMessage("q", b"x")])
     token = uuid4()

@@ -119,7 +119,8 @@ async def test_p3_an_unusable_due_time_is_delivered_at_once(
             f"VALUES ('q', x'31', 'k{n}', {value})"
         )
     await rig.execute(
-        "INSERT INTO message (queue, payload, next_attempt_at) VALUES ('q', x'31', 253402300799999999)"
+        "INSERT INTO message (queue, payload, next_attempt_at) "
+        "VALUES ('q', x'31', 253402300799999999)"
     )
 
     async def handle(rows: Any) -> None:
@@ -141,7 +142,8 @@ async def test_p3_an_unusable_due_time_is_delivered_at_once(
 @sqlite
 async def test_p3_a_row_that_is_not_due_hides_none_that_is_unusable(rig: Rig) -> None:
     await rig.execute(
-        "INSERT INTO message (queue, payload, next_attempt_at) VALUES ('q', x'31', 4102444800000000)"
+        "INSERT INTO message (queue, payload, next_attempt_at) "
+        "VALUES ('q', x'31', 4102444800000000)"
     )
     assert [pair.unusable for pair in await rig.store.ready_pairs(["q"])] == [False]
     await rig.execute(

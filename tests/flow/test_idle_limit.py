@@ -24,7 +24,10 @@ from tests.proxy import Proxy, proxied
 LIMIT = 2.0
 """Seconds; of the store that vanishes."""
 READ = {
-    "postgresql": "SELECT extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval)",
+    "postgresql": (
+        "SELECT extract(epoch FROM "
+        "current_setting('idle_in_transaction_session_timeout')::interval)"
+    ),
     "mariadb": "SELECT @@SESSION.idle_transaction_timeout",
     "mysql": "SELECT @@SESSION.wait_timeout",
 }

@@ -90,8 +90,8 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
     count_as_quick(consumer)
     await eventually(lambda: consumer.inflight.claimed_count == 3)
     await rig.execute(
-        "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL, acquired_at = NULL, "
-        "queue = 'elsewhere'"
+        "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL, "
+        "acquired_at = NULL, queue = 'elsewhere'"
     )
     await eventually(lambda: consumer.inflight.lease_lost_count == 3)
     go_on.set()

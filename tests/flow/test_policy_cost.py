@@ -81,7 +81,10 @@ def one_key(kind: str, count: int, each: str) -> str:
         "postgresql": ("statement_timestamp() - interval '1 hour'", "key"),
     }.get(kind, ("UTC_TIMESTAMP(6) - INTERVAL 1 HOUR", "`key`"))
     numbers = {
-        "sqlite": f"(WITH RECURSIVE s(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s WHERE n < {count - 1}) SELECT n FROM s)",
+        "sqlite": (
+            "(WITH RECURSIVE s(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s "
+            f"WHERE n < {count - 1}) SELECT n FROM s)"
+        ),
         "postgresql": f"(SELECT n FROM generate_series(0, {count - 1}) AS x(n))",
     }.get(kind, mysql_numbers(count))
     columns = f"queue, payload, {key}, created_at, next_attempt_at"
@@ -116,7 +119,10 @@ async def test_a_burst_of_one_key_settles_in_sets(rig: Rig, database: str) -> No
     seen, began = counted(rig.store.engine), monotonic()
     scans = ceil(count / SCAN)
     found, claims = await claimed(rig.store, scans + 5)
-    told = f"{count} messages of a key: {sum(seen.values())} statements, {claims} claims, {monotonic() - began:.1f} s"
+    told = (
+        f"{count} messages of a key: {sum(seen.values())} statements, {claims} claims, "
+        f"{monotonic() - began:.1f} s"
+    )
     logging.getLogger(__name__).info(told)
     assert found == [("a", last)]
     assert sum(seen.values()) <= EACH * (scans + 5), told
@@ -140,7 +146,10 @@ async def test_bursts_of_many_keys_take_no_statement_for_each(rig: Rig, database
     seen, began = counted(rig.store.engine), monotonic()
     most = ceil(count / SCAN) + ceil(keys / LIMIT) + 5
     found, claims = await claimed(rig.store, most)
-    told = f"{keys} keys of 10: {sum(seen.values())} statements, {claims} claims, {monotonic() - began:.1f} s"
+    told = (
+        f"{keys} keys of 10: {sum(seen.values())} statements, {claims} claims, "
+        f"{monotonic() - began:.1f} s"
+    )
     logging.getLogger(__name__).info(told)
     assert len(found) == len({key for key, _ in found}) == keys
     assert sum(seen.values()) <= EACH * most, told

@@ -1,4 +1,4 @@
-"""Policies where they meet: backlogs, suspects, expiry, few workers, odd keys; on every database."""
+"""Policies with backlogs, suspects, expiry, few workers and unusual keys, on every database."""
 
 import asyncio
 from collections.abc import Sequence
@@ -190,7 +190,7 @@ async def test_who_waits_for_a_slot_is_no_free_worker(rig: Rig) -> None:
 
 
 async def test_the_first_of_a_key_gets_the_next_slot_again(rig: Rig) -> None:
-    """Z10 and P7: with ordered=True a retry does not wait for slots of messages that wait for it."""
+    """Z10, P7: with ordered=True a retry does not wait for slots of messages that wait for it."""
     ids = await rig.put(8, key="a")
     process = Process(rig, [Throttle(4, per="1h", key=True)], ordered=True)
     [first] = (await process.claim()).rows
@@ -356,8 +356,8 @@ async def test_a_burst_does_not_wait_for_long_for_what_somebody_may_cancel(rig: 
     assert [row.id for row in (await process.claim()).rows] == [first]
     [second] = await backlog(rig, 1, 30, key="a")
     await rig.execute(
-        "UPDATE message SET state = 'RETRYABLE', acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL, "
-        f"next_attempt_at = {rig.past(-3600)} WHERE id = {first}"
+        "UPDATE message SET state = 'RETRYABLE', acquired_at = NULL, lease_token = NULL, "
+        f"lease_expires_at = NULL, next_attempt_at = {rig.past(-3600)} WHERE id = {first}"
     )
     assert (await Process(rig, [Debounce("1s")]).claim()).rows == []
     due = {row["id"]: row["next_attempt_at"] for row in await rig.rows()}

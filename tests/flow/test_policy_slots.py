@@ -22,7 +22,7 @@ async def claim(rig: Rig, throttle: Throttle) -> Claim:
 
 
 async def test_a_lost_lease_has_spent_its_slot(rig: Rig) -> None:
-    """Z10: what a killed process has started needs another slot, also within max_lag of the first."""
+    """Z10: a message that a killed process started needs another slot, also within max_lag."""
     throttle = Throttle(1, key=True, **HOURLY)
     await rig.put(1, key="a")
     assert len((await claim(rig, throttle)).rows) == 1

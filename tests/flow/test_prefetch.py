@@ -1,4 +1,4 @@
-"""Rows that wait for a worker: how long they may, and that nobody starts what is not held any more."""
+"""Rows that wait for a worker: how long they may wait, and that a lost row never starts."""
 
 import asyncio
 import time

@@ -49,7 +49,7 @@ class Server:
                 connection.commit()
 
     async def turned(self) -> None:
-        """It turned read-only and back: the pool holds nothing but connections opened in between."""
+        """It turned read-only and back: the pool holds only connections opened in between."""
         await self._engine.dispose()
         self.read_only = True
         connections = [await self._engine.connect() for _ in range(POOL)]

@@ -21,7 +21,7 @@ MINUTES = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 async def test_a_wake_up_is_answered_by_a_claim(rig: Rig) -> None:
-    """One round trip less until the handler starts: nobody looks for the pairs of a queue before."""
+    """No scan for the pairs of a queue comes first: one round trip less before the handler."""
     consumer = rig.consumer(**SLEEPY)
     await consumer.start()
     await eventually(lambda: consumer._fetcher.ready.age < 30)

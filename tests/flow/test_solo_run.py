@@ -68,8 +68,8 @@ async def test_a_suspect_that_is_given_back_is_not_taken_for_its_older_outcome(r
         await eventually(lambda: consumer.inflight.queued)
         # Its lease has run out twice, here and in another process.
         await rig.execute(
-            "UPDATE message SET state = 'PENDING', deliveries_count = 2, acquired_at = NULL, lease_token = NULL, "
-            "lease_expires_at = NULL"
+            "UPDATE message SET state = 'PENDING', deliveries_count = 2, acquired_at = NULL, "
+            "lease_token = NULL, lease_expires_at = NULL"
         )
         await eventually(lambda: consumer._fetcher._solo_runs._known)
         out_of_reach = False

@@ -72,7 +72,7 @@ async def test_a_rollback_wakes_for_nothing(sleeper: Rig) -> None:
 
 
 async def test_a_transaction_is_watched_once_however_often_it_publishes(sleeper: Rig) -> None:
-    """Each watched entry is looked at every 10 ms: one a publish made 20 000 publishes quadratic."""
+    """Each entry is checked every 10 ms: one for each publish would make 20 000 quadratic."""
     publish, hints = sleeper.publisher.publish, list[str]()
     for queue in ("a", "b"):
         sleeper.wakeups.register([queue], lambda _, queue=queue: hints.append(queue), listen=False)
@@ -129,7 +129,7 @@ async def test_synchronous_publishes_are_not_watched(rig: Rig) -> None:
 
 
 async def test_the_second_hint_comes_a_moment_later(sleeper: Rig) -> None:
-    """The transaction turns inactive before its COMMIT is done: the first hint may come too early."""
+    """A transaction turns inactive before its COMMIT is done: the first hint may be too early."""
     hints: list[float] = []
     sleeper.wakeups.register(["q"], lambda _: hints.append(time.monotonic()), listen=False)
     async with sleeper.store.engine.begin() as connection:

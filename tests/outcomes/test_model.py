@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
                 error = None if task.cancelled() else task.exception()
                 assert error is None or isinstance(error, StoreError), repr(error)
 
-    # -- claims and workers -------------------------------------------------------------------------
+    # -- claims and workers ------------------------------------------------------------------------
 
     def claim(self, data: st.DataObject) -> None:
         """Publish some; claim what is free, also what was ours and has come back."""
@@ -296,7 +296,7 @@ class Machine(RuleBasedStateMachine):
         """As at a stop, or a pause."""
         self.inflight.give_back_waiting()
 
-    # -- the loops ----------------------------------------------------------------------------------
+    # -- the loops ---------------------------------------------------------------------------------
 
     def flush(self, _data: st.DataObject | None = None) -> None:
         """The flush loop's turn."""
@@ -332,7 +332,7 @@ class Machine(RuleBasedStateMachine):
             [row for row in held if tokens.get(row.id) != row.lease_token], "renew", ""
         )
 
-    # -- others -------------------------------------------------------------------------------------
+    # -- others ------------------------------------------------------------------------------------
 
     def expire(self, data: st.DataObject) -> None:
         """A lease runs out and is given back; nothing here knows."""
@@ -361,7 +361,7 @@ class Machine(RuleBasedStateMachine):
         self.database.refused_rows ^= {number}
         self.refused_rows.add(number)
 
-    # -- what holds -----------------------------------------------------------------------------------
+    # -- what holds --------------------------------------------------------------------------------
 
     @invariant()
     def no_outcome_is_in_two_places(self) -> None:

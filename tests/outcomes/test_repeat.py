@@ -254,7 +254,7 @@ async def test_what_is_refused_in_a_batch_that_was_set_apart_is_refused_by_itsel
 
 
 async def test_a_lesser_version_is_written_whole_too() -> None:
-    """A row of the unit is locked when its answers are given up: none is nacked before the others."""
+    """A row of the unit is locked when its answers are given up: all are nacked together."""
     bench = Bench()
     rows = bench.claim(3)
     bench.ack(rows, b"bad")
@@ -306,11 +306,9 @@ def _late_lock(bench: Bench, row: int) -> Any:
     return settle_whole
 
 
-async def test_what_was_written_beside_rows_that_a_failure_left_locked_is_no_success_of_theirs() -> (
-    None
-):
-    """A server may not have given up a try that its client has: with traffic beside it, it would
-    fail for ever."""
+async def test_a_write_of_other_rows_is_no_success_of_rows_that_a_failure_left_locked() -> None:
+    """A server may still hold a try that its client has given up: if other traffic counted as
+    success, it would fail for ever."""
     bench = Bench()
     rows = bench.claim(2)
     bench.ack(rows[:1], b"held")

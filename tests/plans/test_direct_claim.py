@@ -41,7 +41,7 @@ async def one_connection(
 
 
 async def read_by_scans(engine: AsyncEngine) -> int:
-    """Rows of the message table that sequential scans have read; a session tells all when it ends."""
+    """Rows of the message table read by sequential scans; a session reports them when it ends."""
     await engine.dispose()
     looking = create_async_engine(engine.url, poolclass=NullPool)
     asked = "SELECT n_tup_ins, seq_tup_read FROM pg_stat_user_tables WHERE relname = 'message'"

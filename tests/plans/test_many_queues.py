@@ -33,7 +33,10 @@ is due."""
 
 def numbers(count: int) -> str:
     """Rows with a number `n` from 0."""
-    return f"(WITH RECURSIVE s(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s WHERE n < {count - 1}) SELECT n FROM s) s"
+    return (
+        "(WITH RECURSIVE s(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s "
+        f"WHERE n < {count - 1}) SELECT n FROM s) s"
+    )
 
 
 @pytest.fixture
@@ -119,7 +122,8 @@ def test_expired_leases_of_many_queues_are_found_among_them(queues: Connection) 
         assert dialect.release_stuck(queues, NAMES, 1_000) == 0
     queues.execute(
         text(
-            "UPDATE message SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE lease_token = :t"
+            "UPDATE message SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND "
+            "WHERE lease_token = :t"
         ),
         {"t": token.hex},
     )

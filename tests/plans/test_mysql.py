@@ -1,4 +1,4 @@
-"""Rows that MariaDB and MySQL read for each hot statement: as many as it needs, whatever the crowd."""
+"""Rows that MariaDB and MySQL read for each hot statement: only those it needs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,7 +113,8 @@ def test_release_reads_expired_leases_only(dialect: MysqlDialect, connection: Co
         assert (dialect.lease_ends_in(connection, ["q", "other7"]) or 0) > 0
     connection.execute(
         text(
-            "UPDATE message SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE lease_token = :t"
+            "UPDATE message SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND "
+            "WHERE lease_token = :t"
         ),
         {"t": rows[0].lease_token.hex},
     )

@@ -50,7 +50,8 @@ def put(connection: Connection, count: int, due: str) -> None:
     values = f"'q', 'x', n % 3, 'k' || n % 100, {due}"
     connection.execute(
         text(
-            f"INSERT INTO message ({columns}) SELECT {values} FROM generate_series(1, {count}) AS s(n)"
+            f"INSERT INTO message ({columns}) SELECT {values} "
+            f"FROM generate_series(1, {count}) AS s(n)"
         )
     )
 

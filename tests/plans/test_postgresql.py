@@ -118,8 +118,11 @@ def test_claim_when_nothing_is_due(crowded: Engine) -> None:
 
 
 def test_a_claim_that_begins_late_does_not_read_what_a_held_snapshot_keeps(crowded: Engine) -> None:
-    """Nobody can remove 5 000 dead rows that another session might still want to see."""
-    insert = "INSERT INTO message (queue, payload, next_attempt_at) SELECT 's', 'x', now() - {} FROM generate_series(1, {})"
+    """VACUUM cannot remove 5 000 dead rows that another session might still want to see."""
+    insert = (
+        "INSERT INTO message (queue, payload, next_attempt_at) "
+        "SELECT 's', 'x', now() - {} FROM generate_series(1, {})"
+    )
     with crowded.connect() as holder, crowded.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
         connection.execute(text(insert.format("interval '1 minute'", 5000)))
@@ -154,8 +157,9 @@ def leased(crowded: Engine) -> Iterator[tuple[Connection, dict[str, list[Any]]]]
         for message_id, token in zip(ids, token_of, strict=True):
             connection.execute(
                 text(
-                    "UPDATE message SET state = 'PROCESSING', lease_token = :t, acquired_at = now(), "
-                    "lease_expires_at = now() - interval '1 second' WHERE id = :i"
+                    "UPDATE message SET state = 'PROCESSING', lease_token = :t, "
+                    "acquired_at = now(), lease_expires_at = now() - interval '1 second' "
+                    "WHERE id = :i"
                 ),
                 {"t": token, "i": message_id},
             )
@@ -213,14 +217,18 @@ SIZE = 100
 @pytest.fixture
 def one_key(crowded: Engine) -> Engine:
     """Many due messages of one key, the first of them leased, and a hundred other keys behind."""
-    insert = "INSERT INTO message (queue, payload, key) SELECT 'o', 'x', {} FROM generate_series(1, {}) AS s(n)"
+    insert = (
+        "INSERT INTO message (queue, payload, key) "
+        "SELECT 'o', 'x', {} FROM generate_series(1, {}) AS s(n)"
+    )
     with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text(insert.format("'m'", BLOCKED)))
         connection.execute(text(insert.format("'z' || s.n % 100", 1000)))
         connection.execute(
             text(
                 "UPDATE message SET state = 'PROCESSING', lease_token = gen_random_uuid(), "
-                "lease_expires_at = now() + interval '1 hour' WHERE id = (SELECT min(id) FROM message WHERE queue = 'o')"
+                "lease_expires_at = now() + interval '1 hour' "
+                "WHERE id = (SELECT min(id) FROM message WHERE queue = 'o')"
             )
         )
         connection.execute(text("VACUUM ANALYZE message"))

@@ -163,7 +163,7 @@ class DebounceMachine(Machine):
                 self.of[message.key].settled_at = self.now
 
     def teardown(self) -> None:
-        """Everything that was published is delivered or superseded in the end, and nothing twice."""
+        """In the end every published message is delivered or superseded, and none twice."""
         if self.checking or not hasattr(self, "policy"):
             return
         for _ in range(60):
@@ -177,5 +177,5 @@ class DebounceMachine(Machine):
 
 
 def test_each_burst_delivers_its_one_message(database: str, database_url: str) -> None:
-    """With deliveries that fail, wait, crash and come back meanwhile, and commits that were late."""
+    """While deliveries fail, wait, crash and come back, and commits are late."""
     check_model(DebounceMachine, database_url, examples=EXAMPLES[database])

@@ -30,7 +30,7 @@ nothing: st.SearchStrategy[list[Policy]] = st.just([])
 
 
 class QueueMachine(Machine):
-    """Everything but what depends on when somebody has looked; so each claim has one right answer."""
+    """All that does not depend on when scans ran; so each claim has one right answer."""
 
     policies: ClassVar = st.builds(
         lambda first, rest: [*first, *rest],

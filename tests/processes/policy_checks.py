@@ -272,7 +272,8 @@ def rested(left: Left, seconds: float) -> list[str]:
     for pid in {s.pid for s in left.starts}:
         own = sorted((s for s in left.starts if s.pid == pid), key=lambda s: s.monotonic)
         wrong += [
-            f"{then.id} was started {then.monotonic - failed.monotonic} s after the failure of {failed.id}"
+            f"{then.id} was started {then.monotonic - failed.monotonic} s "
+            f"after the failure of {failed.id}"
             for failed, then in pairwise(own)
             if failed.attempt == 0 and then.monotonic - failed.monotonic < seconds
         ]

@@ -167,7 +167,7 @@ async def _is_settled(fleet: Fleet) -> bool:
 
 
 async def test_a_synchronous_handler_that_cannot_be_cancelled_keeps_its_lease(fleet: Fleet) -> None:
-    """Its thread may still be at work: the row comes back when the lease has run out, not before."""
+    """Its thread may still be at work: the row comes back when the lease expires, not before."""
     await fleet.publish(1)
     worker = fleet.start("block", graceful_timeout=0.2)
     await eventually(lambda: len(fleet.total()) == 1, timeout=30)

@@ -1,4 +1,4 @@
-"""broker.lock among real processes: exclusive, taken over from the dead, by the database's clock."""
+"""broker.lock among real processes: exclusive, taken over from the dead by the database's clock."""
 
 import asyncio
 from collections.abc import Iterator

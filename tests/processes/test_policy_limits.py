@@ -82,7 +82,10 @@ async def test_a_throttle_is_exact_and_used(fleet: Fleet, database: str) -> None
     assert len({start.pid for start in left.starts}) > 1, "the work was not shared"
     reached = (len(slots) - 1) / (max(slots) - min(slots)) * SECOND / RATE
     lags = sorted(start.at - start.slot for start in left.starts if start.slot is not None)
-    told = f"{reached:.3f} of the rate; lag {median(lags)} µs, {lags[-len(lags) // 100]} for 1 %, most {lags[-1]}; {seen}"
+    told = (
+        f"{reached:.3f} of the rate; lag {median(lags)} µs, {lags[-len(lags) // 100]} for 1 %, "
+        f"most {lags[-1]}; {seen}"
+    )
     logging.getLogger(__name__).info(told)
     # With a busy loop on each core and other tests (load 14) it was 0.28.
     assert reached >= (0.2 if seen.busy else 0.95), told

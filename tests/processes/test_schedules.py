@@ -1,4 +1,4 @@
-"""Schedules among real processes: each fire time once, under kill -9, with clocks that are wrong."""
+"""Schedules among real processes: each fire time once, under kill -9 and with wrong clocks."""
 
 import random
 from collections.abc import AsyncIterator

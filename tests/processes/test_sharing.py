@@ -59,7 +59,7 @@ async def test_an_urgent_message_starts_within_two_handler_times(fleet: Fleet) -
 
 
 async def test_what_a_dead_or_stopped_process_had_not_started_is_handled_soon(fleet: Fleet) -> None:
-    """A process that goes on later starts none of what others have got; presence decides nothing."""
+    """A process that resumes starts nothing that others have; its heartbeat decides nothing."""
     await fleet.publish(600)
     stopped = await _stalled(fleet, at=200)
     stopped.send_signal(signal.SIGSTOP)

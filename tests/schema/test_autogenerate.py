@@ -21,11 +21,16 @@ MODELS = """
 from sqlalchemy import Column, Integer, MetaData, String, Table
 from faststream_sqlbroker import SqlBrokerSchemaConfig, include_tables
 
-metadata = MetaData(naming_convention={{"ck": "ck_%(table_name)s_%(constraint_name)s", "pk": "pk_%(table_name)s"}})
+metadata = MetaData(
+    naming_convention={{"ck": "ck_%(table_name)s_%(constraint_name)s", "pk": "pk_%(table_name)s"}}
+)
 Table("orders", metadata, Column("id", Integer, primary_key=True), Column("state", String(20)))
 include_tables(metadata, SqlBrokerSchemaConfig({names}), dialect_name={dialect!r})
-include_tables(metadata, SqlBrokerSchemaConfig(message_table_name="outbox", message_archive_table_name=None),
-               dialect_name={dialect!r})
+include_tables(
+    metadata,
+    SqlBrokerSchemaConfig(message_table_name="outbox", message_archive_table_name=None),
+    dialect_name={dialect!r},
+)
 """
 STEPS = """
 import sys

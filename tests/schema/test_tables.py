@@ -161,8 +161,8 @@ async def test_the_users_own_columns_are_left_alone(engine: AsyncEngine) -> None
 
 
 OLD = (
-    "CREATE TABLE message (id INTEGER PRIMARY KEY, queue VARCHAR(255), payload VARCHAR(9), state VARCHAR(9), "
-    "deliveries_count INTEGER)"
+    "CREATE TABLE message (id INTEGER PRIMARY KEY, queue VARCHAR(255), payload VARCHAR(9), "
+    "state VARCHAR(9), deliveries_count INTEGER)"
 )
 
 

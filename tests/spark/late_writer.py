@@ -25,7 +25,7 @@ tenth."""
 
 
 def work(engine: Engine, table: Table, thread: int, ended: threading.Event) -> None:
-    """Transactions of this thread; its ids fall, as if each message was older than the one before."""
+    """Transactions of this thread; its ids fall, as if each message was older than the last."""
     dice, number = random.Random(thread), 1_000_000 * (thread + 1)
     longest = LONGEST / (10 if engine.dialect.name == "sqlite" else 1)
     while not ended.is_set():

@@ -27,23 +27,32 @@ from tests.spark.frames import plain_frame
 pytestmark = pytest.mark.capability("Spark: analytics and a report of the archive")
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-LATENCIES = "phase string, messages bigint, mean double, p50 double, p75 double, p90 double, p95 double, p99 double, p999 double, max double"
+LATENCIES = (
+    "phase string, messages bigint, mean double, p50 double, p75 double, p90 double, "
+    "p95 double, p99 double, p999 double, max double"
+)
 ENDS = "completed bigint, failed bigint, discarded bigint"
 SCHEMAS = {
-    "throughput": f"bucket timestamp, queue string, messages bigint, {ENDS}, per_second double, payload_bytes bigint",
+    "throughput": (
+        f"bucket timestamp, queue string, messages bigint, {ENDS}, per_second double, "
+        "payload_bytes bigint"
+    ),
     "latency": f"queue string, {LATENCIES}",
     "latency_trend": f"bucket timestamp, queue string, {LATENCIES}",
     "retry_histogram": f"queue string, attempts int, messages bigint, {ENDS}",
     "failure_rate": f"queue string, {ENDS}, moved bigint, rate double",
-    "top_errors": "queue string, reason string, error_type string, messages bigint, share double, example string, "
-    "last_id bigint, last_at timestamp",
-    "dlq_age": "queue string, messages bigint, under_1h bigint, 1h_to_1d bigint, 1d_to_7d bigint, 7d_to_30d bigint, "
-    "over_30d bigint, oldest_at timestamp, oldest_age double",
-    "duplicate_deliveries": "queue string, messages bigint, redelivered bigint, lost_deliveries bigint, share double, "
-    "most int",
+    "top_errors": "queue string, reason string, error_type string, messages bigint, share double, "
+    "example string, last_id bigint, last_at timestamp",
+    "dlq_age": "queue string, messages bigint, under_1h bigint, 1h_to_1d bigint, 1d_to_7d bigint, "
+    "7d_to_30d bigint, over_30d bigint, oldest_at timestamp, oldest_age double",
+    "duplicate_deliveries": "queue string, messages bigint, redelivered bigint, "
+    "lost_deliveries bigint, share double, most int",
     "policy_effects": "queue string, effect string, state string, messages bigint, share double",
     "hot_keys": f"queue string, key string, messages bigint, share double, {ENDS}",
-    "sessions": "queue string, key string, started_at timestamp, ended_at timestamp, messages bigint, seconds double",
+    "sessions": (
+        "queue string, key string, started_at timestamp, ended_at timestamp, messages bigint, "
+        "seconds double"
+    ),
     "payload_schema": "queue string, messages bigint, decoded bigint, schema string",
 }
 """Written by hand: what users rely on."""
@@ -369,7 +378,7 @@ def test_top_errors(frame_of: Any) -> None:
 
 
 def test_dead_letters_age(spark: SparkSession, frame_of: Any) -> None:
-    """Each bound belongs to the older; what a dead letter queue holds counts for where it failed."""
+    """Each bound belongs to the older class; a dead letter counts for the queue it failed in."""
     now = START + 40 * DAY
     tick = timedelta(microseconds=1)
     ages = [

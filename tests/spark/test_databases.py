@@ -1,4 +1,4 @@
-"""What the databases are asked by readers, in sessions whose defaults are not ours; without Spark."""
+"""The queries of readers, in sessions whose defaults are not ours; without Spark."""
 
 from datetime import timedelta
 from typing import Any
@@ -53,12 +53,14 @@ def test_cuts_mean_the_same_in_every_session(new_database: Any, number: int, poo
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_connection_may_wait_for_spark(new_database: Any, kind: str) -> None:
-    """D5: an export's own is idle while a window is written, whatever the server allows by default."""
+    """D5: an export's connection idles while a window is written, whatever the default allows."""
     archive = new_database(kind)
     if kind == "postgresql":
         set_default(archive, "idle_session_timeout", "1min")
     asked = {
-        "postgresql": "SELECT extract(epoch FROM current_setting('idle_session_timeout')::interval)",
+        "postgresql": (
+            "SELECT extract(epoch FROM current_setting('idle_session_timeout')::interval)"
+        ),
         "mariadb": "SELECT @@session.wait_timeout",
     }
     database = database_of(parse_address(archive.url))

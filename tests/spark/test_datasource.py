@@ -119,7 +119,8 @@ def test_headers_that_are_a_bare_number_are_text(new_database: Any) -> None:
     archive = new_database("sqlite")
     archive.add({"id": 1}, {"id": 2}, {"id": 3})
     archive.execute(
-        "UPDATE message_archive SET headers = CASE id WHEN 1 THEN '5' WHEN 2 THEN '1.5' ELSE 'x' END"
+        "UPDATE message_archive SET headers = "
+        "CASE id WHEN 1 THEN '5' WHEN 2 THEN '1.5' ELSE 'x' END"
     )
     [found] = read(archive, StructType([ARCHIVE_SCHEMA["id"], ARCHIVE_SCHEMA["headers"]]))
     assert [(row["id"], row["headers"]) for row in found] == [(1, "5"), (2, "1.5"), (3, "x")]
@@ -449,7 +450,10 @@ def test_the_password_shows_nowhere(
 
 def test_finding_the_format_costs_other_sessions_little() -> None:
     """Spark imports it wherever a session names a format written in Python."""
-    check = "import sys, pyspark_sqlbroker as p; assert p.DefaultSource.name() == 'sqlbroker'; print(*sys.modules)"
+    check = (
+        "import sys, pyspark_sqlbroker as p; "
+        "assert p.DefaultSource.name() == 'sqlbroker'; print(*sys.modules)"
+    )
     found = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=True
     ).stdout.split()

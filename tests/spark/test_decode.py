@@ -407,7 +407,7 @@ def collect(frame: DataFrame) -> list[Any]:
 
 
 async def test_what_the_broker_publishes(spark: SparkSession, archive: Archive) -> None:
-    """D4: bodies of every kind that FastStream encodes, read back from the database's own headers."""
+    """D4: bodies of every kind that FastStream encodes, decoded by the headers in the database."""
     bodies = [{"a": [1, "é"]}, "text", b'{"b": 2}', b"\xff", [1, 2], None]
     engine = create_async_engine(archive.url)
     broker = SqlBroker(engine, logger=None)
@@ -419,9 +419,10 @@ async def test_what_the_broker_publishes(spark: SparkSession, archive: Archive) 
         )
     await engine.dispose()
     moved = (
-        "INSERT INTO message_archive (id, queue, priority, headers, payload, state, attempts_count, "
-        "deliveries_count, publish_count, created_at, next_attempt_at, archived_at) SELECT id, queue, priority, "
-        "headers, payload, 'COMPLETED', 1, 1, 1, created_at, next_attempt_at, created_at FROM message"
+        "INSERT INTO message_archive (id, queue, priority, headers, payload, state, "
+        "attempts_count, deliveries_count, publish_count, created_at, next_attempt_at, "
+        "archived_at) SELECT id, queue, priority, headers, payload, 'COMPLETED', 1, 1, 1, "
+        "created_at, next_attempt_at, created_at FROM message"
     )
     archive.execute(moved)
     frame = read_archive(spark, archive.url, decode="variant")

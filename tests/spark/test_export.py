@@ -44,7 +44,7 @@ AUTUMN = datetime(2025, 11, 2, 5, 30, tzinfo=timezone.utc)
 
 
 def fill(archive: Archive) -> None:
-    """Days around New York's spring change, with an empty one; moments at the edges; hard values."""
+    """Days around New York's spring change, one of them empty; times at the edges; hard values."""
     edge = timedelta(microseconds=1)
     moments = [MARCH, MARCH + timedelta(days=1) - edge, MARCH + timedelta(days=1)]
     moments += [MARCH + timedelta(days=1, hours=hour, minutes=30) for hour in (6, 7, 8)]

@@ -1,4 +1,4 @@
-"""The horizon: all that was archived before it is committed, and nothing is added there any more."""
+"""The horizon: what was archived before it is committed, and nothing is added there any more."""
 
 import asyncio
 import os
@@ -87,7 +87,8 @@ async def test_a_procedure_that_commits_on_its_way(archive: Archive) -> None:
                 lambda: database.scalar(
                     connection,
                     "SELECT count(*) FROM pg_stat_activity "
-                    "WHERE datname = current_database() AND backend_xid IS NOT NULL AND xact_start > query_start",
+                    "WHERE datname = current_database() AND backend_xid IS NOT NULL "
+                    "AND xact_start > query_start",
                 )
             )
             horizon = find_horizon(database, connection, margin=0)

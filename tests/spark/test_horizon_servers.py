@@ -1,4 +1,4 @@
-"""Horizons that need a server of their own: standbys, prepared transactions, time zones, replicas."""
+"""Horizons that need their own server: standbys, prepared transactions, time zones, replicas."""
 
 import os
 from collections.abc import Iterator
@@ -171,7 +171,7 @@ def test_a_primary_that_is_none(pair: Pair, servers: Servers) -> None:
 
 
 def test_a_prepared_transaction(pair: Pair) -> None:
-    """Nobody knows when it began: it is taken to have been at most the lag before it was prepared."""
+    """Its beginning is unknown: it is taken to be at most the lag before it was prepared."""
     with pair.archive.engine.connect() as writer:
         settle(pair.archive, writer, 1)
         at = archived_at(pair.archive, writer, 1)
@@ -310,7 +310,8 @@ def test_a_list_of_transactions_that_stays_old(
         with running(
             in_new_york,
             "BEGIN NOT ATOMIC FOR i IN 1..40 DO "
-            "SELECT count(*) INTO @n FROM information_schema.innodb_trx; DO SLEEP(0.02); END FOR; END",
+            "SELECT count(*) INTO @n FROM information_schema.innodb_trx; "
+            "DO SLEEP(0.02); END FOR; END",
         ):
             sources = set()
             for number in range(3):

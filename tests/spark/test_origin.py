@@ -45,7 +45,8 @@ def test_databases_of_one_name_are_told_apart_by_their_place(
     assert "s3cr3t" not in str(described(one))
     with pytest.raises(
         SetupError,
-        match=r"^x is the state of other rows: its database is '.*' and here it is '.*'; stop \(and source=",
+        match=r"^x is the state of other rows: its database is '.*' and here it is '.*'; "
+        r"stop \(and source=",
     ):
         refuse_other_rows("x is the state", described(one), described(other), "stop")
     assert described(one, "shop") == described(other, "shop") != described(one)
@@ -68,7 +69,8 @@ def test_a_lake_takes_one_database(spark: SparkSession, tmp_path: Path) -> None:
     export_archive(spark, shop.url, lake, **given)
     with pytest.raises(
         SetupError,
-        match=r"its database is '.*production/shop.db' and here it is '.*staging/shop.db'; give each",
+        match=r"its database is '.*production/shop.db' and here it is "
+        r"'.*staging/shop.db'; give each",
     ):
         export_archive(spark, staging.url, lake, **given)
     with pytest.raises(SetupError, match="nothing was removed: give the export of this archive"):

@@ -196,7 +196,8 @@ def partitions(archive: Archive) -> list[str]:
     """Of the archive."""
     found = archive_rows(
         archive,
-        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'message_archive'::regclass",
+        "SELECT inhrelid::regclass::text FROM pg_inherits "
+        "WHERE inhparent = 'message_archive'::regclass",
     )
     return sorted(found)
 
@@ -217,8 +218,8 @@ def test_partitions_go_as_a_whole(
     deleted."""
     partition(archive, 0, 1, 3, default=default)
     archive.execute(
-        f"CREATE TABLE archive_wide PARTITION OF message_archive FOR VALUES FROM ('{START + DAY * 2}') TO "
-        f"('{START + DAY * 2 + timedelta(hours=3)}')"
+        "CREATE TABLE archive_wide PARTITION OF message_archive "
+        f"FOR VALUES FROM ('{START + DAY * 2}') TO ('{START + DAY * 2 + timedelta(hours=3)}')"
     )
     if not default:
         archive.execute(
@@ -302,7 +303,10 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
     assert [(one.rows, one.refused) for one in result.windows] == [
         (
             1,
-            "1 of its rows are not in the export: export again (5 others went with a partition before)",
+            (
+                "1 of its rows are not in the export: export again "
+                "(5 others went with a partition before)"
+            ),
         )
     ]
     assert ids(archive) == [99]
@@ -404,7 +408,8 @@ def test_what_was_detached_goes_back_to_the_archive_it_came_from(
         connection.exec_driver_sql("CREATE SCHEMA other")
         connection.exec_driver_sql("SET search_path = other")
         connection.exec_driver_sql(
-            "CREATE TABLE message_archive (LIKE public.message_archive) PARTITION BY RANGE (archived_at)"
+            "CREATE TABLE message_archive (LIKE public.message_archive) "
+            "PARTITION BY RANGE (archived_at)"
         )
         pruning.resume()
         assert connection.exec_driver_sql("SELECT count(*) FROM message_archive").scalar() == 0
@@ -476,7 +481,7 @@ def test_partitions_without_an_end_are_left_alone(archive: Archive) -> None:
 
 @OF_POSTGRESQL
 async def test_the_broker_settles_into_a_partitioned_archive(archive: Archive) -> None:
-    """Real messages, also failed ones; the schema's validation at the start finds nothing to say."""
+    """Real messages, also failed ones; the validation at the start finds no difference."""
     today = archive_rows(archive, "SELECT (now() AT TIME ZONE 'UTC')::date")[0]
     day = (datetime(today.year, today.month, today.day, tzinfo=timezone.utc) - START) // DAY
     partition(archive, day - 1, day, day + 1)

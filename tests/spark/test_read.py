@@ -139,8 +139,14 @@ FILTERS = (
     "headers LIKE '%deep%'",
     "last_error IS NOT NULL AND priority = 100",
     "created_at IS NOT NULL AND payload = X''",
-    "archived_at >= timestamp'2026-11-01 05:30:00+00' AND archived_at < timestamp'2026-11-01 06:30:00+00'",
-    "archived_at > timestamp'2026-03-08 06:59:59+00' AND archived_at < timestamp'2026-03-08 07:31:00+00'",
+    (
+        "archived_at >= timestamp'2026-11-01 05:30:00+00' "
+        "AND archived_at < timestamp'2026-11-01 06:30:00+00'"
+    ),
+    (
+        "archived_at > timestamp'2026-03-08 06:59:59+00' "
+        "AND archived_at < timestamp'2026-03-08 07:31:00+00'"
+    ),
 )
 
 
@@ -425,7 +431,7 @@ async def test_a_snapshot_is_not_held_for_ever(archive: Archive) -> None:
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_who_reads_a_snapshot_that_was_ended_is_told(spark: SparkSession, archive: Archive) -> None:
-    """By Spark and by the snapshot's own connection; what else fails in the block comes as it is."""
+    """By Spark and by the snapshot's own connection; other errors in the block are unchanged."""
 
     def fail(read: Callable[[Snapshot], Any]) -> None:
         with open_snapshot(archive.url, max_duration="1m") as snapshot:

@@ -677,7 +677,7 @@ def command(*arguments: str) -> Any:
 def test_the_command_shows_asks_and_publishes(
     spark: SparkSession, new_database: Any, tmp_path: Path
 ) -> None:
-    """M5: dead letters are looked at and sent again from a shell, from the table or from an export."""
+    """M5: dead letters are listed and sent again from a shell, from the table or an export."""
     archive = new_database("sqlite")
     archive.add(*({"id": n, "state": "FAILED" if n % 2 else "COMPLETED"} for n in range(1, 9)))
     archive.add(

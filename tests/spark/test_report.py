@@ -293,7 +293,7 @@ def test_a_queue_in_the_table_has_a_rate_however_many_others_fail(spark: SparkSe
 
 @pytest.mark.usefixtures("only_queues")
 def test_dead_letters_of_a_small_queue_count_where_they_came_from(spark: SparkSession) -> None:
-    """M5: also where small queues have one name; what only dead letters know of is none of these."""
+    """M5: also where small queues share one name; a queue known only from dead letters is none."""
     large = [{"queue": f"large {n:02}"} for n in range(11) for _ in range(40)]
     small = [{"queue": "small"}] * 30 + [{"queue": "tiny", "state": "FAILED"}]
     letters = [

@@ -49,7 +49,7 @@ SECRET = "se@s/am %&=?#'\\x"
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers of this process leave 0.2 seconds for a statement to be seen, which is enough here."""
+    """Readers of this process leave 0.2 seconds for a statement to be seen: enough here."""
     monkeypatch.setattr(stream, "find_horizon", partial(find_horizon, margin=0.2))
 
 
@@ -63,7 +63,7 @@ class Query:
         self.restart()
 
     def restart(self) -> None:
-        """A new process: it knows the checkpoint's offset, which Spark tells it by an empty window."""
+        """A new process: Spark tells it the checkpoint's offset by an empty window."""
         self.reader = StreamReader(self.options, ARCHIVE_SCHEMA)
         if self.offset is not None:
             assert self.reader.partitions(self.offset, self.offset) == []

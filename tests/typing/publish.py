@@ -1,4 +1,4 @@
-"""Read by mypy only: the id that `publish` returns is known, unless dedup_id or with_ack is given."""
+"""Read by mypy only: `publish` returns an id, unless dedup_id or with_ack is given."""
 
 from typing import Any, assert_type
 

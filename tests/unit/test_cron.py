@@ -1,4 +1,4 @@
-"""Cron expressions in time zones: which moments they mean, and which of missed ones are published."""
+"""Cron expressions in time zones: their fire times, and which missed ones are published."""
 
 import sys
 from datetime import datetime, timedelta, timezone

@@ -234,7 +234,10 @@ def test_none_is_no_time_where_one_is_needed(name: str) -> None:
         ),
         (
             {"dead_letter_queue": "dead", "ack_policy": AckPolicy.ACK_FIRST},
-            "dead_letter_queue takes messages that have failed; AckPolicy.ACK_FIRST acks a message before it starts",
+            (
+                "dead_letter_queue takes messages that have failed; "
+                "AckPolicy.ACK_FIRST acks a message before it starts"
+            ),
         ),
         ({"retry_strategy": 5}, "retry_strategy must have a method get_next_attempt_at"),
         (

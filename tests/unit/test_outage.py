@@ -96,7 +96,10 @@ def test_who_leaves_in_an_outage_does_not_end_it() -> None:
     outages.failed(2, "fetch loop", TransientStoreError("down"))
     outages.left(2)
     outages.worked(2)
-    numbers = r"the fetch loop stopped before it worked again, after \d+\.\d s: 1 failure \(fetch loop 1\)"
+    numbers = (
+        r"the fetch loop stopped before it worked again, after \d+\.\d s: "
+        r"1 failure \(fetch loop 1\)"
+    )
     assert re.fullmatch(numbers, said.lines[3][1]), said.lines[3]
     assert len(said.lines) == 4
 

@@ -110,7 +110,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("reopen", [False, True])
-async def test_what_is_closed_during_a_look_is_not_claimed_and_what_opens_is_claimed_from_its_beginning(
+async def test_a_queue_closed_during_a_scan_is_not_claimed_and_a_reopened_one_is_scanned_anew(
     reopen: bool,
 ) -> None:
     store: Any = Slow(ReadyPair("a", 5, -1.0, due=NOW), ReadyPair("b", 0, -1.0, due=NOW))
@@ -145,7 +145,8 @@ def test_an_explanation_reads_as_text() -> None:
     )
     explanation = Explanation(7, MessageState.PENDING, "q", reasons)
     assert str(explanation) == (
-        "message 7 of queue 'q' is PENDING:\n- paused: Ann has paused it\n- delayed: it is not due before then"
+        "message 7 of queue 'q' is PENDING:\n- paused: Ann has paused it\n"
+        "- delayed: it is not due before then"
     )
 
 

@@ -31,7 +31,8 @@ def result(code: str = "new", seeds: tuple[int, ...] = (1, 2)) -> Result:
 def test_the_fingerprint_covers_all_that_a_run_imports() -> None:
     listing = (
         "import sys, tests.faults.run, tests.faults.worker, tests.faults.databases;"
-        "print(*(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)), sep='\\n')"
+        "files = (getattr(m, '__file__', None) for m in sys.modules.values());"
+        "print(*filter(None, files), sep='\\n')"
     )
     done = subprocess.run(
         [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, check=True

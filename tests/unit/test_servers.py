@@ -85,7 +85,8 @@ def test_the_command_hears_of_what_is_excused(
 ) -> None:
     monkeypatch.setenv("CI", "true")
     said: list[str] = []
-    check = f"import os, sys; sys.exit('no route' not in os.environ['{servers.VARIABLES[kind]}_MISSING'])"
+    missing = f"{servers.VARIABLES[kind]}_MISSING"
+    check = f"import os, sys; sys.exit('no route' not in os.environ['{missing}'])"
     assert servers.run([kind], [sys.executable, "-c", check], said.append) == code
     [line] = said
     assert line.startswith(f"no {kind} server")

@@ -208,7 +208,8 @@ def test_rows_that_cannot_be_chosen(options: dict, words: str) -> None:
 def test_spark_is_imported_only_where_it_is_used() -> None:
     """Half a gigabyte: neither the broker nor the package's own import needs it."""
     code = (
-        "import sys, faststream_sqlbroker, faststream_sqlbroker.spark as s, faststream_sqlbroker.cli;"
+        "import sys, faststream_sqlbroker, faststream_sqlbroker.cli;"
+        "import faststream_sqlbroker.spark as s;"
         "assert 'pyspark' not in sys.modules and 'typer' not in sys.modules;"
         "sys.modules['pyspark'] = None;"
         "from faststream_sqlbroker import MissingExtraError\n"

@@ -42,7 +42,8 @@ HITS = 15
 """Leases that are given back."""
 _GIVE_BACK = text(
     "UPDATE message SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END, "
-    "acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL WHERE id = :id AND state = 'PROCESSING'"
+    "acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL "
+    "WHERE id = :id AND state = 'PROCESSING'"
 )
 
 

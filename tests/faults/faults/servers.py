@@ -124,7 +124,7 @@ async def right_taken(cell: Cell, _proxy: Proxy | None) -> None:
         await eventually(lambda: _ill(cell, asked), timeout=WORKING, step=0.05)
     unfit = set()
     for _ in range(2):
-        # A worker that had not started yet when the right was taken has refused to: none may be left.
+        # A worker that started after the right was taken has refused to run: none may be left.
         if alive := cell.alive():
             victim = cell.random.choice(alive)
             victim.kill()
