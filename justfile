@@ -82,6 +82,7 @@ generate: setup
     @{{ python }} -m tools.golden_sql
     @{{ python }} -m tools.render_migrations
     @{{ python }} -m tools.diagram
+    @{{ python }} -m tools.picture
     @{{ python }} -m tools.reference
     @{{ python }} -m tools.capabilities
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from faststream_sqlbroker.core.states import MessageState
 from tests.conftest import ALL
-from tools import capabilities, diagram, golden_sql, reference, render_migrations
+from tools import capabilities, diagram, golden_sql, picture, reference, render_migrations
 from tools.files import update_block, with_block, write_or_compare
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,6 +37,7 @@ def test_drift_is_found_and_mended(tmp_path: Path) -> None:
 def test_the_diagrams_and_the_tables_of_the_reference_are_todays() -> None:
     for page, name, content in (
         *((diagram.FILE, name, make()) for name, make in diagram.BLOCKS.items()),
+        (picture.PAGE, "arrows", picture.table()),
         *(
             (reference.FOLDER / page, name, make())
             for (page, name), make in reference.BLOCKS.items()
@@ -43,6 +45,11 @@ def test_the_diagrams_and_the_tables_of_the_reference_are_todays() -> None:
     ):
         assert f"<!-- {name} -->" in page.read_text()
         assert with_block(page.read_text(), name, content) == page.read_text()
+
+
+def test_the_picture_of_the_states_is_todays() -> None:
+    assert picture.PICTURE.read_text() == picture.picture()
+    assert [f">{state.name}<" in picture.picture() for state in MessageState] == [True] * 6
 
 
 def test_a_block_is_replaced_and_nothing_else(tmp_path: Path) -> None:
