@@ -27,8 +27,9 @@ __all__ = (
 
 
 class _Context(Context):
-    """A Context whose `use` is a coroutine: a plain method costs a hop through a thread per
-    parameter.
+    """A Context whose `use` is a coroutine.
+
+    FastStream runs a plain `use` in a thread, once per parameter, which is slower.
     """
 
     async def use(self, /, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -40,7 +41,8 @@ SqlBrokerMessage = Annotated[_Message, _Context("message")]
 SqlBrokerBatchMessage = Annotated[_BatchMessage, _Context("message")]
 """The batch that the handler is given; for subscribers with batch=True."""
 SqlBroker = Annotated[Broker, _Context("broker")]
+"""The broker that runs the handler."""
 SqlConnection = Annotated[AsyncConnection, _Context("sql_transaction.connection")]
-"""The connection that the ack will commit with; for subscribers with transactional=True."""
+"""The connection whose transaction commits with the ack; needs transactional=True."""
 SqlSession = Annotated[AsyncSession, _Context("sql_transaction.session")]
 """A session on that connection."""

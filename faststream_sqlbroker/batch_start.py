@@ -1,8 +1,8 @@
-"""Whether the handler of a batch has started, and what of the batch kept it from starting.
+"""Records whether the handler of a batch has started, and which messages kept it from starting.
 
-One body that cannot be decoded, or does not fit the handler's annotation, fails the call for the
-whole batch before the handler's first line. Whoever notices notes it here, and the subscriber hands
-the batch out again in parts.
+One body that cannot be decoded, or that does not fit the handler's annotation, fails the call for
+the whole batch before the handler's first line. The decoder and the validation record the error
+here. The subscriber then delivers the batch again in parts.
 """
 
 from collections.abc import Callable, Collection
@@ -21,22 +21,27 @@ class BatchStart:
     __slots__ = ("begun", "culprits", "error")
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
         self.begun = False
-        """Whether the handler's first line was reached: from then on the batch is one."""
+        """The handler's first line was reached: from then on the batch is not split."""
         self.error: Exception | None = None
-        """What kept it from starting, if that may be a message's fault."""
+        """The error that kept the handler from starting, if a message may have caused it."""
         self.culprits: frozenset[int] = frozenset()
-        """LoopSemaphore in the batch of the messages that are known to be at fault; none if it is
-        not known."""
+        """Positions in the batch of the messages that caused `error`; empty if not known."""
 
 
 starting: ContextVar[BatchStart | None] = ContextVar("sqlbroker_batch_start", default=None)
-"""The call that is being made."""
+"""The call that is under way in this context."""
 
 
 def note_fault(error: Exception, culprits: Collection[int] = ()) -> None:
-    """A message of the batch is at fault for `error`; `culprits` are the places of those that are."""
+    """Record that messages of the batch caused `error`.
+
+    Outside of a batch call, and once the handler has started, this does nothing.
+
+    Args:
+        error: What kept the handler from starting.
+        culprits: Positions in the batch of the messages that caused it; empty if not known.
+    """
     start = starting.get()
     if start is not None and not start.begun:
         start.error = error
@@ -45,7 +50,7 @@ def note_fault(error: Exception, culprits: Collection[int] = ()) -> None:
 
 
 def marking_start(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """`handler`, noting that it was started."""
+    """`handler`, wrapped to record that its first line was reached."""
     begin: Callable[..., Any]
     if is_coroutine_callable(handler):
 
@@ -65,7 +70,7 @@ def marking_start(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marks_start(handler: Callable[..., Any]) -> bool:
-    """Whether `handler` is the work of `marking_start`."""
+    """Whether `handler` was made by `marking_start`."""
     return bool(getattr(handler, _MARKS, False))
 
 

@@ -1,9 +1,8 @@
-"""What a handler may raise to say what becomes of its message, where neither return nor error says
-it.
+"""Exceptions that a handler raises to choose the outcome of its message.
 
-They are FastStream's HandlerExceptions: logged in one line at the log level of the broker, never as
-errors. They count under every AckPolicy but ACK_FIRST, MANUAL included; in a batch handler for all
-messages that are not settled yet. A message that has an outcome already keeps it.
+They are FastStream's HandlerExceptions: one log line at the broker's log level, never an error.
+They work under every AckPolicy except ACK_FIRST, MANUAL included. In a batch handler they apply to
+every message that is not settled yet. A message that has an outcome already keeps it.
 """
 
 import logging
@@ -25,33 +24,34 @@ __all__ = ("Instruction", "Move", "NotReadyYet", "Postpone", "RetryPossible")
 
 
 class _Kept:
-    """The body that a message has."""
+    """The type of KEPT."""
 
     def __repr__(self) -> str:
         return "<the same body>"
 
 
 KEPT: Any = _Kept()
+"""Stands for the body that the message has; None is a body of its own."""
 
 
 class Instruction(HandlerException):
-    """Base of what a handler may raise; `except Instruction: raise` lets all of them through."""
+    """Base of the exceptions of this module; `except Instruction: raise` lets all of them pass."""
 
     extra_options: dict[str, Any]
-    """What FastStream hands to the message's `ack` or `nack`."""
+    """Keyword arguments with which FastStream calls the message's `ack` or `nack`."""
 
 
 class Postpone(NackMessage, Instruction):
-    """The message is due again after `delay`; neither the attempt nor the delivery is charged."""
+    """The message is due again after `delay`; neither the attempt nor the delivery is counted."""
 
     def __init__(self, delay: Duration) -> None:
         """`raise Postpone(...) from error` keeps the error in `last_error`.
 
         Args:
-            delay: Seconds, a timedelta or text like "1.5h"; a negative one is at once.
+            delay: Seconds, a timedelta or text like "1.5h"; a negative value means now.
 
         Raises:
-            SetupError: `delay` is no length of time.
+            SetupError: `delay` is not a valid duration.
         """
         self.delay = delay_seconds(delay)
         super().__init__(instead=outcomes.Defer(self.delay))
@@ -61,24 +61,24 @@ class Postpone(NackMessage, Instruction):
 
 
 class NotReadyYet(NackMessage, Instruction):
-    """What the message needs is not there yet: look again after `retry_in`, and give up at last.
+    """A precondition of the message is not met yet: try again after `retry_in`, up to a deadline.
 
-    As `Postpone(retry_in)`, until `give_up_after` has passed since the end of the handler's first
-    run for this message; then it is FAILED with reason "not_ready". The last look is when that time
-    is over. First runs that failed count too; those that ended in Postpone do not. All times are
-    the database's.
+    Works like `Postpone(retry_in)` until `give_up_after` has passed since the handler's first run
+    for this message ended. Then the message is FAILED with reason "not_ready". The last try is at
+    the deadline. A first run that failed counts, too; one that ended in Postpone does not. All
+    times are by the database's clock.
     """
 
     def __init__(self, retry_in: Duration, give_up_after: Duration) -> None:
         """`raise NotReadyYet(...) from error` keeps the error in `last_error`.
 
         Args:
-            retry_in: Time until the next look: seconds, a timedelta or text like "1.5h"; a negative
-                one is at once.
-            give_up_after: Time after which it is FAILED, longer than 0.
+            retry_in: Time until the next try: seconds, a timedelta or text like "1.5h"; a negative
+                value means now.
+            give_up_after: Time after which the message is FAILED; longer than 0.
 
         Raises:
-            SetupError: one of them is no length of time, or `give_up_after` is too short.
+            SetupError: one of them is not a valid duration, or `give_up_after` is not above 0.
         """
         self.retry_in = delay_seconds(retry_in, name="retry_in")
         self.give_up_after = positive_seconds("give_up_after", give_up_after)
@@ -91,25 +91,25 @@ class NotReadyYet(NackMessage, Instruction):
 
 
 class Move(AckMessage, Instruction):
-    """The message goes to another queue, in the transaction that settles it.
+    """The message moves to another queue, in the transaction that settles it.
 
-    It keeps its id, key, priority, headers and times of publishing and expiry. Attempts and
-    deliveries begin anew, and its dedup_id is dropped. What was published with its ack is written
-    with the move, as are the effects of a handler with transactional=True.
+    It keeps its id, key, priority, headers, publishing time and expiry. Attempts and deliveries
+    start again from 0, and the dedup_id is dropped. Messages published with the ack are written
+    with the move, and so is what a handler with transactional=True wrote.
     """
 
     def __init__(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
-        """Nothing is encoded before the handler has ended.
+        """The body is encoded after the handler has ended.
 
         Args:
-            queue: Its name, to which no router adds a prefix.
-            body: Another body, encoded as `publish` does, with its content type; left out, it stays
-                as it is.
-            delay: Time until it is due there: seconds, a timedelta or text like "1.5h"; a negative
-                one is at once.
+            queue: Its full name; no router adds a prefix.
+            body: A new body, encoded as by `publish`, with its content type. Without it the message
+                keeps its body.
+            delay: Time until the message is due there: seconds, a timedelta or text like "1.5h"; a
+                negative value means now.
 
         Raises:
-            SetupError: a queue that cannot be one, or a delay that is no length of time.
+            SetupError: `queue` is not a valid name, or `delay` is not a valid duration.
         """
         self.place = MoveTarget(queue, body, delay)
         super().__init__(instead=self.place)
@@ -119,21 +119,20 @@ class Move(AckMessage, Instruction):
 
 
 class RetryPossible(NackMessage, Instruction):
-    """The message may be tried again: a nack, under every policy that can.
+    """The message may be tried again: a nack, also with policies that end a message on an error.
 
-    With `Once` the key is given back; any other error ends its message there.
+    With `Once` the key becomes free again; any other error ends the message there.
     """
 
     def __init__(self, *, delay: Duration | None = None) -> None:
-        """`raise RetryPossible() from error` tells the retry strategy and `last_error` of the
-        error.
+        """`raise RetryPossible() from error` gives the retry strategy and `last_error` the error.
 
         Args:
-            delay: Time until the next attempt in place of the retry strategy's; a negative one is
-                at once.
+            delay: Time until the next attempt, in place of the retry strategy's; a negative value
+                means now.
 
         Raises:
-            SetupError: `delay` is no length of time.
+            SetupError: `delay` is not a valid duration.
         """
         self.delay = None if delay is None else delay_seconds(delay)
         super().__init__(instead=outcomes.Nack(self.delay, retry_possible=True))
@@ -144,20 +143,19 @@ class RetryPossible(NackMessage, Instruction):
 
 @dataclass(frozen=True, slots=True)
 class MoveTarget:
-    """Where a message is to go.
+    """The queue, body and delay of a move or of a republish.
 
     Raises:
         SetupError: as `Move`.
     """
 
     queue: str | None
-    """None, of what is published again: where it is."""
+    """None, allowed with `published_again` only: the message stays in its queue."""
     body: Any
     delay: Duration
     published_again: bool = False
 
     def __post_init__(self) -> None:
-        """Check."""
         stays = self.published_again and self.queue is None
         if not stays and (problem := name_problem(self.queue)) is not None:
             msg = f"{short(self.queue)} cannot be the name of a queue: {problem}"
@@ -166,14 +164,14 @@ class MoveTarget:
 
 
 Said = outcomes.Outcome | MoveTarget
-"""What an instruction carries, and what the message's methods make of their arguments."""
+"""The decision that an exception carries, and that the message's methods build."""
 
 
 async def follow(rows: Sequence[ClaimedMessage], said: Said) -> None:
     """Record `said` for those of `rows` that have no outcome yet.
 
     Raises:
-        SetupError: they were acked before their handler started.
+        SetupError: ACK_FIRST acked them before their handler started.
         Exception: the codec cannot encode the body; nothing was recorded.
     """
     if any(row.holder is not None and row.holder.ack_first for row in rows):
@@ -188,8 +186,7 @@ async def follow(rows: Sequence[ClaimedMessage], said: Said) -> None:
 
 
 async def follow_raised(rows: Sequence[ClaimedMessage], said: Said) -> None:
-    """`follow`, after the handler: what cannot be followed is a nack, so that the message is tried
-    again.
+    """`follow`, after the handler has ended. On an error the rows are nacked, so they are retried.
 
     Raises:
         Exception: as `follow`.
@@ -203,28 +200,33 @@ async def follow_raised(rows: Sequence[ClaimedMessage], said: Said) -> None:
 
 
 async def follow_unacknowledged(raw: Any, said: Instruction, log: Callable[..., None]) -> None:
-    """`follow_raised` where FastStream's acknowledgement is not there to do it; as there, errors
-    are only logged.
+    """`follow_raised` for AckPolicy.MANUAL, where FastStream does not acknowledge the message.
+
+    Errors are only logged, as FastStream's acknowledgement does.
 
     Args:
-        raw: A row, or a tuple of them.
-        said: What the handler has raised.
-        log: The subscriber's.
+        raw: A row, or a tuple of rows.
+        said: The exception that the handler raised.
+        log: The subscriber's log function.
     """
     rows: Sequence[ClaimedMessage] = raw if isinstance(raw, tuple) else (raw,)
     try:
         await follow_raised(rows, said.extra_options["instead"])
     except Exception as error:  # noqa: BLE001 - the message is nacked, or was acked before
-        text = f"{type(said).__name__} of message {rows[0].id} cannot be followed: {error}"
+        text = f"{type(said).__name__} of message {rows[0].id} could not be carried out: {error}"
         log(logging.ERROR, text, message_id=rows[0].id)
 
 
 async def _move(rows: Sequence[ClaimedMessage], place: MoveTarget) -> None:
-    payload, changes = None, None
+    payload = None
+    changes = None
     if rows and place.body is not KEPT:
         holder = rows[0].holder
         if holder is None or holder.encode is None:
-            msg = "only the message of a broker's subscriber can be moved with another body: leave body out"
+            msg = (
+                "a new body needs the codec of a broker's subscriber, and this message has none: "
+                "leave body out"
+            )
             raise SetupError(msg)
         payload, content_type = await holder.encode(place.body)
         changes = {"content-type": content_type or None}
@@ -238,25 +240,26 @@ async def _move(rows: Sequence[ClaimedMessage], place: MoveTarget) -> None:
 def warn_of_ignored(
     rows: Sequence[ClaimedMessage], method: str, options: Mapping[str, Any], known: str
 ) -> None:
-    """Say once for each subscriber that `method` has been given options that it does not have, as
-    of another broker.
-    """
-    holder, names = rows[0].holder, ", ".join(sorted(options))
+    """Warn, once per subscriber, that `method` was called with options that only others have."""
+    holder = rows[0].holder
+    names = ", ".join(sorted(options))
     if holder is None or (key := f"{method}({names})") in holder.warned:
         return
     holder.warned.add(key)
-    text = f"{method} of a message takes {known}; {names} is ignored, and the message is settled without it"
+    text = (
+        f"{method} of a message takes {known}; {names} is ignored, and the message is settled "
+        "without it"
+    )
     holder.log(logging.WARNING, text, message_id=rows[0].id)
 
 
 async def extend(rows: Sequence[ClaimedMessage], duration: Duration) -> bool:
-    """Hold `rows` for `duration` from now; whether all of them are still held.
+    """Extend the leases of `rows` to `duration` from now; whether all of them are still held.
 
     Raises:
-        SetupError: `duration` is no length of time above 0; the rows are not held by a running
-            subscriber, or were acked before their handler started.
-        StoreError: the database could not be asked, or somebody else had the row locked for too
-            long.
+        SetupError: `duration` is not a duration above 0; no running subscriber holds the rows; or
+            ACK_FIRST acked them before their handler started.
+        StoreError: the database did not answer, or another transaction locked a row for too long.
     """
     seconds = positive_seconds("duration", duration)
     holder = rows[0].holder
@@ -269,10 +272,10 @@ async def extend(rows: Sequence[ClaimedMessage], duration: Duration) -> bool:
 
 
 def current_error() -> BaseException | None:
-    """The exception being handled: in a handler's `except`, and in FastStream's acknowledgement."""
+    """The exception being handled, in a handler's `except` or in FastStream's acknowledgement."""
     error = sys.exception()
     while isinstance(error, HandlerException):
-        # `raise NackMessage() from error` is an instruction; what went wrong is behind it.
+        # `raise NackMessage() from error` chooses an outcome; its cause is the actual error.
         error = error.__cause__ or error.__context__
     return error
 
@@ -280,11 +283,10 @@ def current_error() -> BaseException | None:
 def nack_or_refuse(
     delay: Duration | None, settle: Callable[[outcomes.Outcome], Any]
 ) -> outcomes.Nack:
-    """The nack; one that is refused still records that the delivery failed, so that it is tried
-    again.
+    """The nack. With an invalid `delay` a plain nack is recorded first, so the message is retried.
 
     Raises:
-        SetupError: `delay` is no length of time.
+        SetupError: `delay` is not a valid duration.
     """
     try:
         if delay is None:
@@ -307,6 +309,6 @@ def reject_outcome(reason: str | None) -> outcomes.Reject:
 
 
 _GONE = (
-    "AckPolicy.ACK_FIRST has acked the message before its handler started, so nothing else can become of it: use "
-    "another policy for handlers that postpone, move or hold their messages"
+    "AckPolicy.ACK_FIRST acked the message before its handler started, so its outcome is final: "
+    "use another policy for handlers that postpone, move or hold their messages"
 )

@@ -1,20 +1,23 @@
 """Every error the broker raises on purpose; each is a FastStreamException, too.
 
-SqlBrokerError ├── SetupError            FastStream's, too: wrong options or wrong use, found before
-anything is written │   ├── MissingExtraError an optional package is not installed │   ├──
-SchemaError       the tables in the database are not the ones this version needs │   └── RightsError
-the database user lacks rights that this process needs ├── PublishError          a message that
-cannot be stored (also a ValueError) │   └── MessageTooLargeError  larger than the database takes
-(also a StoreError) ├── NotSupportedError     FastStream's FeatureNotSupportedException, too: what
-this database or driver cannot have ├── TransactionEndedError a handler's transaction has ended
-before its ack ├── LeaseLostError        a reservation's lease is gone: what it ended in was not
-written ├── LockLostError         a lock's lease is gone: somebody else may have it ├──
-LockNotAcquiredError  somebody else has the lock, for longer than was waited ├── ExportMismatchError
-what an export wrote is not what the database has ├── ConcurrentLoadError   two loads of one state
-at the same time └── StoreError            the database answered with an error
-    ├── AccessError           a right, or a table, is missing
-    ├── TransientStoreError   worth repeating: connection, deadlock, serialization, busy, disk full
-    └── UnknownOutcomeError   the answer to a COMMIT was lost: it may have been committed
+SqlBrokerError
+├── SetupError                  wrong options or wrong use; nothing was written (also FastStream's)
+│   ├── MissingExtraError       an optional package is not installed
+│   ├── SchemaError             the tables are not those that this version needs
+│   └── RightsError             the database user lacks rights that this process needs
+├── PublishError                the message cannot be stored as given (also a ValueError)
+│   └── MessageTooLargeError    the message exceeds a limit of the database (also a StoreError)
+├── NotSupportedError           this database or driver lacks the feature (also FastStream's)
+├── TransactionEndedError       a handler's transaction ended before its ack
+├── LeaseLostError              a reservation lost its lease; its outcome was not written
+├── LockLostError               a lock lost its lease; another holder may have it
+├── LockNotAcquiredError        another holder kept the lock for the whole waiting time
+├── ExportMismatchError         an export wrote other data than the database holds
+├── ConcurrentLoadError         two loads used one state at the same time
+└── StoreError                  the database answered with an error
+    ├── AccessError             a right or a table is missing
+    └── TransientStoreError     worth repeating: connection, deadlock, serialization, busy, disk
+        └── UnknownOutcomeError the answer to a COMMIT was lost; it may have been committed
 """
 
 # The one import of FastStream below its shell. `except faststream.exceptions.SetupError` needs real
@@ -36,14 +39,16 @@ class MissingExtraError(SetupError, ImportError):
 
 
 class SchemaError(SetupError):
-    """The tables differ from what this version needs; the message names each difference and its
-    cure.
+    """The tables differ from what this version needs.
+
+    The message names each difference and how to remove it.
     """
 
 
 class RightsError(SetupError):
-    """The database user lacks rights that this process needs; the message names each and the GRANT
-    that mends it.
+    """The database user lacks rights that this process needs.
+
+    The message names each right and the GRANT that gives it.
     """
 
 
@@ -56,39 +61,39 @@ class NotSupportedError(SqlBrokerError, FeatureNotSupportedException):
 
 
 class TransactionEndedError(SqlBrokerError):
-    """The transaction that a handler was given (transactional=True) has ended before its ack."""
+    """A handler's transaction (transactional=True) ended before the ack could join it."""
 
 
 class LeaseLostError(SqlBrokerError):
-    """The lease of a reservation is gone; nothing was written, and the message belongs to somebody
-    else.
-    """
+    """A reservation lost its lease. Nothing was written; another worker may have the message."""
 
 
 class LockLostError(SqlBrokerError):
-    """The lease of a lock is gone, or must be taken to be: somebody else may have it since."""
+    """A lock lost its lease, or could not renew it in time: another holder may have the lock."""
 
 
 class LockNotAcquiredError(SqlBrokerError):
-    """Somebody else has the lock, and kept it for as long as was waited."""
+    """Another holder kept the lock for the whole waiting time."""
 
 
 class ExportMismatchError(SqlBrokerError):
-    """What was written is not what it was written from; the export's state has not moved.
+    """The written data differs from its source; the export's state has not advanced.
 
     Attributes:
         window: Name of the window.
-        expected: Figures of the source, as text.
-        found: Figures of what was written, as text.
+        expected: Row count and checksum of the source, as text.
+        found: Row count and checksum of the written data, as text.
     """
 
     def __init__(self, window: str, expected: str, found: str, advice: str) -> None:
         super().__init__(f"window {window}: expected {expected}; found {found}. {advice}")
-        self.window, self.expected, self.found = window, expected, found
+        self.window = window
+        self.expected = expected
+        self.found = found
 
 
 class ConcurrentLoadError(SqlBrokerError):
-    """Another load of the same state ran at the same time; the state is as that one left it."""
+    """Another load of the same state ran at the same time; the state is that of the other load."""
 
 
 class StoreError(SqlBrokerError):
@@ -96,14 +101,14 @@ class StoreError(SqlBrokerError):
 
 
 class AccessError(StoreError):
-    """The statement needs a right that the database user lacks, or a table that is not there.
+    """The statement needs a right that the database user lacks, or a table that does not exist.
 
-    The text names the right, the user and the GRANT, where the database could be asked for them.
+    The text names the right, the user and the GRANT, if the database could be asked for them.
 
     Attributes:
-        only_answers: Whether outcomes were refused, and only for the right to publish what goes
-            with some of them.
-        every_answer: Whether, moreover, none can be published whatever it is.
+        only_answers: The database refused outcomes only because messages published with some of
+            them need a right that is missing.
+        every_answer: In addition, the user can publish no message at all.
     """
 
     only_answers = False
@@ -111,12 +116,13 @@ class AccessError(StoreError):
 
 
 class MessageTooLargeError(PublishError, StoreError):
-    """The message is larger than the database takes in one statement or row; it was not sent."""
+    """The message exceeds the database's limit on a statement or a row; it was not sent."""
 
 
 class TransientStoreError(StoreError):
-    """The statement may succeed when repeated: connection, deadlock, serialization, busy or full
-    disk.
+    """The statement may succeed when repeated.
+
+    Causes are a lost connection, a deadlock, a serialization failure, a busy database, a full disk.
     """
 
 

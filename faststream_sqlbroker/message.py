@@ -1,8 +1,8 @@
-"""What a handler sees of a claimed row, and how it says what the delivery ended in.
+"""The messages that handlers receive, and the methods that choose their outcome.
 
-`ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` only record an outcome on the row;
-the subscriber writes it, together with others, after the handler has ended, if the lease is still
-held. The first outcome recorded wins.
+`ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` only record an outcome on the row.
+The subscriber writes it after the handler has ended, together with others, if the lease is still
+held. The first recorded outcome wins.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
 
     @property
     def attempts_count(self) -> int:
-        """Handlers that were started for it and came to an end, before this delivery."""
+        """Handler runs that started and ended before this delivery."""
         return self.raw_message.attempts_count
 
     @property
@@ -66,7 +66,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
 
     @property
     def publish_count(self) -> int:
-        """Times it was published: 1, and one more for each `republish` and each replay."""
+        """How often it was published: 1, plus one for each `republish` and each replay."""
         return self.raw_message.publish_count
 
     @property
@@ -75,10 +75,13 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         return self.raw_message.created_at
 
     async def ack(self, *, instead: Said | None = None, **ignored: Any) -> None:
-        """Record that it is done: COMPLETED; `instead` is for FastStream, with what a handler has
-        raised.
+        """Record the outcome COMPLETED.
 
-        Options of other brokers are `ignored`, here and below, with one warning.
+        Args:
+            instead: Only FastStream passes it: the decision of an exception that the handler
+                raised.
+            ignored: Options of other brokers; they have no effect. One warning per subscriber names
+                them.
         """
         if ignored:
             warn_of_ignored([self.raw_message], "ack", ignored, "no options")
@@ -91,16 +94,17 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
     async def nack(
         self, *, delay: Duration | None = None, instead: Said | None = None, **ignored: Any
     ) -> None:
-        """Record that it is to be tried again, if the retry strategy's limit on attempts allows it.
+        """Record that the message is to be tried again, if the retry strategy allows an attempt.
 
         Args:
-            delay: Time until the next attempt in place of the strategy's: seconds, a timedelta or
-                text like "1.5h"; a negative one is at once.
-            instead: For FastStream, with what a handler has raised.
-            ignored: Options of other brokers.
+            delay: Time until the next attempt, in place of the strategy's: seconds, a timedelta or
+                text like "1.5h"; a negative value means now.
+            instead: Only FastStream passes it: the decision of an exception that the handler
+                raised.
+            ignored: Options of other brokers; they have no effect.
 
         Raises:
-            SetupError: `delay` is no length of time.
+            SetupError: `delay` is not a valid duration.
         """
         if ignored:
             warn_of_ignored([self.raw_message], "nack", ignored, "delay")
@@ -111,11 +115,11 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         await super().nack()
 
     async def reject(self, *, reason: str | None = None, **ignored: Any) -> None:
-        """Record that it is never to be tried again: FAILED.
+        """Record the outcome FAILED: the message is never tried again.
 
         Args:
             reason: Why, in a few words; stored in the archive's column `reason`.
-            ignored: Options of other brokers.
+            ignored: Options of other brokers; they have no effect.
 
         Raises:
             SetupError: `reason` is not a string.
@@ -126,48 +130,50 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         await super().reject()
 
     async def postpone(self, delay: Duration) -> None:
-        """Record that it is due again after `delay`; neither the attempt nor the delivery is
-        charged.
+        """Record that the message is due again after `delay`.
+
+        Neither the attempt nor the delivery is counted.
 
         Args:
-            delay: Seconds, a timedelta or text like "1.5h"; a negative one is at once.
+            delay: Seconds, a timedelta or text like "1.5h"; a negative value means now.
 
         Raises:
-            SetupError: `delay` is no length of time; under ACK_FIRST the message is gone.
+            SetupError: `delay` is not a valid duration, or ACK_FIRST has removed the message.
         """
         await follow([self.raw_message], Defer(delay_seconds(delay)))
         self.note_outcome()
 
     async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
-        """Record that it goes to another queue; see `Move`.
+        """Record that the message moves to another queue; see `Move`.
 
         Args:
-            queue: Its name, to which no router adds a prefix.
-            body: Another body, encoded as `publish` does; left out, it stays as it is.
-            delay: Time until it is due there; a negative one is at once.
+            queue: Its full name; no router adds a prefix.
+            body: A new body, encoded as by `publish`. Without it the message keeps its body.
+            delay: Time until the message is due there: seconds, a timedelta or text like "1.5h"; a
+                negative value means now.
 
         Raises:
-            SetupError: a queue that cannot be one, or a delay that is no length of time; under
-                ACK_FIRST the message is gone.
+            SetupError: `queue` is not a valid name, `delay` is not a valid duration, or ACK_FIRST
+                has removed the message.
             Exception: the codec cannot encode `body`; nothing is recorded.
         """
         await follow([self.raw_message], MoveTarget(queue, body, delay))
         self.note_outcome()
 
     async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
-        """Record that it is published again: `publish_count` is one higher when it comes.
+        """Record that the message is published again; `publish_count` grows by one.
 
-        It is written as `move_to` is, in the transaction that settles the message, with what was
-        published with its ack: the same id, body, headers, key, priority and times of publishing
-        and expiry. Attempts and deliveries begin anew, so nothing but its expiry and its handler
-        ends it: read `publish_count`, and give up. Within `Once` a message that stays in its queue
-        gives its key back. `move_to`, `forward_to` and the retries of the retry strategy leave
-        `publish_count` alone.
+        The transaction that settles the message writes it, as with `move_to`, together with
+        messages published with the ack. It keeps its id, body, headers, key, priority, publishing
+        time and expiry. Attempts and deliveries start again from 0, so the retry strategy never
+        ends it: the handler must check `publish_count` and stop. With `Once`, a message that stays
+        in its queue frees its key. `move_to`, `forward_to` and retries do not change
+        `publish_count`.
 
         Args:
-            queue: Its name, to which no router adds a prefix; None is the queue that it is in.
-            delay: Time until it is due: seconds, a timedelta or text like "1.5h"; a negative one is
-                at once.
+            queue: Its full name; no router adds a prefix. None: the queue that it is in.
+            delay: Time until the message is due: seconds, a timedelta or text like "1.5h"; a
+                negative value means now.
 
         Raises:
             SetupError: as `move_to`.
@@ -176,23 +182,22 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         self.note_outcome()
 
     async def extend_lease(self, duration: Duration) -> bool:
-        """Hold it for at least `duration` from now, past `max_lease` too; never shortens its lease.
+        """Extend the lease to at least `duration` from now, even past `max_lease`.
 
-        Nothing is needed to hold it while the handler awaits: leases are renewed. It is for
-        handlers that block the event loop longer than `release_stuck_timeout`, or need more than
-        `max_lease`. With transactional=True the row's lock is the lease, which is only looked
-        after.
+        It never shortens the lease. Most handlers do not need it: leases are renewed while the
+        handler awaits. It is for handlers that block the event loop longer than
+        `release_stuck_timeout`, or that need more than `max_lease`. With transactional=True the
+        row's lock is the lease; then this only checks that it is held.
 
         Args:
             duration: Longer than 0: seconds, a timedelta or text like "1.5h".
 
         Returns:
-            Whether the lease is still held; if not, whatever the handler says of the message counts
-            for nothing.
+            Whether the lease is still held. If it is not, no outcome of this delivery is written.
 
         Raises:
-            SetupError: `duration` is no such length of time; under ACK_FIRST the message is gone.
-            StoreError: the database could not be asked, or somebody else had the row locked for too
+            SetupError: `duration` is not a duration above 0, or ACK_FIRST has removed the message.
+            StoreError: the database did not answer, or another transaction locked the row for too
                 long.
         """
         return await extend([self.raw_message], duration)
@@ -208,17 +213,18 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         self.note_outcome()
 
     def note_outcome(self) -> None:
-        """Tell FastStream what the delivery ended in, as far as it has ended."""
+        """Give FastStream the outcome of the delivery, if there is one."""
         if self.committed is None and self.raw_message.outcome is not None:
-            # Another object over the same row may have been first.
+            # The row's outcome, not the caller's: another object of the same row may have settled
+            # it first.
             self.committed = _status(self.raw_message.outcome)
 
 
 class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
     """The messages of one call of a batch handler.
 
-    `ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` are for those of `messages` that
-    have not been settled one by one.
+    `ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` apply to those of `messages` that
+    were not settled one by one.
     """
 
     def __init__(
@@ -230,16 +236,23 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         decoder: "AsyncCallable",
         **kwargs: Any,
     ) -> None:
-        """`parse` and `decoder` are for the single messages, if somebody asks for them; the rest is
-        FastStream's.
+        """Make the batch; the single messages are made when `messages` is first read.
+
+        Args:
+            raw_message: The rows.
+            body: Their payloads.
+            parse: Makes a single message of a row.
+            decoder: Decodes the body of a single message.
+            kwargs: Those of FastStream's StreamMessage.
         """
         super().__init__(raw_message, body, **kwargs)
-        self._parse, self._decoder = parse, decoder
+        self._parse = parse
+        self._decoder = decoder
         self._messages: list[SqlBrokerMessage] | None = None
 
     @property
     def opened(self) -> bool:
-        """Whether somebody has asked for the single messages."""
+        """Whether `messages` was read."""
         return self._messages is not None
 
     @property
@@ -252,9 +265,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         return self._messages
 
     def set_decoder(self, decoder: "AsyncCallable") -> None:
-        """Decode with `decoder`; a codec's `decode_batch` brings its `decode` for the single
-        messages.
-        """
+        """Decode with `decoder`. Of a codec's `decode_batch`, single messages use its `decode`."""
         super().set_decoder(decoder)
         decode = getattr(getattr(decoder, "__self__", None), "decode", None)
         if callable(decode):
@@ -263,7 +274,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
                 message.set_decoder(decode)
 
     async def decode(self) -> Any:
-        """The bodies, as the decoder makes them."""
+        """The decoded bodies; an error of the decoder is recorded for splitting the batch."""
         try:
             return await super().decode()
         except Exception as error:
@@ -313,23 +324,22 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         await super().nack()
 
     async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
-        """`SqlBrokerMessage.move_to` for every message not settled yet, all with the same body if
-        one is given.
-        """
+        """`SqlBrokerMessage.move_to` for every message not settled yet; `body` is for each."""
         await follow(self.raw_message, MoveTarget(queue, body, delay))
         self._note_outcomes()
         await super().ack()
 
     async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
-        """`SqlBrokerMessage.republish` for every message not settled yet; None leaves each in its
-        queue.
+        """`SqlBrokerMessage.republish` for every message not settled yet.
+
+        Without `queue` each message stays in its own queue.
         """
         await follow(self.raw_message, MoveTarget(queue, KEPT, delay, published_again=True))
         self._note_outcomes()
         await super().ack()
 
     async def extend_lease(self, duration: Duration) -> bool:
-        """`SqlBrokerMessage.extend_lease` for all of them at once; whether all are still held."""
+        """`SqlBrokerMessage.extend_lease` for the whole batch; whether all are still held."""
         return await extend(self.raw_message, duration)
 
     async def _follow_raised(self, said: Said) -> None:

@@ -1,4 +1,4 @@
-"""What is to be published: by whoever calls `publish`, and by a handler's return value."""
+"""The options of a publish, its command, and the response that a handler may return."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -15,42 +15,43 @@ if TYPE_CHECKING:
 
 
 class PlainOptions(TypedDict, total=False):
-    """Keyword arguments of a publish whose message is stored in any case; all may be left out, None
-    is the same.
+    """Keyword arguments of a publish, without those that may keep the message from being stored.
+
+    None is the same as leaving an argument out.
     """
 
     headers: dict[str, Any] | None
     """JSON values by name."""
     correlation_id: str | None
-    """Default what `id_generator` makes, or nothing: the reader takes the message's id."""
+    """Default: what `id_generator` makes. Without one, the handler sees the message's id."""
     reply_to: str
     """Queue for the handler's answer."""
     priority: int | None
     """-100 to 100; higher ones are claimed first. Default 0."""
     key: str | None
-    """1 to 255 characters; what the message is about."""
+    """1 to 255 characters; names what the message is about."""
     delay: Duration | None
-    """Time until it is due: seconds, a timedelta or text like "1.5h"; a negative one is at once;
-    not with next_attempt_at."""
+    """Time until it is due: seconds, a timedelta or text like "1.5h"; a negative value means now.
+    Not together with next_attempt_at."""
     next_attempt_at: datetime | float | timedelta | str | None
-    """When it is due: a datetime with a time zone, Unix seconds, or as `delay` a timedelta or text
-    like "2h45m" from now by the database's clock; not with delay."""
+    """When it is due: a datetime with a time zone, or Unix seconds. A timedelta or text like
+    "2h45m" counts from now by the database's clock. Not together with delay."""
     expires_in: Duration | None
-    """Time after which no handler is started for it any more; longer than 0."""
+    """Time after which no handler starts for it any more; longer than 0."""
     destination: str | None
-    """Queue that the message is meant for, kept as its header of that name: a subscriber of `queue`
-    with forward_to=DESTINATION moves it there."""
+    """Queue that the message is meant for, stored as a header: a subscriber of `queue` with
+    forward_to=DESTINATION moves the message there."""
 
 
 class MessageOptions(PlainOptions, total=False):
     """Keyword arguments of every publish."""
 
     dedup_id: str | None
-    """1 to 255 characters; while a message of the queue has it, another with it is not stored."""
+    """1 to 255 characters. While the queue has a message with it, a second one is not stored."""
 
 
 class TransactionOptions(TypedDict, total=False):
-    """The caller's transaction; one of them at most."""
+    """The caller's transaction: at most one of them."""
 
     connection: "AsyncConnection | None"
     """Publish in the transaction of this connection."""
@@ -66,15 +67,16 @@ class PublishOptions(MessageOptions, TransactionOptions, total=False):
     """Keyword arguments of `publish` and `publish_batch`."""
 
     with_ack: bool
-    """Inside a handler: publish in the transaction that acks its message, only if it is acked; no
-    id is known then."""
+    """Only in a handler: publish in the transaction that acks its message, and only if it is acked.
+    `publish` then returns None instead of an id."""
 
 
 class SqlBrokerPublishCommand(BatchPublishCommand):
-    """One publish on its way through the middlewares; its values are checked when it becomes rows.
+    """One publish on its way through the middlewares; `make_row` checks its values afterwards.
 
-    `options` holds what was given of priority, key, dedup_id, delay, next_attempt_at, expires_in
-    and destination; `connection` is the caller's AsyncConnection or AsyncSession, or None.
+    `options` holds those of priority, key, dedup_id, delay, next_attempt_at, expires_in and
+    destination that were given. `connection` is the caller's AsyncConnection or AsyncSession, or
+    None.
     """
 
     def __init__(
@@ -98,11 +100,11 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         session: "AsyncSession | None" = None,
         with_ack: bool = False,
     ) -> None:
-        """`messages` are the further bodies of a batch; the other arguments are those of `publish`.
+        """The arguments are those of `publish`; `messages` are the further bodies of a batch.
 
         Raises:
-            PublishError: more than one of connection, session and with_ack; a connection or session
-                that is not asynchronous.
+            PublishError: more than one of connection, session and with_ack was given, or a
+                connection or session is not asynchronous.
         """
         super().__init__(
             message,
@@ -122,10 +124,9 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         self.connection = _one_transaction(connection, session, with_ack=with_ack)
         self.with_ack = with_ack
         self.stacked = False
-        """Whether FastStream publishes a handler's answer, which joins its ack where that is
-        possible."""
+        """Whether this is a handler's answer; it joins the handler's ack if that is possible."""
         self.codec: CodecProto | None = None
-        """Encodes the bodies in place of the broker's: that of the publisher's router."""
+        """The codec of the publisher's router; None: the broker's codec encodes the bodies."""
 
     @property
     def queue(self) -> str:
@@ -138,11 +139,11 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> "SqlBrokerPublishCommand":
-        """Any broker's command as one of ours; one of ours is returned as it is.
+        """Convert any broker's command; a SqlBrokerPublishCommand is returned itself.
 
         Args:
             cmd: Any broker's command.
-            batch: Whether a list or tuple as the body is several messages.
+            batch: Whether a body that is a list or tuple holds several messages.
         """
         if isinstance(cmd, cls):
             if batch and not cmd.extra_bodies:
@@ -161,10 +162,10 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 
 
 class SqlBrokerResponse(Response):
-    """A body with its own options: returned from a handler, or an item of `publish_batch`.
+    """A body with its own options, to return from a handler or to pass to `publish_batch`.
 
-    In `publish_batch` what is given here goes before the call's arguments. Returned from a handler
-    it goes to each stacked `@broker.publisher`, whose own queue goes before `queue`.
+    In `publish_batch` its options override the call's arguments. Returned from a handler, it goes
+    to each stacked `@broker.publisher`; a publisher's own queue overrides `queue`.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class SqlBrokerResponse(Response):
         )
 
     def as_publish_command(self) -> SqlBrokerPublishCommand:
-        """A command of its own for each publisher that is to send it."""
+        """A new command; each publisher gets one of its own."""
         return SqlBrokerPublishCommand(
             self.body,
             queue=self.queue or "",
@@ -209,7 +210,7 @@ class SqlBrokerResponse(Response):
         )
 
     def get_publish_key(self) -> str | None:
-        """The key."""
+        """The message's key; FastStream asks for it."""
         key: str | None = self.options.get("key")
         return key
 
@@ -218,6 +219,7 @@ SqlBrokerPublishMessage = SqlBrokerResponse
 
 
 _OPTIONS = "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in", "destination"
+"""In the order in which `_given` takes their values."""
 _NONE = (None,) * len(_OPTIONS)
 
 
@@ -242,7 +244,7 @@ def _one_transaction(connection: Any, session: Any, *, with_ack: bool) -> Any:
         hasattr(given, "sync_connection") or hasattr(given, "sync_session")
     ):
         raise PublishError(
-            f"a publish takes part in the transaction of an AsyncConnection or AsyncSession, got {given!r}: "
-            "for synchronous ones there is publish_sync"
+            f"connection and session take an AsyncConnection or AsyncSession, got {given!r}: "
+            "use publish_sync for a synchronous one"
         )
     return given

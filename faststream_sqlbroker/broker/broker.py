@@ -1,4 +1,4 @@
-"""The broker: FastStream's shell, and the place where everything is put together."""
+"""`SqlBroker`: makes the parts, connects them to FastStream, and starts and stops them."""
 
 import asyncio
 import logging
@@ -87,54 +87,56 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         context: ContextRepo | None = None,
         id_generator: "IdGenerator" = gen_cor_id,
     ) -> None:
-        """Put the broker together; nothing is connected to yet.
+        """Make a broker; it does not connect to the database yet.
+
+        Durations are seconds, a timedelta or text like "1.5m".
 
         Args:
-            engine: An AsyncEngine, which stays yours, or a URL, of which the broker makes its own.
+            engine: An AsyncEngine, or a database URL. The broker disposes only of an engine that it
+                made from a URL.
             schema: Names of the tables.
-            validate_schema_on_start: Whether `start` compares the tables with those needed.
-            statement_timeout: Time that any of the broker's transactions may take, waiting for a
-                connection included; longer than 0. This and other times are seconds, a timedelta or
-                text like "1.5m".
+            validate_schema_on_start: `start` compares the tables with those that are needed.
+            statement_timeout: Longest time of each of the broker's transactions, including the
+                wait for a connection; longer than 0.
             max_connections: Most connections for claiming, writing outcomes and maintenance
                 together; default half of the engine's pool. Publishing takes one more, LISTEN
                 another.
-            pgbouncer: Whether the engine leads to a PgBouncer in transaction mode: no named
+            pgbouncer: The engine leads to a PgBouncer in transaction mode: the broker uses no named
                 statements, and LISTEN only through `listen_url`.
-            listen_url: Where to LISTEN, past a PgBouncer: a URL straight to the same database, by
-                asyncpg.
-            graceful_timeout: Time that `stop` gives running handlers, 0 or more; None waits for
-                them.
-            presence_interval: Time between two signs of life of this process's subscribers in the
-                database, 100 ms or more; within it they hear of queues that are paused. A process
-                that has not been heard of for four intervals no longer counts as alive.
-            ack_policy: Default of all subscribers.
+            listen_url: A URL for LISTEN that bypasses PgBouncer: straight to the same database,
+                with asyncpg.
+            graceful_timeout: How long `stop` waits for running handlers, 0 or more; None without
+                limit.
+            presence_interval: Time between two heartbeats of this process's subscribers in the
+                database, 100 ms or more. Within it they learn of paused queues. A process counts as
+                dead after four intervals without a heartbeat.
+            ack_policy: Default policy of all subscribers.
             decoder: Default decoder of bodies.
             parser: Default parser of rows.
-            codec: Encodes and decodes bodies; in place of a decoder.
-            dependencies: Of every handler.
-            middlewares: Around every handler and publish.
+            codec: Encodes and decodes bodies; give it or a decoder, not both.
+            dependencies: Dependencies of every handler.
+            middlewares: Middlewares of every handler and publish.
             routers: Routers to include.
-            security: For AsyncAPI documents.
+            security: Security of the server in AsyncAPI documents.
             specification_url: Address in AsyncAPI documents; default the engine's, without its
                 password.
-            protocol: Protocol there; default the database's name.
-            protocol_version: Its version there.
-            description: Description there.
-            tags: Tags there.
-            logger: A logger; None for silence.
-            log_level: Level of FastStream's own lines.
-            apply_types: Whether handlers' annotations are checked and converted.
+            protocol: Protocol in AsyncAPI documents; default the database's name.
+            protocol_version: Version of the protocol in AsyncAPI documents.
+            description: Description of the server in AsyncAPI documents.
+            tags: Tags of the server in AsyncAPI documents.
+            logger: A logger; None logs nothing.
+            log_level: Level of FastStream's own log lines.
+            apply_types: Handlers' arguments are validated and converted by their annotations.
             serializer: FastDepends' serializer.
             provider: FastDepends' provider.
             context: FastStream's context.
-            id_generator: Makes the correlation ids of messages that are published without one; the
-                default leaves them out, and readers take the message's id.
+            id_generator: Makes the correlation id of a message that is published without one. By
+                default none is stored, and handlers see the message's id instead.
 
         Raises:
-            SetupError: an engine that cannot serve: synchronous, of another database, in-memory
-                SQLite, with a StaticPool; what is no time; or presence_interval is less than 100
-                ms.
+            SetupError: the engine cannot be used (synchronous, of another database, in-memory
+                SQLite, with a StaticPool), a duration is not valid, or presence_interval is less
+                than 100 ms.
         """
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
         self._listen_engine = make_listen_engine(listen_url)
@@ -191,7 +193,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
     @property
     def admin(self) -> Admin:
-        """What operators ask and tell; works before `start`, too."""
+        """Operations for operators, such as pausing a queue; they work before `start`, too."""
         return Admin(
             self._store,
             channel=self._wakeups.channel,
@@ -200,7 +202,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             pipelines=getattr(self, "pipelines", ()),
         )
 
-    # -- life -----------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------
 
     @override
     async def _connect(self) -> AsyncEngine:
@@ -211,16 +213,15 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
     @override
     async def start(self) -> None:
-        """Check the database, the rights on its tables and the tables themselves, and start the
-        subscribers.
+        """Check the database, its tables and the rights on them, then start the subscribers.
 
         Raises:
-            RightsError: the database user lacks rights that this process needs; each is named with
-                its GRANT.
-            SchemaError: the tables differ from those needed; every difference is named with its
-                cure.
-            SetupError: the server is set up in a way the broker cannot work with, two schedules
-                have one name, or dead letters would be moved round without end.
+            RightsError: the database user lacks rights that this process needs; the text names each
+                with its GRANT.
+            SchemaError: the tables differ from those needed; the text names every difference and
+                how to remove it.
+            SetupError: a setting of the server does not work with the broker, two schedules have
+                the same name, or dead letters would go in a circle for ever.
             StoreError: the database cannot be reached.
         """
         refuse_endless_dead_letters(self.subscribers)
@@ -237,7 +238,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
     @property
     def _activities(self) -> Activities:
-        """What this process does in the database, as far as it is declared."""
+        """What the declared subscribers, publishers and schedules do in the database."""
         found = {Activity.SCHEDULE} if self.schedules else set()
         for subscriber in self.subscribers:
             found |= getattr(subscriber, "activities", set())
@@ -249,7 +250,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         problems = await self._store.differences()
         if problems:
             msg = advice(problems)
-            # `faststream run` prints a hundred lines of traceback before the text of an error.
+            # `faststream run` prints a long traceback before the text; the log shows it at once.
             self._log_of_loops(logging.CRITICAL, msg.splitlines()[0])
             raise SchemaError(msg)
 
@@ -260,8 +261,12 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Drain the subscribers; start works again afterwards. The caller's engine is left alone."""
-        # Beside the subscribers: what runs has one graceful_timeout, not two.
+        """Stop claiming, wait up to `graceful_timeout` for running handlers, write their outcomes.
+
+        The broker can be started again. An engine that the caller passed is not disposed of.
+        """
+        # The scheduler stops at the same time as the subscribers, so that both together take one
+        # graceful_timeout, not two.
         scheduler = asyncio.create_task(self._scheduler.stop(self.config.graceful_timeout))
         try:
             await super().stop(exc_type, exc_val, exc_tb)
@@ -279,14 +284,16 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
     @override
     async def ping(self, timeout: Duration | None = 3.0) -> bool:
-        """Whether the database answers within `timeout` (None: statement_timeout) and every running
-        loop works.
+        """Whether the database answers within `timeout` and every running loop works.
 
-        False, too, from the first statement that is refused because a right is missing until that
-        right is given, and while a table is missing.
+        It is False, too, while a table is missing, and from the first statement that was refused
+        for a missing right until that right is given.
+
+        Args:
+            timeout: Seconds, a timedelta or text like "3s"; None is `statement_timeout`.
 
         Raises:
-            SetupError: `timeout` is no time, or negative.
+            SetupError: `timeout` is not a valid duration.
         """
         limit = time_or_none("timeout", timeout)
         loops = (self._scheduler, self._rights, *self.subscribers)
@@ -295,24 +302,25 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         return await self._store.ping(limit, self._rights.activities)
 
     async def create_tables(self) -> None:
-        """Create what is missing of the tables; for development and tests.
+        """Create the tables that are missing; for development and tests.
 
         Raises:
-            SchemaError: a table of that name is somebody else's.
+            SchemaError: a table of that name exists and is not the broker's.
         """
         await self._store.create_tables()
 
     def _log_of_loops(
         self, level: int, text: str, *, exc_info: BaseException | None = None, **_: Any
     ) -> None:
-        self._setup_logger()  # `admin` works without `connect`, which does it otherwise
+        # `connect` sets the logger up, but `admin` works without `connect`.
+        self._setup_logger()
         self.config.logger.log(
             text, level, extra={"queue": "", "message_id": ""}, exc_info=exc_info
         )
 
 
 def _urls(given: str | Iterable[str] | None, engine: AsyncEngine) -> list[str]:
-    """Addresses for documents."""
+    """The server's addresses in AsyncAPI documents."""
     if given is None:
         return [engine.url.render_as_string(hide_password=True)]
     return [given] if isinstance(given, str) else list(given)

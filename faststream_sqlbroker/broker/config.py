@@ -1,4 +1,4 @@
-"""What the broker, its routers, and their publishers and subscribers share."""
+"""The configuration that the broker shares with its routers, publishers and subscribers."""
 
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -15,8 +15,8 @@ from faststream_sqlbroker.store import Store
 
 
 def _driver_annotations() -> dict[Any, Any]:
-    """Classes a handler may be annotated with by mistake, and the annotation that was meant."""
-    # annotations imports the broker, which imports this module.
+    """Classes that a handler may be annotated with by mistake, and the right annotation of each."""
+    # Imported here: `annotations` imports the broker, which imports this module.
     from faststream_sqlbroker import annotations, message  # noqa: PLC0415
 
     module = "faststream_sqlbroker"
@@ -39,7 +39,7 @@ def _driver_annotations() -> dict[Any, Any]:
 
 @dataclass(kw_only=True)
 class SqlBrokerConfig(BrokerConfig):
-    """A broker's configuration; everything else reaches store and wake-ups through it."""
+    """A broker's configuration; publishers and subscribers reach the store through it."""
 
     store: Store
     wakeups: Wakeups
@@ -50,7 +50,7 @@ class SqlBrokerConfig(BrokerConfig):
 
 @dataclass(kw_only=True)
 class SqlBrokerRouterConfig(BrokerConfig):
-    """A router's configuration, until it is included in a broker."""
+    """A router's configuration; the store and the rest come from the broker that includes it."""
 
     default_driver_annotations: Any = field(default_factory=_driver_annotations)
 

@@ -1,4 +1,4 @@
-"""The engine a broker works with: the caller's, or its own made of a URL."""
+"""The engine of a broker: the caller's, or one made from a URL."""
 
 from typing import Any
 
@@ -18,15 +18,16 @@ EXTRAS = {
 """The extra that installs a driver."""
 
 PYMYSQL_LIMIT = (1, 2)
+"""The first release of PyMySQL with which aiomysql 0.3.2 cannot bind bytes."""
 
 
 def make_engine(given: Any, *, pgbouncer: bool = False) -> tuple[AsyncEngine, bool]:
-    """The engine, and whether it is the broker's own (disposed by its stop).
+    """The engine, and whether it was made here; then `stop` of the broker disposes of it.
 
     Raises:
-        SetupError: neither an AsyncEngine nor a URL of a supported database.
+        SetupError: `given` is neither an AsyncEngine nor a URL of a supported database.
         MissingExtraError: the URL's driver is not installed.
-        NotSupportedError: `pgbouncer` without PostgreSQL.
+        NotSupportedError: `pgbouncer` is set and the database is not PostgreSQL.
     """
     engine = given if isinstance(given, AsyncEngine) else _engine_of_url(given)
     _refuse_bad_pair(engine)
@@ -43,9 +44,11 @@ def _engine_of_url(given: Any) -> AsyncEngine:
         )
         raise SetupError(msg)
     if not isinstance(given, str | URL):
-        # Whatever it is, it may hold a password.
-        msg = f"engine must be an AsyncEngine or a database URL as text or URL, got {type(given).__name__}"
-        raise SetupError(msg)
+        # Only the type is shown: the value may hold a password.
+        raise SetupError(
+            "engine must be an AsyncEngine or a database URL as text or URL, "
+            f"got {type(given).__name__}"
+        )
     try:
         return create_async_engine(given)
     except ModuleNotFoundError as error:
@@ -54,26 +57,30 @@ def _engine_of_url(given: Any) -> AsyncEngine:
         msg = f"the driver {error.name!r} is not installed: {hint}"
         raise MissingExtraError(msg) from error
     except (ArgumentError, NoSuchModuleError) as error:
-        # The URL may hold a password, so it is not repeated.
-        msg = f"the database URL cannot be used: give one like postgresql+asyncpg://user@host/name ({type(error).__name__})"
+        # The text leaves out the URL, which may hold a password.
+        msg = (
+            "the database URL cannot be used: give one like "
+            f"postgresql+asyncpg://user@host/name ({type(error).__name__})"
+        )
         raise SetupError(msg) from error
     except InvalidRequestError as error:
-        msg = f"no asyncio engine can be made of the database URL: {error}"
+        msg = f"no asyncio engine can be made from the database URL: {error}"
         raise SetupError(msg) from error
-    except Exception as error:  # noqa: BLE001 - whatever a dialect raises
-        # It may quote a part of the password, so it is not chained either.
+    except Exception as error:  # noqa: BLE001 - a dialect may raise anything
+        # The error may quote a part of the password, so it is neither shown nor chained.
         msg = (
-            "no asyncio engine can be made of the database URL: quote user and password by urllib.parse.quote_plus, "
-            f"and write the port as a number ({type(error).__name__})"
+            "no asyncio engine can be made from the database URL: quote user and password by "
+            "urllib.parse.quote_plus, and write the port as a number "
+            f"({type(error).__name__})"
         )
         raise SetupError(msg) from None
 
 
 def make_listen_engine(url: Any) -> AsyncEngine | None:
-    """An engine for listening only.
+    """An engine for LISTEN only; None without a URL.
 
     Raises:
-        SetupError: not a URL of PostgreSQL by asyncpg.
+        SetupError: `url` is not a URL of PostgreSQL with asyncpg.
         MissingExtraError: asyncpg is not installed.
     """
     if url is None:
@@ -81,22 +88,22 @@ def make_listen_engine(url: Any) -> AsyncEngine | None:
     if isinstance(url, AsyncEngine):
         raise SetupError("listen_url must be a database URL, got an engine")
     if not isinstance(url, str | URL):
-        # As above, it may hold a password.
+        # Only the type is shown: the value may hold a password.
         raise SetupError(
             f"listen_url must be a database URL as text or URL, got {type(url).__name__}"
         )
     engine, _ = make_engine(url)
     if engine.dialect.driver != "asyncpg":
-        msg = f"listen_url must lead to PostgreSQL by asyncpg, got {engine.dialect.name}+{engine.dialect.driver}"
-        raise SetupError(msg)
+        got = f"{engine.dialect.name}+{engine.dialect.driver}"
+        raise SetupError(f"listen_url must lead to PostgreSQL by asyncpg, got {got}")
     return engine
 
 
 def through_pgbouncer(engine: AsyncEngine) -> None:
-    """Let `engine` make connections that work through PgBouncer in transaction mode.
+    """Make the engine's new connections work through PgBouncer in transaction mode.
 
-    There a prepared statement with a name belongs to a server's connection that the next
-    transaction may not get. Connections that the engine has made before keep theirs.
+    There each transaction may get another server connection, so a named prepared statement of an
+    earlier transaction may not exist. Existing connections of the engine do not change.
 
     Raises:
         NotSupportedError: `engine` is not PostgreSQL's.
@@ -119,11 +126,17 @@ _UNNAMED: dict[str, dict[str, Any]] = {
     },
     "psycopg": {"prepare_threshold": None},
 }
-"""Arguments with which each driver keeps no prepared statement beyond a transaction."""
+"""Arguments of each driver's `connect` that keep it from using named prepared statements."""
 
 
 def _refuse_bad_pair(engine: AsyncEngine) -> None:
-    """Aiomysql 0.3.2 asks PyMySQL for a function that its release 1.2 made a string."""
+    """Refuse versions of aiomysql and PyMySQL that fail together.
+
+    aiomysql 0.3.2 calls a function of PyMySQL that is a string from PyMySQL 1.2 on.
+
+    Raises:
+        SetupError: such versions are installed.
+    """
     if engine.dialect.driver != "aiomysql":
         return
     import aiomysql  # noqa: PLC0415
@@ -132,7 +145,7 @@ def _refuse_bad_pair(engine: AsyncEngine) -> None:
     version = tuple(pymysql.VERSION[:2])
     if version >= PYMYSQL_LIMIT and aiomysql.__version__ <= "0.3.2":
         msg = (
-            f"aiomysql {aiomysql.__version__} cannot bind bytes with PyMySQL {pymysql.VERSION_STRING}: "
-            "pip install 'pymysql<1.2'"
+            f"aiomysql {aiomysql.__version__} cannot bind bytes with PyMySQL "
+            f"{pymysql.VERSION_STRING}: pip install 'pymysql<1.2'"
         )
         raise SetupError(msg)

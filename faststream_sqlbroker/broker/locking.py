@@ -1,4 +1,4 @@
-"""`broker.lock`."""
+"""`broker.lock`: a lock for all processes."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,7 +12,7 @@ from faststream_sqlbroker.flow.locks import Lock, Locks
 
 
 class SqlBrokerLocking(SqlBrokerPublishing):
-    """Locks by key, for the whole fleet."""
+    """Locks by key, across all processes that use the tables."""
 
     _locks: Locks
 
@@ -21,28 +21,30 @@ class SqlBrokerLocking(SqlBrokerPublishing):
     ) -> AbstractAsyncContextManager[Lock]:
         """Lock `key` while a block runs: `async with broker.lock("report") as lock:`.
 
-        At most one holder at a time, in all processes, by the database's clock, for as long as its
-        lease runs: it is renewed after each third while the block runs, and ends by itself when the
-        process dies. Each holder gets a `fence` greater than all before. No transaction and no
-        connection is held. Not reentrant. Needs no started broker.
+        At most one holder has the lock at a time, in all processes, while its lease runs by the
+        database's clock. The lease is renewed after each third of it while the block runs, and runs
+        out when the process dies. Each holder gets a `fence` greater than all earlier ones. The
+        lock holds no transaction and no connection. It is not reentrant, and needs no started
+        broker.
 
-        A cancelled `lock` leaves nothing locked, nor does one whose COMMIT stays unanswered, once
-        its lease is over.
+        A cancelled `lock` leaves the key unlocked. If the answer to its COMMIT is lost, the key may
+        stay locked until the lease runs out.
 
         Args:
-            key: 1 to 255 characters. Its row stays in the table for ever, so keys should not be
-                made without end.
-            lease: How long the lock outlives its process; longer than any pause of the event loop.
-            wait: How long to wait for whoever has it: None without limit, 0 tries once. A statement
-                under way at the end is waited for.
+            key: 1 to 255 characters. Its row stays in the table for ever, so the set of keys should
+                be limited.
+            lease: How long the lock stays locked after its process died: seconds, a timedelta or
+                text like "30s". Make it longer than any pause of the event loop.
+            wait: How long to wait for the current holder: None without limit, 0 tries once. A
+                statement under way at the end is waited for.
 
         Raises:
-            LockNotAcquiredError: somebody else had it all the while.
-            LockLostError: at the end of a block that may have worked without the lock, unless it
-                raised itself.
-            SetupError: an argument that cannot be used.
-            StoreError: the database refused, or could not be reached at the first try; what passes
-                later is waited for.
+            LockNotAcquiredError: another holder kept the lock for the whole waiting time.
+            LockLostError: at the end of a block that may have run without the lock, unless the
+                block raised itself.
+            SetupError: an argument is not valid.
+            StoreError: the database refused the statement, or could not be reached at the first
+                try; a later outage is waited out.
         """
         if (problem := name_problem(key)) is not None:
             raise SetupError(f"{short(key)} cannot be the key of a lock: {problem}")

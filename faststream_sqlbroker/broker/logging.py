@@ -1,4 +1,4 @@
-"""The broker's log lines: FastStream's, with a column for the queue."""
+"""The broker's default logger: FastStream's, with a column for the queue."""
 
 import logging
 from functools import partial
@@ -12,27 +12,29 @@ if TYPE_CHECKING:
     from faststream._internal.context import ContextRepo
 
 MESSAGE_ID_WIDTH = 10
+"""Characters of the column for message ids; longer ids make their line longer."""
+QUEUE_WIDTH = 4
+"""Characters of the column for queues, at least."""
 
 
 class QueueLoggerStorage(DefaultLoggerStorage):
-    """Makes the default logger, as wide as the longest queue name."""
+    """Makes the default logger; its column for queues is as wide as the longest name."""
 
     def __init__(self) -> None:
-        """Start with the narrowest column."""
         super().__init__()
-        self._queue_width = 4
+        self._queue_width = QUEUE_WIDTH
         self.logger_log_level = logging.INFO
 
     def set_level(self, level: int) -> None:
-        """Least level that is written."""
+        """Write lines of `level` and above."""
         self.logger_log_level = level
 
     def register_subscriber(self, params: dict[str, Any]) -> None:
-        """Make room for a subscriber's queues."""
+        """Widen the column to the names of a subscriber's queues."""
         self._queue_width = max(self._queue_width, len(params.get("queue", "")))
 
     def get_logger(self, *, context: "ContextRepo") -> "LoggerProto":
-        """The logger, made once."""
+        """The logger; it is made at the first call."""
         if found := self._get_logger_ref():
             return found
         made = get_broker_logger(

@@ -1,4 +1,4 @@
-"""Pipelines: several subscribers without a handler that are one service."""
+"""Pipelines: several subscribers without a handler that form one service."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,28 +25,30 @@ class Step:
     """One queue of a pipeline, with the options of its subscriber."""
 
     def __init__(self, queue: str, **options: Unpack[SubscriberOptions]) -> None:
-        """The options are those of `SqlBroker.subscriber` without `forward_to`, which the pipeline
-        gives.
+        """The options are those of `SqlBroker.subscriber`; the pipeline sets `forward_to`.
 
         Raises:
-            SetupError: `queue` is not one name, or `forward_to` is given.
+            SetupError: `queue` is not a valid name, or `forward_to` is given.
         """
         if (problem := name_problem(queue)) is not None:
             raise SetupError(f"a step of a pipeline has one queue, got {short(queue)}: {problem}")
         if "forward_to" in options:
             raise SetupError(
-                f"the step {queue!r} is given forward_to={short(options['forward_to'])}, but its messages go to the next "
-                "step: leave it out, and give forward_to to the pipeline for the last one"
+                f"the step {queue!r} has forward_to={short(options['forward_to'])}, but its "
+                "messages go to the next step: leave it out; forward_to of the pipeline is for the "
+                "last step"
             )
-        self.queue, self.options = queue, options
+        self.queue = queue
+        self.options = options
 
 
 class Pipeline:
-    """What `broker.pipeline` returns: a service whose steps move each message on."""
+    """A service whose steps move each message to the next one; made by `broker.pipeline`."""
 
     def __init__(self, name: str, subscribers: "Sequence[QueueSubscriber]") -> None:
         """`subscribers` are the steps, in their order."""
-        self.name, self.subscribers = name, tuple(subscribers)
+        self.name = name
+        self.subscribers = tuple(subscribers)
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -55,40 +57,42 @@ class Pipeline:
 
     @property
     def forward_to(self) -> str | Destination:
-        """Where the last step moves messages, with the routers' prefix."""
+        """The queue to which the last step moves messages, with the routers' prefix."""
         target = self.subscribers[-1].forward_to
         assert target is not None  # noqa: S101 - every step has one
         return target
 
     def step_of(self, queue: str) -> int | None:
-        """The number of the step with `queue`, 1 for the first; None if none has it."""
+        """The number of the step with `queue`, 1 for the first; None if no step has it."""
         steps = self.steps
         return steps.index(queue) + 1 if queue in steps else None
 
     def __str__(self) -> str:
-        """The way of a message."""
+        """The queues that a message passes, in order."""
         target = self.forward_to
         last = f"(header {target.value})" if isinstance(target, Destination) else target
         return " → ".join((*self.steps, last))
 
     def __repr__(self) -> str:
-        """Name and way."""
+        """The name and the queues."""
         return f"<Pipeline {self.name}: {self}>"
 
 
 class ServiceTags(Iterable["Tag | TagDict"]):
-    """The tags of a broker in AsyncAPI documents: its own, and one for each pipeline it has by
-    then.
+    """The tags of a broker in AsyncAPI documents: its own, and one for each pipeline.
+
+    Pipelines may be declared after the broker was made, so they are read when a document is.
     """
 
     def __init__(
         self, own: "Iterable[Tag | TagDict]", pipelines: "Callable[[], Iterable[Pipeline]]"
     ) -> None:
-        """Keep `own`; `pipelines` is asked each time."""
-        self._own, self._pipelines = tuple(own), pipelines
+        """Keep `own`; `pipelines` is called for each document."""
+        self._own = tuple(own)
+        self._pipelines = pipelines
 
     def __iter__(self) -> "Iterator[Tag | TagDict]":
-        """All of them."""
+        """The broker's tags, then those of the pipelines."""
         yield from self._own
         for pipeline in self._pipelines():
             yield Tag(name=pipeline.name, description=str(pipeline))
@@ -97,10 +101,10 @@ class ServiceTags(Iterable["Tag | TagDict"]):
 def check_pipeline(
     name: object, steps: Sequence[Any], forward_to: str | Destination, taken: Iterable[str]
 ) -> None:
-    """Refuse what is no pipeline; `taken` are the names of others.
+    """Check the arguments of `broker.pipeline`; `taken` are the names of other pipelines.
 
     Raises:
-        SetupError: as said.
+        SetupError: one of them is not valid.
     """
     if not isinstance(name, str) or not name:
         raise SetupError(f"the name of a pipeline must be text, got {short(name)}")
@@ -115,8 +119,8 @@ def check_pipeline(
             )
     if forward_to in queues:
         raise SetupError(
-            f"forward_to={short(forward_to)} is a step of the pipeline {short(name)} itself, where messages would go "
-            "round for ever: give another queue"
+            f"forward_to={short(forward_to)} is a step of the pipeline {short(name)} itself, so "
+            "messages would go in a circle: give another queue"
         )
     if (
         not isinstance(forward_to, Destination)
@@ -130,8 +134,8 @@ def _check_steps_are(name: str, steps: Sequence[Any]) -> None:
         raise SetupError(f"the pipeline {short(name)} has no step: give at least one Step(queue)")
     if len(steps) > MOST_HOPS:
         raise SetupError(
-            f"the pipeline {short(name)} has {len(steps)} steps, and a message is moved on at most {MOST_HOPS} times before "
-            "a handler takes it: use fewer steps"
+            f"the pipeline {short(name)} has {len(steps)} steps, but a message moves at most "
+            f"{MOST_HOPS} times before a handler takes it: use fewer steps"
         )
     for step in steps:
         if not isinstance(step, Step):
@@ -139,19 +143,22 @@ def _check_steps_are(name: str, steps: Sequence[Any]) -> None:
 
 
 def check_steps(steps: Sequence[Step], targets: Sequence[str | Destination]) -> None:
-    """Refuse options that cannot work, before the first subscriber is made.
+    """Check the options of all steps before the first subscriber is made.
+
+    An error then leaves the broker without half a pipeline.
 
     Raises:
         SetupError: as `make_settings`.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are given when the subscriber is made
+        # `make_settings` runs again when the subscriber is made, and warns then.
+        warnings.simplefilter("ignore")
         for step, target in zip(steps, targets, strict=True):
             make_settings(step.queue, {**step.options, "forward_to": target})
 
 
 def endless_way(subscribers: "Iterable[QueueSubscriber]") -> str | None:
-    """What to say if there is a way on which messages are moved round for ever."""
+    """The warning for subscribers whose `forward_to` form a circle; None if they form none."""
     loop = find_loop(
         (queue, target)
         for subscriber in subscribers
@@ -161,16 +168,20 @@ def endless_way(subscribers: "Iterable[QueueSubscriber]") -> str | None:
     if loop is None:
         return None
     way = " → ".join(loop)
-    return f"forward_to moves messages round: {way}; where no handler takes them they are dead letters after {MOST_HOPS} moves"
+    return (
+        f"forward_to moves messages in a circle: {way}; after {MOST_HOPS} moves without a handler "
+        "a message becomes a dead letter"
+    )
 
 
 def refuse_endless_dead_letters(subscribers: "Iterable[Any]") -> None:
-    """Refuse forwarding subscribers that are dead letter queues of each other.
+    """Refuse subscribers with `forward_to` that are dead letter queues of each other.
 
-    A dead letter's move counts no hop, so what none of them can move would go round for ever.
+    The move of a dead letter counts no hop, so a message that none of them can move would go in a
+    circle for ever.
 
     Raises:
-        SetupError: as said.
+        SetupError: there are such subscribers.
     """
     loop = find_loop(
         (queue, target)
@@ -181,6 +192,7 @@ def refuse_endless_dead_letters(subscribers: "Iterable[Any]") -> None:
     )
     if loop is not None:
         raise SetupError(
-            f"subscribers with forward_to are each other's dead letter queues: {' → '.join(loop)}; what they cannot "
-            "move would go round for ever: give one of them another dead_letter_queue, or none"
+            "subscribers with forward_to are each other's dead letter queues: "
+            f"{' → '.join(loop)}; messages that they cannot move would go in a circle for ever: "
+            "give one of them another dead_letter_queue, or none"
         )

@@ -1,4 +1,4 @@
-"""Publishing by the broker itself."""
+"""`publish`, `publish_batch` and `publish_sync` of the broker."""
 
 from typing import TYPE_CHECKING, Any, overload
 
@@ -41,24 +41,26 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     ) -> int | None:
         """Publish one message.
 
-        Without `connection` or `session` it is committed when this returns. With one of them it
-        belongs to the caller's transaction, which is neither begun, committed nor flushed here.
-        `with_ack=True` inside a handler leaves it to the transaction that acks the handler's
-        message, and drops it if that is not acked.
+        Without `connection` or `session` the message is committed when this returns. With one of
+        them it is part of the caller's transaction, which is neither begun, committed nor flushed
+        here. In a handler, `with_ack=True` writes it in the transaction that acks the handler's
+        message; if the message is not acked, nothing is published.
 
         Args:
-            message: The body: bytes and str as they are, anything else as JSON.
-            queue: Where to.
+            message: The body: bytes and str unchanged, anything else as JSON.
+            queue: Full name of the queue.
             options: See `PublishOptions`.
 
         Returns:
-            The message's id; None if its dedup_id exists already, or with `with_ack`.
+            The message's id; None with `with_ack`, or if the queue has a message with the same
+            dedup_id already.
 
         Raises:
-            PublishError: a value that cannot be stored, a connection that cannot be used, or
-                `with_ack` where there is no ack to join; nothing was written.
-            StoreError: the database refused or could not be reached; after an `UnknownOutcomeError`
-                the message may have been committed.
+            PublishError: a value cannot be stored, a connection cannot be used, or `with_ack` finds
+                no ack to join; nothing was written.
+            UnknownOutcomeError: the answer to the COMMIT was lost; the message may be committed.
+            StoreError: the database refused the message or could not be reached; nothing was
+                written.
         """
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
         cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
@@ -70,23 +72,25 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     async def publish_batch(
         self, *messages: Any, queue: str = "", **options: Unpack[PublishOptions]
     ) -> list[int | None]:
-        """Publish several messages in one transaction; as `publish`.
+        """Publish several messages in one transaction: all of them are stored, or none.
 
         Args:
-            messages: Bodies, or `SqlBrokerResponse`s with options of their own; none does nothing.
-            queue: Where to.
-            options: Of all messages.
+            messages: Bodies, or `SqlBrokerResponse`s with their own options. Without messages
+                nothing happens.
+            queue: Full name of the queue.
+            options: Options of all messages; see `PublishOptions`.
 
         Returns:
-            The ids in the order of the messages.
+            The ids in the order of the messages; an id is None in the same cases as with `publish`.
 
         Raises:
-            PublishError: as `publish`; or one list is given in place of messages.
+            PublishError: as `publish`; or the only argument is a list of messages.
+            StoreError: as `publish`.
         """
         if not messages:
             return []
         refuse_one_list(messages)
-        # FastStream's batch command takes a first body of None for no message.
+        # FastStream's batch command reads a first body of None as "no message".
         bodies = [b"" if body is None else body for body in messages]
         cmd = SqlBrokerPublishCommand(*bodies, queue=queue, **options)
         cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
@@ -129,34 +133,38 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     ) -> int | None:
         """Publish one message in the transaction of synchronous code; no middleware runs.
 
-        Subscribers of other processes find it by polling.
+        Subscribers find the message by polling.
 
         Args:
             message: As `publish`.
-            queue: Where to.
+            queue: Full name of the queue.
             connection: A synchronous Connection to the broker's database.
-            session: A synchronous Session on it; give one of both.
+            session: A synchronous Session on that database. Give either it or a connection.
             options: See `MessageOptions`.
 
         Returns:
-            The message's id; None if its dedup_id exists already.
+            The message's id; None if the queue has a message with the same dedup_id already.
 
         Raises:
-            PublishError: as `publish`, or neither connection nor session given.
+            PublishError: as `publish`; or neither or both of connection and session were given.
+            SetupError: the codec awaits something.
         """
         if (connection is None) == (session is None) or "with_ack" in options:
-            msg = "publish_sync takes part in a transaction: give either connection= or session="
+            msg = "publish_sync writes in your transaction: give either connection= or session="
             raise PublishError(msg)
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
         cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
         producer: Any = self.config.producer
-        producer.connect(self.config.fd_config._serializer, self.config.broker_codec)  # noqa: SLF001
+        serializer = self.config.fd_config._serializer  # noqa: SLF001
+        producer.connect(serializer, self.config.broker_codec)
         result: int | None = producer.publish_sync(cmd, connection if session is None else session)
         return result
 
     @override
-    async def request(self, message: Any = None, queue: str = "", **options: Any) -> Any:  # type: ignore[override]
-        """Not there.
+    async def request(  # type: ignore[override]
+        self, message: Any = None, queue: str = "", **options: Any
+    ) -> Any:
+        """Not supported.
 
         Raises:
             NotSupportedError: always.

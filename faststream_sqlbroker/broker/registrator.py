@@ -1,4 +1,4 @@
-"""`subscriber` and `publisher`, for the broker and its routers."""
+"""`subscriber`, `pipeline` and `publisher` of the broker and its routers."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -37,22 +37,21 @@ class EndpointOptions(TypedDict, total=False):
     dependencies: "Sequence[Dependant]"
     """Dependencies of every handler."""
     parser: "CustomCallable | None"
-    """Takes the place of the broker's parser."""
+    """Replaces the broker's parser."""
     decoder: "CustomCallable | None"
-    """Takes the place of the broker's decoder."""
+    """Replaces the broker's decoder."""
     codec: "CodecProto | None"
-    """Decodes bodies; in place of a decoder."""
+    """Decodes bodies; give it or a decoder, not both."""
     no_reply: bool
-    """Whether answers to messages with reply_to are dropped; default False."""
+    """Drops the handler's answer to messages with reply_to; default False."""
     persistent: bool
-    """Whether the broker keeps the subscriber alive; False leaves that to the caller. Default True.
-    """
+    """The broker keeps a reference to the subscriber; with False the caller must. Default True."""
     title: str | None
     """Title in AsyncAPI documents."""
     description: str | None
-    """Description there; default the handler's docstring."""
+    """Description in AsyncAPI documents; default the handler's docstring."""
     include_in_schema: bool
-    """Whether it is documented; default True."""
+    """The subscriber is part of AsyncAPI documents; default True."""
 
 
 class AllSubscriberOptions(SubscriberOptions, EndpointOptions, total=False):
@@ -60,7 +59,7 @@ class AllSubscriberOptions(SubscriberOptions, EndpointOptions, total=False):
 
 
 class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
-    """Where subscribers and publishers are declared."""
+    """Declares subscribers, pipelines and publishers."""
 
     @override
     def subscriber(  # type: ignore[override]
@@ -73,16 +72,17 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
 
         Args:
             queues: A name or a list of names; more names may follow. A mapping of names to weights
-                shares what is claimed: of 600 messages while both queues have some, {"high": 5,
-                "low": 1} takes 500 and 100; a queue without messages leaves its share to the
-                others.
+                divides the claims: while both queues have messages, {"high": 5, "low": 1} takes 500
+                of 600 from "high" and 100 from "low". A queue without messages leaves its share to
+                the others.
             more_queues: More names.
-            options: See `SubscriberOptions` for those of this broker, all with defaults that give
-                low latency on an idle queue and full batches on a busy one; `EndpointOptions` for
-                FastStream's.
+            options: See `SubscriberOptions` for those of this broker and `EndpointOptions` for
+                those of FastStream. All have defaults, made for low latency on an idle queue and
+                full batches on a busy one.
 
         Raises:
-            SetupError: an option that there is not, or a value that cannot work.
+            SetupError: an unknown option, a value that is not valid, or options that exclude each
+                other.
         """
         return self._subscribe(_names(queues, more_queues), options)
 
@@ -94,21 +94,20 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         description: str | None = None,
         include_in_schema: bool = True,
     ) -> Pipeline:
-        """Declare one service made of queues whose messages are moved on: a subscriber for each
-        step.
+        """Declare one service of several queues that pass messages on; each gets a subscriber.
 
-        Each message is moved from one step to the next in the transaction that settles it, under
-        the same id and with its body as it is.
+        The transaction that settles a message in one step also moves it to the next. The message
+        keeps its id and its body.
 
         Args:
-            name: Of the service, as documents and `explain` show it.
-            steps: In their order, each a queue with the options of its subscriber.
+            name: The service's name in AsyncAPI documents and in `broker.admin.explain`.
+            steps: The steps in their order, each a queue with the options of its subscriber.
             forward_to: The queue to which the last step moves messages, or `DESTINATION`.
-            description: Description of every step in AsyncAPI documents; default: which step it is.
-            include_in_schema: Whether the steps are documented.
+            description: Description of every step in AsyncAPI documents; default the step's number.
+            include_in_schema: The steps are part of AsyncAPI documents.
 
         Raises:
-            SetupError: no step, a queue twice, a name twice, or options that cannot work.
+            SetupError: no step, the same queue or name twice, or options that are not valid.
         """
         check_pipeline(name, steps, forward_to, [pipeline.name for pipeline in self._pipelines])
         hops = (*(step.queue for step in steps), forward_to)
@@ -128,7 +127,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
 
     @property
     def pipelines(self) -> list[Pipeline]:
-        """The services declared by `pipeline`, those of included routers too."""
+        """The pipelines declared here and in included routers."""
         routers: list[Any] = self.routers
         return [
             *self._pipelines,
@@ -183,24 +182,24 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         schema: Any | None = None,
         include_in_schema: bool = True,
     ) -> QueuePublisher:
-        """Declare a publisher: to stack on subscribers, to call, and to document.
+        """Declare a publisher: stack it on a handler, or call its `publish`.
 
         Args:
-            queue: Where to; "" leaves it to each call.
-            headers: Under those of each message.
-            reply_to: Queue for the answers to its messages, unless they name another; its full
-                name.
-            batch: Whether a list or tuple that a stacked handler returns is several messages,
-                written in one transaction; none if it is empty. Else it is one message.
-            persistent: Whether the broker keeps it alive.
+            queue: The queue to publish to; "" leaves it to each call.
+            headers: Added to each message; a header of the message itself overrides them.
+            reply_to: Full name of the queue for answers, unless the message names another.
+            batch: A list or tuple that a stacked handler returns becomes several messages, written
+                in one transaction; an empty one publishes nothing. With False it is one message.
+            persistent: The broker keeps a reference to the publisher; with False the caller must.
             title: Title in AsyncAPI documents.
-            description: Description there.
-            schema: Type of the body there; default the stacked handler's return type.
-            include_in_schema: Whether it is documented.
+            description: Description in AsyncAPI documents.
+            schema: Type of the body in AsyncAPI documents; default the stacked handler's return
+                type.
+            include_in_schema: The publisher is part of AsyncAPI documents.
 
         Raises:
-            SetupError: `queue`, `headers` or `batch` of the wrong type, or a `reply_to` that cannot
-                be a queue.
+            SetupError: `queue`, `headers` or `batch` has the wrong type, or `reply_to` is not a
+                valid queue name.
         """
         if not isinstance(queue, str):
             msg = f"a publisher's queue must be a string, got {queue!r}"
@@ -238,12 +237,15 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
 
 
 _OF_HANDLERS = "dependencies", "parser", "decoder", "codec", "no_reply"
+"""Options that a subscriber with `forward_to` cannot have: it has no handler."""
 
 
 def _names(queues: str | Sequence[str] | Mapping[str, int], more: tuple[str, ...]) -> Any:
     if not more:
         return queues
     if isinstance(queues, Mapping):
-        msg = f"queues with weights are all given in one mapping, got {short(more[0])} after {short(queues)}"
-        raise SetupError(msg)
+        raise SetupError(
+            "give all queues with weights in one mapping, "
+            f"got {short(more[0])} after {short(queues)}"
+        )
     return [*([queues] if isinstance(queues, str) else queues), *more]

@@ -1,4 +1,4 @@
-"""Routers: subscribers and publishers declared apart from the broker."""
+"""Routers: subscribers and publishers that are declared before their broker is known."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SqlBrokerPublisher(ArgsContainer):
-    """Arguments of `publisher`, for a route."""
+    """The arguments of a publisher in a `SqlBrokerRoute`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class SqlBrokerPublisher(ArgsContainer):
         schema: Any | None = None,
         include_in_schema: bool = True,
     ) -> None:
-        """As `SqlBroker.publisher`."""
+        """The arguments are those of `SqlBroker.publisher`."""
         super().__init__(
             queue,
             headers=headers,
@@ -47,9 +47,9 @@ class SqlBrokerPublisher(ArgsContainer):
 
 
 class SqlBrokerRoute(SubscriberRoute):
-    """A handler with the arguments of `subscriber`, for a router's `handlers`.
+    """A handler and the arguments of its subscriber, for the `handlers` of a router.
 
-    `call` is None for a subscriber without a handler, which `forward_to` makes.
+    With `forward_to` there is no handler: then `call` is None.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SqlBrokerRoute(SubscriberRoute):
         publishers: Iterable[SqlBrokerPublisher] = (),
         **options: Unpack[AllSubscriberOptions],
     ) -> None:
-        """As `SqlBroker.subscriber`; `publishers` get what `call` returns.
+        """The arguments are those of `SqlBroker.subscriber`; `publishers` send what `call` returns.
 
         Raises:
             SetupError: neither `call` nor `forward_to` is given, or publishers without `call`.
@@ -68,11 +68,13 @@ class SqlBrokerRoute(SubscriberRoute):
         if call is None and (options.get("forward_to") is None or publishers):
             msg = "a route without a handler needs forward_to=, and has no publishers"
             raise SetupError(msg)
-        super().__init__(call, queues, *more_queues, publishers=publishers, **options)  # type: ignore[arg-type]
+        # FastStream's annotation of `call` does not allow None.
+        route: Any = call
+        super().__init__(route, queues, *more_queues, publishers=publishers, **options)
 
 
 class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
-    """Subscribers and publishers to include in a broker."""
+    """A group of subscribers and publishers; `broker.include_router` adds them to a broker."""
 
     def __init__(
         self,
@@ -88,19 +90,19 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
         ack_policy: "AckPolicy" = EMPTY,
         include_in_schema: bool | None = None,
     ) -> None:
-        """Collect routes.
+        """Make a router.
 
         Args:
-            prefix: Goes before the queues of subscribers and publishers.
-            handlers: Routes.
-            dependencies: Of every handler.
-            middlewares: Around every handler.
-            routers: Routers inside this one.
+            prefix: Put before the queue names of its subscribers and publishers.
+            handlers: Routes: handlers that are declared without a decorator.
+            dependencies: Dependencies of every handler.
+            middlewares: Middlewares of every handler.
+            routers: Routers to include in this one.
             parser: Default parser of its subscribers.
-            decoder: Default decoder.
-            codec: Default codec of its subscribers and publishers, if the broker has none.
+            decoder: Default decoder of its subscribers.
+            codec: Codec of its subscribers and publishers, if the broker has none.
             ack_policy: Default policy of its subscribers.
-            include_in_schema: Whether they are documented.
+            include_in_schema: Its subscribers and publishers are part of AsyncAPI documents.
         """
         config = SqlBrokerRouterConfig(
             prefix=prefix,

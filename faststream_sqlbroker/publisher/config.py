@@ -1,4 +1,4 @@
-"""What a publisher is given."""
+"""The configuration of a publisher."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from faststream._internal.configs import PublisherSpecificationConfig, Publisher
 
 @dataclass(kw_only=True)
 class QueuePublisherConfig(PublisherUsecaseConfig):
-    """What `broker.publisher` was given; the queue without the routers' prefix."""
+    """The arguments of `broker.publisher`; `queue` is without the routers' prefix."""
 
     queue: str = ""
     headers: dict[str, Any] = field(default_factory=dict)
@@ -18,6 +18,6 @@ class QueuePublisherConfig(PublisherUsecaseConfig):
 
 @dataclass(kw_only=True)
 class QueuePublisherSpecificationConfig(PublisherSpecificationConfig):
-    """What a publisher's documentation is made of."""
+    """The data of a publisher's AsyncAPI documentation."""
 
     queue: str = ""

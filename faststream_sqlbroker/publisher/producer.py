@@ -40,7 +40,13 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         parser: "CustomCallable | None" = None,
         decoder: "CustomCallable | None" = None,
     ) -> None:
-        """Serializer and codec come with `connect`."""
+        """Encode with FastStream's default codec until `connect` gives the application's.
+
+        Args:
+            publisher: Writes the rows.
+            parser: The broker's; makes a message of a row for `decode`.
+            decoder: The broker's; decodes its body for `decode`.
+        """
         default = SqlBrokerParser()
         self._publisher = publisher
         self._parser = ParserComposition(parser, default.parse_message)
@@ -55,8 +61,9 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         codec: "CodecProto | None",
         context: "Callable[[], ContextRepo] | None" = None,
     ) -> None:
-        """Use the application's serializer, codec and context, which may change until a message is
-        handled.
+        """Use the application's serializer, codec and context.
+
+        Called again whenever they may have changed: they are final only when the broker starts.
         """
         self.serializer = serializer
         self.codec = codec or DefaultCodec()
@@ -64,8 +71,11 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
 
     @override
     async def publish(self, cmd: SqlBrokerPublishCommand) -> int | None:
-        """Write one message; its id, or None where its dedup_id exists already or it waits for the
-        ack.
+        """Write one message.
+
+        Returns:
+            The message's id. None if the queue has a message with its dedup_id already, or if the
+            message is written later, with the ack of the handler's message.
         """
         row = await self._row(cmd, cmd.body)
         if (cmd.with_ack or cmd.stacked) and self._join([row], required=cmd.with_ack):
@@ -75,17 +85,20 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
 
     @override
     async def publish_batch(self, cmd: SqlBrokerPublishCommand) -> list[int | None]:
-        """Write all bodies in one transaction; ids in their order."""
+        """Write all bodies in one transaction; the ids are in the order of the bodies.
+
+        An id is None in the same cases as with `publish`.
+        """
         rows = await self._rows(cmd)
         if (cmd.with_ack or cmd.stacked) and self._join(rows, required=cmd.with_ack):
             return [None] * len(rows)
         return await self._publisher.publish(rows, connection=cmd.connection)
 
     async def make_row(self, cmd: SqlBrokerPublishCommand) -> NewMessage:
-        """The row of one message, for somebody else to write.
+        """The row of one message; the caller writes it.
 
         Raises:
-            PublishError: a value that cannot be stored, or more than the database takes.
+            PublishError: a value cannot be stored, or the message exceeds the database's limit.
         """
         row = await self._row(cmd, cmd.body)
         self._publisher.check_size(row)
@@ -93,21 +106,25 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
 
     @override
     async def request(self, cmd: SqlBrokerPublishCommand) -> Any:
-        """Not there.
+        """Not supported.
 
         Raises:
             NotSupportedError: always.
         """
-        msg = (
-            "request is not supported: an answer through a table comes no sooner than a subscriber looks; "
-            "publish with reply_to= and subscribe to that queue"
-        )
+        msg = "request is not supported; publish with reply_to= and subscribe to that queue"
         raise NotSupportedError(msg)
 
     def publish_sync(
         self, cmd: SqlBrokerPublishCommand, connection: "Connection | Session"
     ) -> int | None:
-        """Write one message in a synchronous caller's transaction."""
+        """Write one message in a synchronous caller's transaction.
+
+        Raises:
+            PublishError: the codec cannot encode the body, or the message cannot be stored.
+            SetupError: the codec awaits something.
+        """
+        # A codec's `encode` is a coroutine function. One that awaits nothing ends at the first
+        # `send`, so no event loop is needed.
         encoding = self.codec.encode(cmd.body, self.serializer)
         try:
             encoding.send(None)
@@ -117,21 +134,21 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             raise _unencodable(cmd.body, error) from error
         else:
             encoding.close()
-            msg = f"the codec {type(self.codec).__name__} awaits something, so it cannot serve publish_sync"
-            raise SetupError(msg)
+            name = type(self.codec).__name__
+            raise SetupError(f"publish_sync needs a codec that awaits nothing, {name} does")
         row = _make_row(cmd, cmd.body, payload, content_type)
         [message_id] = self._publisher.publish_sync([row], connection=connection)
         return message_id
 
     async def encode(self, body: Any) -> tuple[bytes, str | None]:
-        """`body` as `publish` encodes it, and its content type.
+        """Encode `body` as `publish` does; the bytes and their content type.
 
         Raises:
-            PublishError: the codec gave no bytes, or more than the database takes; or `body` brings
-                options of its own.
+            PublishError: the codec failed or did not return bytes; the bytes exceed the database's
+                limit; or `body` is a SqlBrokerResponse, which has options of its own.
         """
         if isinstance(body, SqlBrokerResponse):
-            msg = "the new body of a message has no options of its own: give the body itself"
+            msg = "a new body cannot be a SqlBrokerResponse: give the body itself"
             raise PublishError(msg)
         payload, content_type = await self._encoded(self.codec, body)
         if not isinstance(payload, bytes):
@@ -141,9 +158,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return payload, content_type
 
     async def decode(self, row: ClaimedMessage) -> Any:
-        """The body of `row`, by the broker's parser and its codec or decoder, as subscribers decode
-        it.
-        """
+        """Decode the body of `row` as subscribers do: with the broker's parser, decoder, codec."""
         message: StreamMessage[Any] = await self._parser(row)
         message.set_decoder(
             self._decoder if type(self.codec) is DefaultCodec else self.codec.decode
@@ -151,6 +166,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return await message.decode()
 
     def _join(self, rows: list[NewMessage], *, required: bool) -> bool:
+        """Add `rows` to the ack of the message whose handler runs in this context."""
         context = self._context()
         message = None if context is None else context.get_local("message")
         raw = getattr(message, "raw_message", None)
@@ -169,7 +185,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             raise _unencodable(body, error) from error
 
     async def _rows(self, cmd: SqlBrokerPublishCommand) -> list[NewMessage]:
-        codec, bodies = cmd.codec or self.codec, cmd.batch_bodies
+        codec = cmd.codec or self.codec
+        bodies = cmd.batch_bodies
         if not isinstance(codec, BatchCodecProto):
             return [await self._row(cmd, body) for body in bodies]
         contents = [_content(body) for body in bodies]
@@ -179,8 +196,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             raise _unencodable(contents, error) from error
         if len(encoded) != len(bodies):
             msg = (
-                f"{type(codec).__name__}.encode_batch must give a body for each message, it gave {len(encoded)} "
-                f"for {len(bodies)}"
+                f"{type(codec).__name__}.encode_batch must give a body for each message, "
+                f"it gave {len(encoded)} for {len(bodies)}"
             )
             raise PublishError(msg)
         return [_make_row(cmd, body, *one) for body, one in zip(bodies, encoded, strict=True)]
@@ -191,7 +208,7 @@ def _content(body: Any) -> Any:
 
 
 def _unencodable(body: Any, error: Exception) -> Exception:
-    """What a codec has raised, as the fault of the body."""
+    """The error to raise for a codec's `error`; errors of this package stay as they are."""
     if isinstance(error, SqlBrokerError):
         return error
     return PublishError(f"a body of type {type(body).__name__} cannot be encoded: {error}")
@@ -200,15 +217,20 @@ def _unencodable(body: Any, error: Exception) -> Exception:
 def _make_row(
     cmd: SqlBrokerPublishCommand, body: Any, payload: bytes, content_type: str | None
 ) -> NewMessage:
-    queue, headers, options = cmd.destination, cmd.headers, cmd.options
-    correlation_id, reply_to = cmd.correlation_id, cmd.reply_to
+    queue = cmd.destination
+    headers = cmd.headers
+    options = cmd.options
+    correlation_id = cmd.correlation_id
+    reply_to = cmd.reply_to
     if isinstance(body, SqlBrokerResponse):
         given = {name: value for name, value in body.options.items() if value is not None}
-        # A delay of the message's own replaces a moment of the call's, and the other way round.
+        # The message's delay overrides the call's next_attempt_at, and the other way round. Without
+        # this both would be set, which is an error.
         if "delay" in given or "next_attempt_at" in given:
             options = {**options, "delay": None, "next_attempt_at": None}
         options = {**options, **given}
-        queue, headers = body.queue or queue, {**(headers or {}), **body.headers}
+        queue = body.queue or queue
+        headers = {**(headers or {}), **body.headers}
         correlation_id = body.correlation_id or correlation_id
         reply_to = str(given.get("reply_to") or reply_to)
     return make_row(

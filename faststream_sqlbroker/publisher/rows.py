@@ -1,4 +1,4 @@
-"""Check a publish and make its row; whatever is wrong is said before anything is written."""
+"""Checks the values of a publish and makes its row, before anything is written."""
 
 import contextlib
 import json
@@ -19,41 +19,42 @@ from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 
 PRIORITIES = range(-100, 101)
-EARLIEST, LATEST = (
-    datetime(1000, 1, 1, tzinfo=timezone.utc),
-    datetime(9999, 1, 1, tzinfo=timezone.utc),
-)
-"""Moments that every database stores; earlier ones are due at once all the same, later ones never.
-"""
+"""Higher ones are claimed first. The column is a small integer; 100 levels each way are enough."""
+EARLIEST = datetime(1000, 1, 1, tzinfo=timezone.utc)
+"""The first moment that MySQL's DATETIME can store; an earlier one becomes this and is due now."""
+LATEST = datetime(9999, 1, 1, tzinfo=timezone.utc)
+"""A moment that every database can store in every time zone; a later one becomes this."""
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""A NUL character in JSON text, where it is written as an escape; PostgreSQL stores no NUL."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which has no UTF-8."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?")
-"""A number in text, as the command line gives it."""
+"""A number as text: the command line gives all values as text."""
 
 
 def new_correlation_id(config: Any) -> str | None:
-    """A correlation id by the broker's `id_generator`; None with FastStream's own, which is not
-    worth its bytes.
+    """A correlation id of the broker's `id_generator`; None if that is FastStream's default.
 
-    A message without one has its id in place of it.
+    The default makes a random UUID, which would only make rows larger: the handler sees the
+    message's id instead.
     """
     generate = config.id_generator
     return None if generate is gen_cor_id else generate()
 
 
 def refuse_one_list(messages: Sequence[Any]) -> None:
-    """Refuse a batch whose only message is a list, tuple or iterator: its items were meant.
+    """Refuse a batch whose only message is a list, tuple or iterator; most likely a * is missing.
 
     Raises:
-        PublishError: it is one.
+        PublishError: the only message is one of these.
     """
     if len(messages) == 1 and isinstance(messages[0], list | tuple | Iterator):
         [only] = messages
         size = f" of {len(only)}" if isinstance(only, Sized) else ""
         msg = (
-            f"publish_batch takes its messages one by one, got one {type(only).__name__}{size}: "
-            "write publish_batch(*messages); for one message that is a list use publish"
+            f"publish_batch takes each message as an argument, got one {type(only).__name__}"
+            f"{size}: write publish_batch(*messages), or use publish for one message that is a list"
         )
         raise PublishError(msg)
 
@@ -71,17 +72,17 @@ def make_row(
     """The row of one message.
 
     Args:
-        queue: Its name.
+        queue: Its full name.
         payload: The encoded body.
-        content_type: What the codec says of it; a header of that name goes before it.
+        content_type: The codec's; a header of that name overrides it.
         options: priority, key, dedup_id, delay, next_attempt_at, expires_in, destination; any may
             be missing.
         headers: JSON values by name.
-        correlation_id: Kept as a header if given.
-        reply_to: Kept as a header if given.
+        correlation_id: Stored as a header if not empty.
+        reply_to: Stored as a header if not empty.
 
     Raises:
-        PublishError: A value that cannot be stored; the message says which and what is allowed.
+        PublishError: A value cannot be stored; the text names the value and what is allowed.
     """
     if (problem := name_problem(queue)) is not None:
         msg = f"{short(queue)} cannot be the name of a queue: {problem}"
@@ -89,15 +90,19 @@ def make_row(
     if not isinstance(payload, bytes):
         msg = f"the codec must give bytes, it gave {type(payload).__name__}"
         raise PublishError(msg)
+    # Most messages have no options and no headers: for them the checks below are left out.
     if not (options or correlation_id or reply_to) and (headers is None or headers == {}):
         return NewMessage(
             str(queue), payload, _content_type(content_type) if content_type else None
         )
     own = {CONTENT_TYPE: content_type, CORRELATION_ID: correlation_id, REPLY_TO: reply_to}
-    delay, at = _number(options.get("delay")), _number(options.get("next_attempt_at"))
+    delay = _number(options.get("delay"))
+    at = _number(options.get("next_attempt_at"))
     if delay is not None and at is not None:
-        msg = f"give delay or next_attempt_at, not both: got delay={delay!r} and next_attempt_at={at!r}"
-        raise PublishError(msg)
+        raise PublishError(
+            "give delay or next_attempt_at, not both: "
+            f"got delay={delay!r} and next_attempt_at={at!r}"
+        )
     return NewMessage(
         str(queue),
         payload,
@@ -113,11 +118,12 @@ def make_row(
 
 @lru_cache(maxsize=64)
 def _content_type(value: str) -> str | None:
-    """The headers of a message that has no other, which most have."""
+    """The headers of a message that has this one only; most messages are such."""
     return _headers(None, {CONTENT_TYPE: value})
 
 
 def _headers(given: Any, own: dict[str, Any]) -> str | None:
+    """The headers `own`, overridden by those `given`, as JSON; None if there are none."""
     if given is not None and not isinstance(given, Mapping):
         msg = f"headers must be a mapping of names to JSON values, got {short(given)}"
         raise PublishError(msg)
@@ -134,29 +140,32 @@ def _headers(given: Any, own: dict[str, Any]) -> str | None:
         msg = f"headers must be JSON values (str, int, float, bool, None, list, dict): {error}"
         raise PublishError(msg) from error
     if _unstorable(text):
-        name = next(
-            n for n, v in merged.items() if _unstorable(json.dumps({n: v}, ensure_ascii=False))
-        )
-        what = (
-            f"{name} "
-            if name in own and name not in (given or {})
-            else f"the header {short(name)} "
-        )
-        msg = f"{what}must not hold a NUL character or a lone surrogate, got {short(merged[name])}"
-        raise PublishError(msg)
+        options = frozenset(own) - frozenset(given or {})
+        raise _unstorable_header(merged, options)
     return text
 
 
 def _unstorable(text: str) -> bool:
-    """Whether the JSON `text` holds what no database stores as text."""
+    """Whether the JSON `text` has characters that not every database can store."""
     return bool(_NUL.search(text) or _SURROGATE.search(text))
 
 
-def _with_destination(given: Any, options: Mapping[str, Any]) -> Any:
-    """The headers with the option `destination` in place of one that was handed on.
+def _unstorable_header(headers: Mapping[str, Any], options: frozenset[str]) -> PublishError:
+    """The error for the first header that cannot be stored; `options` came as arguments."""
+    name = next(
+        n for n, v in headers.items() if _unstorable(json.dumps({n: v}, ensure_ascii=False))
+    )
+    what = name if name in options else f"the header {short(name)}"
+    return PublishError(
+        f"{what} must not hold a NUL character or a lone surrogate, got {short(headers[name])}"
+    )
 
-    What is due at once says so: only of a foreign producer's message it is not known whether a
-    delay is missing.
+
+def _with_destination(given: Any, options: Mapping[str, Any]) -> Any:
+    """The headers with the option `destination`, which replaces a header of that name.
+
+    A message without a delay gets a header that says it has none. The subscriber that forwards it
+    then knows that no delay was lost, which it cannot know of a row that another program inserted.
     """
     name = _name("destination", options.get("destination"))
     if name is None or not (given is None or isinstance(given, Mapping)):
@@ -167,7 +176,7 @@ def _with_destination(given: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Text that is a plain number as that number: `faststream publish --delay 0.5` gives text."""
+    """A plain number as text becomes a float: `faststream publish --delay 0.5` gives text."""
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
@@ -175,8 +184,8 @@ def _priority(value: object) -> int:
     if isinstance(value, str) and _NUMBER.fullmatch(value) and "." not in value:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value not in PRIORITIES:
-        msg = f"priority must be a whole number from {PRIORITIES[0]} to {PRIORITIES[-1]}, got {value!r}"
-        raise PublishError(msg)
+        limits = f"from {PRIORITIES[0]} to {PRIORITIES[-1]}"
+        raise PublishError(f"priority must be a whole number {limits}, got {value!r}")
     return value
 
 
@@ -208,7 +217,7 @@ def _expiry(value: Duration | None) -> float | None:
 
 
 def _from_now(value: str | timedelta) -> float:
-    """Seconds, by the database's clock, to the next attempt."""
+    """Seconds from now, by the database's clock, until the next attempt."""
     try:
         return delay_seconds(value)
     except SetupError as error:
@@ -231,6 +240,7 @@ def _moment(value: object) -> datetime | None:
 
 def _no_moment(value: object) -> PublishError:
     return PublishError(
-        "next_attempt_at must be a datetime with a time zone, or Unix seconds, of the years 1 to 9999 in UTC, or a "
-        f'time from now like "2h45m", got {short(value)}: use datetime.now(timezone.utc), time.time(), or delay'
+        "next_attempt_at must be a datetime with a time zone, or Unix seconds, of the years 1 to "
+        f'9999 in UTC, or a time from now like "2h45m", got {short(value)}: '
+        "use datetime.now(timezone.utc), time.time(), or delay"
     )

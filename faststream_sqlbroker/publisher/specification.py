@@ -1,4 +1,4 @@
-"""A publisher in AsyncAPI documents."""
+"""The AsyncAPI documentation of a publisher."""
 
 from faststream._internal.configs import BrokerConfig
 from faststream._internal.endpoint.publisher import PublisherSpecification
@@ -11,7 +11,7 @@ from faststream_sqlbroker.publisher.config import QueuePublisherSpecificationCon
 class QueuePublisherSpecification(
     PublisherSpecification[BrokerConfig, QueuePublisherSpecificationConfig]
 ):
-    """One channel: the queue. AsyncAPI has no bindings for SQL."""
+    """One channel for the queue. AsyncAPI has no bindings for SQL, so they stay empty."""
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""A publisher bound to a queue: called by hand, or stacked on a subscriber."""
+"""A publisher bound to a queue: called directly, or stacked on a subscriber."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, overload
@@ -29,8 +29,8 @@ class QueuePublisher(PublisherUsecase):
     def __init__(
         self, config: QueuePublisherConfig, specification: QueuePublisherSpecification
     ) -> None:
-        """Take what `config` has."""
-        super().__init__(config, specification)  # type: ignore[arg-type] # FastStream leaves out its type arguments
+        # FastStream leaves out its type arguments.
+        super().__init__(config, specification)  # type: ignore[arg-type]
         self.config = config
         self.headers = config.headers
 
@@ -56,11 +56,14 @@ class QueuePublisher(PublisherUsecase):
         """Publish to this publisher's queue, or to `queue`; see `SqlBroker.publish`.
 
         Raises:
-            PublishError: as there; or a list for a publisher with batch=True.
+            PublishError: as `SqlBroker.publish`; or `message` is a list and the publisher has
+                batch=True.
         """
         if self.config.batch and isinstance(message, list | tuple):
-            msg = "publish takes one message, and with batch=True a list is several: write publish_batch(*messages)"
-            raise PublishError(msg)
+            raise PublishError(
+                "publish takes one message, and with batch=True a list is several: "
+                "write publish_batch(*messages)"
+            )
         cmd = self._command((message,), queue, options)
         result: int | None = await self._basic_publish(
             cmd, producer=self._outer_config.producer, _extra_middlewares=()
@@ -90,10 +93,10 @@ class QueuePublisher(PublisherUsecase):
         return self._completed(cmd)
 
     def _completed(self, cmd: SqlBrokerPublishCommand) -> SqlBrokerPublishCommand:
-        """`cmd` with what this publisher adds to each message."""
+        """`cmd` with this publisher's headers, reply_to and codec."""
         cmd.add_headers(self.headers, override=False)
         cmd.reply_to = cmd.reply_to or self.config.reply_to
-        # As for subscribers: FastStream asks from the broker down to the innermost router.
+        # As for subscribers, FastStream takes the outermost codec: the broker's, else a router's.
         cmd.codec = self._outer_config.broker_codec
         return cmd
 
@@ -101,7 +104,7 @@ class QueuePublisher(PublisherUsecase):
     async def _publish(
         self, cmd: PublishCommand, *, _extra_middlewares: "Iterable[PublisherMiddleware]"
     ) -> None:
-        """Send a handler's answer (called by FastStream)."""
+        """Send a handler's answer; FastStream calls this."""
         several = self.config.batch and isinstance(cmd.body, list | tuple)
         if several and not cmd.body:
             return
@@ -113,7 +116,7 @@ class QueuePublisher(PublisherUsecase):
 
     @override
     async def request(self, message: Any = None, queue: str = "", **options: Any) -> Any:
-        """Not there.
+        """Not supported.
 
         Raises:
             NotSupportedError: always.
@@ -126,13 +129,13 @@ class ReplyPublisher(FakePublisher):
     """Sends a handler's answer to the queue that its message asked for."""
 
     def __init__(self, producer: "ProducerProto[Any]", queue: str) -> None:
-        """`queue` is the message's reply_to."""
+        """Send to `queue`: the reply_to of the handler's message."""
         super().__init__(producer=producer)
         self.queue = queue
 
     @override
     def patch_command(self, cmd: PublishCommand) -> SqlBrokerPublishCommand:
-        """Address the answer."""
+        """The command of the answer, addressed to `queue`."""
         real = SqlBrokerPublishCommand.from_cmd(super().patch_command(cmd))
         real.destination = self.queue
         real.stacked = True

@@ -310,15 +310,15 @@ async def test_a_body_that_cannot_be_encoded_is_a_failure(
     )
     row = await look.in_state("RETRYABLE")
     assert row["queue"] == "q"
-    assert "has no options of its own" in row["last_error"]
-    assert heard.texts("has no options of its own", logging.ERROR)
+    assert "a new body cannot be a SqlBrokerResponse" in row["last_error"]
+    assert heard.texts("a new body cannot be a SqlBrokerResponse", logging.ERROR)
 
 
 async def test_a_handler_may_decide_otherwise_when_a_body_cannot_be_encoded(
     broker: SqlBroker, look: Look
 ) -> None:
     async def act(message: Any) -> None:
-        with pytest.raises(PublishError, match="no options of its own"):
+        with pytest.raises(PublishError, match="a new body cannot be a SqlBrokerResponse"):
             await message.move_to("other", body=SqlBrokerResponse("x"))
         await message.reject(reason="cannot move")
 
@@ -455,9 +455,9 @@ async def test_under_ack_first_the_message_is_gone(
 ) -> None:
     await run(broker, raising(lambda: said), ack_policy=AckPolicy.ACK_FIRST)
     assert (await look.archived())[0]["state"] == "COMPLETED"
-    [line] = await eventually(lambda: heard.texts("cannot be followed", logging.ERROR))
+    [line] = await eventually(lambda: heard.texts("could not be carried out", logging.ERROR))
     assert line.startswith(f"{type(said).__name__} of message 1 ")
-    assert "has acked the message before its handler started" in line
+    assert "acked the message before its handler started" in line
 
 
 async def test_under_ack_first_the_methods_are_refused(broker: SqlBroker, look: Look) -> None:
@@ -466,9 +466,7 @@ async def test_under_ack_first_the_methods_are_refused(broker: SqlBroker, look: 
     async def act(message: Any) -> None:
         nonlocal refused
         for call in (message.postpone(5), message.move_to("other"), message.extend_lease(5)):
-            with pytest.raises(
-                SetupError, match="has acked the message before its handler started"
-            ):
+            with pytest.raises(SetupError, match="acked the message before its handler started"):
                 await call
             refused += 1
 

@@ -295,5 +295,5 @@ async def test_a_way_round_is_told_at_the_start(broker: SqlBroker, heard: Heard)
     router.subscriber("b", **QUICK, forward_to="a")
     broker.include_router(router)
     await broker.start()
-    [said] = heard.texts("forward_to moves messages round: ", logging.WARNING)
+    [said] = heard.texts("forward_to moves messages in a circle: ", logging.WARNING)
     assert "a → b → a" in said or "b → a → b" in said

@@ -133,9 +133,7 @@ async def test_what_stays_keeps_its_count(broker: SqlBroker, look: Look) -> None
 
 def test_a_pipeline_has_no_more_steps_than_hops() -> None:
     steps = [Step(f"s{n}") for n in range(33)]
-    with pytest.raises(
-        SetupError, match=r"has 33 steps, and a message is moved on at most 32 times"
-    ):
+    with pytest.raises(SetupError, match=r"has 33 steps, but a message moves at most 32 times"):
         SqlBroker(URL, logger=None).pipeline("long", *steps, forward_to="end")
     SqlBroker(URL, logger=None).pipeline("long", *steps[1:], forward_to="end")
 
