@@ -107,7 +107,10 @@ def about(machine: dict[str, Any]) -> str:
         f"{kind} ({', '.join(f'{name} {value}' for name, value in sorted(settings.items()))})"
         for kind, settings in machine["databases"].items()
     )
-    of = f"{machine['taken'][:10]}, {machine['cores']} cores, {machine['cpu']}, Python {machine['python']}"
+    of = (
+        f"{machine['taken'][:10]}, {machine['cores']} cores, {machine['cpu']}, Python "
+        f"{machine['python']}"
+    )
     return f"{', '.join((of, *packages))}; {'; '.join(servers)}."
 
 
@@ -128,8 +131,9 @@ def kept() -> dict[str, Content]:
 def write(contents: dict[str, Content], images: dict[str, str]) -> str:
     """Write benchmarks/results/README.md from what is `kept` and the names of its images; its text."""
     intro = (
-        "# Measurements\n\nEvery ratio is of runs that were taken in turn on one machine, round by round; the rates "
-        "themselves say little elsewhere. Written by `python -m benchmarks report`.\n"
+        "# Measurements\n\nEvery ratio is of runs that were taken in turn on one machine, round by "
+        "round; the rates themselves say little elsewhere. Written by `python -m benchmarks "
+        "report`.\n"
     )
     parts = [
         document(which, content, "##", images.get(which)) for which, content in contents.items()

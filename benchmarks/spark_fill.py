@@ -7,9 +7,9 @@ from faststream_sqlbroker.schema.tables import build_tables, ddl
 
 DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
 INTO = (
-    "INSERT INTO message_archive (id, queue, priority, {key}, headers, payload, state, attempts_count, "
-    "deliveries_count, publish_count, created_at, next_attempt_at, first_attempt_at, last_attempt_at, "
-    "acquired_at, last_error, archived_at) "
+    "INSERT INTO message_archive (id, queue, priority, {key}, headers, payload, state, "
+    "attempts_count, deliveries_count, publish_count, created_at, next_attempt_at, "
+    "first_attempt_at, last_attempt_at, acquired_at, last_error, archived_at) "
 )
 _POSTGRESQL = """
 SELECT g, 'queue-' || g % 20, 0, 'user-' || g % 10000,

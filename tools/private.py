@@ -80,7 +80,10 @@ def _owner(user: str) -> pwd.struct_passwd:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    msg = f"neither of the users {user!r} and 'nobody' exists: the server refuses to run as root, create one"
+    msg = (
+        f"neither of the users {user!r} and 'nobody' exists: the server refuses to run as root, "
+        "create one"
+    )
     raise CannotStartError(msg)
 
 

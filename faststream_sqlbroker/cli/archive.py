@@ -203,7 +203,8 @@ def status(
     _print(table, f"of {source}", f"{_reach(found.watermark)}; {found.rows:,} rows")
     if found.pending is not None:
         _print(
-            f"window {found.pending} is being replaced, or was when a process died: the next export ends it"
+            f"window {found.pending} is being replaced, or was when a process died: the next "
+            "export ends it"
         )
 
 

@@ -124,8 +124,8 @@ def _refuse_options(kind: str, url: URL) -> None:
     unknown = sorted(set(url.query) - set(_ALLOWED[kind]) - _IGNORED)
     if unknown:
         msg = (
-            f"the URL's option {unknown[0]!r} has no counterpart in JDBC: leave it out; allowed are "
-            f"{', '.join(_ALLOWED[kind])}"
+            f"the URL's option {unknown[0]!r} has no counterpart in JDBC: leave it out; allowed "
+            f"are {', '.join(_ALLOWED[kind])}"
         )
         raise SetupError(msg)
 
@@ -164,8 +164,8 @@ def _connect_timeout(given: str) -> int:
     """Whole seconds: Python's driver takes no fractions, and no 0."""
     if not re.fullmatch(r"[0-9]{1,6}", given) or int(given) == 0:
         raise SetupError(
-            "the URL's option connect_timeout must be whole seconds, at least 1 and less than a million, such as "
-            "connect_timeout=5"
+            "the URL's option connect_timeout must be whole seconds, at least 1 and less than a "
+            "million, such as connect_timeout=5"
         )
     return int(given)
 
@@ -174,8 +174,8 @@ def _sqlite(url: URL) -> Address:
     database = url.database
     if not database or database == ":memory:" or database.startswith("file:"):
         raise SetupError(
-            "an in-memory or file: SQLite database cannot be read by Spark: give the path of a file, like "
-            "sqlite:////data/shop.db"
+            "an in-memory or file: SQLite database cannot be read by Spark: give the path of a "
+            "file, like sqlite:////data/shop.db"
         )
     path = Path(database).resolve()
     timeout = _timeout(url)
@@ -189,7 +189,8 @@ def _timeout(url: URL) -> float:
     given = _text(url.query.get("timeout", str(CONNECT_TIMEOUT)))
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", given):
         raise SetupError(
-            "the URL's option timeout must be seconds, at least 0 and less than a million, such as timeout=2.5"
+            "the URL's option timeout must be seconds, at least 0 and less than a million, such as "
+            "timeout=2.5"
         )
     return float(given)
 
@@ -221,8 +222,8 @@ def _mysql_name(name: str) -> str:
     """As it is, which MariaDB's driver does not decode; nothing in it may begin options of JDBC."""
     if re.search("[?/#&]", name):
         raise SetupError(
-            "the name of a MySQL or MariaDB database may hold no ?, /, # or & here, as it would change the URL for "
-            "Java: give a database with another name"
+            "the name of a MySQL or MariaDB database may hold no ?, /, # or & here, as it would "
+            "change the URL for Java: give a database with another name"
         )
     return name
 

@@ -170,8 +170,8 @@ def advice(kind: str) -> str:
     """What to do to get a driver."""
     driver = DRIVERS[kind]
     return (
-        f"install Debian's {driver.package}, give the jar as jars=[...] or in {JARS_VARIABLE}, or let Spark "
-        f"fetch {driver.coordinate} with packages=True"
+        f"install Debian's {driver.package}, give the jar as jars=[...] or in {JARS_VARIABLE}, or "
+        f"let Spark fetch {driver.coordinate} with packages=True"
     )
 
 
@@ -221,12 +221,16 @@ def need_java() -> Java:
     """
     java = find_java()
     where = f"JAVA_HOME={os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else "PATH"
-    hint = f"install Java {OLDEST_JAVA} or newer, e.g. Debian's openjdk-17-jre-headless, or set JAVA_HOME"
+    hint = (
+        f"install Java {OLDEST_JAVA} or newer, e.g. Debian's openjdk-17-jre-headless, or set "
+        "JAVA_HOME"
+    )
     if java is None:
         raise SetupError(f"Spark needs Java and none was found ({where}): {hint}")
     if java.version < OLDEST_JAVA:
         raise SetupError(
-            f"Spark needs Java {OLDEST_JAVA}, {java.path} is version {java.version} ({where}): {hint}"
+            f"Spark needs Java {OLDEST_JAVA}, {java.path} is version {java.version} ({where}): "
+            f"{hint}"
         )
     return java
 

@@ -38,5 +38,8 @@ def _parse_text(name: str, value: str) -> datetime | date:
             else datetime.fromisoformat(value)
         )
     except ValueError as error:
-        msg = f"{name} {value!r} is no ISO 8601 time: give one like 2026-03-01 or 2026-03-01T12:00:00+00:00"
+        msg = (
+            f"{name} {value!r} is no ISO 8601 time: give one like 2026-03-01 or "
+            "2026-03-01T12:00:00+00:00"
+        )
         raise SetupError(msg) from error

@@ -167,8 +167,9 @@ def need_driver(spark: SparkSession, class_name: str, kind: str) -> None:
         utils.classForName(class_name, False, False)
     except Exception as error:
         msg = (
-            f"this Spark session was started without the JDBC driver {class_name}: restart the Python process or "
-            f"kernel and start one with build_session(databases=[{kind!r}]), or give the jar in spark.jars, as with "
-            "spark-submit --jars (it must be there before Java starts, which outlives a stopped session)"
+            f"this Spark session was started without the JDBC driver {class_name}: restart the "
+            f"Python process or kernel and start one with build_session(databases=[{kind!r}]), or "
+            "give the jar in spark.jars, as with spark-submit --jars (it must be there before Java "
+            "starts, which outlives a stopped session)"
         )
         raise SetupError(msg) from error

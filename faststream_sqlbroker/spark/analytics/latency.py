@@ -104,8 +104,8 @@ def _refuse_own_names(result: str, by: Sequence[str]) -> None:
     for name in by:
         if name.lower() in own:
             raise SetupError(
-                f"by has {name!r}, and the result has a column of that name ({', '.join(own)}): rename the frame's, "
-                "as by withColumnRenamed"
+                f"by has {name!r}, and the result has a column of that name ({', '.join(own)}): "
+                "rename the frame's, as by withColumnRenamed"
             )
 
 

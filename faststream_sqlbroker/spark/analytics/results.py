@@ -147,7 +147,8 @@ def need(frame: DataFrame, function: str, *columns: str) -> None:
     missing = [name for name in columns if name not in frame.columns]
     if missing:
         raise SetupError(
-            f"{function} needs the columns {', '.join(columns)}; this frame lacks {', '.join(missing)}"
+            f"{function} needs the columns {', '.join(columns)}; this frame lacks "
+            f"{', '.join(missing)}"
         )
 
 

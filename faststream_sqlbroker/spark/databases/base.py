@@ -169,7 +169,8 @@ class Database(ABC):
             place = f"the database {self.address.database!r}"
             place = place if schema is None else f"{place}, schema {schema!r}"
             raise SetupError(
-                f"there is no table {name!r} in {place}: check the names of the table and its schema, and the user's rights"
+                f"there is no table {name!r} in {place}: check the names of the table and its "
+                "schema, and the user's rights"
             )
 
     @abstractmethod

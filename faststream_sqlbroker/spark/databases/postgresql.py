@@ -171,7 +171,8 @@ class PostgreSQL(Database):
             f"FROM pg_stats s JOIN pg_class c ON c.oid = {table} "
             "JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = s.schemaname "
             f"WHERE s.tablename = c.relname AND s.attname = {self.text(column)} "
-            f"AND s.inherited = (c.relkind = 'p')) b {f'WHERE {where}' if where else ''} ORDER BY b.{name}"
+            f"AND s.inherited = (c.relkind = 'p')) b {f'WHERE {where}' if where else ''} "
+            f"ORDER BY b.{name}"
         ).scalars()
         bounds = [int(bound) for bound in found]
         chosen = (
@@ -195,7 +196,8 @@ class PostgreSQL(Database):
         ends = (f"min({self.quote(column)})", f"max({self.quote(column)})")
         first, last = ends if column == "id" else map(self.microseconds, ends)
         low, high = connection.exec_driver_sql(
-            f"SELECT {first}, {last} FROM {self.table(name, schema)}{f' WHERE {where}' if where else ''}"
+            f"SELECT {first}, {last} FROM {self.table(name, schema)}"
+            f"{f' WHERE {where}' if where else ''}"
         ).one()
         return [] if low is None else self._literals(column, even_cuts(low, high, number))
 

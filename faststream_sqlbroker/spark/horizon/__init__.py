@@ -65,8 +65,8 @@ def find_horizon(
         return standby.find(question, primary, waiting)
     if primary is not None and database.kind != "postgresql":
         raise NotSupportedError(
-            f"primary= is for PostgreSQL's standbys, this is {database.kind}: leave it out, and let safety_lag "
-            "be longer than the replica is behind"
+            f"primary= is for PostgreSQL's standbys, this is {database.kind}: leave it out, and "
+            "let safety_lag be longer than the replica is behind"
         )
     if database.kind == "sqlite":
         return sqlite.find(question, waiting)

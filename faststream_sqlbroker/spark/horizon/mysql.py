@@ -35,8 +35,9 @@ def moment_of(local: str) -> str:
 
 # The start of each statement under way, as an age: TIME_MS is MariaDB's, TIME counts whole seconds.
 STATEMENTS = (
-    "SELECT MAX({age}), COUNT(*), COALESCE(SUM(user = 'system user'), 0) FROM information_schema.processlist "
-    "WHERE id <> CONNECTION_ID() AND command NOT IN ('Sleep', 'Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
+    "SELECT MAX({age}), COUNT(*), COALESCE(SUM(user = 'system user'), 0) "
+    "FROM information_schema.processlist WHERE id <> CONNECTION_ID() "
+    "AND command NOT IN ('Sleep', 'Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
 )
 # Who has changed no row and runs no statement will write by a later one, with a later time. Thread
 # 0 is of an XA transaction whose client has gone, or InnoDB's.
@@ -58,7 +59,10 @@ def find(question: Question) -> Horizon:
     clock = database.now(connection)
     replicated = [str(row[0]) for row in connection.exec_driver_sql(VARIABLES)]
     if replicated:
-        why = f"{' and '.join(replicated)} says that other servers' rows arrive here, with their times"
+        why = (
+            f"{' and '.join(replicated)} says that other servers' rows arrive here, with their "
+            "times"
+        )
         return question.lagging(clock, why)
     with _in_system_zone(connection):
         try:

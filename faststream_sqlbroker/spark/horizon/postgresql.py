@@ -49,8 +49,8 @@ def find(question: Question) -> Horizon:
     horizon = _seen(question, found - question.margin, writing)
     if hidden:
         why = (
-            f"the role may not see {hidden} of the database's sessions (GRANT pg_read_all_stats TO it, and "
-            "leave track_activities on)"
+            f"the role may not see {hidden} of the database's sessions (GRANT pg_read_all_stats TO "
+            "it, and leave track_activities on)"
         )
         horizon = _earlier(horizon, question.lagging(clock, why))
     if subscribed:
@@ -68,8 +68,8 @@ def _seen(question: Question, moment: datetime, writing: int) -> Horizon:
 
 def _before_prepared(question: Question, prepared: datetime) -> Horizon:
     detail = (
-        f"a transaction was prepared (PREPARE TRANSACTION) at {prepared.isoformat()} and not ended; it is taken "
-        f"to have begun at most {seconds(question.lag)} before"
+        f"a transaction was prepared (PREPARE TRANSACTION) at {prepared.isoformat()} and not "
+        f"ended; it is taken to have begun at most {seconds(question.lag)} before"
     )
     return Horizon(prepared - question.lag, "safety lag", detail)
 

@@ -39,7 +39,8 @@ def find(question: Question, primary: str | URL | None, patience: float) -> Hori
             question.connection, IDENTITY
         ):
             raise SetupError(
-                "primary is another cluster or database than the standby: give the one that it follows"
+                "primary is another cluster or database than the standby: give the one that it "
+                "follows"
             )
         found = postgresql.find(Question(there, connection, question.lag, question.margin))
         position = str(there.scalar(connection, POSITION))
@@ -54,8 +55,9 @@ def _wait(connection: Connection, question: Question, position: str, patience: f
     while not question.database.scalar(connection, statement):
         if time.monotonic() > deadline:
             raise TransientStoreError(
-                f"the standby has not replayed the primary's position {position} within {patience:g} s: see "
-                "whether its replay is paused or behind, or leave primary= out to go by the safety lag"
+                f"the standby has not replayed the primary's position {position} within "
+                f"{patience:g} s: see whether its replay is paused or behind, or leave primary= "
+                "out to go by the safety lag"
             )
         time.sleep(STEP)
 
@@ -67,9 +69,12 @@ def _replayed(question: Question) -> Horizon:
     )
     if replayed is None:
         raise TransientStoreError(
-            "this standby has replayed no transaction since it started, so nobody knows how far it is: give "
-            "primary=, or try again after the primary's next commit"
+            "this standby has replayed no transaction since it started, so nobody knows how far it "
+            "is: give primary=, or try again after the primary's next commit"
         )
     upto = min(database.now(connection), from_microseconds(replayed))
-    why = f"this is a standby without primary=, which has replayed what was committed by {upto.isoformat()}"
+    why = (
+        "this is a standby without primary=, which has replayed what was committed by "
+        f"{upto.isoformat()}"
+    )
     return question.lagging(upto, why)

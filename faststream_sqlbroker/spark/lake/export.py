@@ -213,6 +213,6 @@ def read_export(spark: SparkSession, path: str) -> DataFrame:
             return frame
         logger.info("read_export: %s", problem)
     raise SetupError(
-        f"{problem}: read again if an export or a compaction runs there; run an export if one has died; else "
-        "put the window's folder back from a copy, or move away what is no export's"
+        f"{problem}: read again if an export or a compaction runs there; run an export if one has "
+        "died; else put the window's folder back from a copy, or move away what is no export's"
     )

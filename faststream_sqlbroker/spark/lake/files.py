@@ -37,7 +37,8 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
         content = None
     if not isinstance(content, dict):
         raise SetupError(
-            f"{path} holds no JSON object: restore it from a copy, or give another path if it is none of ours"
+            f"{path} holds no JSON object: restore it from a copy, or give another path if it is "
+            "none of ours"
         )
     return content
 
@@ -58,8 +59,8 @@ def read_text(spark: SparkSession, path: str) -> str | None:
         # Java says the same of a file that is another user's, and of a folder.
         if system.exists(place):
             msg = (
-                f"{path} is there and cannot be read ({error.java_exception.getMessage()}): give the path of a "
-                "file that this user may read and write"
+                f"{path} is there and cannot be read ({error.java_exception.getMessage()}): give "
+                "the path of a file that this user may read and write"
             )
             raise SetupError(msg) from error
         return None
@@ -141,8 +142,8 @@ def _open(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
     java = java_of(spark)
     if java is None:
         raise NotSupportedError(
-            "files of state are written by Spark's own Java, which Spark Connect does not show: run this in "
-            "the driver's process (spark-submit, or build_session)"
+            "files of state are written by Spark's own Java, which Spark Connect does not show: "
+            "run this in the driver's process (spark-submit, or build_session)"
         )
     place = getattr(java, "org.apache.hadoop.fs.Path")(path)
     configuration = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way

@@ -17,7 +17,8 @@ class Folders:
         self._java = java_of(spark)
         if self._java is None:
             raise NotSupportedError(
-                "Spark Connect cannot move files, a classic session can: run exports where Spark's driver runs"
+                "Spark Connect cannot move files, a classic session can: run exports where Spark's "
+                "driver runs"
             )
         self._configuration: Any = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way to it
         self._path: Any = getattr(self._java, "org.apache.hadoop.fs.Path")

@@ -94,8 +94,8 @@ class Lake:
             data = [name for name in self.folders.names() if name.startswith("date=")]
             if data:
                 raise SetupError(
-                    f"{self.folders.root} has {data[0]} and no {STATE}: give an empty path, or put the state "
-                    "back; an export never overwrites what it does not know"
+                    f"{self.folders.root} has {data[0]} and no {STATE}: give an empty path, or put "
+                    "the state back; an export never overwrites what it does not know"
                 )
             self.state = {"format": FORMAT, "source": dict(source), "pending": None, "windows": {}}
         else:
@@ -129,7 +129,10 @@ class Lake:
         for window in self.windows():
             recorded, there = self._entries[window.name].files, found.pop(window.folder, 0)
             if recorded != there:
-                return f"window {window.name} of {self.folders.root} has {there} files, and not {recorded}"
+                return (
+                    f"window {window.name} of {self.folders.root} has {there} files, and not "
+                    f"{recorded}"
+                )
         return (
             f"{min(found)} of {self.folders.root} has files that are not recorded"
             if found
@@ -275,8 +278,8 @@ class Lake:
         there = self._load()
         if there is None or there.get("run") != self._run:
             raise ConcurrentLoadError(
-                f"another process has begun to write to {self.folders.root} since: this one stops; run one "
-                "export of a path at a time"
+                f"another process has begun to write to {self.folders.root} since: this one stops; "
+                "run one export of a path at a time"
             )
 
     def _read_state(self) -> None:
@@ -288,8 +291,8 @@ class Lake:
         state = read_json(self.session, self.folders.path(STATE))
         if state is not None and state.get("format") != FORMAT:
             raise SetupError(
-                f"{self.folders.path(STATE)} has format {state.get('format')!r}, this version knows {FORMAT}: "
-                "use the version that wrote it"
+                f"{self.folders.path(STATE)} has format {state.get('format')!r}, this version "
+                f"knows {FORMAT}: use the version that wrote it"
             )
         return state
 

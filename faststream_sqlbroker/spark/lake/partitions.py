@@ -161,16 +161,17 @@ class Partitions:
                 self._run(f"COMMENT ON TABLE {name} IS NULL")
         except (IntegrityError, ProgrammingError) as error:
             raise SetupError(
-                f"{name} was a partition of {self._parent}, a prune has detached it, and it cannot be attached "
-                f"again ({str(error.orig).strip()}): make room for it there; or, to leave it detached, COMMENT ON "
-                f"TABLE {name} IS NULL"
+                f"{name} was a partition of {self._parent}, a prune has detached it, and it cannot "
+                f"be attached again ({str(error.orig).strip()}): make room for it there; or, to "
+                f"leave it detached, COMMENT ON TABLE {name} IS NULL"
             ) from error
 
     def _pending(self, name: str) -> bool | None:
         """Whether its detachment is begun and not ended; None if it is no partition of the archive."""
         pending = self._connection.exec_driver_sql(
             "SELECT inhdetachpending FROM pg_inherits "
-            f"WHERE inhparent = {self._archive()} AND inhrelid = to_regclass({self._database.text(name)})"
+            f"WHERE inhparent = {self._archive()} "
+            f"AND inhrelid = to_regclass({self._database.text(name)})"
         ).scalar()
         return None if pending is None else bool(pending)
 

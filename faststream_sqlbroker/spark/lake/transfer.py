@@ -77,15 +77,15 @@ def bring(job: Job, connection: Connection, window: ExportWindow) -> tuple[str, 
         if not late:
             return "left", entry
         logger.warning(
-            "window %s: %d rows came after it was exported; it is exported again. A transaction was open for "
-            "longer than safety_lag",
+            "window %s: %d rows came after it was exported; it is exported again. A transaction "
+            "was open for longer than safety_lag",
             window.name,
             late,
         )
     elif job.lake.folders.exists(window.folder):
         raise SetupError(
-            f"{job.lake.folders.path(window.folder)} is there and the export's state does not know it: move it "
-            "away; an export never replaces what it does not know"
+            f"{job.lake.folders.path(window.folder)} is there and the export's state does not know "
+            "it: move it away; an export never replaces what it does not know"
         )
     elif not ask_figures(job.database, connection, selection, checksums=False).rows:
         return "exported", job.lake.note_empty(window)

@@ -93,8 +93,8 @@ def _data_type(schema: Any) -> DataType:
         return struct_of(schema)
     if not isinstance(schema, str):
         raise SetupError(
-            f'schema cannot be {short(schema)}: give "variant", a DataType, its DDL like "user INT, amount '
-            'DOUBLE", or a Pydantic model class'
+            f'schema cannot be {short(schema)}: give "variant", a DataType, its DDL like "user '
+            'INT, amount DOUBLE", or a Pydantic model class'
         )
     try:
         return VariantType() if schema.strip().lower() == VARIANT else DataType.fromDDL(schema)

@@ -107,8 +107,9 @@ def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
         raise SetupError(f"struct_of takes a Pydantic model class, got {short(model)}")
     if issubclass(model, RootModel):
         raise SetupError(
-            f"{model.__name__} is a RootModel, whose JSON has no field root: give the model that is its root, or "
-            'give decode_payload the DDL of the root, such as "ARRAY<BIGINT>", or "variant"'
+            f"{model.__name__} is a RootModel, whose JSON has no field root: give the model that "
+            'is its root, or give decode_payload the DDL of the root, such as "ARRAY<BIGINT>", or '
+            '"variant"'
         )
     return _struct(model, model.__name__, by_alias, ())
 
@@ -225,8 +226,8 @@ class _Converter:
         precision = digits if digits is not None and scales else MOST_DIGITS
         if (digits or 0) > MOST_DIGITS or scale > precision:
             raise SetupError(
-                f"{self._place} has decimals of {digits} digits, {scale} after the point: Spark has at most "
-                f"{MOST_DIGITS} digits, and no more after the point than in all"
+                f"{self._place} has decimals of {digits} digits, {scale} after the point: Spark "
+                f"has at most {MOST_DIGITS} digits, and no more after the point than in all"
             )
         return DecimalType(precision, scale)
 

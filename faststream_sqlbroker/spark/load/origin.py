@@ -47,6 +47,6 @@ def refuse_other_rows(
     for key, value in ours.items():
         if theirs.get(key) != value:
             raise SetupError(
-                f"{what} of other rows: its {key} is {theirs.get(key)!r} and here it is {value!r}; {advice} (and "
-                "source= where one database has several addresses)"
+                f"{what} of other rows: its {key} is {theirs.get(key)!r} and here it is {value!r}; "
+                f"{advice} (and source= where one database has several addresses)"
             )

@@ -135,8 +135,8 @@ def _read(
 ) -> DataFrame:
     if not isinstance(snapshot, bool | Snapshot):
         raise SetupError(
-            "snapshot must be True, False or the snapshot of `with open_snapshot(url) as now:`, got "
-            f"{short(snapshot)}"
+            "snapshot must be True, False or the snapshot of `with open_snapshot(url) as now:`, "
+            f"got {short(snapshot)}"
         )
     database = database_of(parse_address(url))
     with database.connect() as connection:

@@ -80,8 +80,8 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
     database = database_of(parse_address(url))
     if not database.shares_snapshots:
         raise NotSupportedError(
-            f"{database.kind} has no snapshot that connections share, PostgreSQL has: read closed windows "
-            "(since=, until=) there"
+            f"{database.kind} has no snapshot that connections share, PostgreSQL has: read closed "
+            "windows (since=, until=) there"
         )
     with database.connect() as connection:
         connection.exec_driver_sql(
@@ -95,9 +95,9 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
             if _end(connection):
                 raise
             msg = (
-                f"the server has ended the snapshot, as a rule because it was idle for {seconds:g} s: read less "
-                'at a time (an export with window="hour", new_rows with max_window=, read_archive with since= '
-                "and until=), or give open_snapshot a longer max_duration"
+                f"the server has ended the snapshot, as a rule because it was idle for {seconds:g} "
+                's: read less at a time (an export with window="hour", new_rows with max_window=, '
+                "read_archive with since= and until=), or give open_snapshot a longer max_duration"
             )
             raise StoreError(msg) from error
         finally:

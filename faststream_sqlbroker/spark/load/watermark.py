@@ -60,7 +60,8 @@ class WatermarkFile:
             return Watermark(self._source)
         if content.get("format") != FORMAT or not isinstance(content.get("source"), dict):
             raise SetupError(
-                f"{self._path} is no watermark that this version can read: give another path in state="
+                f"{self._path} is no watermark that this version can read: give another path in "
+                "state="
             )
         refuse_other_rows(
             f"{self._path} is the state",
@@ -83,10 +84,11 @@ class WatermarkFile:
         found = self.read()
         if found != old:
             raise ConcurrentLoadError(
-                f"another load changed {self._path} while this one ran, and that one's rows count: drop what this "
-                "one wrote, but no folder that both wrote to, as those of one name are; if this one wrote to it "
-                "last, write the window that the other has logged to it again (read_archive with its since= and "
-                "until=); run one load of a state at a time"
+                f"another load changed {self._path} while this one ran, and that one's rows count: "
+                "drop what this one wrote, but no folder that both wrote to, as those of one name "
+                "are; if this one wrote to it last, write the window that the other has logged to "
+                "it again (read_archive with its since= and until=); run one load of a state at a "
+                "time"
             )
         write_json(self._spark, self._path, _render(new))
 

@@ -26,8 +26,8 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
     missing = [name for name in NEEDED if name not in df.columns]
     if missing:
         raise SetupError(
-            f"the DataFrame has no column {missing[0]!r}: replay needs {', '.join(NEEDED)}, as read_archive "
-            "returns them"
+            f"the DataFrame has no column {missing[0]!r}: replay needs {', '.join(NEEDED)}, as "
+            "read_archive returns them"
         )
     if df.isStreaming:
         raise SetupError(
@@ -58,8 +58,8 @@ def _headers(df: DataFrame) -> Column:
         return F.to_json("headers").alias("headers")
     if not isinstance(kind, StringType | BinaryType | NullType):
         raise SetupError(
-            "the column headers must be a JSON object as a string, or a struct, map or variant, got "
-            f"{kind.simpleString()}: turn it into the object's text, as by to_json"
+            "the column headers must be a JSON object as a string, or a struct, map or variant, "
+            f"got {kind.simpleString()}: turn it into the object's text, as by to_json"
         )
     return F.col("headers")
 
@@ -69,6 +69,7 @@ def _payload(df: DataFrame) -> Column:
     kind = df.schema["payload"].dataType.simpleString()
     if kind not in ("binary", "string"):
         raise SetupError(
-            f"the column payload must be binary or string, got {kind}: turn it into the body's text, as by to_json"
+            f"the column payload must be binary or string, got {kind}: turn it into the body's "
+            "text, as by to_json"
         )
     return F.col("payload").cast("binary").alias("payload")

@@ -211,8 +211,8 @@ def _need_tables(writer: Writer, connection: Connection) -> None:
             connection.execute(select(*table.c).where(false()))
         except DBAPIError as error:
             raise SetupError(
-                f"the table {table.fullname!r} cannot be read: create the broker's tables there, or give "
-                f"table= and schema= ({refusal(error)})"
+                f"the table {table.fullname!r} cannot be read: create the broker's tables there, "
+                f"or give table= and schema= ({refusal(error)})"
             ) from None
 
 

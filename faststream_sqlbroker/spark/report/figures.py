@@ -149,8 +149,9 @@ def _width(totals: Row, every: Duration | None) -> float:
     seconds = width(every) / MICROS
     if span / seconds > MOST_BUCKETS:
         raise SetupError(
-            f"every={every!r} gives {math.ceil(span / seconds):,} buckets, at most {MOST_BUCKETS:,} are drawn: "
-            f"give {math.ceil(span / MOST_BUCKETS)} seconds or more, or a shorter period"
+            f"every={every!r} gives {math.ceil(span / seconds):,} buckets, at most "
+            f"{MOST_BUCKETS:,} are drawn: give {math.ceil(span / MOST_BUCKETS)} seconds or more, "
+            "or a shorter period"
         )
     return seconds
 

@@ -15,16 +15,17 @@ from faststream_sqlbroker.spark.report import plots
 from faststream_sqlbroker.spark.report.figures import Figures, Row
 
 _LATENCY = (
-    "How long most messages took: 50, 90, 99 and 99.9 % took at most so long. Delays that were asked for, and the "
-    "pauses before retries, are no waiting; the total has them."
+    "How long most messages took: 50, 90, 99 and 99.9 % took at most so long. Delays that were "
+    "asked for, and the pauses before retries, are no waiting; the total has them."
 )
 _FAILURES = (
-    "Messages that failed for good, as a share of all that were handled to the end. What a dead letter queue took "
-    "counts where it came from."
+    "Messages that failed for good, as a share of all that were handled to the end. What a dead "
+    "letter queue took counts where it came from."
 )
 _DEAD_LETTERS = (
-    "Messages that failed for good and lie in the archive, and those in dead letter queues if the report was given "
-    "the live table. Ages are as of the moment that the report was given, or of the latest time in what it has read."
+    "Messages that failed for good and lie in the archive, and those in dead letter queues if the "
+    "report was given the live table. Ages are as of the moment that the report was given, or of "
+    "the latest time in what it has read."
 )
 SECTIONS = (
     ("throughput", "Throughput", "Messages settled per second, by queue."),
@@ -97,8 +98,8 @@ def _policy(*scripts: str) -> str:
     )
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: "
+        "blob:; base-uri 'none'; form-action 'none'"
     )
 
 

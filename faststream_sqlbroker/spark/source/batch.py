@@ -84,9 +84,9 @@ def make_reader(options: Options, schema: StructType) -> DataSourceReader:
         return BatchReader(options, schema)
     if not keeps_filters_apart():
         raise NotSupportedError(
-            f"pushFilters: Spark {pyspark.__version__} gives the filters of one query to the next ones of the same "
-            "DataFrame, which then lack rows. Leave it out and give queues, states, since and until, or take "
-            "read_archive, which pushes filters by JDBC"
+            f"pushFilters: Spark {pyspark.__version__} gives the filters of one query to the next "
+            "ones of the same DataFrame, which then lack rows. Leave it out and give queues, "
+            "states, since and until, or take read_archive, which pushes filters by JDBC"
         )
     return FilteringReader(options, schema)
 

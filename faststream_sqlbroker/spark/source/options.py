@@ -100,8 +100,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
     url = _url(found, "url")
     if url is None:
         raise SetupError(
-            'the option "url" is missing: give a SQLAlchemy URL, like postgresql://user@host/name, and the '
-            'password by the option "password" or "passwordEnv"'
+            'the option "url" is missing: give a SQLAlchemy URL, like postgresql://user@host/name, '
+            'and the password by the option "password" or "passwordEnv"'
         )
     kind = found.get("kind", "archive").lower()
     one_of("kind", kind, tuple(KINDS))
@@ -133,8 +133,8 @@ def _named(given: Mapping[str, str], streaming: bool | None) -> dict[str, str]:
         proper = names.get(name.lower())
         if proper is None:
             raise SetupError(
-                f"the option {name!r} is unknown; allowed are {', '.join(BOTH)}; of batches {', '.join(BATCH)}; "
-                f"of streams {', '.join(STREAM)}"
+                f"the option {name!r} is unknown; allowed are {', '.join(BOTH)}; of batches "
+                f"{', '.join(BATCH)}; of streams {', '.join(STREAM)}"
             )
         if found.get(proper, value) != value:
             raise SetupError(
@@ -186,8 +186,8 @@ def _with_credentials(url: URL, found: Mapping[str, str]) -> URL:
         password = os.environ.get(found["passwordEnv"])
         if password is None:
             raise SetupError(
-                f"passwordEnv names {found['passwordEnv']!r}, which is not in the environment that the driver's "
-                "Java was started with"
+                f"passwordEnv names {found['passwordEnv']!r}, which is not in the environment that "
+                "the driver's Java was started with"
             )
     if "user" in found:
         url = url.set(username=found["user"])

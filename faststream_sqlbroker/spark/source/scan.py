@@ -51,8 +51,8 @@ def wanted_fields(schema: StructType, selection: Selection) -> list[Field]:
         if column.name not in known or column.dataType != types[column.name]:
             allowed = ", ".join(f"{field.name} {field.type}" for field in selection.fields)
             raise SetupError(
-                f"the schema's column {column.name!r} of type {column.dataType.simpleString()} is not in the "
-                f"table; allowed are {allowed}"
+                f"the schema's column {column.name!r} of type {column.dataType.simpleString()} is "
+                f"not in the table; allowed are {allowed}"
             )
     return [known[column.name] for column in schema]
 

@@ -151,9 +151,10 @@ class StreamReader(DataSourceStreamReader):
         horizon = self._horizon(database, connection)
         if horizon < last:
             raise TransientStoreError(
-                f"the batch that is repeated ends at {last.isoformat()}, and this server is complete up to "
-                f"{horizon.isoformat()} only: rows would be lost. Start the stream again when the server has come "
-                "further, or with the URL and the safetyLag that it had before"
+                f"the batch that is repeated ends at {last.isoformat()}, and this server is "
+                f"complete up to {horizon.isoformat()} only: rows would be lost. Start the stream "
+                "again when the server has come further, or with the URL and the safetyLag that it "
+                "had before"
             )
 
     def _refuse_gap(self, database: Database, connection: Connection, first: datetime) -> None:
@@ -165,9 +166,10 @@ class StreamReader(DataSourceStreamReader):
         """
         if not anything_before(database, connection, self._options.selection, first):
             raise StoreError(
-                f"no row of its queues archived before {first.isoformat()} is left, where the stream goes on: it has "
-                "read such rows, so they were pruned up to there at least, and rows that it has not read may have "
-                "gone too. If none have, or if that does not matter, go on with failOnDataLoss=false"
+                f"no row of its queues archived before {first.isoformat()} is left, where the "
+                "stream goes on: it has read such rows, so they were pruned up to there at least, "
+                "and rows that it has not read may have gone too. If none have, or if that does "
+                "not matter, go on with failOnDataLoss=false"
             )
 
 

@@ -60,7 +60,8 @@ def _moment(
     time = database.quote(window.time_column)
     found = database.scalar(
         connection,
-        f"SELECT {database.microseconds(time)} FROM {window.name(database)} WHERE {window.where(database)} "
+        f"SELECT {database.microseconds(time)} FROM {window.name(database)} WHERE "
+        f"{window.where(database)} "
         f"ORDER BY {time} LIMIT 1 OFFSET {skipped}",
     )
     return None if found is None else from_microseconds(int(found))
