@@ -151,3 +151,20 @@ def test_a_page_with_a_mistake_fails_the_build(tmp_path: Path, broken: Path, tex
     (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n{text}\n")
     done = build(broken, tmp_path / "site")
     assert done.returncode != 0, done.stdout + done.stderr
+
+
+def test_pages_that_other_files_name_are_there() -> None:
+    """Error texts, docstrings and tools say where something is documented."""
+    files = [
+        path
+        for folder in ("faststream_sqlbroker", "pyspark_sqlbroker", "tools", "tests", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    files += [*ROOT.glob("*.md"), ROOT / "justfile"]
+    named = {
+        (path.name, page)
+        for path in files
+        for page in re.findall(r"\bdocs/[\w/]+\.(?:md|json|svg)\b", path.read_text())
+    }
+    assert len(named) > 20
+    assert [(file, page) for file, page in sorted(named) if not (ROOT / page).exists()] == []
