@@ -48,7 +48,7 @@ class Servers:
     """Administrators' engines, made when first needed."""
 
     def __init__(self, own: tuple[str, ...] = ()) -> None:
-        """Of the kinds in `own` it starts servers that nobody else uses."""
+        """Of the kinds in `own` it starts private servers."""
         self._own = own
         self._stack = ExitStack()
         self._found: dict[str, Engine | NoServerError] = {}

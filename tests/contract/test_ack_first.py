@@ -92,7 +92,7 @@ async def test_a_message_that_comes_back_is_noted_anew(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-async def test_nobody_waits_for_the_notes_of_somebody_else(bench: Bench) -> None:
+async def test_a_write_of_marks_does_not_wait_for_other_marks(bench: Bench) -> None:
     """MariaDB scans a small table for a list of keys, and would wait for every locked row."""
     rows = [await started(bench) for _ in range(3)]
     other = create_async_engine(bench.store.engine.url)

@@ -216,7 +216,7 @@ async def test_a_renewal_does_not_wait_for_the_next_holder_of_a_message(bench: B
 
 
 @with_row_locks
-async def test_a_renewal_that_waits_in_vain_says_so(bench: Bench) -> None:
+async def test_a_renewal_that_times_out_on_a_locked_row_raises(bench: Bench) -> None:
     await bench.put()
     [message] = await bench.claim()
     impatient = Store(bench.store.engine, bench.store.tables, statement_timeout=0.5)
@@ -230,8 +230,8 @@ async def test_a_renewal_that_waits_in_vain_says_so(bench: Bench) -> None:
 
 
 @with_row_locks
-async def test_a_claim_is_given_back_beside_rows_that_others_have_locked(bench: Bench) -> None:
-    """A claim whose answer was lost; handlers of the same queue work in transactions meanwhile."""
+async def test_a_claim_is_given_back_while_others_have_rows_locked(bench: Bench) -> None:
+    """A claim whose answer was lost, while handlers of the same queue work in transactions."""
     await bench.put(3)
     [locked], [ours], [other] = [await bench.claim(limit) for limit in (1, 1, 1)]
     async with bench.store.engine.connect() as connection:
@@ -266,7 +266,7 @@ def _other(bench: Bench) -> object:
     return token if bench.store.dialect_name == "postgresql" else token.hex
 
 
-async def test_what_was_due_before_2000_comes_first(bench: Bench) -> None:
+async def test_a_message_due_before_2000_is_claimed_first(bench: Bench) -> None:
     """PostgreSQL counts from there."""
     years = (2020, 1990, 2001, 1970, 1999)
     for year in years:
@@ -277,7 +277,7 @@ async def test_what_was_due_before_2000_comes_first(bench: Bench) -> None:
     assert [row.next_attempt_at.year for row in claimed] == sorted(years)
 
 
-async def test_f6_a_claim_leaves_and_tells_what_must_run_alone(bench: Bench) -> None:
+async def test_f6_a_claim_leaves_suspects_and_reports_them(bench: Bench) -> None:
     """A last delivery is never charged together with others; a claim of its own leases it."""
     ids = await bench.put(6)
     for message_id, deliveries, attempts in ((ids[0], 1, 0), (ids[2], 1, 1), (ids[4], 2, 0)):
@@ -303,7 +303,7 @@ async def test_f6_a_claim_leaves_and_tells_what_must_run_alone(bench: Bench) -> 
     assert [row.id for row in await bench.store.claim(pairs, 4, LEASE, uuid4())] == [ids[2]]
 
 
-async def test_f6_so_does_a_claim_in_order(bench: Bench) -> None:
+async def test_f6_a_claim_in_order_leaves_suspects_and_reports_them(bench: Bench) -> None:
     """And its key waits for it."""
     first, second = await bench.put(2, key="a")
     [other] = await bench.put(1, key="b")
@@ -353,11 +353,11 @@ async def test_rows_of_many_pairs_are_leased_by_two_lengths(bench: Bench) -> Non
     assert (lengths.count(round(LEASE)), lengths.count(20)) == (7, 17)
 
 
-async def test_the_end_of_the_first_lease_is_known_whoever_holds_it(bench: Bench) -> None:
+async def test_the_end_of_the_first_lease_is_known_to_every_process(bench: Bench) -> None:
     assert await bench.store.lease_ends_in(["q", "other"]) is None
     await bench.put(3)
     await bench.put(1, queue="other")
-    assert await bench.store.lease_ends_in(["q", "other"]) is None, "nobody holds one"
+    assert await bench.store.lease_ends_in(["q", "other"]) is None, "there is no lease"
     await bench.claim(1, lease=500.0)
     await bench.claim(1, lease=50.0)
     await bench.claim(1, "other", lease=5.0)

@@ -35,7 +35,7 @@ async def state(bench: Bench) -> list[Any]:
         return list(await connection.execute(select(table).order_by(table.c.scope, table.c.key)))
 
 
-async def test_who_announces_itself_is_listed_until_it_leaves(bench: Bench) -> None:
+async def test_a_registered_subscriber_is_listed_until_it_leaves(bench: Bench) -> None:
     says = known(worker_name("host:1", bytes(8)), worker_name("host:2", b"12345678"), ordered=True)
     await announce(bench, says)
     found = await bench.store.live_subscribers.subscribers()
@@ -49,7 +49,7 @@ async def test_who_announces_itself_is_listed_until_it_leaves(bench: Bench) -> N
     ]
 
 
-async def test_a_sign_of_life_lengthens_the_lease_and_says_only_what_is_new(bench: Bench) -> None:
+async def test_a_heartbeat_lengthens_the_lease_and_returns_only_what_is_new(bench: Bench) -> None:
     says = known("w")
     await announce(bench, says, lease=5.0)
     [first] = await bench.store.live_subscribers.subscribers()
@@ -64,7 +64,7 @@ async def test_a_sign_of_life_lengthens_the_lease_and_says_only_what_is_new(benc
     assert (third.since, third.paused) == (first.since, True)
 
 
-async def test_a_lease_that_runs_out_ends_a_life_by_the_databases_clock(bench: Bench) -> None:
+async def test_an_expired_lease_ends_a_registration_by_the_databases_clock(bench: Bench) -> None:
     await announce(bench, known("dead"), lease=0.2)
     await announce(bench, known("alive"))
 
@@ -75,7 +75,7 @@ async def test_a_lease_that_runs_out_ends_a_life_by_the_databases_clock(bench: B
     assert [row.key for row in await state(bench)] == ["alive", "dead"]
 
 
-async def test_what_is_long_over_is_removed_and_nothing_else(bench: Bench) -> None:
+async def test_only_long_expired_registrations_are_removed(bench: Bench) -> None:
     await announce(bench, known("dead"), lease=-KEPT_SECONDS - 1.0)
     await announce(bench, known("lately"), lease=-1.0)
     await bench.store.live_subscribers.pause(
@@ -86,7 +86,7 @@ async def test_what_is_long_over_is_removed_and_nothing_else(bench: Bench) -> No
     assert [row.key for row in await state(bench)] == ["lasting", "alive", "lately"]
 
 
-async def test_a_row_that_was_removed_comes_back_with_all_it_says(bench: Bench) -> None:
+async def test_a_removed_registration_comes_back_complete(bench: Bench) -> None:
     says = known("w", queues=["a", "b"])
     await announce(bench, says)
     await bench.store.live_subscribers.leave(["w"])
@@ -95,7 +95,7 @@ async def test_a_row_that_was_removed_comes_back_with_all_it_says(bench: Bench) 
     assert found.queues == ("a", "b")
 
 
-async def test_what_another_version_says_of_itself_does_not_hurt(bench: Bench) -> None:
+async def test_a_registration_of_another_version_does_no_harm(bench: Bench) -> None:
     await announce(bench, {"w": {"queues": None, "new": [1]}, "v": {}})
     assert {
         (s.worker, s.queues, s.max_workers)
@@ -155,7 +155,7 @@ async def test_names_are_compared_exactly(bench: Bench) -> None:
     assert await bench.store.live_subscribers.resume("mail", CHANNEL) == (False, {"Mail"})
 
 
-async def test_a_sign_of_life_of_many_takes_few_statements(bench: Bench) -> None:
+async def test_a_heartbeat_of_many_subscribers_takes_few_statements(bench: Bench) -> None:
     """However many subscribers a process has: what is new, what is not, what is paused."""
     says = known(*(f"w{n}" for n in range(50)))
     await announce(bench, says)

@@ -37,14 +37,14 @@ async def between_locked(bench: Bench) -> AsyncIterator[ClaimedMessage]:
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
-async def test_an_outcome(bench: Bench, outcome: Outcome | None) -> None:
+async def test_an_outcome_waits_for_no_other_message(bench: Bench, outcome: Outcome | None) -> None:
     async with between_locked(bench) as row:
         settlement = settle(row, outcome, RULES, ended_after=0.1)
         result = await asyncio.wait_for(bench.store.settle([settlement]), AT_ONCE)
     assert (result.settled, result.lost) == ({row.id}, set())
 
 
-async def test_a_move_with_new_headers(bench: Bench) -> None:
+async def test_a_move_with_new_headers_waits_for_no_other_message(bench: Bench) -> None:
     async with between_locked(bench) as row:
         moved = replace(
             settle(row, Relocate("other", b"new"), RULES, ended_after=0.1), headers='{"a": "b"}'
@@ -54,7 +54,7 @@ async def test_a_move_with_new_headers(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("skip_locked", [False, True], ids=["extend", "renew"])
-async def test_a_lease(bench: Bench, skip_locked: bool) -> None:
+async def test_a_lease_waits_for_no_other_message(bench: Bench, skip_locked: bool) -> None:
     async with between_locked(bench) as row:
         leases = [(row.id, row.lease_token)]
         renewing = bench.store.renew(leases, LEASE, skip_locked=skip_locked)

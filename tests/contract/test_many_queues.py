@@ -79,7 +79,7 @@ async def test_claims_over_many_pairs_keep_their_order(bench: Bench, limit: int)
 
 
 @pytest.mark.parametrize("count", [1, FEW_PAIRS, FEW_PAIRS + 1])
-async def test_few_pairs_too(bench: Bench, count: int) -> None:
+async def test_claims_over_few_pairs_keep_their_order(bench: Bench, count: int) -> None:
     await fill(bench, seed=1)
     pairs = [p for p in await bench.store.ready_pairs(QUEUES) if p.due_in <= 0][:count]
     wanted = first(pairs, await due_rows(bench), 1000)

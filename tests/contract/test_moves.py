@@ -185,8 +185,8 @@ async def test_not_ready_fails_with_its_reason_when_the_time_is_over(bench: Benc
 async def test_after_a_lost_lease_nothing_changes(
     bench: Bench, outcome: Outcome | None, rules: SettleRules
 ) -> None:
-    """Promise 3: beside a row whose lease is still held, released meanwhile, and claimed by another
-    since."""
+    """Promise 3: one row's lease is still held, one was released, one is now held by another
+    worker."""
     await put(bench, 2)
     [stale] = await bench.claim(1)
     await bench.expire()

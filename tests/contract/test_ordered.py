@@ -68,7 +68,7 @@ async def test_an_earlier_message_that_waits_holds_the_later_ones(bench: Bench) 
     assert await ids(bench) == [later]
 
 
-async def test_an_expired_message_holds_nobody(bench: Bench) -> None:
+async def test_an_expired_message_does_not_hold_its_key(bench: Bench) -> None:
     await bench.put(1, key="a", delay=60, expires_in=0.001)
     [second] = await bench.put(1, key="a")
     await asyncio.sleep(0.01)
@@ -190,7 +190,7 @@ async def all_of(bench: Bench, limit: int) -> tuple[list[int], int]:
     pytest.fail("the rotation does not end")
 
 
-async def test_what_waits_behind_a_blocked_head_is_not_walked(bench: Bench) -> None:
+async def test_messages_behind_a_blocked_head_are_not_scanned(bench: Bench) -> None:
     """The window is full of one key; its neighbours are found by their keys, a page at a time."""
     blocked = await bench.put(WINDOW + 50, key="m")
     assert await ids(bench, 1) == blocked[:1]
@@ -210,7 +210,7 @@ async def test_messages_without_a_key_are_found_behind_a_blocked_one(bench: Benc
 
 
 async def test_a_claim_says_that_there_may_be_more(bench: Bench) -> None:
-    """So that nobody waits for the next poll while keys have not been looked at."""
+    """So that no worker waits for the next poll while keys have not been scanned."""
     await bench.put(WINDOW + 5, key="a")
     await ids(bench, 1)
     for n in range(WINDOW + 5):
@@ -295,7 +295,7 @@ async def test_an_expired_suspect_is_claimed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_keys_that_are_no_text_stop_nobody(bench: Bench) -> None:
+async def test_keys_that_are_not_text_do_not_stop_claims(bench: Bench) -> None:
     """A foreign producer may store anything in SQLite."""
     await bench.put(2, key="a")
     await bench.execute("UPDATE message SET \"key\" = CAST(x'ff' AS TEXT)")

@@ -323,7 +323,7 @@ async def test_a_statement_carries_a_bounded_number_of_bytes(bench: Bench) -> No
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_stale_read_transaction_is_told_what_to_do(bench: Bench) -> None:
-    """SQLITE_BUSY_SNAPSHOT comes at once, and nobody but the caller can repeat the transaction."""
+    """SQLITE_BUSY_SNAPSHOT comes at once, and only the caller can repeat the transaction."""
     async with bench.store.engine.connect() as connection:
         await connection.exec_driver_sql("BEGIN")
         await connection.execute(text("SELECT count(*) FROM message"))

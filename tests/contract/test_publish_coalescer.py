@@ -16,7 +16,7 @@ from faststream_sqlbroker.store.publish_coalescer import MOST_CONNECTION_TIME
 from tests.contract.conftest import Bench
 from tests.helpers import MYSQL, eventually
 
-NOBODY: Any = None
+NO_QUEUE: Any = None
 """A queue that no row may have."""
 
 
@@ -52,9 +52,9 @@ async def test_concurrent_publishers_share_statements_and_get_their_own_ids(benc
     assert sum(counting.sizes) == len(stored)
 
 
-async def test_one_refused_message_is_nobody_elses_business(bench: Bench) -> None:
+async def test_a_refused_message_does_not_affect_other_publishers(bench: Bench) -> None:
     rows = [NewMessage("q", b"%d" % n) for n in range(10)]
-    rows[4] = NewMessage(NOBODY, b"refused")
+    rows[4] = NewMessage(NO_QUEUE, b"refused")
     answers = await asyncio.gather(
         *(bench.store.insert([row]) for row in rows), return_exceptions=True
     )
@@ -66,7 +66,7 @@ async def test_one_refused_message_is_nobody_elses_business(bench: Bench) -> Non
     )
 
 
-async def test_a_cancelled_publisher_is_nobody_elses_business(bench: Bench) -> None:
+async def test_a_cancelled_publisher_does_not_affect_the_others(bench: Bench) -> None:
     tasks = [
         asyncio.create_task(bench.store.insert([NewMessage("q", b"%d" % n)])) for n in range(30)
     ]
@@ -118,7 +118,7 @@ async def test_publishing_on_an_unreachable_database_fails_for_each(bench: Bench
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 class TestShortcut:
-    """asyncpg's own connection is used, but never where somebody would miss it."""
+    """asyncpg's own connection is used, but never where that could be noticed."""
 
     async def test_it_is_used_by_publishes_claims_and_settles(self, bench: Bench) -> None:
         await bench.put(1)
@@ -198,7 +198,7 @@ class TestShortcut:
         async with bench.store.engine.connect() as connection:
             await bench.store.insert_in(connection, [NewMessage("q", b"1")])
             with pytest.raises(StoreError, match="null value"):
-                await bench.store.insert_in(connection, [NewMessage(NOBODY, b"2")])
+                await bench.store.insert_in(connection, [NewMessage(NO_QUEUE, b"2")])
             await connection.rollback()
         assert await bench.rows() == []
 
@@ -226,7 +226,7 @@ class TestShortcut:
 
 
 async def test_a_publish_is_bounded_however_many_are_before_it(bench: Bench, database: str) -> None:
-    """Somebody keeps the table, or the database, for himself."""
+    """Another session keeps the table, or the database, locked."""
     if database == "sqlite":
         lock, url = "BEGIN IMMEDIATE", bench.store.engine.url
     elif database in MYSQL:

@@ -298,7 +298,7 @@ async def test_any_error_text_can_be_stored(bench: Bench, outcome: Outcome) -> N
 async def test_a_late_settle_after_a_lost_lease_changes_nothing(
     bench: Bench, outcome: Outcome | None
 ) -> None:
-    """Promise 3: released meanwhile, and claimed by another since."""
+    """Promise 3: the lease was released, or another worker holds it now."""
     await bench.put(2)
     stale = await bench.claim()
     await bench.expire()

@@ -31,7 +31,7 @@ def limit(bench: Bench) -> int:
 
 
 def too_large(bench: Bench) -> NewMessage:
-    """Nobody reads its body, so that it takes no memory."""
+    """Its body is never read, so that it takes no memory."""
     return NewMessage("q", bytes(limit(bench)))
 
 
@@ -50,7 +50,7 @@ async def test_a_message_that_is_too_large_is_refused(bench: Bench, database: st
     assert await bench.rows() == []
 
 
-async def test_those_who_publish_at_the_same_time_are_not_refused_with_it(bench: Bench) -> None:
+async def test_publishers_at_the_same_time_are_not_refused_with_it(bench: Bench) -> None:
     store = Store(bench.store.engine, bench.store.tables)  # it knows no limit yet
     rows = [NewMessage("q", b"%d" % n) for n in range(10)]
     rows[5] = too_large(bench)
@@ -102,7 +102,7 @@ async def test_each_connection_is_asked_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_what_is_too_much_for_one_statement_takes_several(
+async def test_too_much_for_one_statement_is_sent_in_several(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one transaction, ids in the order of the rows."""

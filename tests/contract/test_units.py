@@ -71,7 +71,7 @@ async def test_a_lost_lease_keeps_the_whole_unit_from_being_written(
     assert [row["id"] for row in await bench.rows(archive=True)] == [rows[3].id, rows[4].id]
 
 
-async def test_what_is_settled_alone_beside_a_unit_may_be_lost(bench: Bench) -> None:
+async def test_a_message_settled_with_a_unit_but_not_part_of_it_may_be_lost(bench: Bench) -> None:
     await bench.put(3)
     rows = await bench.claim()
     await release(bench, rows[2])
@@ -116,7 +116,7 @@ async def test_a_locked_row_keeps_the_whole_unit_waiting(bench: Bench) -> None:
 
 @with_row_locks
 async def test_the_rows_of_a_unit_are_locked_in_the_order_of_their_ids(bench: Bench) -> None:
-    """Whoever else locks in that order can never wait for it while it waits for them."""
+    """Another session that locks in that order can never be in a deadlock with it."""
     await bench.put(3)
     rows = await bench.claim()
     async with bench.store.engine.connect() as other:
@@ -168,7 +168,7 @@ async def test_a_unit_that_a_trigger_cuts_is_not_written(bench: Bench) -> None:
 
 
 @with_row_locks
-async def test_an_answer_that_waits_for_its_dedup_id_is_in_nobodys_way(bench: Bench) -> None:
+async def test_an_answer_that_waits_for_its_dedup_id_blocks_no_other_outcome(bench: Bench) -> None:
     """InnoDB locks the gap before a duplicate that an INSERT waits for: where messages without a
     dedup_id go."""
     await bench.put()
@@ -192,7 +192,7 @@ async def test_an_answer_that_waits_for_its_dedup_id_is_in_nobodys_way(bench: Be
         settling = asyncio.create_task(bench.store.settle([done(row, unit=unit)]))
         await eventually(
             waits, step=0.2
-        )  # InnoDB makes this table anew when nobody has read it for 0.1 s
+        )  # InnoDB refreshes this table when it has not been read for 0.1 s
         async with asyncio.timeout(5):
             await bench.store.insert([NewMessage("out", b"not alike")])
         assert not settling.done()

@@ -155,11 +155,11 @@ def send_twice_in_one_delivery(h: History) -> None:
     h.sends.append(Send(3, OTHER, 18 * SECOND))
 
 
-def send_what_nobody_wrote(h: History) -> None:
+def send_what_was_not_written(h: History) -> None:
     h.sends.append(Send(99, OTHER, 18 * SECOND))
 
 
-def archive_what_nobody_published(h: History) -> None:
+def archive_what_was_not_published(h: History) -> None:
     h.published.remove(4)
 
 
@@ -196,10 +196,10 @@ def forget_slots(h: History) -> None:
         (send_before_the_burst_ends, "not_last"),
         (supersede_by_another_user, "not_last"),
         (supersede_by_an_older_one, "not_last"),
-        (send_what_nobody_wrote, "not_last"),
+        (send_what_was_not_written, "not_last"),
         (send_twice_without_a_kill, "sent_twice"),
         (send_twice_in_one_delivery, "sent_twice"),
-        (archive_what_nobody_published, None),
+        (archive_what_was_not_published, None),
         (grant_too_many_at_once, "over_rate"),
         (grant_a_slot_of_the_next_minute_too_early, "over_rate"),
         (let_one_through_before_its_slot, "over_rate"),
@@ -295,7 +295,7 @@ async def test_the_example_proves_itself(database_url: str) -> None:
     assert "killed (SIGKILL)" in said
 
 
-def test_a_violation_is_said_and_is_the_exit_code() -> None:
+def test_a_violation_is_printed_and_sets_the_exit_code() -> None:
     """No e-mail can be published within a microsecond, so that nothing would be proved."""
     done = run("sqlite", "--users", "20", "--publishing", "1", "--hour", "1", "--undo", "0.000001")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -165,7 +165,8 @@ async def test_an_hour_later(database: str, engine: AsyncEngine, other: AsyncEng
     await broker.create_tables()
     [sql] = block(database, "literal")
     head, values = sql.split("VALUES (")
-    columns, row = head.rstrip().removesuffix(")"), values.rstrip().removesuffix(")")
+    columns = head.rstrip().removesuffix(")")
+    row = values.rstrip().removesuffix(")")
     later = f"{columns}, next_attempt_at) VALUES ({row}, "
     zones = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'"}
     async with other.begin() as connection:

@@ -78,7 +78,7 @@ async def broker(user: Account) -> AsyncIterator[SqlBroker]:
     await engine.dispose()
 
 
-def test_every_block_is_for_somebody() -> None:
+def test_every_block_is_run_by_a_test() -> None:
     assert (
         len(BLOCK.findall(PAGE)) == PAGE.count("```sql") == PAGE.count("\n-- step: everything") + 7
     )
@@ -375,7 +375,7 @@ async def test_no_body_and_no_header_is_logged(
 
 
 @servers_only
-async def test_no_password_is_told(user: Account) -> None:
+async def test_no_password_is_logged(user: Account) -> None:
     engine, heard = (
         create_async_engine(user.url.set(username=user.name, password="hunter2 it was")),
         Heard(),
@@ -386,7 +386,7 @@ async def test_no_password_is_told(user: Account) -> None:
     said = []
     if user.postgresql:  # a server that trusts everybody here asks for no password
         engine = create_async_engine(
-            user.url.set(username="nobody_knows", password="hunter2 it was")
+            user.url.set(username="no_such_user", password="hunter2 it was")
         )
         broker = SqlBroker(engine, logger=logger)
     with pytest.raises(StoreError) as caught:

@@ -50,7 +50,7 @@ def test_who_is_to_run_the_command_is_told_to_install_it(name: str) -> None:
     assert {"cli", "spark"} <= {extra for extras in found for extra in extras.split(",")}
 
 
-def test_every_public_name_is_told_of() -> None:
+def test_every_public_name_is_on_the_page() -> None:
     types = {"ARCHIVE_SCHEMA", "MESSAGE_SCHEMA"}
     functions = [name for name in spark.__all__ if name[0].islower() and name not in types]
     assert len(functions) > 5

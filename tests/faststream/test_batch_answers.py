@@ -124,7 +124,7 @@ async def test_a_refused_answer_is_a_failed_attempt_of_all(broker: SqlBroker, lo
     assert await answers(look) == []
 
 
-async def test_what_is_settled_by_hand_otherwise_is_no_part_of_it(
+async def test_a_message_settled_otherwise_by_hand_is_not_part_of_it(
     broker: SqlBroker, look: Look
 ) -> None:
     """Its attempt has failed; what the handler answered belongs to what it acked."""
@@ -148,7 +148,7 @@ async def test_what_is_settled_by_hand_otherwise_is_no_part_of_it(
     assert states == [("COMPLETED", 2), ("FAILED", 1), ("COMPLETED", 1), ("COMPLETED", 1)]
 
 
-async def test_where_nothing_is_acked_there_is_no_answer(broker: SqlBroker, look: Look) -> None:
+async def test_no_answer_is_written_if_nothing_is_acked(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("in", **BATCH, retry_strategy=None)
     @broker.publisher("out")
     async def handle(bodies: list[int], message: SqlBrokerBatchMessage) -> str:

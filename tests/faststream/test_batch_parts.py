@@ -116,7 +116,7 @@ async def test_the_errors_of_fastdepends(engine: AsyncEngine, look: Look) -> Non
 
 @SQLITE
 @pytest.mark.parametrize("how", ["validator", "decoder", "parser", "filter"])
-async def test_where_nobody_says_which_the_batch_is_halved(
+async def test_the_batch_is_halved_if_the_bad_message_is_unknown(
     broker: SqlBroker, look: Look, how: str
 ) -> None:
     calls: list[list[int]] = []
@@ -168,7 +168,7 @@ async def test_where_nobody_says_which_the_batch_is_halved(
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*retry_strategy")
-async def test_it_ends_as_without_a_batch(
+async def test_a_bad_message_ends_as_it_would_without_a_batch(
     broker: SqlBroker, look: Look, policy: AckPolicy, bad: tuple[Any, ...]
 ) -> None:
     calls: list[list[int]] = []
@@ -207,7 +207,7 @@ async def test_the_answer_is_of_those_that_were_handled(broker: SqlBroker, look:
     assert [bytes(r["payload"]) for r in await look.rows() if r["queue"] == "sums"] == [b"3"]
 
 
-async def test_what_a_dependency_did_in_the_transaction_is_done_once(
+async def test_the_sql_of_a_dependency_in_the_transaction_is_committed_once(
     broker: SqlBroker, look: Look, engine: AsyncEngine
 ) -> None:
     async with engine.begin() as connection:
@@ -247,7 +247,7 @@ async def test_keys_that_are_handled_once(broker: SqlBroker, look: Look) -> None
 
 @SQLITE
 @pytest.mark.parametrize("how", ["body", "answer", "dependency", "context"])
-async def test_what_is_no_bodys_fault_is_the_whole_batchs(
+async def test_an_error_without_a_bad_body_fails_the_whole_batch(
     broker: SqlBroker, look: Look, how: str
 ) -> None:
     calls: list[list[int]] = []
@@ -276,7 +276,7 @@ async def test_what_is_no_bodys_fault_is_the_whole_batchs(
 
 
 @SQLITE
-async def test_a_middleware_that_handles_the_error_hides_nobody(
+async def test_a_middleware_that_handles_the_error_hides_no_message(
     broker: SqlBroker, look: Look
 ) -> None:
     calls: list[list[int]] = []
@@ -301,10 +301,10 @@ async def test_a_middleware_that_handles_the_error_hides_nobody(
 
 
 @SQLITE
-async def test_a_handler_that_somebody_set_up_anew_is_not_called_again(
+async def test_a_handler_that_was_set_up_again_is_not_called_again(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
-    """Another broker's subscriber may share it; then nobody knows whether it has started."""
+    """Another broker's subscriber may share it; then it is unknown whether it has started."""
 
     @broker.subscriber("q", **BATCH)
     async def handle(bodies: list[int]) -> None: ...

@@ -119,7 +119,7 @@ async def test_an_engine_of_its_own(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 5, object(), "no url", "sqlite+aiosqlite:///:memory:"])
-def test_engines_that_cannot_serve(wrong: Any) -> None:
+def test_unsupported_engines_are_refused(wrong: Any) -> None:
     with pytest.raises(SetupError):
         SqlBroker(wrong)
 
@@ -149,7 +149,7 @@ async def test_times_are_durations(engine: AsyncEngine, seconds: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["5", "-1s", -1, float("nan"), True, b"1s"])
-async def test_what_is_no_time_is_refused(engine: AsyncEngine, value: Any) -> None:
+async def test_an_invalid_duration_is_refused(engine: AsyncEngine, value: Any) -> None:
     for name in ("statement_timeout", "graceful_timeout"):
         with pytest.raises(SetupError, match=rf"^{name} "):
             SqlBroker(engine, logger=None, **{name: value})
@@ -182,7 +182,7 @@ async def test_publishing_without_tables(engine: AsyncEngine) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_the_start_says_what_may_surprise(
+async def test_the_start_logs_the_startup_warnings(
     database_url: str, logger: logging.Logger, heard: Heard
 ) -> None:
     engine = create_async_engine(database_url, pool_size=1, max_overflow=0)

@@ -138,7 +138,7 @@ async def test_a_message_postponed_often_is_handled_at_last(broker: SqlBroker, l
     )
 
 
-async def test_what_went_wrong_behind_a_postponement_is_kept(broker: SqlBroker, look: Look) -> None:
+async def test_the_cause_of_a_postponement_is_kept(broker: SqlBroker, look: Look) -> None:
     async def act(message: Any) -> None:
         try:
             raise ConnectionError("the backend is down")
@@ -177,7 +177,9 @@ async def test_wrong_arguments_are_the_handlers_error(broker: SqlBroker, look: L
 # -- not ready -------------------------------------------------------------------------------------
 
 
-async def test_not_ready_until_it_is(broker: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_a_not_ready_message_is_retried_until_it_is_ready(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
     """P7: "changed" came before "created"."""
     created = asyncio.Event()
     looks = 0
@@ -198,7 +200,9 @@ async def test_not_ready_until_it_is(broker: SqlBroker, look: Look, heard: Heard
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
-async def test_not_ready_gives_up(broker: SqlBroker, look: Look, policy: AckPolicy) -> None:
+async def test_not_ready_fails_after_its_time_limit(
+    broker: SqlBroker, look: Look, policy: AckPolicy
+) -> None:
     """P7: by the database's times; the last look is when the time is over."""
     looks = 0
 
@@ -327,7 +331,7 @@ async def test_a_handler_may_decide_otherwise_when_a_body_cannot_be_encoded(
 
 
 @pytest.mark.parametrize("said", [Move("other"), Postpone("1h")], ids=["move", "postpone"])
-async def test_what_is_published_with_the_ack_goes_with_a_move_only(
+async def test_rows_published_with_the_ack_are_written_with_a_move_only(
     broker: SqlBroker, look: Look, said: Any
 ) -> None:
     """Promise 6."""
@@ -395,7 +399,7 @@ async def _queue(look: Look, queue: str) -> bool:
 @pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
 @pytest.mark.parametrize("how", ["raised", "called"])
 @pytest.mark.parametrize("opened", [True, False])
-async def test_a_batch_goes_except_for_what_is_settled(
+async def test_a_move_of_a_batch_leaves_out_settled_messages(
     broker: SqlBroker, look: Look, policy: AckPolicy, how: str, opened: bool
 ) -> None:
     @broker.subscriber("q", **QUICK, batch=True, ack_policy=policy)
@@ -500,7 +504,7 @@ async def test_retry_possible_is_a_nack_under_every_policy(
     [RetryPossible(delay=0), NotReadyYet(0, "1h"), Postpone(0), None],
     ids=lambda value: type(value).__name__,
 )
-async def test_once_gives_its_key_back_to_who_has_done_nothing(
+async def test_once_releases_the_key_of_a_handler_that_did_nothing(
     broker: SqlBroker, look: Look, said: Any
 ) -> None:
     """Z4."""
@@ -552,7 +556,7 @@ LOSE = (
 )
 
 
-async def test_an_extended_lease_is_not_shortened_and_a_lost_one_is_told(
+async def test_an_extended_lease_is_not_shortened_and_a_lost_one_raises(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     answers: list[Any] = []

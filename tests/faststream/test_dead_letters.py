@@ -41,7 +41,7 @@ async def dead_letter(look: Look, queue: str = "dead") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("retained", [True, False])
-async def test_what_has_used_up_its_attempts_is_consumed_there(
+async def test_a_message_without_attempts_left_is_consumed_from_the_dead_letter_queue(
     broker: SqlBroker, look: Look, retained: bool
 ) -> None:
     """M4: by an ordinary subscriber, which is woken: no queue is looked at for a minute."""
@@ -83,7 +83,7 @@ async def test_what_has_used_up_its_attempts_is_consumed_there(
 
 
 @pytest.mark.parametrize("policy", [p for p in AckPolicy if p is not AckPolicy.ACK_FIRST])
-async def test_a_rejected_message_goes_there_under_every_policy(
+async def test_a_rejected_message_is_a_dead_letter_under_every_policy(
     broker: SqlBroker, look: Look, policy: AckPolicy
 ) -> None:
     @broker.subscriber("q", **DEAD, ack_policy=policy)
@@ -116,7 +116,7 @@ async def test_a_rejected_message_goes_there_under_every_policy(
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
 )
-async def test_every_way_to_fail_leads_there(
+async def test_every_way_to_fail_ends_in_the_dead_letter_queue(
     broker: SqlBroker, look: Look, end: BaseException | None, options: dict[str, Any], reason: str
 ) -> None:
     @broker.subscriber("q", **DEAD, **options)
@@ -131,7 +131,7 @@ async def test_every_way_to_fail_leads_there(
     assert (origin["reason"], origin["queue"], origin["attempts"]) == (reason, "q", 1)
 
 
-async def test_a_message_delivered_too_often_goes_there_unhandled(
+async def test_a_message_delivered_too_often_is_a_dead_letter_without_an_attempt(
     broker: SqlBroker, look: Look, engine: AsyncEngine, heard: Heard
 ) -> None:
     @broker.subscriber("q", **DEAD, max_deliveries=20)
@@ -157,7 +157,7 @@ async def test_a_message_delivered_too_often_goes_there_unhandled(
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_row_that_cannot_be_read_goes_there_with_its_headers(
+async def test_a_row_that_cannot_be_read_is_a_dead_letter_with_its_headers(
     broker: SqlBroker, look: Look, engine: AsyncEngine
 ) -> None:
     """Columns of SQLite take values of any type."""
@@ -183,7 +183,9 @@ async def test_a_row_that_cannot_be_read_goes_there_with_its_headers(
     assert got == [(1, 1, "undecodable")]
 
 
-async def test_of_a_batch_each_message_tells_of_its_own_end(broker: SqlBroker, look: Look) -> None:
+async def test_each_dead_letter_of_a_batch_has_its_own_reason(
+    broker: SqlBroker, look: Look
+) -> None:
     @broker.subscriber("q", **DEAD, batch=True)
     async def handle(bodies: list[int], message: SqlBrokerBatchMessage) -> None:
         for body, one in zip(bodies, message.messages, strict=True):
@@ -215,7 +217,9 @@ async def test_an_expired_message_is_no_dead_letter(
     assert (row["state"], row["reason"], row["queue"]) == ("DISCARDED", "expired", "q")
 
 
-async def test_a_dead_letter_lets_the_next_of_its_key_go(broker: SqlBroker, look: Look) -> None:
+async def test_a_dead_letter_unblocks_the_next_message_of_its_key(
+    broker: SqlBroker, look: Look
+) -> None:
     """ordered=True, and the dead letter's own queue keeps its order too."""
     got: list[tuple[str, int]] = []
 
@@ -236,7 +240,9 @@ async def test_a_dead_letter_lets_the_next_of_its_key_go(broker: SqlBroker, look
     assert [body for queue, body in got if queue == "dead"] == [0]
 
 
-async def test_the_prefix_of_a_router_is_for_it_too(broker: SqlBroker, look: Look) -> None:
+async def test_the_prefix_of_a_router_applies_to_the_dead_letter_queue(
+    broker: SqlBroker, look: Look
+) -> None:
     router = SqlBrokerRouter(prefix="app.")
 
     @router.subscriber("q", **DEAD, retry_strategy=None)

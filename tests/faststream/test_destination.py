@@ -36,7 +36,9 @@ async def put(broker: SqlBroker, headers: Any) -> int:
     return message_id
 
 
-async def test_messages_go_where_they_say(broker: SqlBroker, look: Look) -> None:
+async def test_messages_move_to_the_destination_in_their_headers(
+    broker: SqlBroker, look: Look
+) -> None:
     """P2."""
     got: list[tuple[str, str]] = []
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)
@@ -74,7 +76,7 @@ async def test_without_a_destination_nothing_is_lost(
     assert f"message {message_id} of queue 'front'" in said
 
 
-async def test_bad_ones_do_not_hold_up_the_others(broker: SqlBroker, look: Look) -> None:
+async def test_bad_destinations_do_not_delay_other_messages(broker: SqlBroker, look: Look) -> None:
     for n in range(60):
         await put(broker, {"destination": "x"} if n % 3 else {})
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)
@@ -104,7 +106,7 @@ async def test_publish_after_is_kept(broker: SqlBroker, look: Look) -> None:
 
 
 @pytest.mark.parametrize("value", [1_000_000_000, "2001-01-01T00:00:00Z", "1ms"])
-async def test_what_is_due_goes_at_once(
+async def test_a_due_message_moves_at_once(
     broker: SqlBroker, look: Look, heard: Heard, value: Any
 ) -> None:
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)
@@ -119,7 +121,7 @@ async def test_what_is_due_goes_at_once(
 
 
 @pytest.mark.parametrize("value", ["soon", True, [1], 1e15, "2030-01-01T00:00:00", -1e15])
-async def test_a_bad_time_is_no_time_and_a_warning(
+async def test_a_bad_time_is_ignored_with_a_warning(
     broker: SqlBroker, look: Look, heard: Heard, value: Any
 ) -> None:
     """P3."""
@@ -153,7 +155,7 @@ async def test_p3_a_missing_delay_is_delivered_at_once_with_a_warning(
 @pytest.mark.parametrize(
     "headers", [{"publish_after": 0}, {"publish_after": "0"}, {"publish_after": "0s"}]
 )
-async def test_p3_a_producer_may_say_at_once(
+async def test_p3_a_producer_may_ask_for_no_delay(
     broker: SqlBroker, look: Look, heard: Heard, headers: Any
 ) -> None:
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)
@@ -163,7 +165,9 @@ async def test_p3_a_producer_may_say_at_once(
     assert not heard.texts("publish_after")
 
 
-async def test_p3_messages_of_publish_say_when(broker: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_p3_messages_of_publish_have_a_due_time(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)
     await broker.start()
     await broker.publish("1", "front", destination="x")
@@ -204,7 +208,9 @@ async def test_the_latest_time_can_be_stored(broker: SqlBroker, look: Look) -> N
     assert row["next_attempt_at"].year == 9998
 
 
-async def test_two_front_doors_do_not_play_ball(broker: SqlBroker, look: Look) -> None:
+async def test_two_front_doors_do_not_send_a_message_back_and_forth(
+    broker: SqlBroker, look: Look
+) -> None:
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)
     broker.subscriber("back", **QUICK, forward_to=DESTINATION)
     await broker.start()

@@ -96,7 +96,9 @@ async def stuck(broker: SqlBroker, other: SqlBroker, **options: Any) -> Any:
     return found, started
 
 
-async def test_who_lives_is_listed_with_what_it_does(broker: SqlBroker, other: SqlBroker) -> None:
+async def test_live_subscribers_are_listed_with_what_they_do(
+    broker: SqlBroker, other: SqlBroker
+) -> None:
     @broker.subscriber("a", "b", **QUICK, max_workers=3)
     async def handle(body: Any) -> None: ...
 
@@ -117,7 +119,7 @@ async def test_who_lives_is_listed_with_what_it_does(broker: SqlBroker, other: S
     assert await other.admin.subscribers() == []
 
 
-async def test_nothing_is_known_of_a_message_that_there_is_not(other: SqlBroker) -> None:
+async def test_an_unknown_id_has_no_explanation(other: SqlBroker) -> None:
     explanation = await other.admin.explain(10**9)
     assert (explanation.state, explanation.queue, codes(explanation)) == (None, None, ["not_found"])
     assert str(explanation).startswith(
@@ -127,7 +129,7 @@ async def test_nothing_is_known_of_a_message_that_there_is_not(other: SqlBroker)
 
 @pytest.mark.parametrize("wrong", ["", "1-2", "1.0", "9" * 19, 1.0, True, None, 2**63])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_an_id_that_is_none_is_refused(other: SqlBroker, wrong: Any) -> None:
+async def test_an_invalid_id_is_refused(other: SqlBroker, wrong: Any) -> None:
     with pytest.raises(SetupError, match="message_id must be a whole number"):
         await other.admin.explain(wrong)
 
@@ -144,7 +146,7 @@ async def test_no_live_subscriber(broker: SqlBroker, other: SqlBroker) -> None:
     )
 
 
-async def test_a_process_that_ended_without_a_word_is_named(
+async def test_a_process_that_died_without_a_stop_is_named(
     broker: SqlBroker, other: SqlBroker, bench: Bench
 ) -> None:
     worker, started = await stuck(broker, other)
@@ -162,9 +164,9 @@ async def test_a_process_that_ended_without_a_word_is_named(
     assert (reason.code, reason.worker) == ("processing", worker.worker)
     assert reason.text.endswith("; that process has not been heard of lately")
     await bench.expire()
-    lease, nobody = (await other.admin.explain(message_id)).reasons
+    lease, alone = (await other.admin.explain(message_id)).reasons
     assert (lease.code, lease.worker) == ("lease_expired", worker.worker)
-    assert (nobody.code, nobody.worker) == ("no_live_subscriber", worker.worker)
+    assert (alone.code, alone.worker) == ("no_live_subscriber", worker.worker)
 
 
 async def test_delayed(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
@@ -292,7 +294,9 @@ async def test_behind_a_later_message_that_runs(
     assert (reason.code, reason.message_id) == ("behind_earlier_message", second)
 
 
-async def test_an_expired_message_holds_nobody(broker: SqlBroker, other: SqlBroker) -> None:
+async def test_an_expired_message_does_not_hold_its_key(
+    broker: SqlBroker, other: SqlBroker
+) -> None:
     await other.admin.pause("q")
     await idle(broker, other, ordered=True)
     first = await broker.publish(1, "q", key="k", expires_in=0.01)
@@ -409,7 +413,9 @@ async def test_p3_another_unusable_time_holds_nothing_up(
 # -- what has ended --------------------------------------------------------------------------------
 
 
-async def test_archived_says_how_it_ended(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
+async def test_an_archived_message_is_explained_by_its_end(
+    broker: SqlBroker, other: SqlBroker, look: Look
+) -> None:
     @broker.subscriber("q", **QUICK, ack_policy=AckPolicy.MANUAL, retry_strategy=None)
     async def handle(body: str, message: SqlBrokerMessage) -> None:
         if body == "good":
@@ -431,7 +437,7 @@ async def test_archived_says_how_it_ended(broker: SqlBroker, other: SqlBroker, l
     assert bad.state is SqlBrokerMessageState.FAILED
 
 
-async def test_what_was_removed_first_and_never_ended(
+async def test_a_message_of_ack_first_that_never_ended_is_explained(
     broker: SqlBroker, other: SqlBroker, bench: Bench
 ) -> None:
     _, started = await stuck(broker, other, ack_policy=AckPolicy.ACK_FIRST)
@@ -463,7 +469,7 @@ async def test_its_place_in_a_pipeline_is_named(broker: SqlBroker) -> None:
     assert (await broker.admin.explain(10**9)).pipeline is None
 
 
-async def test_policies_say_what_they_have_to_say(
+async def test_policies_add_their_reasons(
     broker: SqlBroker, other: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await other.admin.pause("q")
@@ -487,7 +493,7 @@ async def test_policies_say_what_they_have_to_say(
 async def test_it_reads_one_snapshot_and_writes_nothing(
     broker: SqlBroker, other: SqlBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is committed meanwhile is not seen: reasons never contradict each other."""
+    """Later commits are not seen: reasons never contradict each other."""
     await broker.start()  # SQLite needs its write-ahead log for that
     message_id = await broker.publish("x", "q")
     drivers = {"sqlite+aiosqlite": "sqlite", "postgresql+asyncpg": "postgresql+psycopg"}

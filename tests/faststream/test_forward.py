@@ -62,7 +62,7 @@ async def test_a_message_is_moved_as_it_is(broker: SqlBroker, look: Look) -> Non
 
 
 @pytest.mark.parametrize("headers", ["[]", '"text"', "17", "null"])
-async def test_headers_that_are_none_do_not_matter(
+async def test_invalid_headers_do_not_stop_a_move(
     broker: SqlBroker, look: Look, headers: str
 ) -> None:
     broker.subscriber("in", **QUICK, forward_to="out")
@@ -148,7 +148,7 @@ async def test_the_order_of_keys_is_kept(broker: SqlBroker, look: Look) -> None:
     assert seen == {str(k): list(range(k, 30, 3)) for k in range(3)}
 
 
-async def test_what_has_expired_is_not_moved(broker: SqlBroker, look: Look) -> None:
+async def test_an_expired_message_is_not_moved(broker: SqlBroker, look: Look) -> None:
     broker.subscriber("a", **QUICK, forward_to="b")
     await broker.publish("x", "a", expires_in="1ms")
     sent = await look.in_state("PENDING")
@@ -214,7 +214,9 @@ async def test_a_prefix_is_for_both_ends(broker: SqlBroker, look: Look) -> None:
     assert got == ["x"]
 
 
-async def test_it_starts_again(broker: SqlBroker, look: Look) -> None:
+async def test_a_forwarding_subscriber_starts_again_after_a_stop(
+    broker: SqlBroker, look: Look
+) -> None:
     broker.subscriber("a", **QUICK, forward_to="b")
     for n in range(2):
         await broker.start()
@@ -253,7 +255,7 @@ def test_a_handler_is_refused() -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused(options: Any, problem: str) -> None:
+def test_impossible_forwards_are_refused(options: Any, problem: str) -> None:
     with pytest.raises(SetupError, match=problem):
         SqlBroker(URL, logger=None).subscriber("a", "x", **options)
 
@@ -289,7 +291,9 @@ async def test_a_handler_may_be_the_dead_letter_queue_of_a_forwarder_that_is_its
     await broker.start()
 
 
-async def test_a_way_round_is_told_at_the_start(broker: SqlBroker, heard: Heard) -> None:
+async def test_a_loop_of_forwards_is_warned_of_at_the_start(
+    broker: SqlBroker, heard: Heard
+) -> None:
     broker.subscriber("a", **QUICK, forward_to="b")
     router = SqlBrokerRouter()
     router.subscriber("b", **QUICK, forward_to="a")

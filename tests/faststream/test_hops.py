@@ -60,7 +60,7 @@ def headers_of(row: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("back", ["forward_to", "DESTINATION"])
-async def test_a_message_that_goes_round_ends(
+async def test_a_message_in_a_loop_ends(
     broker: SqlBroker, look: Look, heard: Heard, back: str
 ) -> None:
     """After 32 hops, by either; nothing of it is lost."""
@@ -80,7 +80,7 @@ async def test_a_message_that_goes_round_ends(
     assert f"message {message_id} of queue 'a': it is archived as FAILED" in said
 
 
-async def test_it_is_a_dead_letter_where_there_is_a_queue_for_them(
+async def test_a_message_in_a_loop_is_a_dead_letter_if_there_is_a_queue(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     """It keeps its count: another way round through the dead letter queue ends, too."""
@@ -103,9 +103,7 @@ async def test_32_hops_are_allowed(broker: SqlBroker, look: Look) -> None:
 
 
 @pytest.mark.parametrize("how", ["move_to", "republish"])
-async def test_where_a_handler_moves_it_they_begin_anew(
-    broker: SqlBroker, look: Look, how: str
-) -> None:
+async def test_a_move_by_a_handler_resets_the_hops(broker: SqlBroker, look: Look, how: str) -> None:
     broker.subscriber("a", "c", **QUICK, forward_to="b")
 
     @broker.subscriber("b", **QUICK)
@@ -119,7 +117,7 @@ async def test_where_a_handler_moves_it_they_begin_anew(
     assert (row["state"], row["hops"]) == ("COMPLETED", 1)
 
 
-async def test_what_stays_keeps_its_count(broker: SqlBroker, look: Look) -> None:
+async def test_a_message_that_stays_keeps_its_hops(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("b", **QUICK)
     async def handle(message: SqlBrokerMessage) -> None:
         if message.raw_message.attempts_count == 0:  # type: ignore[union-attr]
@@ -164,7 +162,7 @@ async def test_only_the_destinations_that_are_given(
     assert heard.texts("destination_not_allowed", logging.ERROR)
 
 
-async def test_others_are_dead_letters_where_there_is_a_queue_for_them(
+async def test_other_destinations_are_dead_letters_if_there_is_a_queue(
     broker: SqlBroker, look: Look
 ) -> None:
     options = {"forward_to": DESTINATION, "destinations": ("x",), "dead_letter_queue": "dead"}
@@ -208,15 +206,15 @@ async def test_names_are_full_names(broker: SqlBroker, look: Look) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(options: Any, problem: str) -> None:
+def test_impossible_destinations_are_refused(options: Any, problem: str) -> None:
     with pytest.raises(SetupError, match=problem):
         SqlBroker(URL, logger=None).subscriber("a", **options)
 
 
-# -- names that nobody knows -----------------------------------------------------------------------
+# -- unknown queue names ---------------------------------------------------------------------------
 
 
-async def test_a_name_that_nobody_has_is_told_of_once(
+async def test_an_unknown_queue_name_is_warned_of_once(
     watchful: SqlBroker, look: Look, heard: Heard
 ) -> None:
     watchful.subscriber("front", **QUICK, forward_to=DESTINATION)

@@ -39,7 +39,7 @@ AGAIN = ConstantRetryStrategy(delay_seconds=0.01, max_attempts=5)
 
 
 class Packed:
-    """A codec that nobody else can read; counts how often it is asked for a batch."""
+    """A codec that only this test can read; counts how often it is asked for a batch."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -89,7 +89,7 @@ async def test_unknown_options_of_a_nack_are_ignored(
     "policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.ACK]
 )
 @on_one
-async def test_unknown_options_beside_known_ones(
+async def test_unknown_options_together_with_known_ones(
     broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy
 ) -> None:
     @broker.subscriber("q", ack_policy=policy, retry_strategy=AGAIN, **QUICK)

@@ -77,7 +77,9 @@ async def test_keys_are_apart_and_compared_byte_by_byte(broker: SqlBroker) -> No
             assert (lock.key, lock.fence) == (key, 1)
 
 
-async def test_who_does_not_wait_is_told(broker: SqlBroker, engine: AsyncEngine) -> None:
+async def test_an_acquire_without_a_wait_raises_if_the_lock_is_held(
+    broker: SqlBroker, engine: AsyncEngine
+) -> None:
     other = SqlBroker(engine, logger=None)
     async with broker.lock("k"):
         with pytest.raises(LockNotAcquiredError, match="'k' was not acquired: somebody has it"):
@@ -164,9 +166,7 @@ async def test_a_lease_that_ran_out_is_taken_over_and_its_holder_changes_nothing
     assert await counter(look, "k") == 2
 
 
-async def test_the_loss_is_said_at_the_end_even_if_nobody_asked(
-    broker: SqlBroker, look: Look
-) -> None:
+async def test_a_lost_lock_raises_at_the_end_of_the_block(broker: SqlBroker, look: Look) -> None:
     with pytest.raises(LockLostError, match="may have been unprotected"):
         async with broker.lock("k"):
             assert await broker.admin.release_lock("k")
@@ -183,7 +183,7 @@ async def test_the_blocks_own_error_is_not_masked(broker: SqlBroker, heard: Hear
         assert lock.fence == 3, "the forced release has counted, too"
 
 
-async def test_an_expired_lease_that_nobody_took_was_exclusive(
+async def test_an_expired_lease_that_was_not_taken_over_was_exclusive(
     broker: SqlBroker, look: Look
 ) -> None:
     """The row still has its token: no one else can have been there."""
@@ -250,7 +250,7 @@ async def test_a_renewal_that_fails_is_repeated_until_the_lease_is_over(
     assert heard.texts("was not renewed, again soon: away")
 
 
-async def test_a_release_that_fails_harms_only_who_was_not_protected(
+async def test_a_failed_release_raises_only_if_the_block_was_unprotected(
     broker: SqlBroker, heard: Heard
 ) -> None:
     async def failing(self: LockStore, *_: Any) -> bool:
@@ -325,7 +325,7 @@ async def test_a_cancelled_acquire_leaves_nothing_locked(broker: SqlBroker, tick
 
 
 @on_servers
-async def test_an_unanswered_commit_is_found_out_by_the_same_token(
+async def test_an_unanswered_commit_is_resolved_by_the_same_token(
     look: Look, database_url: str
 ) -> None:
     """Z5: it was committed; the repeat gets the same fence, and nothing is locked for ever."""
@@ -402,7 +402,7 @@ async def test_a_database_that_goes_away_is_waited_for_but_not_at_the_first_try(
         await wait_for()
 
 
-async def test_operators_see_who_has_a_lock_and_take_it_away(broker: SqlBroker, look: Look) -> None:
+async def test_operators_list_holders_and_release_locks(broker: SqlBroker, look: Look) -> None:
     assert await broker.admin.locks() == []
     assert not await broker.admin.release_lock("never")
     async with broker.lock("b", lease="1h"), broker.lock("a"):
@@ -446,7 +446,7 @@ async def test_wrong_arguments_are_named_at_once(
         broker.lock(**arguments)
 
 
-async def test_a_lock_that_has_ended_says_so(broker: SqlBroker) -> None:
+async def test_a_lock_that_has_ended_raises(broker: SqlBroker) -> None:
     async with broker.lock("k") as lock:
         pass
     with pytest.raises(LockLostError, match="has ended; lock it anew"):
@@ -456,7 +456,7 @@ async def test_a_lock_that_has_ended_says_so(broker: SqlBroker) -> None:
 async def test_a_fence_guards_a_row_of_the_users_own(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
-    """What a late holder writes is refused by whoever compares fences."""
+    """A table that compares fences refuses what a late holder writes."""
     async with engine.begin() as connection:
         await connection.execute(
             text("CREATE TABLE guarded (fence INTEGER NOT NULL, body VARCHAR(20))")

@@ -159,7 +159,7 @@ async def test_a_file_that_is_locked_for_long_is_told_in_two_lines(
         await engine.dispose()
 
 
-async def test_a_stop_without_outcomes_says_nothing_of_them(
+async def test_a_stop_without_outcomes_logs_nothing_of_them(
     engine: AsyncEngine, logger: logging.Logger, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However little time there was for the last flush."""

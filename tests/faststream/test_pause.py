@@ -101,7 +101,9 @@ async def test_only_the_paused_queue_waits(
     await look.archived(40)
 
 
-async def test_what_runs_goes_on_and_what_waits_goes_back(broker: SqlBroker, look: Look) -> None:
+async def test_running_messages_go_on_and_waiting_ones_are_given_back(
+    broker: SqlBroker, look: Look
+) -> None:
     started, may_end = asyncio.Event(), asyncio.Event()
     handled: list[int] = []
 
@@ -131,7 +133,7 @@ async def test_what_runs_goes_on_and_what_waits_goes_back(broker: SqlBroker, loo
     await look.archived(50)
 
 
-async def test_another_process_hears_of_it_within_the_interval(
+async def test_another_process_learns_of_a_pause_within_the_interval(
     broker: SqlBroker, other: SqlBroker, look: Look
 ) -> None:
     handled = collect(broker, "q")
@@ -145,7 +147,9 @@ async def test_another_process_hears_of_it_within_the_interval(
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_on_postgresql_it_is_heard_at_once(engine: AsyncEngine, other: SqlBroker) -> None:
+async def test_on_postgresql_other_processes_learn_of_a_pause_at_once(
+    engine: AsyncEngine, other: SqlBroker
+) -> None:
     broker = SqlBroker(engine, logger=None, presence_interval="1h")
     await broker.create_tables()
     handled = collect(broker, "q", wakeup="auto")
@@ -227,7 +231,7 @@ async def test_until_may_be_a_moment(broker: SqlBroker) -> None:
     ],
 )
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_what_makes_no_pause_is_refused(
+async def test_wrong_arguments_of_a_pause_are_refused(
     broker: SqlBroker, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SetupError, match=message):
@@ -320,7 +324,7 @@ async def _break(engine: AsyncEngine) -> None:
         await connection.execute(text("DROP TABLE message_policy_state"))
 
 
-async def test_messages_go_on_when_signs_of_life_fail(
+async def test_messages_go_on_when_heartbeats_fail(
     engine: AsyncEngine, broker: SqlBroker, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Who looks for expired leases clears the same table, at the start too: without the table that
@@ -356,7 +360,7 @@ async def test_the_first_claim_waits_for_seconds_only(
     assert heard.texts("the heartbeat loop failed")
 
 
-async def test_a_pause_that_is_told_while_a_sign_of_life_is_under_way_holds(
+async def test_a_pause_that_arrives_during_a_heartbeat_holds(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read before the pause must not open the queue again."""
@@ -429,7 +433,7 @@ async def test_a_pop_that_waits_goes_on_when_the_queue_is_resumed(
     assert taken.body == 1
 
 
-async def test_a_pause_that_is_over_holds_no_pop(broker: SqlBroker, other: SqlBroker) -> None:
+async def test_a_pause_that_has_ended_stops_no_pop(broker: SqlBroker, other: SqlBroker) -> None:
     await broker.publish(1, "q")
     await broker.admin.pause("q", until="50ms")
     assert await other.pop("q", wait=30) is not None

@@ -51,7 +51,7 @@ async def test_messages_published_and_handled_at_once(
 
 @capability
 @through
-async def test_it_is_needed(engine: AsyncEngine, database_url: str) -> None:
+async def test_the_option_is_needed(engine: AsyncEngine, database_url: str) -> None:
     """A plain engine prepares statements that the next transaction may not find."""
     plain = create_async_engine(database_url, pool_size=10)
     store = Store(plain, build_tables(SqlBrokerSchemaConfig()), max_connections=10)
@@ -73,7 +73,7 @@ async def _failures(store: Store) -> int:
     return sum(isinstance(result, StoreError) for result in results)
 
 
-async def test_what_cannot_work_is_refused() -> None:
+async def test_impossible_options_are_refused() -> None:
     with pytest.raises(NotSupportedError, match="pgbouncer=True is for PostgreSQL, this is sqlite"):
         SqlBroker("sqlite+aiosqlite:///x.db", pgbouncer=True)
     with pytest.raises(SetupError, match="listen_url must lead to PostgreSQL by asyncpg"):

@@ -136,7 +136,7 @@ def test_a_service_in_documents(version: str) -> None:
         ("Taken", [Step("a")], "b", "there is a pipeline 'Taken' already"),
     ],
 )
-def test_what_is_no_pipeline_is_refused(
+def test_an_invalid_pipeline_is_refused(
     name: Any, steps: Any, forward_to: Any, problem: str
 ) -> None:
     broker = SqlBroker(URL, logger=None)
@@ -155,7 +155,7 @@ def test_what_is_no_pipeline_is_refused(
         ("a", {"forward_to": "b"}, "its messages go to the next step: leave it out"),
     ],
 )
-def test_what_is_no_step_is_refused(queue: Any, options: Any, problem: str) -> None:
+def test_an_invalid_step_is_refused(queue: Any, options: Any, problem: str) -> None:
     with pytest.raises(SetupError, match=problem):
         Step(queue, **options)
 

@@ -235,7 +235,7 @@ def test_a_route_refuses(options: Options, match: str) -> None:
     ],
     ids=str,
 )
-def test_what_can_work_is_taken(broker: SqlBroker, policies: list[Any]) -> None:
+def test_possible_policies_are_accepted(broker: SqlBroker, policies: list[Any]) -> None:
     """D3, Z12: composed in the order given."""
     broker.subscriber("q", policies=policies)(handle)
     broker.include_router(

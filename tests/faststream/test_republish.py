@@ -88,7 +88,7 @@ async def test_p10_hops_moves_and_retries_do_not_count(broker: SqlBroker, look: 
     assert (row["publish_count"], row["attempts_count"]) == (1, 2)
 
 
-async def test_into_another_queue_later(broker: SqlBroker, look: Look) -> None:
+async def test_a_republish_into_another_queue_with_a_delay(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("q", **QUICK)
     async def handle(message: SqlBrokerMessage) -> None:
         await message.republish("other", delay="1h")
@@ -106,7 +106,7 @@ async def test_into_another_queue_later(broker: SqlBroker, look: Look) -> None:
     assert row["expires_at"] == before
 
 
-async def test_within_once_the_key_is_given_back(broker: SqlBroker, look: Look) -> None:
+async def test_a_republish_under_once_gives_the_key_back(broker: SqlBroker, look: Look) -> None:
     counts: list[int] = []
     broker.subscriber("q", **QUICK, policies=[Once(ttl="1h")])(until_three(counts))
     await broker.start()
@@ -118,7 +118,7 @@ async def test_within_once_the_key_is_given_back(broker: SqlBroker, look: Look) 
     assert (counts, second["reason"], second["related_id"]) == ([1, 2, 3], "duplicate", row["id"])
 
 
-async def test_all_of_a_batch(broker: SqlBroker, look: Look) -> None:
+async def test_a_batch_is_republished_as_a_whole(broker: SqlBroker, look: Look) -> None:
     counts: list[list[int]] = []
 
     @broker.subscriber("q", **QUICK, batch=True)
@@ -135,7 +135,7 @@ async def test_all_of_a_batch(broker: SqlBroker, look: Look) -> None:
     assert [row["publish_count"] for row in rows] == [1, 2]
 
 
-async def test_what_was_published_with_its_ack_is_written_with_it(
+async def test_rows_published_with_the_ack_are_written_with_it(
     broker: SqlBroker, look: Look
 ) -> None:
     @broker.subscriber("q", **QUICK)
@@ -154,7 +154,7 @@ async def test_what_was_published_with_its_ack_is_written_with_it(
     assert await eventually(written) == {("answers", 1), ("other", 2)}
 
 
-async def test_with_the_effects_of_a_transactional_handler(
+async def test_a_republish_is_committed_with_the_sql_of_a_transactional_handler(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
     async with engine.begin() as connection:
@@ -174,7 +174,7 @@ async def test_with_the_effects_of_a_transactional_handler(
     assert (row["state"], row["publish_count"], done) == ("COMPLETED", 2, ["done", "done"])
 
 
-async def test_what_cannot_be_is_refused(broker: SqlBroker, look: Look) -> None:
+async def test_impossible_republishes_are_refused(broker: SqlBroker, look: Look) -> None:
     said: list[str] = []
 
     @broker.subscriber("q", "first", **QUICK)

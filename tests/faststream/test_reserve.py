@@ -85,7 +85,7 @@ async def test_commit_completes_and_keeps_a_changed_body(broker: SqlBroker, look
 
 
 @pytest.mark.parametrize("body", [None, b"", b"\x00\xff", "grüße", [1, 2]])
-async def test_any_body_can_be_put_in_place(broker: SqlBroker, look: Look, body: Any) -> None:
+async def test_any_body_can_replace_the_body(broker: SqlBroker, look: Look, body: Any) -> None:
     await broker.publish({"a": 1}, "q")
     found = await reserved(broker)
     await found.move_to("r", body)
@@ -166,7 +166,7 @@ async def test_move_to_takes_the_message_elsewhere(broker: SqlBroker, look: Look
     assert await broker.pop("日本") is not None
 
 
-async def test_a_lease_that_ran_out_is_somebody_elses(
+async def test_an_expired_reservation_may_be_claimed_by_others(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
     """M3: the time-out. Without any subscriber the next who looks gives it back; the late write
@@ -195,7 +195,9 @@ async def test_a_lease_that_ran_out_is_somebody_elses(
     assert (row["payload"], row["deliveries_count"]) == (b"x", 2)
 
 
-async def test_extend_keeps_it_by_the_databases_clock(broker: SqlBroker, look: Look) -> None:
+async def test_extend_lengthens_the_lease_by_the_databases_clock(
+    broker: SqlBroker, look: Look
+) -> None:
     await broker.publish("x", "q")
     found = await reserved(broker, lease="30m")
     await found.extend("1h")
@@ -203,7 +205,7 @@ async def test_extend_keeps_it_by_the_databases_clock(broker: SqlBroker, look: L
     assert row["lease_expires_at"] - row["acquired_at"] > timedelta(minutes=59)
     assert found.held
     await expire(look)
-    await found.extend()  # nobody had it
+    await found.extend()  # no one else took it
     row = await look.in_state("PROCESSING")
     assert (
         timedelta(minutes=29) < row["lease_expires_at"] - row["acquired_at"] < timedelta(minutes=59)
@@ -446,7 +448,7 @@ async def test_waiting_is_ended_by_a_publish_a_due_time_and_its_own_limit(
 async def test_many_take_each_message_once(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
-    """M3: beside each other, several brokers at a time."""
+    """M3: several brokers at the same time."""
     brokers = [broker, *(SqlBroker(engine, logger=None) for _ in range(3))]
     await broker.publish_batch(*range(60), queue="q")
     taken: list[int] = []
@@ -470,7 +472,9 @@ async def test_many_take_each_message_once(
     await look.archived(60)
 
 
-async def test_beside_a_subscriber_each_message_goes_to_one(broker: SqlBroker, look: Look) -> None:
+async def test_a_reserve_and_a_subscriber_never_share_a_message(
+    broker: SqlBroker, look: Look
+) -> None:
     handled: list[int] = []
 
     @broker.subscriber("q", **QUICK, fetch_batch_size=2)
@@ -536,7 +540,9 @@ async def test_unanswered_commits(broker: SqlBroker, look: Look, database_url: s
         await engine.dispose()
 
 
-async def test_what_could_not_be_written_can_be_tried_again(broker: SqlBroker, look: Look) -> None:
+async def test_a_settle_that_could_not_be_written_can_be_repeated(
+    broker: SqlBroker, look: Look
+) -> None:
     async def failing(self: DirectClaims, *_: Any) -> Any:
         raise TransientStoreError("away")
 
@@ -549,7 +555,7 @@ async def test_what_could_not_be_written_can_be_tried_again(broker: SqlBroker, l
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_without_an_archive_what_has_ended_is_gone(engine: AsyncEngine) -> None:
+async def test_without_an_archive_finished_messages_are_deleted(engine: AsyncEngine) -> None:
     schema = SqlBrokerSchemaConfig(message_table_name="m", message_archive_table_name=None)
     broker = SqlBroker(engine, logger=None, schema=schema)
     await broker.create_tables()

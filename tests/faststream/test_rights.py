@@ -197,7 +197,7 @@ async def test_a_consumer_that_answers_may_publish(
 
 
 @servers_only
-async def test_who_fires_schedules_needs_no_consumers_rights(
+async def test_schedules_need_no_rights_of_a_consumer(
     user: Account, its_broker: SqlBroker, look: Look
 ) -> None:
     schedules(its_broker)
@@ -367,7 +367,7 @@ async def test_ping_tells_of_a_publish_that_is_refused(
 
 @sqlite_only
 async def test_a_file_that_cannot_be_written_for_a_while(database_url: str) -> None:
-    """What was opened meanwhile is not used again."""
+    """Connections opened in that time are not used again."""
     engine, read_only = create_async_engine(database_url), asyncio.Event()
 
     @event.listens_for(engine.sync_engine, "connect")
@@ -512,7 +512,7 @@ async def test_a_missing_archive_stops_claims(
 
 
 @servers_only
-async def test_an_answer_that_may_not_be_written_stops_nobody_else(
+async def test_an_answer_without_a_grant_stops_no_other_message(
     user: Account, its_broker: SqlBroker, broker: SqlBroker, look: Look
 ) -> None:
     """A producer asks for an answer, and the consumer may not publish: that message is nacked."""
@@ -535,11 +535,11 @@ async def test_an_answer_that_may_not_be_written_stops_nobody_else(
     assert (states.count("COMPLETED"), states.count("FAILED")) == (20, 1)
 
 
-# -- what nobody has declared ----------------------------------------------------------------------
+# -- undeclared operations -------------------------------------------------------------------------
 
 
 @servers_only
-async def test_who_declares_nothing_is_asked_for_nothing(
+async def test_a_broker_that_declares_nothing_needs_no_right(
     user: Account, its_broker: SqlBroker
 ) -> None:
     """A publish says what is missing then, and `ping` is false until it is there."""
@@ -587,7 +587,7 @@ async def test_ping_asks_for_what_was_refused_and_for_nothing_else(
 
 
 @servers_only
-async def test_what_is_refused_once_and_not_declared_is_forgotten(
+async def test_one_refusal_without_a_declaration_is_forgotten(
     user: Account, its_broker: SqlBroker, broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A role may have no need of it; who publishes, declared or not, has."""
@@ -611,7 +611,7 @@ async def test_what_is_refused_once_and_not_declared_is_forgotten(
 
 
 @servers_only
-async def test_answers_that_may_not_be_published_hold_up_nothing(
+async def test_answers_without_a_grant_delay_nothing(
     user: Account, its_broker: SqlBroker, broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     """Producers ask for more of them than outcomes may be set apart; each is one failed attempt, at

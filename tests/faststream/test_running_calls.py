@@ -10,7 +10,7 @@ from faststream_sqlbroker.subscriber.running_calls import RunningCalls
 
 
 @pytest.mark.parametrize("kind", [MultiLock, RunningCalls])
-async def test_it_counts(kind: type[MultiLock]) -> None:
+async def test_running_calls_are_counted(kind: type[MultiLock]) -> None:
     lock = kind()
     assert (lock.qsize, lock.empty) == (0, True)
     with lock, lock:
@@ -23,7 +23,7 @@ async def test_it_counts(kind: type[MultiLock]) -> None:
 
 
 @pytest.mark.parametrize("kind", [MultiLock, RunningCalls])
-async def test_it_waits_until_none_runs(kind: type[MultiLock]) -> None:
+async def test_a_wait_ends_when_no_call_runs(kind: type[MultiLock]) -> None:
     lock = kind()
     await lock.wait_release(5)
     lock.acquire()
@@ -35,7 +35,7 @@ async def test_it_waits_until_none_runs(kind: type[MultiLock]) -> None:
 
 
 @pytest.mark.parametrize("kind", [MultiLock, RunningCalls])
-async def test_it_waits_for_so_long(kind: type[MultiLock]) -> None:
+async def test_a_wait_ends_at_its_time_limit(kind: type[MultiLock]) -> None:
     lock = kind()
     lock.acquire()
     started = time.monotonic()

@@ -173,7 +173,7 @@ async def test_each_fire_time_is_published_once_by_two_brokers(
     assert found[-1] <= at
 
 
-async def test_a_subscriber_gets_it(broker: SqlBroker) -> None:
+async def test_a_subscriber_receives_the_scheduled_message(broker: SqlBroker) -> None:
     got: list[str] = []
 
     @broker.subscriber("reports", max_fetch_interval=30, wakeup="auto")
@@ -203,7 +203,7 @@ async def test_a_new_schedule_begins_with_the_first_time_after_it_was_seen(
 async def test_what_was_missed_becomes_what_was_asked_for(
     broker: SqlBroker, look: Look, heard: Heard, missed: Any, count: int
 ) -> None:
-    """Z9: nobody ran for three days."""
+    """Z9: no process ran for three days."""
     expression, at = await daily(broker)
     broker.publish_on_schedule("s", expression, "q", "x", missed=missed)
     await first_start(broker, look)
@@ -221,7 +221,9 @@ async def _next_is(look: Look, at: datetime) -> bool:
     return (await remembered(look)).next_at == at
 
 
-async def test_all_has_a_bound_and_says_so(broker: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_missed_all_has_a_bound_and_a_warning(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
     expression, at = await daily(broker)
     broker.publish_on_schedule("s", expression, "q", "x", missed="all")
     await first_start(broker, look)
@@ -265,7 +267,7 @@ async def test_a_changed_expression_counts_from_then_on(
         assert state.next_at is not None
         assert (state.next_at.month, state.next_at.day, state.next_at.hour) == (12, 31, 15)
     await first_start(broker, look)
-    assert (await remembered(look)).next_at == at, "whoever starts last decides"
+    assert (await remembered(look)).next_at == at, "the last process to start decides"
     assert await look.rows() == []
 
 
@@ -316,7 +318,7 @@ async def test_a_process_with_the_old_expression_follows_the_new_one(
     assert len(heard.texts("as the process that was started last declares it")) == 1
 
 
-async def test_what_this_version_cannot_read_is_left_to_others(
+async def test_a_schedule_that_this_version_cannot_read_is_left_to_others(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     broker.publish_on_schedule("s", "0 0 1 1 *", "q", "x")
@@ -380,7 +382,7 @@ async def test_a_function_makes_the_message(broker: SqlBroker, look: Look) -> No
 async def test_a_function_that_fails_is_tried_again_and_the_time_is_not_lost(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
-    """Not even if it would count as missed by then; others go on meanwhile."""
+    """Not even if it would count as missed by then; other schedules go on."""
     tries: list[datetime] = []
 
     @broker.schedule("0 0 1 1 *", queue="q", name="s", missed="skip")
@@ -424,7 +426,7 @@ async def _failures(look: Look) -> int:
     return (await remembered(look)).failures_count
 
 
-async def test_a_function_that_fails_is_not_called_by_everybody(
+async def test_a_function_that_fails_is_not_called_by_every_process(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
     """The pause after an error is the fleet's."""
@@ -489,10 +491,10 @@ async def test_a_process_that_died_in_between_is_relieved_when_its_lease_ends(
     assert row["created_at"] >= state.decided_at + timedelta(seconds=2)  # type: ignore[operator]
 
 
-async def test_who_lost_the_schedule_meanwhile_writes_nothing(
+async def test_a_process_that_lost_its_schedule_writes_nothing(
     broker: SqlBroker, engine: AsyncEngine, look: Look, heard: Heard
 ) -> None:
-    """Its process stood still for longer than its lease; somebody else has published by then."""
+    """Its process stood still for longer than its lease; another process has published by then."""
     inside, go = asyncio.Event(), asyncio.Event()
 
     @broker.schedule("0 0 1 1 *", queue="q", name="s")
@@ -592,7 +594,7 @@ async def test_a_stop_waits_for_the_function_or_leaves_it_to_others_at_once(
 
 
 @pytest.mark.parametrize("cut_off", ["cancelled", "unanswered"])
-async def test_a_schedule_that_was_taken_unheard_is_free_at_once(
+async def test_a_schedule_whose_claim_was_not_answered_is_free_at_once(
     broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch, cut_off: str
 ) -> None:
     """The lease was committed, but the stop came first, or the answer was lost."""
@@ -765,7 +767,7 @@ async def test_middlewares_of_publishing_see_it(engine: AsyncEngine, look: Look)
     assert set(seen) == {"s"}
 
 
-async def test_its_failures_stop_nothing_and_are_told(
+async def test_failures_of_a_schedule_stop_nothing_and_are_logged(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     got: list[str] = []
@@ -834,7 +836,7 @@ async def test_names_are_apart_and_compared_byte_by_byte(broker: SqlBroker, look
     assert {s.name for s in await broker.admin.schedules()} == set(names)
 
 
-async def test_its_rows_are_nobody_elses(
+async def test_the_rows_of_a_schedule_are_no_locks_and_no_unknown_outcomes(
     broker: SqlBroker, look: Look, engine: AsyncEngine
 ) -> None:
     """Neither a lock nor an unknown outcome, and not cleaned up."""

@@ -49,7 +49,7 @@ def test_a_document(version: str) -> None:
     assert "Order" in document["components"]["schemas"]
 
 
-def test_the_password_is_not_shown(version: str) -> None:
+def test_the_document_does_not_show_the_password(version: str) -> None:
     document, text = render(SqlBroker(URL, logger=None), version)
     assert "hunter2" not in text
     assert "db.example:5433" in text

@@ -49,7 +49,7 @@ async def compared(broker: SqlBroker) -> None:
 @pytest.mark.parametrize(
     "options", [{"ordered": True}, {"policies": [Throttle(5, per="1s")]}], ids=["ordered", "policy"]
 )
-async def test_a_plain_subscriber_beside_others_is_warned_of_at_start_and_explained(
+async def test_a_subscriber_without_the_policies_of_its_queue_is_warned_of_and_explained(
     broker: SqlBroker,
     heard: Heard,
     other: tuple[SqlBroker, Heard],
@@ -111,7 +111,7 @@ POOL = "transactional=True takes a connection for each handler that runs"
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("workers", [4, 3])
-async def test_a_pool_too_small_for_transactional_workers_is_told_with_the_numbers(
+async def test_a_pool_too_small_for_transactional_workers_is_warned_of_with_numbers(
     database_url: str, database: str, logger: logging.Logger, heard: Heard, workers: int
 ) -> None:
     """Of 8 connections 2 are for the loops, one is for publishing, and PostgreSQL has one that
@@ -164,7 +164,7 @@ async def test_sqlite_has_one_writer_whatever_the_pool_gives(
 DELETED = "messages that fail for good are deleted"
 
 
-async def test_without_an_archive_each_subscriber_that_can_fail_is_told_of(
+async def test_without_an_archive_each_subscriber_that_can_fail_is_warned_of(
     engine: AsyncEngine, logger: logging.Logger, heard: Heard
 ) -> None:
     schema = SqlBrokerSchemaConfig(message_archive_table_name=None)

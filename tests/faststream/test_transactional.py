@@ -69,7 +69,7 @@ async def test_effects_answers_and_ack_appear_together(
     seen: list[Any] = []
 
     async def check() -> None:
-        """Nobody else sees anything yet."""
+        """Other sessions see nothing yet."""
         if (
             look.engine.dialect.name != "sqlite"
         ):  # whose readers in WAL mode see the old state all the same
@@ -267,7 +267,7 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
 async def test_a_session_that_dies_commits_nothing(
     broker: SqlBroker, look: Look, bodies: Any, engine: AsyncEngine
 ) -> None:
-    """The lock goes with the session, so somebody else may take the message; ours cannot commit."""
+    """The lock goes with the session, so another may claim the message; ours cannot commit."""
     running, go_on, calls = asyncio.Event(), asyncio.Event(), []
 
     @broker.subscriber("in", **OPTIONS)
@@ -372,7 +372,7 @@ async def test_without_a_connection_the_message_waits_uncharged(
     assert await bodies() == ["x"]
 
 
-async def test_what_cannot_work_is_refused(broker: SqlBroker, engine: AsyncEngine) -> None:
+async def test_impossible_options_are_refused(broker: SqlBroker, engine: AsyncEngine) -> None:
     for policy in (AckPolicy.ACK, AckPolicy.ACK_FIRST):
         with pytest.raises(SetupError, match=f"AckPolicy.{policy.name} acks a handler that fails"):
             broker.subscriber("q", transactional=True, ack_policy=policy)
@@ -405,7 +405,9 @@ async def test_what_cannot_work_is_refused(broker: SqlBroker, engine: AsyncEngin
     await small.dispose()
 
 
-async def test_a_dependency_may_ask_for_it(broker: SqlBroker, look: Look, bodies: Any) -> None:
+async def test_a_dependency_may_ask_for_the_transaction(
+    broker: SqlBroker, look: Look, bodies: Any
+) -> None:
     async def audit(connection: SqlConnection) -> None:
         await connection.execute(insert(effects).values(body="audit"))
 

@@ -63,7 +63,7 @@ async def test_batches_follow_the_weights(broker: SqlBroker, look: Look) -> None
     assert abs(first["c"] - 20) <= 10, first
 
 
-async def test_a_flood_that_goes_on_starves_nobody(broker: SqlBroker, look: Look) -> None:
+async def test_a_continuous_flood_starves_no_queue(broker: SqlBroker, look: Look) -> None:
     """Z2: the high queue is filled faster than it is emptied."""
     seen: Counter[str] = Counter()
     flooding = True
@@ -90,9 +90,7 @@ async def test_a_flood_that_goes_on_starves_nobody(broker: SqlBroker, look: Look
     await task
 
 
-async def test_four_queues_without_messages_leave_their_share(
-    broker: SqlBroker, look: Look
-) -> None:
+async def test_empty_queues_leave_their_share_to_the_others(broker: SqlBroker, look: Look) -> None:
     order = await order_of(
         broker, look, {"a": 1000, "b": 1000, "c": 1}, {"c": 50}, fetch_batch_size=5
     )

@@ -143,7 +143,7 @@ async def test_p3_a_body_that_cannot_be_taken_fails_at_once(
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
-async def test_whatever_the_subscribers_options(
+async def test_an_invalid_body_fails_at_once_under_all_options(
     broker: SqlBroker, look: Look, options: dict[str, Any]
 ) -> None:
     await _fails_at_once(broker, look, options)
@@ -181,7 +181,7 @@ async def _fails_at_once(broker: SqlBroker, look: Look, options: dict[str, Any])
     "options", [{}, {"ack_policy": AckPolicy.MANUAL}, {"batch": True}], ids=str
 )
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_it_is_retried_if_asked_for(
+async def test_an_invalid_body_is_retried_on_request(
     broker: SqlBroker, look: Look, options: dict[str, Any]
 ) -> None:
     strategy = ConstantRetryStrategy(**SOON)
@@ -199,7 +199,7 @@ async def test_it_is_retried_if_asked_for(
 
 @pytest.mark.parametrize("policy", [AckPolicy.ACK, AckPolicy.ACK_FIRST])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_policy_that_acks_whatever_happens_does(
+async def test_a_policy_that_always_acks_acks_an_invalid_body(
     broker: SqlBroker, look: Look, policy: AckPolicy
 ) -> None:
     @broker.subscriber("q", **QUICK, ack_policy=policy)
@@ -211,7 +211,7 @@ async def test_a_policy_that_acks_whatever_happens_does(
     assert row["state"] == "COMPLETED"
 
 
-async def test_it_goes_to_the_dead_letter_queue(broker: SqlBroker, look: Look) -> None:
+async def test_an_invalid_body_goes_to_the_dead_letter_queue(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("q", **QUICK, dead_letter_queue="dead")
     async def handle(order: Order) -> None: ...
 
@@ -229,7 +229,9 @@ async def test_it_goes_to_the_dead_letter_queue(broker: SqlBroker, look: Look) -
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_the_key_of_once_is_given_back(broker: SqlBroker, look: Look) -> None:
+async def test_the_key_of_once_is_given_back_for_an_invalid_body(
+    broker: SqlBroker, look: Look
+) -> None:
     """Its handler has not started: the message that replaces it does."""
 
     @broker.subscriber("q", **QUICK, policies=[Once("1h")])
@@ -356,7 +358,7 @@ async def test_several_parameters_are_filled_from_one_body(
     ("error", "reason"), [(ValueError, "invalid_body"), (ConnectionError, None)]
 )
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_decoder_of_ones_own_says_so_by_a_value_error(
+async def test_a_custom_decoder_reports_an_invalid_body_by_a_value_error(
     broker: SqlBroker, look: Look, error: type[Exception], reason: str | None
 ) -> None:
     async def decode(message: Any) -> Any:
@@ -400,7 +402,7 @@ async def test_too_deep_a_body_is_invalid(broker: SqlBroker, look: Look) -> None
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_what_a_middleware_makes_of_it_counts(broker: SqlBroker, look: Look) -> None:
+async def test_the_error_that_a_middleware_raises_counts(broker: SqlBroker, look: Look) -> None:
     class Forgiving(BaseMiddleware):
         async def consume_scope(self, call_next: Any, msg: Any) -> Any:
             try:

@@ -101,7 +101,7 @@ def forgotten_outcomes(_store: Any) -> None:
 
 
 def claims_without_locks(store: Any) -> None:
-    """What is due is read first and taken a moment later, whoever has it by then (PostgreSQL)."""
+    """Due rows are read first and leased a moment later, even if leased by then (PostgreSQL)."""
     dialect = store.dialect
     columns = ", ".join("headers::text" if c == "headers" else c for c in CLAIMED_COLUMNS)
     look = text(
@@ -136,7 +136,7 @@ def claims_without_locks(store: Any) -> None:
 
 
 def lost_claims(_store: Any) -> None:
-    """Some claimed rows are dropped, and still renewed: nobody ever works on them."""
+    """Some claimed rows are dropped, and still renewed: no worker ever handles them."""
     original = Inflight.add
 
     def add(inflight: Inflight, rows: Any) -> None:
@@ -196,7 +196,7 @@ def answers_on_one_row(_store: Any) -> None:
 
 
 def unproven_transactions(_store: Any) -> None:
-    """Nobody looks whether a handler's transaction is still the one that it was given (MySQL and
+    """It is not checked that a handler's transaction is still the one it was given (MySQL and
     MariaDB)."""
     MarkedLocks.prove = lambda _locks, _connection, _lock: None  # type: ignore[method-assign]
 

@@ -60,7 +60,7 @@ class Frozen:
     start: float
     end: float
     unfit: frozenset[int] = frozenset()
-    """Processes that were started meanwhile."""
+    """Processes that were started while a right was missing."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ async def marks(rig: Rig) -> int:
         return len((await connection.execute(rig.store.tables.policy_state.select())).all())
 
 
-async def test_what_has_ended_leaves_no_mark(rig: Rig) -> None:
+async def test_a_finished_handler_leaves_no_mark(rig: Rig) -> None:
     """Whether the handler succeeded or failed."""
 
     async def handle(row: ClaimedMessage) -> None:
@@ -195,7 +195,7 @@ async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(
     assert [row.id for row in rig.handled] == [row["id"] for row in await rig.rows(archive=True)]
 
 
-async def test_an_end_that_cannot_be_written_at_a_stop_is_told(rig: Rig) -> None:
+async def test_an_end_that_cannot_be_written_at_a_stop_is_logged(rig: Rig) -> None:
     running, go = asyncio.Event(), asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:

@@ -128,7 +128,7 @@ async def test_a_handler_that_cannot_be_cancelled_keeps_its_lease(rig: Rig) -> N
     assert rig.logged("cannot be cancelled")
     go_on.set()
     await asyncio.wait_for(worker, 5)
-    assert len(consumer.inflight.queued) == 1, "it has ended, and nobody writes it any more"
+    assert len(consumer.inflight.queued) == 1, "it has ended, and is not written any more"
     assert (await rig.one())["state"] == "PROCESSING"
 
 

@@ -73,7 +73,7 @@ async def ack_all(rows: tuple[ClaimedMessage, ...]) -> None:
 async def test_a_stop_while_keys_are_claimed_gives_messages_and_keys_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, claimed: bool
 ) -> None:
-    """Whoever gets them next runs them."""
+    """The next worker that claims them runs them."""
     claim_keys, held = rig.store.policies.claim_keys, Held()
 
     async def slow(*args: Any) -> Any:

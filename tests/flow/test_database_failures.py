@@ -103,7 +103,7 @@ async def test_a_publish_whose_commit_was_not_answered_says_so(
 
 
 @on_servers
-async def test_ack_first_does_not_run_what_may_not_be_removed(
+async def test_ack_first_does_not_run_a_message_that_may_not_be_removed(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
     """Promise 4: at most once, so an unknown commit means not run."""
@@ -180,7 +180,7 @@ async def test_a_stall_while_committing_is_an_unknown_outcome_in_bounded_time(
 
 
 @pytest.mark.parametrize("database", MYSQL, indirect=True)
-async def test_a_connection_that_dies_on_its_way_back_to_the_pool_holds_nobody(
+async def test_a_connection_that_dies_on_its_way_back_to_the_pool_blocks_nothing(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
     """Only here the pool asks the server for a ROLLBACK; the COMMIT was answered, so the ids are
@@ -200,7 +200,7 @@ async def test_a_connection_that_dies_on_its_way_back_to_the_pool_holds_nobody(
 
 
 @on_servers
-async def test_a_large_body_that_cannot_be_sent_holds_nobody(far: tuple[Proxy, Store]) -> None:
+async def test_a_large_body_that_cannot_be_sent_blocks_nothing(far: tuple[Proxy, Store]) -> None:
     """What lies in the driver's buffer must not keep the connection from being given up."""
     proxy, store = far
     await store.now()
@@ -498,7 +498,7 @@ async def test_drivers_own_errors_are_worth_a_repeat(rig: Rig) -> None:
 async def test_a_claim_whose_commit_was_not_answered_is_given_back(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
-    """Nobody works on its rows: they come back at once and uncharged, not when the lease ends."""
+    """No worker has its rows: they come back at once and uncharged, not when the lease ends."""
     proxy, store = far
     await rig.put(5)
     consumer = rig.consumer(store=store, max_fetch_interval=0.05)
@@ -628,7 +628,7 @@ async def test_f6_suspects_are_never_charged_together(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql", *MYSQL, "sqlite"], indirect=True)
-async def test_what_is_cancelled_again_and_again_leaves_no_task_behind(rig: Rig) -> None:
+async def test_repeated_cancellation_leaves_no_task_behind(rig: Rig) -> None:
     """As anyio cancels until a task has ended; `asyncio.run` would wait for ever for one that is
     left."""
     before = asyncio.all_tasks()

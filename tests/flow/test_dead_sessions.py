@@ -62,7 +62,9 @@ async def is_there(store: Store, pid: int) -> bool:
     ],
     ids=["message", "state of policies"],
 )
-async def test_it_is_ended_and_its_rows_are_free(store: Store, raw: Any, locking: str) -> None:
+async def test_a_dead_session_is_ended_and_its_rows_are_unlocked(
+    store: Store, raw: Any, locking: str
+) -> None:
     await store.insert([NewMessage("q", b"x")])
     pid = await fall_silent(raw, locking)
     assert await store.silent.end() == []
@@ -79,7 +81,7 @@ async def gone(store: Store, pid: int) -> bool:
     return not await is_there(store, pid)
 
 
-async def test_who_goes_on_is_left_alone(store: Store, raw: Any) -> None:
+async def test_a_session_that_goes_on_is_left_alone(store: Store, raw: Any) -> None:
     """The same session waits again, for something else."""
     await store.insert([NewMessage("q", b"x")])
     pid = await fall_silent(raw, "SELECT * FROM message FOR UPDATE", limit=60)
@@ -90,7 +92,7 @@ async def test_who_goes_on_is_left_alone(store: Store, raw: Any) -> None:
     assert await is_there(store, pid)
 
 
-async def test_who_has_locked_nothing_of_ours_is_left_alone(store: Store, raw: Any) -> None:
+async def test_a_session_without_locks_on_our_tables_is_left_alone(store: Store, raw: Any) -> None:
     await raw.execute("CREATE TABLE other (id int)")
     await raw.execute("BEGIN")
     await raw.execute("INSERT INTO other VALUES (1)")
@@ -101,7 +103,7 @@ async def test_who_has_locked_nothing_of_ours_is_left_alone(store: Store, raw: A
     assert await is_there(store, raw.get_server_pid())
 
 
-async def test_who_may_idle_for_longer_is_left_alone_for_as_long(store: Store, raw: Any) -> None:
+async def test_a_session_that_may_idle_longer_is_left_alone_as_long(store: Store, raw: Any) -> None:
     """As a handler with a long lease: its own limit counts, not that of who looks."""
     await store.insert([NewMessage("q", b"x")])
     pid = await fall_silent(raw, "SELECT * FROM message FOR UPDATE", limit=5 * IDLE)
@@ -193,7 +195,7 @@ async def test_a_user_who_may_end_no_session_is_not_refused(store: Store, raw: A
             )
 
 
-async def test_a_subscriber_takes_what_such_a_session_held(
+async def test_a_subscriber_claims_the_rows_of_a_dead_session(
     store: Store, rig: Rig, raw: Any
 ) -> None:
     await store.insert([NewMessage("q", b"x")])

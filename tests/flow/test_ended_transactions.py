@@ -155,7 +155,7 @@ async def test_outside_of_the_transaction_nothing_is_executed(rig: Rig, effects:
     ],
     ids=["ack", "move", "nack", "delay", "postpone", "begin", "rollback", "more"],
 )
-async def test_what_was_committed_is_never_done_again(
+async def test_a_committed_handler_never_runs_again(
     rig: Rig, effects: Any, outcome: Any, then: tuple[str, ...]
 ) -> None:
     handle = Handler(sql(effect(1), "COMMIT", *then), outcome=outcome)
@@ -363,7 +363,7 @@ async def test_a_conflict_that_rolls_all_back_fails_the_attempt(rig: Rig, effect
     assert await effects() == [3]
 
 
-async def test_nothing_is_settled_while_nobody_knows_what_became_of_it(
+async def test_nothing_is_settled_while_the_end_of_the_transaction_is_unknown(
     rig: Rig, effects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, answers = rig.store.handlers.was_committed, list[Any]()
@@ -484,7 +484,7 @@ async def nothing_was_written(rig: Rig) -> None:
 
 @pytest.mark.parametrize("outcome", [Ack(), Nack(delay=0.0)], ids=["ack", "nack"])
 @pytest.mark.parametrize("graceful", [None, 0.0])
-async def test_a_stop_ends_though_nobody_knows_what_became_of_it(
+async def test_a_stop_ends_though_the_end_of_the_transaction_is_unknown(
     rig: Rig, effects: Any, silent: asyncio.Event, graceful: float | None, outcome: Any
 ) -> None:
     await rig.put(1)
@@ -496,7 +496,7 @@ async def test_a_stop_ends_though_nobody_knows_what_became_of_it(
     await nothing_was_written(rig)
 
 
-async def test_a_handler_that_is_cut_off_while_nobody_knows_writes_nothing(
+async def test_a_handler_cut_off_while_the_end_is_unknown_writes_nothing(
     rig: Rig, effects: Any, silent: asyncio.Event
 ) -> None:
     running = asyncio.Event()
@@ -513,7 +513,7 @@ async def test_a_handler_that_is_cut_off_while_nobody_knows_writes_nothing(
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK", None, "CREATE TABLE other (n INTEGER)"])
-async def test_what_was_committed_before_a_stop_is_never_done_again(
+async def test_a_handler_that_committed_before_a_stop_never_runs_again(
     rig: Rig, effects: Any, end: str | None
 ) -> None:
     running = asyncio.Event()

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.capability("`transactional=True`")
 __all__ = ["effects"]
 
 on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-"""SQLite has no sessions that could be ended, and one writer: nobody else holds a dedup_id beside
-it."""
+"""SQLite has no sessions that could be ended, and one writer: no other transaction can hold a
+dedup_id at the same time."""
 ONE_ATTEMPT: dict[str, Any] = {
     "transactional": True,
     "max_fetch_interval": 0.05,
@@ -104,7 +104,7 @@ Effects = Callable[[], Awaitable[list[int]]]
 @pytest.mark.parametrize(
     "fail", [fails_at_commit, fails_at_flush, fails_at_settle], ids=["commit", "flush", "settle"]
 )
-async def test_it_runs_again_and_no_attempt_is_charged(
+async def test_the_handler_runs_again_and_no_attempt_is_charged(
     rig: Rig, effects: Effects, fail: Failure
 ) -> None:
     handle = Handler(fail)
@@ -134,7 +134,7 @@ async def test_a_move_runs_again_too(rig: Rig, effects: Effects) -> None:
     assert (handle.started, await effects()) == (2, [2])
 
 
-async def test_it_comes_back_later_each_time_until_it_was_delivered_too_often(
+async def test_the_delay_grows_until_the_delivery_limit(
     rig: Rig, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
@@ -154,7 +154,7 @@ async def test_it_comes_back_later_each_time_until_it_was_delivered_too_often(
     assert (handle.started, await effects()) == (3, [])
 
 
-async def test_its_pause_is_the_databases(
+async def test_the_delay_counts_by_the_databases_clock(
     rig: Rig, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactional, "backoff", lambda _: 3600.0)
@@ -172,7 +172,9 @@ async def test_its_pause_is_the_databases(
     assert (await rig.claim(), handle.started) == ([], 1)
 
 
-async def test_of_a_batch_what_was_settled_otherwise_stays_so(rig: Rig, effects: Effects) -> None:
+async def test_messages_of_a_batch_that_were_settled_otherwise_stay_settled(
+    rig: Rig, effects: Effects
+) -> None:
     ids = await rig.put(3)
     handle = Handler()
 
@@ -193,7 +195,7 @@ async def test_of_a_batch_what_was_settled_otherwise_stays_so(rig: Rig, effects:
     assert (handle.started, await effects()) == (2, [2])
 
 
-async def test_a_lease_that_is_lost_meanwhile_stays_with_who_has_it(
+async def test_a_lease_lost_during_the_repeat_stays_with_its_new_holder(
     rig: Rig, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle, token = rig.store.settle, uuid4()
@@ -215,7 +217,7 @@ async def test_a_lease_that_is_lost_meanwhile_stays_with_who_has_it(
     assert await effects() == []
 
 
-async def test_what_may_run_once_does_not_run_again(rig: Rig, effects: Effects) -> None:
+async def test_a_message_under_once_does_not_run_again(rig: Rig, effects: Effects) -> None:
     handle = Handler()
     await rig.put(1, key="k")
     await rig.consumer(handle, **ONE_ATTEMPT, policies=[Once(ttl=60)]).start()
@@ -286,7 +288,7 @@ async def test_a_session_that_the_server_has_ended(rig: Rig, effects: Effects) -
 
 
 @on_servers
-async def test_what_was_committed_behind_our_back_is_not_done_again(
+async def test_a_handler_that_committed_by_itself_does_not_run_again(
     rig: Rig, effects: Effects
 ) -> None:
     """The connection is lost after it: that passes, but half of the handler is committed."""

@@ -44,7 +44,7 @@ async def test_a_late_move_changes_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0.0, 0.0004, 0.03, 0.5, 3600.0])
-async def test_it_is_never_due_too_early(rig: Rig, ahead: float) -> None:
+async def test_a_forwarded_message_is_never_due_too_early(rig: Rig, ahead: float) -> None:
     """P1: whatever the clock's step, and however soon it is written."""
     forward = Forward(make_settings("q", {"forward_to": DESTINATION}), rig.log, lambda *_: None)
     for _ in range(10):

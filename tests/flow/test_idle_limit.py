@@ -126,7 +126,9 @@ async def test_the_server_is_told_the_limit_and_the_application_gets_its_own_bac
 
 
 @on_servers
-async def test_a_session_that_is_not_as_it_was_does_not_come_back(rig: Rig, database: str) -> None:
+async def test_a_session_whose_settings_cannot_be_reset_leaves_the_pool(
+    rig: Rig, database: str
+) -> None:
     """The limit could not be put back, so that the application must not get the connection."""
     engine = create_async_engine(rig.store.engine.url, pool_use_lifo=True)
     store = Store(engine, rig.store.tables)
@@ -220,11 +222,11 @@ async def settled(rig: Rig, settlements: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
-async def test_a_deduplicated_publish_keeps_nobody_waiting(
+async def test_a_deduplicated_publish_of_a_dead_machine_blocks_no_other(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
-    """Whoever publishes the same dedup_id waits for the first one's COMMIT; PostgreSQL has it in
-    the statement."""
+    """A publisher of the same dedup_id waits for the first one's COMMIT; PostgreSQL commits in the
+    statement."""
     proxy, store = far
     row = NewMessage("q", b"1", dedup_id="same")
 
@@ -284,7 +286,7 @@ async def test_a_handler_that_idles_for_too_long_fails_and_its_connection_is_rep
 
 
 async def free(rig: Rig, message_id: int) -> bool:
-    """Whether nobody has the row locked."""
+    """Whether the row is unlocked."""
     async with rig.store.engine.begin() as connection:
         found = await connection.execute(
             text("SELECT id FROM message WHERE id = :id FOR UPDATE SKIP LOCKED"), {"id": message_id}

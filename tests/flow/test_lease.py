@@ -106,9 +106,8 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
     assert [r["key"] for r in await rig.rows(archive=True)] == ["next"]
 
 
-async def test_a_hold_asked_for_beside_a_renewal_is_in_the_database(rig: Rig) -> None:
-    """Whichever has the row first, a yes means that nobody else can have it for as long as was
-    asked."""
+async def test_a_hold_requested_during_a_renewal_is_in_the_database(rig: Rig) -> None:
+    """Whichever has the row first, a yes means that the row is held for as long as was asked."""
     rounds = 40
     await rig.put(100)
     rows = await rig.claim(100)
@@ -194,7 +193,7 @@ async def test_expired_leases_come_back_when_a_process_has_gone(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("forgotten", [1_000, None], ids=["many", "an error"])
-async def test_what_came_back_is_told_whatever_becomes_of_old_states(
+async def test_returned_leases_are_reported_even_if_old_states_fail(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, forgotten: int | None
 ) -> None:
     """States of policies that are forgotten afterwards are another matter."""

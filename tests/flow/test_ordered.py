@@ -53,7 +53,7 @@ async def test_a_retry_keeps_its_place(rig: Rig) -> None:
     assert [row.id for row in rig.handled] == [first] * 3 + [second] * 3
 
 
-async def test_a_dead_letter_lets_the_next_go(rig: Rig) -> None:
+async def test_a_dead_letter_unblocks_the_next_message(rig: Rig) -> None:
     async def handle(row: ClaimedMessage) -> None:
         rig.handled.append(row)
         row.settle_as(Reject() if len(rig.handled) == 1 else Ack())
@@ -108,7 +108,7 @@ async def test_a_key_goes_on_without_waiting_for_the_next_poll(rig: Rig) -> None
     await eventually(lambda: len(rig.handled) == 10, timeout=10)
 
 
-async def test_the_crowd_behind_a_blocked_key_hides_nobody(rig: Rig) -> None:
+async def test_many_messages_behind_a_blocked_key_hide_no_other_key(rig: Rig) -> None:
     """More due messages of one key than a claim looks at, and many keys that are not due."""
     go = asyncio.Event()
 

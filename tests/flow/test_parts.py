@@ -93,12 +93,12 @@ async def test_a_part_whose_lease_was_lost_does_not_start(rig: Rig) -> None:
     handle = Parts()
     ids = await rig.put(2)
 
-    async def lost_meanwhile(rows: Rows) -> None:
+    async def lose_the_second_row(rows: Rows) -> None:
         await handle(rows)
         if len(handle.calls) == 1:
             consumer.inflight.lose([rows[1]], "test", "")
 
-    consumer = rig.consumer(lost_meanwhile, **QUICK)
+    consumer = rig.consumer(lose_the_second_row, **QUICK)
     handle.go_on.set()
     await consumer.start()
 

@@ -63,7 +63,7 @@ async def test_a_delay_holds_every_message_back_once(rig: Rig) -> None:
     assert handled == [message, message]
 
 
-async def test_what_was_delayed_comes_when_its_time_is_over(rig: Rig) -> None:
+async def test_a_delayed_message_is_claimed_after_its_delay(rig: Rig) -> None:
     """P1: not before."""
     await rig.consumer(policies=[Delay("400ms")], **QUICK).start()
     await rig.put()
@@ -117,7 +117,7 @@ async def test_the_first_of_a_burst_is_delivered_at_once(rig: Rig) -> None:
     assert [row.id for row in rig.handled] == [first[0], again[0]]
 
 
-async def test_a_slow_claim_ends_no_burst_without_what_arrived_meanwhile(
+async def test_a_slow_claim_ends_no_burst_without_its_late_arrivals(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Z1, Z7: what arrives while a claim runs, and before a burst ends that ends while it runs,
@@ -209,7 +209,9 @@ async def test_a_throttle_per_key_keeps_only_its_key_back(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("exceeded", "state"), [("drop", "DISCARDED"), ("dead_letter", "FAILED")])
-async def test_what_exceeds_a_throttle_is_recorded(rig: Rig, exceeded: Any, state: str) -> None:
+async def test_messages_over_the_rate_of_a_throttle_are_archived(
+    rig: Rig, exceeded: Any, state: str
+) -> None:
     """Z10: dropped, never silently."""
     policies = [Throttle(2, per="1h", burst=2, when_exceeded=exceeded)]
     consumer = rig.consumer(policies=policies, max_workers=10, **QUICK)
@@ -222,7 +224,7 @@ async def test_what_exceeds_a_throttle_is_recorded(rig: Rig, exceeded: Any, stat
     ] * 8
 
 
-async def test_what_backs_off_comes_back(rig: Rig) -> None:
+async def test_a_message_that_backs_off_comes_back(rig: Rig) -> None:
     """Z10."""
     policies = [Throttle(1, per="200ms", when_exceeded="backoff", max_lag=5)]
     consumer = rig.consumer(policies=policies, **QUICK)
@@ -285,7 +287,7 @@ async def test_a_key_is_handled_once(rig: Rig) -> None:
     }
 
 
-async def test_only_what_may_be_repeated_is_retried(rig: Rig) -> None:
+async def test_only_a_repeatable_error_is_retried(rig: Rig) -> None:
     """Z4: RetryPossible gives the key back, any other error ends it."""
     tries: list[int] = []
 
@@ -322,7 +324,7 @@ COMPOSED: list[list[Policy]] = [
 
 
 @pytest.mark.parametrize("policies", COMPOSED, ids=str)
-async def test_composed(rig: Rig, policies: list[Policy]) -> None:
+async def test_composed_policies_all_apply(rig: Rig, policies: list[Policy]) -> None:
     """Z12."""
     for _ in range(3):
         await rig.store.insert([NewMessage("q", b"1", key=f"k{k}") for k in range(10)])

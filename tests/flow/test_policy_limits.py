@@ -54,7 +54,7 @@ async def backlog(rig: Rig, count: int, seconds: int, **fields: Any) -> list[int
 
 
 @pytest.mark.parametrize("key", [False, True])
-async def test_a_suspect_gets_a_slot_and_starves_nobody(rig: Rig, key: bool) -> None:
+async def test_a_suspect_gets_a_slot_and_starves_no_message(rig: Rig, key: bool) -> None:
     """Z10: what has lost leases runs alone; looking at it spends no slot."""
     [suspect] = await backlog(rig, 1, 10, key="a")
     await rig.execute("UPDATE message SET deliveries_count = 2")
@@ -81,7 +81,7 @@ async def test_a_backlog_is_looked_at_whatever_a_claim_leaves_of_it(
 
 
 async def waiting(rig: Rig) -> list[int]:
-    """What nobody has claimed."""
+    """Messages that are not claimed."""
     return [row["id"] for row in await rig.rows() if row["state"] == "PENDING"]
 
 
@@ -93,7 +93,7 @@ async def waiting(rig: Rig) -> list[int]:
     ],
     ids=str,
 )
-async def test_nothing_turns_in_circles(rig: Rig, policies: list[Policy]) -> None:
+async def test_a_claim_that_finds_nothing_does_not_loop(rig: Rig, policies: list[Policy]) -> None:
     """A claim that can start nothing does not ask to be repeated at once, for ever."""
     process = Process(rig, policies)
     await rig.put(5, key="a")
@@ -156,7 +156,7 @@ async def test_what_was_started_does_not_run_again_when_its_key_is_free(rig: Rig
     assert verdicts[message][0].name == "UNKNOWN"
 
 
-async def test_the_expired_spend_no_slot(rig: Rig) -> None:
+async def test_expired_messages_spend_no_slot(rig: Rig) -> None:
     """Z10: a slot is for a start."""
     expired = await rig.put(3, expires_in=1e-6)
     [good] = await rig.put(1)
@@ -169,8 +169,8 @@ async def test_the_expired_spend_no_slot(rig: Rig) -> None:
     assert rows == [*expired, good]
 
 
-async def test_who_waits_for_a_slot_is_no_free_worker(rig: Rig) -> None:
-    """Z10: no slot is taken for a message that nobody can start in time."""
+async def test_a_worker_that_waits_for_a_slot_is_not_free(rig: Rig) -> None:
+    """Z10: no slot is taken for a message that no worker can start in time."""
     go = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
@@ -241,7 +241,7 @@ async def test_keys_are_what_they_are(rig: Rig, policies: list[Policy]) -> None:
 
 
 @pytest.mark.parametrize("exceeded", ["wait", "backoff"])
-async def test_what_waits_for_its_turn_keeps_no_slot(rig: Rig, exceeded: Any) -> None:
+async def test_a_message_behind_another_of_its_key_keeps_no_slot(rig: Rig, exceeded: Any) -> None:
     """Z7 and Z10: bursts of a key that have ended start one after the other, each at a slot of its
     own."""
 
@@ -349,7 +349,7 @@ async def test_a_handler_that_cancels_itself_has_failed_once(rig: Rig) -> None:
     assert (row["state"], row["reason"]) == ("FAILED", "failed_once")
 
 
-async def test_a_burst_does_not_wait_for_long_for_what_somebody_may_cancel(rig: Rig) -> None:
+async def test_a_burst_waits_only_briefly_for_a_message_that_may_be_cancelled(rig: Rig) -> None:
     """Z7: the message before it is tried again in an hour, or never."""
     process = Process(rig, [Debounce("1s")])
     [first] = await backlog(rig, 1, 60, key="a")

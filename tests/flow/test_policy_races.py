@@ -19,7 +19,7 @@ from tests.plans.conftest import SYNC_DRIVERS
 WINDOW = 2.0
 
 
-# In SQLite nobody writes while a claim is at it.
+# In SQLite no other session writes during a claim.
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("priority", [0, 1])
 async def test_what_comes_within_a_burst_while_it_ends_takes_part(

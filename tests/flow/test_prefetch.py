@@ -57,7 +57,7 @@ async def _held_up(rig: Rig, gate: Gate, count: int = 6, **options: Any) -> Cons
     return consumer
 
 
-async def test_what_waits_behind_a_running_handler_goes_back_uncharged(rig: Rig) -> None:
+async def test_rows_behind_a_running_handler_are_given_back_uncharged(rig: Rig) -> None:
     gate = Gate()
     began = time.monotonic()
     consumer = await _held_up(rig, gate)
@@ -69,12 +69,12 @@ async def test_what_waits_behind_a_running_handler_goes_back_uncharged(rig: Rig)
     await eventually(given_back, timeout=10)
     assert time.monotonic() - began >= LONGEST_WAIT
     assert [r["deliveries_count"] for r in await rig.rows()] == [1, 0, 0, 0, 0]
-    assert await rig.claim(), "somebody else may take them"
+    assert await rig.claim(), "another worker may claim them"
     assert waiting(consumer) == []
     gate.open.set()
 
 
-async def test_nothing_is_fetched_ahead_of_a_handler_that_nobody_knows(rig: Rig) -> None:
+async def test_nothing_is_fetched_ahead_of_a_handler_of_unknown_duration(rig: Rig) -> None:
     end, started = asyncio.Event(), 0
 
     async def handle(row: ClaimedMessage) -> None:
@@ -96,7 +96,7 @@ async def test_nothing_is_fetched_ahead_of_a_handler_that_nobody_knows(rig: Rig)
     await eventually(lambda: started == 9)
 
 
-async def test_what_waits_is_leased_and_renewed_for_less(
+async def test_waiting_rows_are_leased_and_renewed_for_less(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
@@ -161,7 +161,7 @@ async def _held_up_any(rig: Rig, gate: Gate, **options: Any) -> Consumer:
     return consumer
 
 
-async def test_a_row_that_somebody_else_has_by_then_does_not_start(
+async def test_a_row_that_another_worker_holds_by_then_does_not_start(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
@@ -183,7 +183,7 @@ async def test_a_row_that_somebody_else_has_by_then_does_not_start(
 
 @pytest.mark.parametrize("lease", [0.5, 15.0, 60.0])
 @pytest.mark.parametrize("options", [{}, {"handler_timeout": 60.0}])
-async def test_nor_with_leases_of_one_length(
+async def test_a_lost_row_does_not_start_with_leases_of_one_length(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, lease: float, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)

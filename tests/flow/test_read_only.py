@@ -1,4 +1,4 @@
-"""A server that turned read-only and back: sessions opened meanwhile stay read-only, and the pool
+"""A server that turned read-only and back: sessions opened in between stay read-only, and the pool
 is full of them."""
 
 import asyncio
@@ -115,7 +115,7 @@ async def test_a_connection_that_works_is_kept(rig: Rig, server: Server) -> None
     assert server.opened == opened
 
 
-async def test_who_publishes_together_or_alone_recovers(rig: Rig, server: Server) -> None:
+async def test_publishers_recover_together_or_alone(rig: Rig, server: Server) -> None:
     """On PostgreSQL by the connection that is kept between publishes, too."""
 
     async def publish(n: int) -> None:
@@ -189,7 +189,7 @@ async def test_a_handler_that_could_not_write_gets_another_connection(
 async def test_the_applications_transaction_is_left_alone(
     rig: Rig, server: Server, engine: AsyncEngine, database: str
 ) -> None:
-    """Whoever opened it ends it, and decides what becomes of its connection."""
+    """The application that opened it ends it, and decides what becomes of its connection."""
     await server.turned()
     async with engine.connect() as connection:
         raw = (await connection.get_raw_connection()).driver_connection
@@ -204,7 +204,7 @@ async def test_the_applications_transaction_is_left_alone(
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 async def test_a_listener_moves_when_a_server_was_found_read_only(rig: Rig, server: Server) -> None:
-    """It may listen where nobody publishes any more."""
+    """It may listen on a server that gets no publishes any more."""
     if not rig.store.can_listen:
         pytest.skip("this driver cannot listen")
     async with rig.store.listen("channel", lambda _payload: None) as alive:

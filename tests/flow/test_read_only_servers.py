@@ -22,7 +22,7 @@ SESSION = {"postgresql": "SELECT pg_backend_pid()"}
 
 @pytest.fixture(scope="module", params=list(STARTERS))
 def private(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """The administrator's engine of a server that nobody else uses."""
+    """The administrator's engine of a private server."""
     try:
         with STARTERS[request.param]() as (url, _process):
             admin = create_engine(url, isolation_level="AUTOCOMMIT")

@@ -80,7 +80,7 @@ def test_wake_ups_before_a_claim_are_answered_together(rig: Rig) -> None:
 
 
 async def test_slow_looks_are_left_to_the_background(rig: Rig) -> None:
-    """Claims go on without; what only a look can find is found by one beside them, every second."""
+    """Claims go on without scans; a scan in the background finds the rest, every second."""
     looks = rig.store.ready_pairs
 
     async def slowly(queues: Sequence[str]) -> ReadyPairs:
@@ -196,7 +196,7 @@ async def test_a_look_without_an_answer_leaves_claims_without_looks() -> None:
 
 
 async def test_a_stop_does_not_wait_for_a_look(rig: Rig) -> None:
-    """Outcomes are written, whatever a look beside the claims is waiting for."""
+    """Outcomes are written, whatever a background scan is waiting for."""
     hanging, looks = asyncio.Event(), rig.store.ready_pairs
 
     async def slowly(queues: Sequence[str]) -> ReadyPairs:
@@ -221,7 +221,7 @@ async def test_a_stop_does_not_wait_for_a_look(rig: Rig) -> None:
 async def test_slow_looks_take_a_twentieth_of_the_time() -> None:
     looks = IntakePosition(found(0.2), found(0.2))
     ready = Ready(looks, ["q"])  # type: ignore[arg-type]
-    assert await ready.scan_in_background() is None, "nobody needs it"
+    assert await ready.scan_in_background() is None, "no claim needs it"
     await ready.scan()
     wait = await ready.scan_in_background()
     assert wait is not None
@@ -258,7 +258,7 @@ async def test_z2_m2_the_first_claim_of_a_subscriber_looks_first(rig: Rig) -> No
         await rig.put(3, priority=priority)
     consumer = rig.consumer(handle, max_workers=1, fetch_batch_size=2)
     await consumer.start()
-    consumer._hint()  # as by whoever publishes, opens the queue or gives leases back meanwhile
+    consumer._hint()  # as a publish, an opened queue or a returned lease does
     await eventually(lambda: len(order) == 12)
     assert order == sorted(order, reverse=True)
 

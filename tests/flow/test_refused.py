@@ -177,7 +177,7 @@ async def test_an_ack_refused_once_is_still_an_ack(rig: Rig) -> None:
     assert inflight.empty
 
 
-async def test_a_row_that_came_back_meanwhile_is_not_refused_twice(rig: Rig) -> None:
+async def test_a_row_that_was_claimed_again_is_not_refused_twice(rig: Rig) -> None:
     """Its lease ran out while it was being written: the older outcome is void."""
     await rig.put()
     [row] = await rig.claim()
@@ -199,7 +199,7 @@ async def test_a_row_that_came_back_meanwhile_is_not_refused_twice(rig: Rig) -> 
 
 @pytest.mark.parametrize("archive", ["message_archive", None])
 @pytest.mark.parametrize("outcome", [Nack(error=ValueError("x")), Nack(delay=5), Defer(5.0)])
-async def test_what_may_not_be_updated_for_a_moment_is_neither_dead_nor_gone(
+async def test_a_row_that_cannot_be_updated_for_a_moment_is_not_lost(
     rig: Rig, outcome: Any, archive: str | None
 ) -> None:
     """Least of all where there is no archive, in which a dead letter would be a deleted message."""
@@ -254,7 +254,7 @@ async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
 
 
 @on_servers
-async def test_a_row_that_somebody_else_has_locked_does_not_delay_the_others(rig: Rig) -> None:
+async def test_a_row_locked_by_another_session_does_not_delay_the_others(rig: Rig) -> None:
     """An operator's forgotten SELECT … FOR UPDATE."""
     store = Store(rig.store.engine, rig.store.tables, statement_timeout=2.0)
     gate = asyncio.Event()

@@ -12,7 +12,7 @@ from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
 on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-"""SQLite has one writer: nobody else can hold a dedup_id without holding everything."""
+"""SQLite has one writer: a transaction that holds a dedup_id holds everything."""
 QUICK: Any = {
     "fetch_batch_size": 10,
     "flush_batch_size": 10,

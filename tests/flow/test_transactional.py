@@ -245,7 +245,7 @@ async def test_what_runs_once_keeps_no_key_if_another_error_comes_before_its_tra
     assert (await completed(rig, ack))["deliveries_count"] == 1
 
 
-async def test_a_key_is_kept_if_nobody_knows_what_became_of_the_transaction_when_a_stop_comes(
+async def test_a_key_is_kept_if_a_stop_comes_while_the_end_of_the_transaction_is_unknown(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handler has said that nothing was done, but it has ended its transaction itself, maybe
@@ -272,7 +272,7 @@ async def test_a_key_is_kept_if_nobody_knows_what_became_of_the_transaction_when
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closes", "dies when it closes"])
 @pytest.mark.parametrize("possible", [True, False], ids=["retry possible", "failed"])
-async def test_of_a_batch_under_once_what_is_not_done_keeps_its_own_end(
+async def test_messages_of_a_batch_under_once_that_did_not_run_keep_their_own_outcome(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, possible: bool, closes: bool
 ) -> None:
     """Its neighbour's ack is committed, and its key is given back, or it ends as a failure."""

@@ -44,10 +44,10 @@ class Database:
     def __init__(self) -> None:
         self.rows = Rows()
         self.locked: set[int] = set()
-        """Rows that somebody else has locked."""
+        """Rows that another session has locked."""
         self.held: set[bytes] = set()
-        """Answers that wait for somebody's open transaction: a passing failure, for as long as that
-        lasts."""
+        """Answers that wait for another session's open transaction: a passing failure, for as long
+        as that lasts."""
         self.refused: set[bytes] = set()
         """Answers that a constraint refuses."""
         self.denied: set[bytes] = set()

@@ -352,7 +352,7 @@ class Machine(RuleBasedStateMachine):
         self.renew(data)
 
     def lock(self, data: st.DataObject) -> None:
-        """Somebody locks a row, or lets go of it."""
+        """Another session locks a row, or lets go of it."""
         self.database.locked ^= {data.draw(st.sampled_from(sorted(self.inflight.held)), "message")}
 
     def refuse(self, data: st.DataObject) -> None:
@@ -396,7 +396,7 @@ class Machine(RuleBasedStateMachine):
             if state is State.LOST and mark in self.database.rows.written:
                 assert mark in self.unknown, "written, and called a lost lease"
             if state is State.RUNNING and "worker" not in self.tasks:
-                assert id(row) in running, "nobody has it"
+                assert id(row) in running, "no worker has it"
 
     @invariant()
     def answers_go_with_all_acks_or_none(self) -> None:

@@ -205,7 +205,7 @@ async def test_more_than_a_few_that_cannot_be_written_delay_no_others_for_ever()
     assert bench.states(rows[-1:]) == {State.WRITTEN}
 
 
-async def test_who_cannot_connect_sets_nothing_apart() -> None:
+async def test_a_process_that_cannot_connect_sets_nothing_apart() -> None:
     bench = Bench()
     rows = bench.claim(3)
     bench.ack(rows)
@@ -276,7 +276,7 @@ async def test_a_lesser_version_is_written_whole_too() -> None:
 
 
 async def test_a_unit_whose_row_is_locked_while_its_answer_is_refused() -> None:
-    """Between the refusals and the lesser version somebody locks a row."""
+    """Between the refusals and the lesser version another session locks a row."""
     bench = Bench()
     rows = bench.claim(2)
     bench.ack(rows, b"bad")

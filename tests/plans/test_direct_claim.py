@@ -26,7 +26,7 @@ WARM = 12
 async def one_connection(
     engine: AsyncEngine, request: pytest.FixtureRequest
 ) -> AsyncIterator[AsyncEngine]:
-    """Tables that nobody analyses any more, and an engine of one connection."""
+    """Tables without ANALYZE from now on, and an engine of one connection."""
     broker = SqlBroker(engine)
     await broker.create_tables()
     async with engine.connect() as connection:

@@ -136,7 +136,7 @@ INTAKE: list[list[Policy]] = [[Delay("1h")], [Debounce("1h")]]
 @pytest.mark.parametrize("database", MYSQL, indirect=True)
 @pytest.mark.parametrize("policies", [*WHOLE, *INTAKE], ids=str)
 def test_a_claim_reads_what_is_due(crowded: Engine, policies: list[Policy]) -> None:
-    """Beside thousands of delayed messages of the queue and as many of others."""
+    """Among thousands of delayed messages of the queue and as many of others."""
     dialect = MysqlDialect(TABLES, crowded.dialect)
     with crowded.connect() as connection:
         wanted = PolicyClaimRequest(["q"], LIMIT, 60.0, uuid4(), policies)

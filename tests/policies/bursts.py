@@ -24,7 +24,7 @@ class Burst:
 
     @property
     def end(self) -> int:
-        """When it ends if nobody else comes."""
+        """When it ends if no other message arrives."""
         start, last = self.arrivals[0][0], max(at for at, _ in self.arrivals)
         if self.policy.edge == "leading":
             return start + self.policy.window
@@ -55,7 +55,7 @@ class Burst:
 
 
 def partition(policy: Debounce, arrivals: Iterable[Arrival]) -> list[Burst]:
-    """The bursts of one key, of which none was delivered meanwhile."""
+    """The bursts of one key, none of which was delivered in between."""
     bursts: list[Burst] = []
     for arrival in arrivals:
         if len(bursts) > 1 and bursts[-2].takes_late(arrival):

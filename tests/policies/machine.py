@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
         """There is a new one."""
 
     def wait(self, data: st.DataObject) -> None:
-        """Time passes; then somebody claims."""
+        """Time passes; then a worker claims."""
         units = data.draw(st.sampled_from([1, 1, 2, 3, 5, 11]), "units")
         self.world.advance(units * UNIT - data.draw(st.sampled_from([0, 0, 1_000]), "less"))
         self.claim(data)

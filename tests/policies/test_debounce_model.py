@@ -119,7 +119,7 @@ class DebounceMachine(Machine):
         for row in claim.rows:
             self.deliver(self.live[row.id])
         if len(claim.rows) < limit:
-            self.nobody_is_late({row.id for row in claim.rows})
+            self.no_message_is_late({row.id for row in claim.rows})
 
     def deliver(self, message: Message) -> None:
         if message.key is None:
@@ -138,7 +138,7 @@ class DebounceMachine(Machine):
                 key.busy_since = self.now
             key.current = message.id
 
-    def nobody_is_late(self, claimed: set[int]) -> None:
+    def no_message_is_late(self, claimed: set[int]) -> None:
         """A message that waits for the one before it does so at most twice as long as it must."""
         for message in self.live.values():
             if message.key is None and message.lease is None and message.id not in claimed:

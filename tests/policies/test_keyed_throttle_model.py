@@ -67,7 +67,7 @@ class KeyedThrottleMachine(Machine):
             self.refused.append(self.live.pop(message_id))
         for message in self.refused:
             self.nothing_was_free(message)
-        self.nobody_is_forgotten(claim, limit)
+        self.no_message_is_forgotten(claim, limit)
 
     def look_at(self, message: Message, row: dict[str, Any]) -> None:
         """What a claim has done with a message that it did not lease."""
@@ -113,8 +113,8 @@ class KeyedThrottleMachine(Machine):
             "there was a slot for it"
         )
 
-    def nobody_is_forgotten(self, claim: Claim, limit: int) -> None:
-        """With room left, what has a slot now is leased, and nobody waits without having asked."""
+    def no_message_is_forgotten(self, claim: Claim, limit: int) -> None:
+        """With room left, each message with a slot now is leased; all others have asked for one."""
         if len(claim.rows) == limit:
             return
         ids = {row.id for row in claim.rows}

@@ -24,7 +24,7 @@ class Owner:
 
     message: int
     delivery: tuple[UUID, int] | None
-    """None: nobody knows what became of it, and nobody can give it back."""
+    """None: its end is unknown, and it cannot be given back."""
     until: int
     unknown: bool = False
 

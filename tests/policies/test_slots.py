@@ -1,4 +1,4 @@
-"""Slots that nobody has used, and such as somebody has, on every database (Z10)."""
+"""Unused and used slots, on every database (Z10)."""
 
 from collections.abc import Iterator
 
@@ -16,14 +16,14 @@ def world(database_url: str) -> Iterator[World]:
         yield world
 
 
-def test_slots(world: World) -> None:
+def test_unused_slots_are_free_and_used_ones_are_spent(world: World) -> None:
     """One database for all of them: making it takes the time."""
-    a_slot_that_is_left_keeps_nobody_waiting(world)
-    what_only_goes_leaves_its_slot(world)
+    a_free_slot_keeps_no_message_waiting(world)
+    a_message_that_only_expires_leaves_its_slot(world)
     a_crash_gives_the_slot_up(world)
 
 
-def a_slot_that_is_left_keeps_nobody_waiting(world: World) -> None:
+def a_free_slot_keeps_no_message_waiting(world: World) -> None:
     """What comes next may start at once, so the queue is looked at as if it had no throttle."""
     world.begin([Throttle(4, per="2s", burst=2)])
     first, claim = world.put("a"), world.claim(0, 20)
@@ -38,7 +38,7 @@ def a_slot_that_is_left_keeps_nobody_waiting(world: World) -> None:
     assert third in world.live()
 
 
-def what_only_goes_leaves_its_slot(world: World) -> None:
+def a_message_that_only_expires_leaves_its_slot(world: World) -> None:
     """Expired messages do not hold a throttled queue up: the slot is the next one's, at once."""
     world.begin([Throttle(1, per="1h")])
     expired, second = world.put("a", expires_in=1), world.put("a")
@@ -51,7 +51,7 @@ def what_only_goes_leaves_its_slot(world: World) -> None:
 
 
 def a_crash_gives_the_slot_up(world: World) -> None:
-    """Nobody knows whether the handler has started, so the next attempt needs a slot of its own."""
+    """The handler may have started, so the next attempt needs a slot of its own."""
     world.begin([Throttle(1, per="10s", key=True, max_lag="1h")])
     message = world.put("a")
     [row] = world.claim(0, 5).rows

@@ -134,7 +134,7 @@ class World:
         assert self.run(self.store.settle([written])).settled == {row.id}
 
     def crash(self, row: ClaimedMessage) -> None:
-        """Its worker is gone; the lease runs out, and somebody gives the message back."""
+        """Its worker is gone; the lease runs out, and the message is given back."""
         self.run(self._expire(row.id))
         assert self.run(self.store.release_stuck([QUEUE], 100)) == 1
 

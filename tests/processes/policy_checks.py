@@ -151,7 +151,7 @@ def _bursts(
 
 
 def _superseded(rows: Sequence[dict[str, Any]], *, leading: bool) -> list[str]:
-    """Whoever is said to take a message's place has been delivered, at the end of the line."""
+    """The last message of a chain of superseded ones has been delivered."""
     by_id = {row["id"]: row for row in rows}
     wrong = []
     for row in rows:

@@ -27,10 +27,14 @@ async def workers(fleet: Fleet, *pids: int) -> Any:
         found = await admin(fleet).subscribers("q")
         return found if sorted(_pid(s.worker) for s in found) == sorted(pids) else None
 
-    return await eventually(told, timeout=60, step=0.05) if pids else await _nobody(fleet)
+    return (
+        await eventually(told, timeout=60, step=0.05)
+        if pids
+        else await _without_live_workers(fleet)
+    )
 
 
-async def _nobody(fleet: Fleet) -> list[Any]:
+async def _without_live_workers(fleet: Fleet) -> list[Any]:
     async def gone() -> bool:
         return not await admin(fleet).subscribers()
 
@@ -58,8 +62,8 @@ async def test_a_killed_process_no_longer_lives_and_what_it_held_is_explained(fl
 
     async def expired() -> Any:
         reasons = (await admin(fleet).explain(row["id"])).reasons
-        # On a busy machine the survivor's sign of life may be late for a moment: then it says that
-        # nobody lives, too.
+        # On a busy machine the survivor's heartbeat may be late for a moment: then there is a
+        # reason more, that no subscriber lives.
         return [(r.code, r.worker) for r in reasons] == [("lease_expired", found.worker)]
 
     await eventually(expired, timeout=60, step=0.05)

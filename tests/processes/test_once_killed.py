@@ -24,7 +24,7 @@ SUBSCRIBERS = {"q": {"policies": [["Once", ["1h"], {}]], "act": "retry_first", "
         ("after give_back_keys", 1, True),
     ],
 )
-async def test_what_was_given_back_is_tried_again_and_the_rest_is_unknown(
+async def test_messages_given_back_are_retried_and_the_others_are_unknown(
     fleet: Fleet, dies: str, starts_before: int, tried_again: bool
 ) -> None:
     """Z4: the key of a handler that asked for another try is free from the moment that it was given

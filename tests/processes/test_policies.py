@@ -126,7 +126,7 @@ FEEDS: dict[str, Callable[[int], Keys]] = {
     [*((kind, 4) for kind in ("sqlite", "postgresql", "mariadb", "mysql")), ("sqlite", 1)],
     indirect=["database"],
 )
-async def test_with_one_process_killed_in_the_middle(fleet: Fleet, processes: int) -> None:
+async def test_policies_hold_when_a_process_is_killed(fleet: Fleet, processes: int) -> None:
     """Z1, Z4, Z7, Z10, Z12, P1, P6: every policy alone and composed; nothing is lost, each keeps
     its promise."""
     policies = PolicyFleet(fleet)

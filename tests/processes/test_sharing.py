@@ -1,4 +1,4 @@
-"""Fair sharing with real processes: nobody claims what others could start sooner."""
+"""Fair sharing with real processes: none claims what others could start sooner."""
 
 import signal
 import time
@@ -58,7 +58,9 @@ async def test_an_urgent_message_starts_within_two_handler_times(fleet: Fleet) -
     assert others <= 60
 
 
-async def test_what_a_dead_or_stopped_process_had_not_started_is_handled_soon(fleet: Fleet) -> None:
+async def test_messages_that_a_dead_or_stopped_process_had_not_started_are_handled_soon(
+    fleet: Fleet,
+) -> None:
     """A process that resumes starts nothing that others have; its heartbeat decides nothing."""
     await fleet.publish(600)
     stopped = await _stalled(fleet, at=200)

@@ -41,7 +41,7 @@ for step in sys.argv[1:]:
 
 
 class Project:
-    """A folder as `alembic init` makes it, with the application's tables beside the broker's."""
+    """A folder as `alembic init` makes it, with the application's tables and the broker's."""
 
     def __init__(self, folder: Path, url: str, dialect: str, names: str = "") -> None:
         self.folder = folder

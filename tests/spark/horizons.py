@@ -1,4 +1,4 @@
-"""Transactions of other sessions, and horizons found beside them."""
+"""Transactions of other sessions, and horizons found during them."""
 
 import threading
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ from tests.spark.horizons import settle_in
 
 THREADS, ROWS = 3, 3
 LONGEST = 0.5
-"""Seconds that a transaction lasts at most; on SQLite, where everybody else waits meanwhile, a
+"""Seconds that a transaction lasts at most; on SQLite, where every other writer waits, a
 tenth."""
 
 

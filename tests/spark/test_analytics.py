@@ -470,7 +470,7 @@ def test_policy_effects(frame_of: Any) -> None:
         ("duplicate of 9", "duplicate"),
         ("expired", "expired"),
         ("throttled", "throttled"),
-        ("superseded by somebody", "other"),
+        ("superseded by no id", "other"),
         (None, "other"),
     ]
     failed = ["throttled", "no_key", "failed_once", "unknown_outcome", "max_deliveries"]

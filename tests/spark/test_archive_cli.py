@@ -219,7 +219,7 @@ async def test_an_export_that_was_killed_is_ended_by_the_next(
     assert secret is None or secret not in output
     before = describe_export(spark, str(path))
     assert 2 <= len(before.windows) < 8
-    # What readers see meanwhile is whole windows.
+    # Readers see whole windows only.
     assert read_export(spark, str(path)).count() % 5 == 0
     result = export_archive(spark, archive.url, str(path), until="2026-03-05")
     assert result.watermark is not None

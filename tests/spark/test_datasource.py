@@ -172,7 +172,7 @@ def test_options_choose_rows(archive: Archive) -> None:
 
 
 def test_the_live_table(archive: Archive) -> None:
-    """Cut by ids: a row that is claimed meanwhile gets another place in PostgreSQL's table, but
+    """Cut by ids: a row claimed during the read gets another place in PostgreSQL's table, but
     keeps its id."""
     with archive.engine.begin() as connection:
         connection.execute(

@@ -1,4 +1,4 @@
-"""The export beside others who change the archive: rows that go while a window is read,
+"""The export while others change the archive: rows that go while a window is read,
 transactions that are open."""
 
 from collections.abc import Callable

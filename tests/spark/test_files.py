@@ -1,4 +1,4 @@
-"""Small files beside the data, on the file systems of Hadoop."""
+"""Small files next to the data, on the file systems of Hadoop."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def place(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
 
 
 def test_what_is_written_is_read(spark: SparkSession, place: str, tmp_path: Path) -> None:
-    """A new file, one in place of another, and nothing beside it."""
+    """A new file, one in place of another, and no other file in the folder."""
     path = f"{place}/orders.json"
     assert read_json(spark, path) is None
     for content in ({"until": None}, {"until": "größer", "rows": 2**60}, {}):
@@ -97,7 +97,7 @@ def test_where_creating_a_file_empties_it_another_is_renamed(
 
 
 def test_a_reader_finds_the_old_or_the_new(spark: SparkSession, tmp_path: Path) -> None:
-    """Never a part, never nothing: 40 writes beside a reader."""
+    """Never a part, never nothing: 40 writes during reads."""
     path = tmp_path / "state.json"
     write_json(spark, str(path), {"n": 0})
     done, wrong, reads = threading.Event(), list[str](), list[int]()

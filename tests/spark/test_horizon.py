@@ -42,7 +42,7 @@ STEPS = st.lists(
 )
 
 
-async def test_an_open_transaction_holds_it(archive: Archive) -> None:
+async def test_an_open_transaction_holds_the_horizon(archive: Archive) -> None:
     """D4: a row that is not committed is not passed, and is as soon as it is."""
     with archive.engine.connect() as writer:
         settle(archive, writer, 1)
@@ -55,7 +55,7 @@ async def test_an_open_transaction_holds_it(archive: Archive) -> None:
 
 
 @servers_only
-def test_who_has_written_nothing_yet_does_not_hold_it(archive: Archive) -> None:
+def test_a_transaction_without_writes_does_not_hold_the_horizon(archive: Archive) -> None:
     """A report that is open for hours: what it writes later gets a later time."""
     with archive.engine.connect() as idle:
         idle.execute(text("SELECT count(*) FROM message_archive"))
@@ -67,7 +67,7 @@ def test_who_has_written_nothing_yet_does_not_hold_it(archive: Archive) -> None:
 
 
 @postgresql_only
-async def test_a_statement_under_way_holds_it(archive: Archive) -> None:
+async def test_a_running_statement_holds_the_horizon(archive: Archive) -> None:
     """It has the time of its start, and may write at its end."""
     await stands_still(archive, "SELECT pg_sleep(2)", "1 transactions that")
 
@@ -161,7 +161,7 @@ def test_postgresql_hides_others_sessions_from_a_plain_role(archive: Archive) ->
         assert find(url).source == "transactions"
         archive.execute(f"REVOKE pg_read_all_stats FROM {role}")
         archive.engine.dispose()
-        # Alone, there is nobody to be hidden.
+        # Alone, there is no session to be hidden.
         assert find(url).source == "transactions"
     finally:
         archive.execute(f"DROP ROLE {role}")

@@ -119,9 +119,9 @@ def test_a_stream_that_goes_on_by_a_standby(pair: Pair) -> None:
         TransientStoreError, match=r"this server is complete up to .* only: rows would be lost"
     ):
         standby.partitions(start, end)
-    beside = open_reader(pair.standby, primary=pair.primary)
-    (cut,) = beside.partitions(start, end)
-    assert [batch["id"].to_pylist() for batch in beside.read(cut)] == [[1]]
+    reader = open_reader(pair.standby, primary=pair.primary)
+    (cut,) = reader.partitions(start, end)
+    assert [batch["id"].to_pylist() for batch in reader.read(cut)] == [[1]]
 
 
 async def test_a_standby_by_itself_lags_behind_what_it_has_replayed(pair: Pair) -> None:
@@ -279,7 +279,7 @@ async def test_a_statement_under_way(in_new_york: Archive) -> None:
 
 
 def test_an_xa_transaction_whose_client_has_gone(in_new_york: Archive) -> None:
-    """Nobody knows when it began if the server was restarted since."""
+    """Its beginning is unknown if the server was restarted since."""
     name = f"x{os.getpid()}"
     writer = in_new_york.engine.connect()
     writer.exec_driver_sql(f"XA START '{name}'")
@@ -304,7 +304,7 @@ def test_an_xa_transaction_whose_client_has_gone(in_new_york: Archive) -> None:
 def test_a_list_of_transactions_that_stays_old(
     in_new_york: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """InnoDB shows an old list for as long as somebody reads it more often than every 0.1 s."""
+    """InnoDB shows an old list for as long as it is read more often than every 0.1 s."""
     monkeypatch.setattr(mysql, "FRESH_WITHIN", 0.3)
     with in_new_york.engine.connect() as writer:
         with running(

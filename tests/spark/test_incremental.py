@@ -1,4 +1,4 @@
-"""Incremental loads: every row once, whatever commits late and whoever crashes."""
+"""Incremental loads: every row once, despite late commits and crashes."""
 
 import itertools
 import json
@@ -111,7 +111,7 @@ async def test_both_wrong_ways_lose_rows(loads: Loads) -> None:
             select(func.max(columns.id), func.max(columns.archived_at))
         ).one()
         late = {5} if archive.kind == "sqlite" else {5, 11}
-        if archive.kind != "sqlite":  # which lets nobody overtake a writer
+        if archive.kind != "sqlite":  # whose writers take turns
             settle(archive, slow, 11)
             slow_row_held = loads.next()
             assert slow_row_held == []
@@ -150,7 +150,7 @@ async def until_loaded(loads: Loads, wanted: set[int]) -> list[int]:
 def test_a_load_that_fails_is_repeated_as_it_was(
     loads: Loads, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D4: the watermark stays, and the same window comes again, whatever was archived meanwhile."""
+    """D4: the watermark stays, and the same window comes again, whatever was archived since."""
     loads.archive.add_many(5)
     with pytest.raises(RuntimeError, match="disk full"), loads.open() as first:
         assert ids(first) == [1, 2, 3, 4, 5]
@@ -197,7 +197,7 @@ def test_of_two_loads_at_a_time_one_fails(loads: Loads) -> None:
 
 
 @sqlite_only
-def test_a_load_whose_state_was_removed_meanwhile(loads: Loads) -> None:
+def test_a_load_whose_state_was_removed_while_it_ran(loads: Loads) -> None:
     with pytest.raises(ConcurrentLoadError), loads.open():
         loads.path.unlink()
     assert not loads.path.exists()
@@ -288,7 +288,7 @@ def test_where_the_first_load_begins(loads: Loads) -> None:
 def test_a_first_load_that_fails_is_repeated_whatever_since_is_then(
     loads: Loads, since: Any
 ) -> None:
-    """Its folder would stay beside another's, with the same rows, or nothing would ever be read
+    """Its folder would stay next to another's, with the same rows, or nothing would ever be read
     again."""
     loads.archive.add_many(10)
     with pytest.raises(RuntimeError), loads.open() as first:
@@ -332,7 +332,7 @@ def test_the_longest_window_begins_with_the_oldest_row_that_is_asked_for(loads: 
 
 
 @postgresql_only
-def test_a_snapshot_keeps_what_is_deleted_meanwhile(loads: Loads) -> None:
+def test_a_snapshot_keeps_rows_deleted_during_the_load(loads: Loads) -> None:
     loads.archive.add_many(10)
     with loads.open(snapshot=True, num_partitions=2) as load:
         loads.archive.execute("DELETE FROM message_archive WHERE id <= 5")
@@ -445,7 +445,7 @@ def streaming(archive: Archive) -> Iterator[Query]:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
-async def test_many_loads_and_a_stream_beside_a_busy_writer(
+async def test_many_loads_and_a_stream_during_writes(
     loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D4: the union of the loads is the table, and no row comes twice; by the latest time seen rows

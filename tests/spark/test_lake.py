@@ -1,4 +1,4 @@
-"""A lake's folders: whoever dies or is overtaken at whatever step, no window is lost."""
+"""A lake's folders: no window is lost if an export dies or is overtaken at any step."""
 
 import json
 import shutil
@@ -59,8 +59,7 @@ def begun(spark: SparkSession, path: Path) -> Lake:
 
 
 def check(spark: SparkSession, path: Path, window: Any) -> int:
-    """The next run finds a whole window, recorded as it is, and nothing beside it; returns its
-    rows."""
+    """The next run finds a whole window, recorded as it is, and nothing else; returns its rows."""
     found = begun(spark, path)
     entry = found.entry(window)
     assert entry is not None
@@ -198,7 +197,7 @@ def test_of_two_exports_that_begin_together_one_stops(
 def test_a_damaged_state_is_named(
     spark: SparkSession, tmp_path: Path, part: str, value: Any
 ) -> None:
-    """By whoever reads it; `...` is a part that is missing."""
+    """Every reader names it; `...` is a part that is missing."""
     path = tmp_path / "_sqlbroker/state.json"
     Lake(spark, str(tmp_path)).begin({"window": "day"})
     state = json.loads(path.read_text()) | {part: value}

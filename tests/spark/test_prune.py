@@ -62,7 +62,7 @@ def test_only_what_a_verified_export_has_is_removed(
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-04")
     archive.add({"id": 99, "archived_at": START + DAY})  # late, in the second window
-    archive.execute("DELETE FROM message_archive WHERE id = 21")  # retried by somebody
+    archive.execute("DELETE FROM message_archive WHERE id = 21")  # retried by hand
     expected = [("2026-03-01", 5, False), ("2026-03-02", 6, True), ("2026-03-03", 4, False)]
     for dry_run in (True, False):
         assert len(ids(archive)) == 20
@@ -362,7 +362,7 @@ def notes(archive: Archive) -> list[str]:
 def test_a_partition_that_could_not_be_detached_may_be_kept(
     archive: Archive, monkeypatch: pytest.MonkeyPatch, default: bool, killed: bool
 ) -> None:
-    """Nobody takes it for one that a prune has detached, when somebody detaches it by hand."""
+    """Detached by hand, it is not taken for one that a prune has detached."""
     partition(archive, 0, default=default)
     fill(archive, 1)
     database = database_of(parse_address(archive.url))
@@ -391,8 +391,8 @@ def test_a_partition_that_could_not_be_detached_may_be_kept(
 def test_what_was_detached_goes_back_to_the_archive_it_came_from(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not to one of the same name in another schema; nor is it dropped by figures that nobody has
-    compared."""
+    """Not to one of the same name in another schema; nor is it dropped by checksums that were
+    not compared."""
     partition(archive, 0)
     fill(archive, 1)
     database = database_of(parse_address(archive.url))

@@ -400,7 +400,7 @@ def test_the_live_table_is_not_cut_by_blocks_that_rows_leave(
 @pytest.mark.capability("Spark: one snapshot for all connections of a load")
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_one_snapshot_over_all_partitions(spark: SparkSession, archive: Archive) -> None:
-    """Rows deleted and added meanwhile, in both tables, change nothing until the context ends."""
+    """Rows deleted and added in both tables change nothing until the context ends."""
     archive.add_many(300)
     with open_snapshot(archive.url, max_duration="1m") as snapshot:
         frame = read_archive(spark, archive.url, snapshot=snapshot, num_partitions=3)
@@ -430,7 +430,7 @@ async def test_a_snapshot_is_not_held_for_ever(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_who_reads_a_snapshot_that_was_ended_is_told(spark: SparkSession, archive: Archive) -> None:
+def test_reading_an_ended_snapshot_raises(spark: SparkSession, archive: Archive) -> None:
     """By Spark and by the snapshot's own connection; other errors in the block are unchanged."""
 
     def fail(read: Callable[[Snapshot], Any]) -> None:
@@ -459,7 +459,7 @@ def test_other_databases_have_no_shared_snapshot(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["yes", None, 1, open_snapshot("postgresql://127.0.0.1:1/none")])
-def test_a_snapshot_that_is_none_is_refused(wrong: Any) -> None:
+def test_an_invalid_snapshot_is_refused(wrong: Any) -> None:
     """Also one whose `with` was forgotten: everything would be read without it."""
     spark: Any = None
     for read in (read_archive, read_messages):

@@ -1,4 +1,4 @@
-"""Rows of the archive published again: each once for a job, whatever happens meanwhile (M5)."""
+"""Rows of the archive published again: each once for a job, whatever happens during it (M5)."""
 
 import asyncio
 import os

@@ -115,7 +115,7 @@ def test_no_password_is_seen(
             else:
                 connection.exec_driver_sql(f"DROP USER '{name}'@'%%'")
     with pytest.raises(Exception) as caught:
-        read_archive(spark, url.set(username="nobody_knows"))
+        read_archive(spark, url.set(username="no_such_user"))
     seen += [str(caught.value), *capfd.readouterr()]
     assert all(seen[:4])
     for part in seen:

@@ -1,4 +1,4 @@
-"""A snapshot of PostgreSQL shows one moment, whatever becomes of the tables meanwhile."""
+"""A snapshot of PostgreSQL shows one moment, even if the tables change."""
 
 from contextlib import ExitStack
 from datetime import timedelta
@@ -42,7 +42,7 @@ def drop_first(archive: Archive, patience: str) -> bool:
 def test_a_partition_is_dropped_after_the_snapshot(
     spark: SparkSession, archive: Archive, default: bool
 ) -> None:
-    """D4: all tasks see the rows of a partition that a prune wants to drop meanwhile, also if it
+    """D4: all tasks see the rows of a partition that a prune wants to drop at that time, also if it
     gave up halfway."""
     partition(archive, 0, 1, default=default)
     archive.add_many(20, step=timedelta(hours=2))
@@ -56,7 +56,9 @@ def test_a_partition_is_dropped_after_the_snapshot(
 
 
 @pytest.mark.parametrize("statement", ["VACUUM FULL message_archive", "TRUNCATE message_archive"])
-def test_who_wants_the_table_for_himself_waits(archive: Archive, statement: str) -> None:
+def test_an_exclusive_lock_on_the_table_waits_for_the_snapshot(
+    archive: Archive, statement: str
+) -> None:
     archive.add_many(3)
     impatient = create_engine(
         archive.engine.url,
@@ -69,7 +71,7 @@ def test_who_wants_the_table_for_himself_waits(archive: Archive, statement: str)
             other.exec_driver_sql(statement)
 
 
-async def test_a_reader_does_not_wait_for_who_waits_for_its_snapshot(
+async def test_a_reader_does_not_wait_for_a_lock_that_waits_for_its_snapshot(
     spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would wait for each other until the server ends the snapshot, and then rows would be

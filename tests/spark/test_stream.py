@@ -1,4 +1,4 @@
-"""`spark.readStream.format("sqlbroker")`: each archived row exactly once, whoever commits late."""
+"""`spark.readStream.format("sqlbroker")`: each archived row exactly once, despite late commits."""
 
 import itertools
 import json
@@ -125,7 +125,7 @@ def writing(archive: Archive, rows: int) -> Iterator[threading.Event]:
 
 
 async def test_late_commits_are_read_exactly_once(archive: Archive, soon: None) -> None:
-    """D4: over 50 windows with restarts and repeated windows, beside transactions that overlap."""
+    """D4: over 50 windows with restarts and repeated windows, during transactions that overlap."""
     # MariaDB's horizon takes a tenth of a second, SQLite's writers take turns: fewer there.
     rows, windows = {"postgresql": (120, 50), "sqlite": (24, 8)}.get(archive.kind, (60, 25))
     query = Query(archive, maxRowsPerTrigger="2")
@@ -164,7 +164,7 @@ def ids(spark: SparkSession, folder: Path) -> list[int]:
 async def test_a_stopped_stream_goes_on_where_it_was(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """D4, D5: stopped beside a writer, rows come, it goes on under the same limit; each row is
+    """D4, D5: stopped while rows are written, it goes on under the same limit; each row is
     there once."""
     archive.add_many(16, first=1001)
     every = {"processingTime": "0 seconds"}

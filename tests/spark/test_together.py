@@ -71,4 +71,4 @@ def test_exports_of_one_path_at_once_lose_nothing_and_double_nothing(
     result = export_archive(spark, archive.url, path, since=MARCH, until=UNTIL)
     assert result.watermark is not None
     assert of_lake(read_export(spark, path)) == of_table(archive, result.watermark)
-    assert "done" in ended, "the one that began last has nobody to stop for"
+    assert "done" in ended, "the one that began last has no other to stop for"

@@ -151,7 +151,7 @@ def test_a_first_fire_time_of_older_rules_is_published_too() -> None:
         "L * * * *",
     ],
 )
-def test_what_is_no_expression_is_refused_with_an_example(expression: Any) -> None:
+def test_an_invalid_expression_is_refused_with_an_example(expression: Any) -> None:
     with pytest.raises(SetupError, match=r'give five fields, .* such as "0 3 \* \* \*"'):
         Cron(expression, "UTC")
 
@@ -159,7 +159,7 @@ def test_what_is_no_expression_is_refused_with_an_example(expression: Any) -> No
 @pytest.mark.parametrize(
     "tz", ["Mars/Phobos", "", "../etc/passwd", None, 5, ZoneInfo("UTC"), "x" * 5000]
 )
-def test_what_is_no_zone_is_refused_with_an_example(tz: Any) -> None:
+def test_an_invalid_zone_is_refused_with_an_example(tz: Any) -> None:
     with pytest.raises(SetupError, match="a name of the IANA database"):
         Cron("* * * * *", tz)
 

@@ -1,4 +1,4 @@
-"""Errors of the package are FastStream's, too: whoever catches those catches ours."""
+"""Errors of the package are FastStream's, too: `except` of those catches ours."""
 
 import ast
 from pathlib import Path

@@ -50,13 +50,13 @@ def ack(message: ClaimedMessage) -> Any:
 
 
 class Renewing:
-    """A store whose renewal finds nothing; `meanwhile` happens before its answer arrives."""
+    """A store whose renewal finds nothing; `before_answer` happens before its answer arrives."""
 
-    def __init__(self, meanwhile: Any) -> None:
-        self.meanwhile = meanwhile
+    def __init__(self, before_answer: Any) -> None:
+        self.before_answer = before_answer
 
     async def renew(self, _leases: Any, _lease: float, **_: Any) -> set[int]:
-        self.meanwhile()
+        self.before_answer()
         return set()
 
 
@@ -71,9 +71,9 @@ def clock_at(seconds: float) -> Iterator[Mock]:
         yield clock
 
 
-async def renewed(inflight: Inflight, meanwhile: Any) -> None:
+async def renewed(inflight: Inflight, before_answer: Any) -> None:
     with patch("faststream_sqlbroker.flow.inflight.monotonic", return_value=10.0**9):
-        store: Any = Renewing(meanwhile)
+        store: Any = Renewing(before_answer)
         await LeaseKeeper(store, inflight, quiet, lease=1.0, max_lease=None).tick()
 
 
@@ -85,7 +85,7 @@ async def test_a_lease_that_is_gone_is_forgotten() -> None:
     assert (inflight.lease_lost_count, inflight.held) == (1, {})
 
 
-async def test_what_is_being_written_is_not_renewed() -> None:
+async def test_an_outcome_that_is_being_written_is_not_renewed() -> None:
     inflight = Inflight()
     with clock_at(100.0) as clock:
         inflight.add([first := row(1), row(2)])
@@ -112,7 +112,7 @@ def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
         assert inflight.due_for_renewal(9.0, None) == [message]
 
 
-async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
+async def test_a_row_written_during_its_renewal_is_no_lost_lease() -> None:
     inflight, message = Inflight(), row()
     inflight.add([message])
     inflight.finish(ack(message))
@@ -122,7 +122,7 @@ async def test_what_was_written_while_it_was_renewed_is_no_lost_lease() -> None:
     assert inflight.lease_lost_count == 0
 
 
-async def test_what_is_being_written_while_it_is_renewed_is_no_lost_lease() -> None:
+async def test_a_row_that_is_being_written_during_its_renewal_is_no_lost_lease() -> None:
     inflight, message = Inflight(), row()
     inflight.add([message])
     inflight.finish(ack(message))
@@ -163,7 +163,7 @@ async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
     assert inflight.lease_lost_count == 1
 
 
-def test_what_came_back_while_it_was_being_written_is_judged_by_the_answer() -> None:
+def test_a_row_reclaimed_during_its_write_is_judged_by_the_answer() -> None:
     """Its lease may have run out; or the outcome is written, and nothing was lost."""
     for result, counts in (
         (SettleResult(set(), {1}), (1, 0, 1)),
@@ -232,7 +232,7 @@ def test_of_a_message_that_came_back_the_older_outcome_is_not_sent_back() -> Non
 async def test_of_a_message_that_came_back_while_its_key_was_asked_for_nothing_is_settled(
     verdict: Verdict | None,
 ) -> None:
-    """Its lease has run out meanwhile. Sent together with the later outcome, it would be taken for
+    """Its lease has run out by then. Sent together with the later outcome, it would be taken for
     that."""
     inflight, older, later = Inflight(), row(), row()
     older.key = later.key = "k"
@@ -296,7 +296,7 @@ async def test_a_later_delivery_is_held_when_the_removal_of_the_older_one_finds_
     assert inflight.lease_lost_count == 1
 
 
-def test_what_was_lost_is_not_given_back() -> None:
+def test_a_lost_message_is_not_given_back() -> None:
     inflight, lost, kept = Inflight(), row(1), row(2)
     inflight.add([lost, kept])
     inflight.lose([lost], "renew", "")
@@ -410,7 +410,7 @@ async def test_a_loop_that_hangs_is_cancelled_when_it_must_stop() -> None:
     await asyncio.wait_for(loop.stop(0.05), 5)
 
 
-def test_what_is_lost_is_not_given_back() -> None:
+def test_a_lost_row_is_not_queued_again() -> None:
     """Its loss would be told and counted once more."""
     inflight, lost, ours = Inflight(), row(1), row(2)
     inflight.add([lost, ours])

@@ -56,7 +56,7 @@ def test_every_option_has_a_default() -> None:
     assert required == ["queues"]
 
 
-def test_defaults() -> None:
+def test_the_defaults_are_the_documented_ones() -> None:
     settings = make()
     strategy = settings.retry_strategy
     assert isinstance(strategy, ExponentialBackoffWithJitterRetryStrategy)
@@ -119,7 +119,7 @@ def test_settings_made_directly_are_checked_alike() -> None:
         (["ä" * 255], ("ä" * 255,)),
     ],
 )
-def test_queues(queues: Any, names: tuple[str, ...]) -> None:
+def test_queues_are_given_by_name_or_as_a_list(queues: Any, names: tuple[str, ...]) -> None:
     assert make(queues).queues == names
 
 
@@ -192,13 +192,13 @@ def test_min_fetch_interval_may_be_zero_but_not_less() -> None:
 
 @pytest.mark.parametrize("name", TIMES)
 @pytest.mark.parametrize("wrong", ["5", "", True, float("nan"), []])
-def test_what_is_no_time_is_refused(name: str, wrong: Any) -> None:
+def test_an_invalid_duration_is_refused(name: str, wrong: Any) -> None:
     with pytest.raises(SetupError, match=rf"^{name} "):
         make(**{name: wrong})
 
 
 @pytest.mark.parametrize("name", ["max_fetch_interval", "flush_interval", "release_stuck_timeout"])
-def test_none_is_no_time_where_one_is_needed(name: str) -> None:
+def test_none_is_refused_where_a_duration_is_needed(name: str) -> None:
     with pytest.raises(SetupError, match=rf"^{name} cannot be None"):
         make(**{name: None})
 

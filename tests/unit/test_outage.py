@@ -83,7 +83,7 @@ def test_what_is_refused_is_told_for_each_kind_of_loop_and_hides_no_outage() -> 
     assert len(said.lines) == 4
 
 
-def test_who_leaves_in_an_outage_does_not_end_it() -> None:
+def test_a_loop_that_stops_in_an_outage_does_not_end_it() -> None:
     said = Said()
     outages = Outages(said)
     outages.failed(1, "fetch loop", TransientStoreError("down"))
@@ -133,5 +133,5 @@ async def test_in_an_outage_no_batch_is_named() -> None:
     ]
 
 
-def test_what_fails_in_a_row_is_told_ever_more_rarely() -> None:
+def test_repeated_failures_are_logged_ever_more_rarely() -> None:
     assert [n for n in range(1, 70) if is_told(n)] == [1, 2, 4, 8, 16, 32, 64]

@@ -37,6 +37,6 @@ def test_what_is_anything(body: bytes) -> None:
     assert repr(answer(_json_loads, body)) == repr(answer(json.loads, body))
 
 
-def test_what_somebody_has_made_text() -> None:
+def test_a_body_that_is_text_already() -> None:
     """A middleware that decrypts, for example; json.loads takes it."""
     assert _json_loads('{"a": 1}') == {"a": 1}  # type: ignore[arg-type]

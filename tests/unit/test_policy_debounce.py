@@ -87,7 +87,7 @@ def test_bursts_do_not_depend_on_when_claims_look(
 def test_what_becomes_known_late_belongs_to_the_burst_of_its_time(
     policy: Debounce, given_arrivals: list[Arrival], data: st.DataObject
 ) -> None:
-    """Chunks whose times overlap: a commit was late. Nobody is lost, nobody counted twice."""
+    """Chunks whose times overlap: a commit was late. No message is lost or counted twice."""
     chunks = [sorted(chunk) for chunk in chunked(data, data.draw(st.permutations(given_arrivals)))]
     fed = Fed(policy)
     for chunk in chunks:

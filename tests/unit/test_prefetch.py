@@ -120,7 +120,7 @@ def test_more_is_asked_for_when_half_of_the_window_is_left() -> None:
     assert inflight.low_water == 100, "half of fetch_batch_size is worth a claim"
 
 
-def test_what_waits_for_too_long_is_given_back() -> None:
+def test_rows_that_wait_for_too_long_are_given_back() -> None:
     inflight, old, young = Inflight(quiet), row(1), row(2)
     inflight.add([old, young])
     old.claimed_monotonic -= LONGEST_WAIT

@@ -65,7 +65,9 @@ async def test_nothing_is_open_before_it_is_known_what_is_paused() -> None:
     assert ours.open == ("a", "b"), "one that stops is left alone"
 
 
-async def test_it_opens_by_itself_when_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_subscriber_opens_by_itself_if_the_pauses_stay_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "FIRST_WAIT", 0.01)
     ours, changes = member("a")
     ours.begin(known=False)

@@ -269,7 +269,7 @@ def test_a_cause_does_not_count() -> None:
     "wrong", [(), [], 5, "ValueError", ValueError(), [ValueError, 5], {"a": 1}, int]
 )
 @pytest.mark.parametrize("option", ["retry_on", "no_retry_on"])
-def test_what_is_no_class_of_errors_is_refused(option: str, wrong: Any) -> None:
+def test_an_invalid_error_class_is_refused(option: str, wrong: Any) -> None:
     with pytest.raises(
         SetupError,
         match=rf"^{option} must be an exception class, or a tuple or list of one or more",
@@ -277,7 +277,7 @@ def test_what_is_no_class_of_errors_is_refused(option: str, wrong: Any) -> None:
         ConstantRetryStrategy(delay_seconds=1, **{option: wrong})
 
 
-def test_a_strategy_of_ones_own_may_decide_which_errors_are_retried() -> None:
+def test_a_custom_strategy_may_decide_which_errors_are_retried() -> None:
     class Own:
         def retries(self, exception: BaseException) -> bool:
             return "again" in str(exception)

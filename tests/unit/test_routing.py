@@ -69,7 +69,7 @@ def test_when_a_message_is_due(value: Any, due: datetime | None) -> None:
         "0001-01-01T00:00:00+10:00",
     ],
 )
-def test_what_is_no_time_says_so(value: Any) -> None:
+def test_an_invalid_time_is_reported(value: Any) -> None:
     """P3."""
     with pytest.raises(ValueError, match=r"^its header 'publish_after' is .* are understood"):
         due_of({"publish_after": value}, CREATED)
@@ -105,7 +105,7 @@ def test_any_header_is_a_destination_or_a_value_error(value: Any) -> None:
         ({"destination": "front"}, "which it came from"),
     ],
 )
-def test_what_is_no_destination_says_so(headers: dict[str, Any], problem: str) -> None:
+def test_an_invalid_destination_is_reported(headers: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         destination_of(headers, {"front"})
 

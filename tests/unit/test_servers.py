@@ -100,7 +100,7 @@ def test_a_reason_in_the_environment_is_a_skip(monkeypatch: pytest.MonkeyPatch) 
         Servers().admin("mysql")
 
 
-def test_a_url_that_leads_nowhere_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_url_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "SQLBROKER_TEST_MYSQL_URL", f"mysql+pymysql://root@127.0.0.1:{private.free_port()}/x"
     )
@@ -112,7 +112,7 @@ def test_a_url_that_leads_nowhere_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("kind", "other"), [("mysql", "mariadb"), ("mariadb", "mysql")])
-def test_one_is_not_taken_for_the_other(kind: str, other: str, servers: Servers) -> None:
+def test_mariadb_and_mysql_are_told_apart(kind: str, other: str, servers: Servers) -> None:
     """They share a port and a protocol."""
     from tools.servers import problem_of
 

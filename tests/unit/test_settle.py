@@ -126,7 +126,7 @@ def test_not_ready_is_a_matter_of_the_databases_times_only() -> None:
     row = claimed(first_attempt_at=START - timedelta(seconds=10), last_attempt_at=START)
     assert settle(row, NotReady(5, 12), RULES, ended_after=1.0).delay == 1.0
     assert settle(row, NotReady(5, 12), RULES, ended_after=2.0).state is MessageState.FAILED
-    # A first attempt in the future: somebody has set the server's clock back.
+    # A first attempt in the future: the server's clock was set back.
     row = claimed(first_attempt_at=START + timedelta(hours=1))
     assert settle(row, NotReady(5, 12), RULES, ended_after=0.0).delay == 5
 

@@ -82,7 +82,7 @@ def test_retries_are_no_losses() -> None:
         (2, 2, 0, None),
     ],
 )
-def test_f6_who_runs_alone(
+def test_f6_a_suspect_runs_alone(
     limit: int | None, deliveries: int, attempts: int, suspect: Suspect | None
 ) -> None:
     """From min(2, max_deliveries - 1) lost leases on, and each last delivery; what is over the
@@ -114,7 +114,7 @@ def test_a_suspect_waits_until_nothing_else_is_held() -> None:
     assert solo_runs.next_suspect(6.1, alone=True) == 4
     assert solo_runs.next_suspect(6.1, alone=True) == 3
     assert solo_runs.turn(alone=True, now=6.2) is Turn.ANY, (
-        "somebody else took it; none is known any more"
+        "another worker claimed it; none is known any more"
     )
 
 

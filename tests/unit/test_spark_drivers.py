@@ -63,7 +63,7 @@ def test_the_order_of_places(nothing_installed: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_jar_without_a_version_in_its_name_is_one(nothing_installed: Path) -> None:
-    """It is taken as it was given; beside one with a version it stays."""
+    """It is used as given; it stays when one with a version is found, too."""
     own = jar(nothing_installed / "own", "postgresql.jar")
     found = drivers.need_jar("postgresql", [own])
     assert (found.path, found.version, found.source) == (own, "unknown", "argument")

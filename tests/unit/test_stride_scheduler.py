@@ -78,7 +78,7 @@ def test_turns_are_not_saved_up(known: list[str] | None) -> None:
     assert abs(source.claimed["high"] - source.claimed["low"]) <= 2
 
 
-def test_what_was_taken_alone_is_no_debt() -> None:
+def test_claims_without_competition_are_no_debt() -> None:
     source = Source({"high": 1, "low": 1}, high=0, low=10_000)
     for _ in range(500):
         source.claim(1)
@@ -108,7 +108,7 @@ def test_shares_are_exact_to_one_claim(weights: list[int], limits: list[int]) ->
     st.lists(st.integers(1, 9), min_size=2, max_size=4),
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.integers(1, 10)), max_size=60),
 )
-def test_nobody_waits_for_long(weights: list[int], steps: list[tuple[int, int, int]]) -> None:
+def test_no_queue_waits_for_long(weights: list[int], steps: list[tuple[int, int, int]]) -> None:
     """Whatever came before, a queue with messages is served within a bounded number of claims."""
     names = {f"q{n}": weight for n, weight in enumerate(weights)}
     source = Source(names, **dict.fromkeys(names, 0))

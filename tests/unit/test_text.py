@@ -18,7 +18,7 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
         return caught
 
 
-def test_what_is_not_seen_is_shown() -> None:
+def test_invisible_characters_are_shown() -> None:
     assert visible(UNSEEN) == "\ufffd" * len(UNSEEN)
     assert visible("shop:email:send [b] ö \U0001f600") == "shop:email:send [b] ö \U0001f600"
 

@@ -65,11 +65,11 @@ def test_the_plan_is_what_single_hops_come_to(wait: int, over: list[int]) -> Non
 
 
 @pytest.mark.parametrize("over", [[], ["0s"], ["1m", -1], "5m", 5, None, ["soon"], [True]])
-def test_what_are_no_tiers_is_refused(over: Any) -> None:
+def test_invalid_tiers_are_refused(over: Any) -> None:
     with pytest.raises(SetupError, match=r"tier"):
         plan_hops("1m", over)
 
 
-def test_what_is_no_wait_is_refused() -> None:
+def test_an_invalid_wait_is_refused() -> None:
     with pytest.raises(SetupError, match=r"^wait cannot be 'soon'"):
         next_hop("soon", ["1m"])

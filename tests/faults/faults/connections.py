@@ -27,7 +27,7 @@ async def end_sessions(cell: Cell) -> None:
             text(f"SELECT id FROM information_schema.processlist WHERE {own}")
         )
         for session in ids.scalars().all():
-            with contextlib.suppress(DBAPIError):  # it has ended meanwhile
+            with contextlib.suppress(DBAPIError):  # it has ended by now
                 await connection.execute(text(f"KILL {session}"))
 
 
@@ -50,7 +50,7 @@ async def sessions_ended(cell: Cell, _proxy: Proxy | None) -> None:
     proxied=True,
 )
 async def commit_cut(cell: Cell, proxy: Proxy | None) -> None:
-    """The work is committed, and nobody knows."""
+    """The work is committed, and the client never learns of it."""
     assert proxy is not None
     for _ in range(cell.random.randint(6, 12)):
         await cell.publish(3)

@@ -13,7 +13,7 @@ from tests.proxy import Proxy
 
 @fault("deadlocks and locked rows", short=("postgresql", "mysql"), databases=SERVERS)
 async def deadlocks(cell: Cell, _proxy: Proxy | None) -> None:
-    """Somebody locks random rows in random order, and gives up."""
+    """Another session locks random rows in random order, and gives up."""
     for _ in range(6):
         async with cell.engine.connect() as connection:
             ids = list((await connection.execute(text("SELECT id FROM message"))).scalars())

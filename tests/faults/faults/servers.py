@@ -108,7 +108,7 @@ async def read_only(cell: Cell, _proxy: Proxy | None) -> None:
     options={"health": True},
 )
 async def right_taken(cell: Cell, _proxy: Proxy | None) -> None:
-    """Outcomes cannot be written; workers that start meanwhile must not even begin."""
+    """Outcomes cannot be written; workers that start now must refuse to."""
     assert cell.login is not None
     # On a busy machine all workers may still be starting, and would then refuse to.
     await eventually(cell.started, timeout=WORKING, step=0.05)
