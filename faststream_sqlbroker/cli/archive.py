@@ -225,7 +225,8 @@ def _progress(title: str) -> Iterator[Any]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task, moved = bar.add_task(title, total=None), 0
+        task = bar.add_task(title, total=None)
+        moved = 0
 
         def move(name: str, number: int | None, total: int | None) -> None:
             nonlocal moved

@@ -38,13 +38,16 @@ def check(
 
     The exit code is 1 if anything is missing.
     """
-    table, missing = Table("", "found", "where, or what to do", title="Spark"), False
+    table = Table("", "found", "where, or what to do", title="Spark")
+    missing = False
     found: str | Text
     for name, look in _checks(wanted_kinds(database or None), jar or []):
         try:
             found, where = look()
         except SetupError as error:
-            found, where, missing = Text("no", style="red"), str(error), True
+            found = Text("no", style="red")
+            where = str(error)
+            missing = True
         table.add_row(name, found, where)
     PlainConsole().print(table)
     raise typer.Exit(1 if missing else 0)

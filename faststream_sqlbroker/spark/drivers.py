@@ -17,6 +17,8 @@ JARS_VARIABLE = "SQLBROKER_SPARK_JARS"
 """Environment variable with paths of jars, separated as PATH is."""
 
 OLDEST_JAVA = 17
+"""The oldest Java that Spark 4 runs on."""
+
 DEBIAN_JARS = Path("/usr/share/java")
 UNKNOWN = "unknown"
 ARGUMENT = "argument"

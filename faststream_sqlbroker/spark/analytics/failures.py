@@ -5,16 +5,20 @@ from pyspark.sql import functions as F
 
 from faststream_sqlbroker.spark.analytics.results import (
     RESULTS,
-    ends,
     limited,
     need,
+    outcome_counts,
     seconds,
     shaped,
 )
 from faststream_sqlbroker.spark.load.decode import header
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
 
-HOUR, DAY = 3600, 86_400
+HOUR = 3600
+"""Seconds."""
+
+DAY = 24 * HOUR
+"""Seconds."""
 
 
 def retry_histogram(df: DataFrame) -> DataFrame:
@@ -31,7 +35,7 @@ def retry_histogram(df: DataFrame) -> DataFrame:
     """
     need(df, "retry_histogram", "queue", "state", "attempts_count")
     counted = df.groupBy("queue", F.col("attempts_count").alias("attempts")).agg(
-        F.count("*").alias("messages"), *ends()
+        F.count("*").alias("messages"), *outcome_counts()
     )
     return shaped(counted, RESULTS["retry_histogram"])
 
@@ -63,7 +67,7 @@ def failure_rate(df: DataFrame) -> DataFrame:
         "event.*"
     )
     counted = events.groupBy("queue").agg(
-        *ends(), F.count_if(F.col("state") == "MOVED").alias("moved")
+        *outcome_counts(), F.count_if(F.col("state") == "MOVED").alias("moved")
     )
     return shaped(counted.withColumn("rate", rate()), RESULTS["failure_rate"])
 
@@ -197,7 +201,8 @@ def _ages() -> list[Column]:
         "7d_to_30d": 7 * DAY,
         "over_30d": 30 * DAY,
     }
-    starts, age = [*bounds.values()], F.col("age")
+    starts = [*bounds.values()]
+    age = F.col("age")
     return [
         F.count_if((age >= start) & (age < end)).alias(name)
         for (name, start), end in zip(bounds.items(), [*starts[1:], float("inf")], strict=True)

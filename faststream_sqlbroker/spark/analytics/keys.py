@@ -6,9 +6,9 @@ from pyspark.sql import functions as F
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.spark.analytics.results import (
     RESULTS,
-    ends,
     limited,
     need,
+    outcome_counts,
     seconds,
     shaped,
     width,
@@ -33,7 +33,7 @@ def hot_keys(df: DataFrame, limit: int | None = 20, *, key: str | Column = "key"
     """
     need(df, "hot_keys", "queue", "state", *([key] if isinstance(key, str) else []))
     keyed = df.withColumn("key", (F.col(key) if isinstance(key, str) else key).cast("string"))
-    counted = keyed.groupBy("queue", "key").agg(F.count("*").alias("messages"), *ends())
+    counted = keyed.groupBy("queue", "key").agg(F.count("*").alias("messages"), *outcome_counts())
     whole = keyed.groupBy("queue").agg(F.count("*").alias("whole"))
     shares = (
         counted.where(F.col("key").isNotNull())

@@ -20,7 +20,12 @@ from faststream_sqlbroker.spark.analytics.results import (
     width,
 )
 
-ACCURACY, MOST_ACCURACY = 10_000, 2**31 - 1
+ACCURACY = 10_000
+"""Spark's own default for percentile_approx: ranks are wrong by at most 1 / ACCURACY."""
+
+MOST_ACCURACY = 2**31 - 1
+"""The largest value that percentile_approx takes, a Java int."""
+
 _TIMES = ("created_at", "next_attempt_at", "acquired_at", "last_attempt_at", "archived_at")
 
 

@@ -48,7 +48,8 @@ def policy_effects(df: DataFrame) -> DataFrame:
         SetupError: columns are missing.
     """
     need(df, "policy_effects", "queue", "state", "reason")
-    reason, gone = F.col("reason"), F.col("state") == "DISCARDED"
+    reason = F.col("reason")
+    gone = F.col("state") == "DISCARDED"
     effect = (
         F.when(gone & reason.isin(*DISCARDED_BY), reason)
         # As they were written while the other message's id was in the text.
@@ -102,7 +103,8 @@ def duplicate_deliveries(df: DataFrame) -> DataFrame:
     """
     columns = "queue", "attempts_count", "deliveries_count", "acquired_at", "last_attempt_at"
     need(df, "duplicate_deliveries", *columns)
-    acquired, ended = F.col("acquired_at"), F.col("last_attempt_at")
+    acquired = F.col("acquired_at")
+    ended = F.col("last_attempt_at")
     unstarted = F.when(acquired.isNotNull() & (ended.isNull() | (ended < acquired)), 1).otherwise(0)
     lost = F.greatest(F.col("deliveries_count") - F.col("attempts_count") - unstarted, F.lit(0))
     counted = (

@@ -11,6 +11,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.load.columns import Field
 
 MICROS = 1_000_000
+"""Microseconds in a second."""
 
 
 def _counts(*names: str) -> tuple[Field, ...]:
@@ -126,7 +127,7 @@ RESULTS: dict[str, tuple[Field, ...]] = {
 
 
 def shaped(frame: DataFrame, fields: Sequence[Field]) -> DataFrame:
-    """Exactly these columns, of these types."""
+    """Select exactly these columns, cast to these types."""
     return frame.select(*(F.col(f"`{f.name}`").cast(f.type).alias(f.name) for f in fields))
 
 
@@ -185,8 +186,8 @@ def seconds(start: Column, end: Column) -> Column:
     return (F.unix_micros(end) - F.unix_micros(start)) / F.lit(float(MICROS))
 
 
-def ends() -> tuple[Column, ...]:
-    """Numbers of messages by their end."""
+def outcome_counts() -> tuple[Column, ...]:
+    """How many messages were completed, failed and discarded: a column for each."""
     return tuple(
         F.count_if(F.col("state") == name.upper()).alias(name)
         for name in ("completed", "failed", "discarded")

@@ -8,8 +8,8 @@ from faststream_sqlbroker.spark.analytics.results import (
     MICROS,
     RESULTS,
     bucket,
-    ends,
     need,
+    outcome_counts,
     shaped,
     width,
 )
@@ -40,7 +40,7 @@ def throughput(df: DataFrame, every: Duration = "1m") -> DataFrame:
         .groupBy(bucket("archived_at", micros).alias("bucket"), "queue")
         .agg(
             F.count("*").alias("messages"),
-            *ends(),
+            *outcome_counts(),
             (F.count("*") / F.lit(micros / MICROS)).alias("per_second"),
             F.coalesce(F.sum(length), F.lit(0)).alias("payload_bytes"),
         )

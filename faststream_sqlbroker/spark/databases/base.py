@@ -230,7 +230,8 @@ def ranges(column: str, cuts: Sequence[str]) -> list[str]:
     """
     if not cuts:
         return ["1=1"]
-    first, last = f"{column} < {cuts[0]}", f"{column} >= {cuts[-1]}"
+    first = f"{column} < {cuts[0]}"
+    last = f"{column} >= {cuts[-1]}"
     middle = [f"{column} >= {low} AND {column} < {high}" for low, high in pairwise(cuts)]
     return [first, *middle, last]
 
@@ -249,7 +250,8 @@ def deep_cuts(bounds: Sequence[int], weights: Sequence[float], number: int) -> l
         weights: Of the ranges between; one each.
         number: How many ranges are wanted.
     """
-    total, reached = sum(weights), 0.0
+    total = sum(weights)
+    reached = 0.0
     cuts: list[int] = []
     for bound, weight in zip(bounds[1:], weights, strict=False):
         reached += weight

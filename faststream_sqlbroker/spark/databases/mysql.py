@@ -129,7 +129,8 @@ class MySQL(Database):
         number: int,
     ) -> list[str]:
         """Ranges of about equal depth, by the optimizer's estimates."""
-        raw, table = self.quote(column), self.table(name, schema)
+        raw = self.quote(column)
+        table = self.table(name, schema)
         # Of the bare column: an index has its ends at hand.
         ends = (f"MIN({raw})", f"MAX({raw})")
         first, last = ends if column == "id" else map(self.microseconds, ends)

@@ -12,8 +12,13 @@ from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.spark.horizon.base import Horizon, Question, seconds
 
 ACCESS_DENIED = 1227
-FRESH_WITHIN, STEP = 5.0, 0.12
-"""Seconds: how long to wait for InnoDB's list to be made anew, which it is at most every 0.1 s."""
+"""The server's error number for a missing privilege (ER_SPECIFIC_ACCESS_DENIED_ERROR)."""
+
+FRESH_WITHIN = 5.0
+"""Seconds to wait until InnoDB refreshes its list of transactions, before the safety lag is used."""
+
+STEP = 0.12
+"""Seconds between two looks: InnoDB refreshes the list only if it was not read for 0.1 s."""
 
 VARIABLES = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'wsrep_on') AND Value = 'ON'"
@@ -55,7 +60,8 @@ TRANSACTIONS = (
 
 def find(question: Question) -> Horizon:
     """The oldest of what may still write, as the server sees it."""
-    connection, database = question.connection, question.database
+    connection = question.connection
+    database = question.database
     clock = database.now(connection)
     replicated = [str(row[0]) for row in connection.exec_driver_sql(VARIABLES)]
     if replicated:

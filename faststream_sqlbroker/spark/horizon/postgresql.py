@@ -38,7 +38,8 @@ SUBSCRIBED = (
 
 def find(question: Question) -> Horizon:
     """The oldest of what may still write, as the server sees it."""
-    connection, database = question.connection, question.database
+    connection = question.connection
+    database = question.database
     # In this order: who is seen in none of them has committed before, or starts later than the
     # clock.
     clock = database.now(connection)

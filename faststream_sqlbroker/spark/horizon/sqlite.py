@@ -16,7 +16,8 @@ def find(question: Question, patience: float) -> Horizon:
     """Be that writer for an instant: nobody else is under way, and who comes later has a later
     clock.
     """
-    connection, database = question.connection, question.database
+    connection = question.connection
+    database = question.database
     with _waiting(connection, min(patience, LONGEST_WAIT)):
         try:
             connection.exec_driver_sql("BEGIN IMMEDIATE")

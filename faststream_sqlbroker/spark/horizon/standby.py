@@ -21,6 +21,7 @@ SELECT lsn - CASE WHEN mod(lsn - '0/0', 8192) <= 40 THEN mod(lsn - '0/0', 8192) 
 FROM pg_current_wal_insert_lsn() lsn
 """
 STEP = 0.05
+"""Seconds between two looks at how far the standby has replayed."""
 
 
 def find(question: Question, primary: str | URL | None, patience: float) -> Horizon:
@@ -63,7 +64,8 @@ def _wait(connection: Connection, question: Question, position: str, patience: f
 
 
 def _replayed(question: Question) -> Horizon:
-    database, connection = question.database, question.connection
+    database = question.database
+    connection = question.connection
     replayed = database.scalar(
         connection, f"SELECT {database.microseconds('pg_last_xact_replay_timestamp()')}"
     )

@@ -38,7 +38,8 @@ def put_back(
         for name in folders.names(f"{ASIDE}/{run}"):
             if (entry := entries.get(name)) is None:
                 continue
-            aside, place = f"{ASIDE}/{run}/{name}", parse_window(name, size).folder
+            aside = f"{ASIDE}/{run}/{name}"
+            place = parse_window(name, size).folder
             if recorded(place, entry):
                 confirm()
                 folders.delete(aside)

@@ -14,6 +14,8 @@ from faststream_sqlbroker.spark.lake.row_checksums import compute_figures
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
 
 TARGET_BYTES = 256 << 20
+"""Bytes of a file, between the 128 and 512 MB that an export writes."""
+
 _ADVICE = "Files of the lake are missing or changed: put the window's folder back from a copy"
 
 
@@ -69,7 +71,8 @@ def compact_export(
         NotSupportedError: Spark Connect.
     """
     whole_number("target_bytes", target_bytes)
-    first, end = parse_moment("since", since), parse_moment("until", until)
+    first = parse_moment("since", since)
+    end = parse_moment("until", until)
     lake = Lake(spark, path)
     lake.begin(lake.need_state()["source"])
     done = []

@@ -33,6 +33,7 @@ from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
 STATE = "_sqlbroker/state.json"
 STAGING = "_sqlbroker/staging"
 FORMAT = 1
+"""Version of the state's layout; a state of another version is refused."""
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -127,7 +128,8 @@ class Lake:
         folders = [path.rpartition("/")[0] for path in paths]
         found = Counter(folder[folder.rfind("/date=") + 1 :] for folder in folders)
         for window in self.windows():
-            recorded, there = self._entries[window.name].files, found.pop(window.folder, 0)
+            recorded = self._entries[window.name].files
+            there = found.pop(window.folder, 0)
             if recorded != there:
                 return (
                     f"window {window.name} of {self.folders.root} has {there} files, and not "
@@ -217,10 +219,8 @@ class Lake:
         pending = self.need_state()["pending"]
         if pending is None:
             return
-        window, entry = (
-            parse_window(pending["window"], self.size),
-            entry_from_json(pending["entry"]),
-        )
+        window = parse_window(pending["window"], self.size)
+        entry = entry_from_json(pending["entry"])
         aside = pending["aside"]
         if not self._holds(window.folder, entry):
             if not self._holds(pending["folder"], entry):

@@ -66,7 +66,9 @@ class Partitions:
     """The partitions of one archive; none where it is a plain table, or on another database."""
 
     def __init__(self, database: Database, connection: Connection, selection: Selection) -> None:
-        self._database, self._connection, self._selection = database, connection, selection
+        self._database = database
+        self._connection = connection
+        self._selection = selection
         self._parent = selection.name(database)
         self._possible = database.kind == "postgresql" and selection.queues is None
 

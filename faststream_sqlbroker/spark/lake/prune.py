@@ -227,7 +227,8 @@ def _finish(
 ) -> bool:
     """Remove what no dropped partition has taken along; whether the window may be removed."""
     rows, refused = _check(work, window)
-    gone, there = work.gone(window), len(rows.ids)
+    gone = work.gone(window)
+    there = len(rows.ids)
     if refused is None:
         if not dry_run:
             there = delete_rows(work.database, work.connection, work.selection, rows)

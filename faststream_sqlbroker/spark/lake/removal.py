@@ -47,7 +47,8 @@ class Rows:
         """How many of them are not among `pairs` of an id and a time; takes a byte a row."""
         found = bytearray(len(self.ids))
         for number, moment in pairs:
-            first, last = bisect_left(self.times, moment), bisect_right(self.times, moment)
+            first = bisect_left(self.times, moment)
+            last = bisect_right(self.times, moment)
             place = bisect_left(self.ids, number, first, last)
             if place < last and self.ids[place] == number:
                 found[place] = 1
@@ -80,7 +81,8 @@ def _add(
     database: Database, connection: Connection, selection: Selection, rows: Rows, number: int
 ) -> int:
     """Append the next rows after `rows`, `number` at most; returns how many there were."""
-    id_, time = database.quote("id"), database.quote("archived_at")
+    id_ = database.quote("id")
+    time = database.quote("archived_at")
     conditions = [where] if (where := selection.where(database)) else []
     if rows.ids:
         last = database.moment(from_microseconds(rows.times[-1]))
@@ -103,7 +105,8 @@ def delete_rows(
     gone = 0
     time = database.quote("archived_at")
     for first in range(0, len(rows.ids), CHUNK):
-        ids, times = rows.ids[first : first + CHUNK], rows.times[first : first + CHUNK]
+        ids = rows.ids[first : first + CHUNK]
+        times = rows.times[first : first + CHUNK]
         low, high = (database.moment(from_microseconds(moment)) for moment in (times[0], times[-1]))
         deleted = connection.exec_driver_sql(
             f"DELETE FROM {selection.name(database)} WHERE {time} >= {low} AND {time} <= {high} "

@@ -31,6 +31,8 @@ TYPICAL_ROW = 500
 """Bytes, where the database has no statistics yet."""
 
 TRIES = 2
+"""Attempts at one window: the second one covers a row that changed during the first."""
+
 IDENTITY = ["id", "archived_at"]
 """What a row of the archive is told by: a dead letter that is retried is archived again, later."""
 
@@ -107,7 +109,8 @@ def _lacking(
 
 
 def _export(job: Job, connection: Connection, window: ExportWindow, selection: Selection) -> Entry:
-    expected, shown = NOTHING, ""
+    expected = NOTHING
+    shown = ""
     for _ in range(TRIES):
         with _one_moment(job, connection) as (asked, snapshot):
             counts = ask_figures(job.database, asked, selection, checksums=False)

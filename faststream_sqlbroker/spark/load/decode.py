@@ -16,7 +16,9 @@ NOT_JSON = "not_json"
 MISMATCH = "mismatch"
 CONTENT_TYPE = "content_type"
 
-_BODY, _SEAL, _BROKEN = "v", "s", "c"
+_BODY = "v"
+_SEAL = "s"
+_BROKEN = "c"
 _JSON_OPTIONS = {
     "columnNameOfCorruptRecord": _BROKEN,
     "allowSingleQuotes": "false",
@@ -62,7 +64,8 @@ def decode_payload(
             f"decode_payload needs the columns payload and headers; this frame lacks {missing}"
         )
     wanted = _data_type(schema)
-    kind, text = _kind(), F.try_validate_utf8(F.col("payload").cast("string"))
+    kind = _kind()
+    text = F.try_validate_utf8(F.col("payload").cast("string"))
     parsed = _variant(text) if isinstance(wanted, VariantType) else _typed(text, wanted)
     plain = text.cast(VARIANT) if isinstance(wanted, VariantType) else _plain(text, wanted)
     # One struct, made once a row: its parts are the new columns.

@@ -68,8 +68,11 @@ _LISTS = (
     collections.abc.Iterable,
 )
 _MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
-MOST_DIGITS, DEFAULT_SCALE = 38, 18
-"""Of Spark's decimals, and what stands after the point where the model does not say."""
+MOST_DIGITS = 38
+"""Digits of Spark's longest decimal."""
+
+DEFAULT_SCALE = 18
+"""Digits after the point where the model does not say; Spark's default for Python's Decimal."""
 
 
 def struct_of(model: type[BaseModel], *, by_alias: bool = True) -> StructType:
@@ -154,14 +157,17 @@ class _Converter:
     """Turns the annotation of one field into a type."""
 
     def __init__(self, place: str, by_alias: bool, above: tuple[type, ...]) -> None:
-        self._place, self._by_alias, self._above = place, by_alias, above
+        self._place = place
+        self._by_alias = by_alias
+        self._above = above
 
     def __call__(self, annotation: Any, metadata: tuple[Any, ...] = ()) -> DataType:
         if annotation is Decimal:
             return self._decimal(metadata)
         if isinstance(annotation, collections.abc.Hashable) and annotation in _SCALARS:
             return _SCALARS[annotation]
-        origin, arguments = get_origin(annotation), get_args(annotation)
+        origin = get_origin(annotation)
+        arguments = get_args(annotation)
         if origin is Annotated:
             inner = arguments[1:]
             more = tuple(

@@ -24,15 +24,19 @@ from faststream_sqlbroker.spark.moments import Moment
 from faststream_sqlbroker.spark.session import need_driver
 
 PARTITION_BYTES = 256 << 20
+"""Bytes of the table for each partition, by the database's statistics."""
+
 FETCH_BYTES = 8 << 20
-"""Bytes that a connection fetches at once; rows of average size."""
+"""Bytes that a connection fetches at once, for rows of average size."""
 
 MOST_FETCHED_ROWS = 10_000
+"""Rows that a connection fetches at once: tiny rows would make FETCH_BYTES too many of them."""
+
 SMALL = 50_000
-"""Rows that one connection reads sooner than two connect."""
+"""Rows. Up to here one connection is faster than opening a second one."""
 
 MOST_PARTITIONS = 64
-"""Each is a connection to the database."""
+"""Partitions chosen by "auto"; each is a connection to the database."""
 
 
 def read_archive(

@@ -106,7 +106,8 @@ def select_rows(
     check_name("table", table)
     if schema is not None:
         check_name("schema", schema)
-    first, end = parse_moment("since", since), parse_moment("until", until)
+    first = parse_moment("since", since)
+    end = parse_moment("until", until)
     if first is not None and end is not None and end < first:
         raise SetupError(
             f"until ({end.isoformat()}) is before since ({first.isoformat()}): swap them"

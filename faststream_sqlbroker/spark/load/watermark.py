@@ -16,6 +16,7 @@ from faststream_sqlbroker.spark.load.origin import refuse_other_rows
 from faststream_sqlbroker.spark.moments import parse_moment
 
 FORMAT = 1
+"""Version of the file's layout; a file of another version is refused."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class WatermarkFile:
     """The file of one series of loads."""
 
     def __init__(self, spark: SparkSession, path: str, source: Mapping[str, Any]) -> None:
-        self._spark, self._path, self._source = spark, path, dict(source)
+        self._spark = spark
+        self._path = path
+        self._source = dict(source)
 
     def read(self) -> Watermark:
         """What it holds; a new one where there is no file.

@@ -96,7 +96,8 @@ def _name(origin: int, option: str, value: object) -> str:
 
 def _priority(origin: int, value: object) -> int:
     if not isinstance(value, int) or value not in PRIORITIES:
-        first, last = PRIORITIES[0], PRIORITIES[-1]
+        first = PRIORITIES[0]
+        last = PRIORITIES[-1]
         raise PublishError(
             f"row {origin}: its priority must be from {first} to {last}, got {value!r}"
         )

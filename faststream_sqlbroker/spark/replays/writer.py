@@ -34,10 +34,13 @@ BATCH_BYTES = 4 << 20
 escaped."""
 
 ATTEMPTS = 6
+"""Tries of one transaction: with FIRST_PAUSE doubled each time, 1.55 s of pauses in all."""
+
 FIRST_PAUSE = 0.05
 """Seconds before a transaction is tried again; doubled each time."""
 
 SAMPLES = 10
+"""Messages that a result shows as a sample."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ class Task:
     """One partition's work."""
 
     def __init__(self, writer: Writer, partition: int) -> None:
-        self._writer, self._database = writer, writer.database
+        self._writer = writer
+        self._database = writer.database
         self._message, self._state = writer.tables()
         self._start = None if writer.start is None else writer.start + writer.shift * partition
         self._slots = self._shown = 0
@@ -270,7 +274,8 @@ def batches(copies: Iterable[Copy], size: int, bytes_: int) -> Iterator[list[Cop
     for copy in copies:
         if batch and (len(batch) == size or total + copy.bytes > bytes_):
             yield batch
-            batch, total = [], 0
+            batch = []
+            total = 0
         batch.append(copy)
         total += copy.bytes
     if batch:

@@ -13,19 +13,29 @@ from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark import analytics
 from faststream_sqlbroker.spark.analytics.failures import rate
-from faststream_sqlbroker.spark.analytics.results import MICROS, ends, need, width
+from faststream_sqlbroker.spark.analytics.results import MICROS, need, outcome_counts, width
 from faststream_sqlbroker.spark.load.decode import header
 from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
 
 MOST_QUEUES = 12
+"""Queues shown by name; a plot has as many colours. The rest are shown together."""
+
 MOST_ROWS = 15
+"""Rows of the rankings of errors and keys."""
+
 MOST_ATTEMPTS = 20
-"""More attempts than these count as these."""
+"""Messages with more attempts are counted under this number."""
+
 MOST_BUCKETS = 2000
+"""Buckets of time that a plot may have when the user chooses their width."""
+
 GOOD_BUCKETS = 150
+"""Buckets of time that a plot has at most when the width is chosen here."""
+
 WIDTHS = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400)
-"""Seconds."""
+"""Seconds: the widths of buckets to choose from."""
+
 LONGEST_ERROR = 500
 """Characters of an error's first line."""
 
@@ -61,15 +71,15 @@ def gather(
     slim = _slim(frame).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         totals = _totals(slim)
-        named, others, rates = slim, None, analytics.failure_rate(slim)
+        named = slim
+        others = None
+        rates = analytics.failure_rate(slim)
         if totals["queues"] > MOST_QUEUES:
             kept = [row["queue"] for row in _collect(_largest(slim))]
             others = f"{totals['queues'] - len(kept):,} other queues"
             small = ~F.col("queue").isin(kept)
-            named, rates = (
-                slim.withColumn("queue", _renamed(small, others)),
-                _together(rates, small, others),
-            )
+            named = slim.withColumn("queue", _renamed(small, others))
+            rates = _together(rates, small, others)
         figures = Figures(totals, _width(totals, every), others)
         found = _results(named, _worst(rates), figures.every, live, moment)
         figures.tables = {name: _collect(result) for name, result in found.items()}
@@ -93,7 +103,7 @@ def _slim(frame: DataFrame) -> DataFrame:
 def _totals(slim: DataFrame) -> Row:
     row = slim.agg(
         F.count("*").alias("messages"),
-        *ends(),
+        *outcome_counts(),
         F.count_distinct("queue").alias("queues"),
         F.unix_micros(F.min("archived_at")).alias("first"),
         F.unix_micros(F.max("archived_at")).alias("last"),

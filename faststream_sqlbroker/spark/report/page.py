@@ -104,7 +104,8 @@ def _policy(*scripts: str) -> str:
 
 
 def _period(figures: Figures) -> str:
-    first, last = figures.totals["first"], figures.totals["last"]
+    first = figures.totals["first"]
+    last = figures.totals["last"]
     if first is None:
         return "There are no messages in this period."
     shown = (f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (first, last))

@@ -38,8 +38,11 @@ AGES = {
     "over_30d": ("over 30 d", "#8f1d2c"),
 }
 SHORTEST = 1e-6
-"""Seconds; a logarithmic axis has no place for 0."""
+"""Seconds that stand for 0, which a logarithmic axis cannot show."""
+
 SMALL = 8
+"""Counts below this get an axis with a mark at each whole number."""
+
 LONGEST_LABEL = 30
 """Characters of a name on an axis."""
 
@@ -63,16 +66,20 @@ class Labels:
     def __call__(self, name: str) -> str:
         """The name's label."""
         if name not in self._labels:
-            label, number = shorten(name), 2
+            label = shorten(name)
+            number = 1
             while label in self._labels.values():
-                label, number = f"{shorten(name)} ({number})", number + 1
+                number += 1
+                label = f"{shorten(name)} ({number})"
             self._labels[name] = label
         return self._labels[name]
 
 
 def throughput(figures: Figures) -> Figure | None:
     """Stacked bars of queues over time."""
-    rows, labels, plot = figures.tables["throughput"], Labels(), go.Figure()
+    rows = figures.tables["throughput"]
+    labels = Labels()
+    plot = go.Figure()
     for number, queue in enumerate(_queues(figures, rows)):
         own = [row for row in rows if row["queue"] == queue]
         plot.add_bar(
@@ -91,11 +98,9 @@ def throughput(figures: Figures) -> Figure | None:
 
 def latency(figures: Figures) -> Figure | None:
     """Percentiles of the three phases by queue."""
-    rows, labels, queues = (
-        figures.tables["latency"],
-        Labels(),
-        _queues(figures, figures.tables["latency"]),
-    )
+    rows = figures.tables["latency"]
+    labels = Labels()
+    queues = _queues(figures, rows)
     titles = {
         "wait": "wait: due → claimed",
         "work": "work: claimed → handled",
@@ -128,7 +133,8 @@ def latency(figures: Figures) -> Figure | None:
 
 def latency_trend(figures: Figures) -> Figure | None:
     """Median and 99th percentile of all queues over time."""
-    rows, plot = figures.tables["latency_trend"], go.Figure()
+    rows = figures.tables["latency_trend"]
+    plot = go.Figure()
     for phase, colour in (("wait", "#3366cc"), ("work", "#2a9d8f"), ("total", "#6d6875")):
         own = sorted((row for row in rows if row["phase"] == phase), key=lambda row: row["bucket"])
         for name, dash in (("p50", "dot"), ("p99", "solid")):
@@ -147,11 +153,9 @@ def latency_trend(figures: Figures) -> Figure | None:
 
 def failure_rate(figures: Figures) -> Figure | None:
     """Failed and moved messages by queue, as a share."""
-    rows, labels, plot = (
-        [row for row in figures.tables["failure_rate"] if row["rate"] is not None],
-        Labels(),
-        go.Figure(),
-    )
+    rows = [row for row in figures.tables["failure_rate"] if row["rate"] is not None]
+    labels = Labels()
+    plot = go.Figure()
     for name, shown in (("failed", "failed"), ("moved", "to a dead letter queue")):
         plot.add_bar(
             x=[labels(row["queue"]) for row in rows],
@@ -179,7 +183,8 @@ def top_errors(figures: Figures) -> Figure | None:
 
 def retry_histogram(figures: Figures) -> Figure | None:
     """How many attempts messages took, by how they ended."""
-    rows, plot = figures.tables["retry_histogram"], go.Figure()
+    rows = figures.tables["retry_histogram"]
+    plot = go.Figure()
     numbers = sorted({row["attempts"] for row in rows if row["attempts"] is not None})
     for state in ("completed", "failed", "discarded"):
         plot.add_bar(
@@ -196,10 +201,16 @@ def retry_histogram(figures: Figures) -> Figure | None:
 
 def dlq_age(figures: Figures) -> Figure | None:
     """Ages of dead letters by queue."""
-    rows, labels, plot = figures.tables["dlq_age"], Labels(), go.Figure()
+    rows = figures.tables["dlq_age"]
+    labels = Labels()
+    plot = go.Figure()
     for name, (shown, colour) in AGES.items():
-        names, numbers = [labels(row["queue"]) for row in rows], [row[name] for row in rows]
-        plot.add_bar(x=names, y=numbers, name=shown, marker_color=colour)
+        plot.add_bar(
+            x=[labels(row["queue"]) for row in rows],
+            y=[row[name] for row in rows],
+            name=shown,
+            marker_color=colour,
+        )
     plot.update_layout(barmode="stack")
     plot.update_xaxes(type="category", title="queue in which they failed")
     plot.update_yaxes(title="dead letters", **_whole(row["messages"] for row in rows))
@@ -214,7 +225,9 @@ def hot_keys(figures: Figures) -> Figure | None:
 
 def policy_effects(figures: Figures) -> Figure | None:
     """What policies and expiry ended, by queue."""
-    rows, labels, plot = figures.tables["policy_effects"], Labels(), go.Figure()
+    rows = figures.tables["policy_effects"]
+    labels = Labels()
+    plot = go.Figure()
     for number, effect in enumerate(sorted({row["effect"] for row in rows})):
         own = [row for row in rows if row["effect"] == effect]
         plot.add_bar(
@@ -257,7 +270,8 @@ _LOG: dict[str, Any] = {"exponentformat": "SI", "dtick": "D2"}
 
 def _ranking(names: Iterable[str], rows: Sequence[Row], colour: str, what: str) -> Figure | None:
     """Lying bars, the longest on top."""
-    plot, shown = go.Figure(), [shorten(name, 2 * LONGEST_LABEL) for name in names]
+    shown = [shorten(name, 2 * LONGEST_LABEL) for name in names]
+    plot = go.Figure()
     plot.add_bar(
         x=[row["messages"] for row in rows],
         y=list(range(len(rows))),

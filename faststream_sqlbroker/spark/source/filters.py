@@ -14,7 +14,10 @@ TEXTS = ("queue", "key", "dedup_id", "state", "reason")
 it."""
 
 FIRST_YEAR = 1000
+"""The first year that MySQL's DATETIME supports; earlier moments are left to Spark."""
+
 MOST = 1 << 63
+"""One more than the largest BIGINT: larger numbers are left to Spark."""
 
 
 def to_sql(given: Any, database: Database, fields: Mapping[str, Field]) -> str | None:

@@ -43,7 +43,10 @@ KINDS = {"archive": ARCHIVE, "messages": MESSAGES}
 PARTITIONERS = ("auto", "id", "ctid", "time")
 EARLIEST = "earliest"
 FETCH_ROWS = 10_000
+"""Rows of a batch that is handed to Spark, where fetchSize does not say."""
+
 MOST_PARTITIONS = 1000
+"""The largest numPartitions: each is a connection to the database."""
 
 T = TypeVar("T")
 

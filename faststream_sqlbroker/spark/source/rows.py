@@ -148,7 +148,8 @@ def _batches(
                 size += len(row[n])
         if len(kept) >= fetch_rows or size >= BATCH_BYTES:
             yield _to_batch(kept, schema)
-            kept, size = [], 0
+            kept = []
+            size = 0
     if kept:
         yield _to_batch(kept, schema)
 

@@ -37,7 +37,10 @@ OLDEST = datetime(1000, 1, 1, tzinfo=timezone.utc)
 """Before every row: the earliest moment that all databases have."""
 
 ROWS_A_PARTITION = 100_000
+"""Rows of a micro-batch for each task."""
+
 MOST_PARTITIONS = 16
+"""Tasks of a micro-batch, where numPartitions does not say; each is a connection."""
 
 ADMISSION = (4, 2)
 """The version of Spark that tells a source where a micro-batch starts and how much it may take."""
@@ -77,7 +80,8 @@ class StreamReader(DataSourceStreamReader):
             TransientStoreError: an earlier run planned the window by a server that had come
                 further.
         """
-        first, last = from_offset(start), from_offset(end)
+        first = from_offset(start)
+        last = from_offset(end)
         self._position = max(last, first, self._position or last)
         if last <= first:
             return []
