@@ -61,7 +61,8 @@ MEANINGS: dict[str, Meaning] = {
     ),
     MAX_ATTEMPTS: Meaning(
         "FAILED",
-        "It failed, and the retry strategy gives up: its attempts or its time are used up, or there is none.",
+        "It failed, and the retry strategy gives up: its attempts or its time are used up, or "
+        "there is none.",
     ),
     NOT_RETRIED: Meaning(
         "FAILED", "It failed with an exception that `retry_on`, `no_retry_on` do not retry."
@@ -78,7 +79,8 @@ MEANINGS: dict[str, Meaning] = {
     ),
     TRANSACTION_ENDED: Meaning(
         "FAILED",
-        "`transactional=True`: its handler committed or rolled back by itself, so that its effects may be there.",
+        "`transactional=True`: its handler committed or rolled back by itself, so that its "
+        "effects may be there.",
     ),
     SETTLE_ERROR: Meaning("FAILED", "The database refused its end again and again."),
     MAX_DELIVERIES: Meaning(

@@ -98,8 +98,8 @@ def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:
         due = LATEST + timedelta(days=1)
     if due > LATEST:
         raise ValueError(
-            f"its header {PUBLISH_AFTER_HEADER!r} is {short(value)}; Unix seconds, a date and time like "
-            '"2030-01-31T08:00:00Z" or a duration like "1.5h" are understood'
+            f"its header {PUBLISH_AFTER_HEADER!r} is {short(value)}; Unix seconds, a date and time "
+            'like "2030-01-31T08:00:00Z" or a duration like "1.5h" are understood'
         )
     return due
 
@@ -139,7 +139,8 @@ def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
         ways.setdefault(start, []).append(end)
     done: set[str] = set()
     for start, ends in ways.items():
-        path, open_ways = [start], [iter(ends)]
+        path = [start]
+        open_ways = [iter(ends)]
         while path:
             queue = next(open_ways[-1], None)
             if queue is None:
@@ -204,7 +205,8 @@ def plan_hops(wait: Duration, tiers: Iterable[Duration]) -> list[Hops]:
     """
     sizes = _sizes(tiers)
     # Exact, as floats would add up to a hop too few or too many.
-    left, plan = Fraction(parse_duration(wait, name="wait")), list[Hops]()
+    left = Fraction(parse_duration(wait, name="wait"))
+    plan = list[Hops]()
     for size in sizes:
         times = int(left // Fraction(size)) if left > 0 else 0
         if times:

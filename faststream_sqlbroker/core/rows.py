@@ -140,7 +140,8 @@ class Claimed(list[ClaimedMessage]):
         """
         if suspicion is None:
             return cls(found)
-        rows, of = cls(), suspicion.of
+        rows = cls()
+        of = suspicion.of
         for row in found:
             if (suspect := of(row.deliveries_count, row.attempts_count)) is None:
                 rows.append(row)
@@ -268,14 +269,19 @@ class Acked(Settlement):
     __slots__ = ()
 
     state = MessageState.COMPLETED
-    attempted, ran, uncharge, published_again = True, False, False, False
+    attempted = True
+    ran = False
+    uncharge = False
+    published_again = False
     delay = reason = related_id = hop = error = queue = payload = headers = unit = None
     plain_ack = leaves = True
 
     def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002
         """`ended_after` in seconds; `archive` tells whether it is kept."""
-        self.id, self.lease_token = id, lease_token
-        self.ended_after, self.archive = ended_after, archive
+        self.id = id
+        self.lease_token = lease_token
+        self.ended_after = ended_after
+        self.archive = archive
 
 
 @dataclass(slots=True)

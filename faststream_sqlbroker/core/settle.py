@@ -82,20 +82,24 @@ def settle(
         case Defer() | NotReady():
             return _later(base, row, outcome, rules)
         case Release():
-            base.attempted, base.uncharge = False, True
+            base.attempted = False
+            base.uncharge = True
         case Abandon():
-            base.state, base.attempted, base.delay = MessageState.PENDING, False, outcome.delay
+            base.state = MessageState.PENDING
+            base.attempted = False
+            base.delay = outcome.delay
             _describe(base, outcome.error)
         case Relocate():
-            base.state, base.queue, base.delay = (
-                MessageState.PENDING,
-                outcome.queue,
-                max(0.0, outcome.delay),
-            )
-            base.payload, base.headers = outcome.payload, outcome.headers
-            base.published_again, base.hop = outcome.published_again, int(outcome.is_hop)
+            base.state = MessageState.PENDING
+            base.queue = outcome.queue
+            base.delay = max(0.0, outcome.delay)
+            base.payload = outcome.payload
+            base.headers = outcome.headers
+            base.published_again = outcome.published_again
+            base.hop = int(outcome.is_hop)
         case Discard():
-            base.reason, base.related_id = outcome.reason, outcome.related_id
+            base.reason = outcome.reason
+            base.related_id = outcome.related_id
             return _final(base, MessageState.DISCARDED, rules.retain_on_reject)
         case None:
             return _fail(base, row, rules, NO_OUTCOME, None)
@@ -132,7 +136,8 @@ def sent_back(settlement: Settlement) -> Settlement:
 
 
 def _final(base: Settlement, state: MessageState, keep: bool) -> Settlement:
-    base.state, base.archive = state, keep
+    base.state = state
+    base.archive = keep
     return base
 
 
@@ -147,7 +152,9 @@ def _fail(
     _describe(base, error)
     if rules.dead_letter_queue is None:
         return _final(base, MessageState.FAILED, rules.retain_on_reject)
-    base.state, base.queue, base.delay = MessageState.PENDING, rules.dead_letter_queue, 0.0
+    base.state = MessageState.PENDING
+    base.queue = rules.dead_letter_queue
+    base.delay = 0.0
     origin = {
         "queue": row.queue,
         "reason": base.reason,
@@ -179,9 +186,12 @@ def _later(
         if left <= 0:
             return _fail(base, row, rules, NOT_READY, outcome.error)
         # The last look is when the time is over, not later.
-        delay, base.ran = min(outcome.retry_in, left), True
-    base.state, base.delay = MessageState.PENDING, max(0.0, delay)
-    base.attempted, base.uncharge = False, True
+        delay = min(outcome.retry_in, left)
+        base.ran = True
+    base.state = MessageState.PENDING
+    base.delay = max(0.0, delay)
+    base.attempted = False
+    base.uncharge = True
     _describe(base, outcome.error)
     return base
 
@@ -198,7 +208,8 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
         return _fail(base, row, rules, RETRY_STRATEGY_ERROR, error)
     if delay is None:
         return _fail(base, row, rules, MAX_ATTEMPTS, outcome.error)
-    base.state, base.delay = MessageState.RETRYABLE, delay
+    base.state = MessageState.RETRYABLE
+    base.delay = delay
     _describe(base, outcome.error)
     return base
 

@@ -21,8 +21,12 @@ LIVE_STATES = frozenset({MessageState.PENDING, MessageState.PROCESSING, MessageS
 CLAIMABLE_STATES = frozenset({MessageState.PENDING, MessageState.RETRYABLE})
 ARCHIVED_STATES = frozenset({MessageState.COMPLETED, MessageState.FAILED, MessageState.DISCARDED})
 
-_P, _W, _R = MessageState.PENDING, MessageState.PROCESSING, MessageState.RETRYABLE
-_C, _F, _D = MessageState.COMPLETED, MessageState.FAILED, MessageState.DISCARDED
+_P = MessageState.PENDING
+_W = MessageState.PROCESSING
+_R = MessageState.RETRYABLE
+_C = MessageState.COMPLETED
+_F = MessageState.FAILED
+_D = MessageState.DISCARDED
 
 TRANSITIONS: tuple[tuple[MessageState | None, str, MessageState], ...] = (
     (None, "publish", _P),

@@ -83,8 +83,8 @@ def names_text(subscribers: Sequence[LiveSubscriber]) -> str:
 
 
 MIXED = (
-    "what policies and ordered=True promise holds only while every subscriber of a queue has the same: give all of "
-    "them the same, or let the change of the fleet end"
+    "what policies and ordered=True promise holds only while every subscriber of a queue has the "
+    "same: give all of them the same, or let the change of the fleet end"
 )
 
 
@@ -247,7 +247,7 @@ SHOWN_ERROR = 200
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that stands between a message and its handler; docs/howto/operating.md lists them."""
+    """One reason why a message does not run; docs/howto/operating.md lists them."""
 
     code: str
     text: str
@@ -303,7 +303,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingMessage:
-    """A PENDING or RETRYABLE message, as an explanation has read it at the database's time `now`."""
+    """A PENDING or RETRYABLE message, as `explain` read it at the database's time `now`."""
 
     id: int
     queue: str

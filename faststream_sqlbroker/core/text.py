@@ -177,7 +177,11 @@ def load_headers(value: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=128)
 def _plain_headers(value: str) -> dict[str, Any] | None:
-    """Headers without nested values: messages often share their text, and a copy is enough of them."""
+    """Headers without nested values, else None.
+
+    Many messages have the same headers, so the decoded form is cached. The caller copies the dict,
+    which is enough only if no value in it can be changed.
+    """
     loaded = _parse_headers(value)
     nested = any(isinstance(item, dict | list) for item in loaded.values())
     return None if nested else loaded

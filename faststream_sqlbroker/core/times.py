@@ -53,7 +53,8 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
         raise SetupError(f"{name} cannot be {value!r} of type {type(value).__name__}: {_ALLOWED}")
     if not math.isfinite(seconds) or abs(seconds) > LONGEST_SECONDS:
         raise SetupError(
-            f"{name} must be a finite length of at most {LONGEST_SECONDS:.0e} seconds, got {_short(value)}"
+            f"{name} must be a finite length of at most {LONGEST_SECONDS:.0e} seconds, got "
+            f"{_short(value)}"
         )
     return seconds
 
@@ -180,9 +181,10 @@ def find_zone(name: str, of: str) -> ZoneInfo:
     except (ZoneInfoNotFoundError, ValueError, TypeError, AttributeError, OSError) as error:
         if not available_timezones():
             raise SetupError(
-                f"{of} tz cannot be {short(name)}: this machine has no time zone database at all; pip install tzdata, or "
-                "install the operating system's package of that name"
+                f"{of} tz cannot be {short(name)}: this machine has no time zone database at all; "
+                "pip install tzdata, or install the operating system's package of that name"
             ) from error
         raise SetupError(
-            f'{of} tz cannot be {short(name)}: it is a name of the IANA database such as "UTC" or "Europe/Berlin"'
+            f'{of} tz cannot be {short(name)}: it is a name of the IANA database such as "UTC" or '
+            '"Europe/Berlin"'
         ) from error

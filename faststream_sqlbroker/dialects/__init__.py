@@ -24,6 +24,7 @@ def dialect_for(sqlalchemy_dialect: Any, tables: Tables) -> Dialect:
     """
     found = DIALECTS.get(sqlalchemy_dialect.name)
     if found is None:
-        msg = f"the broker does not support {sqlalchemy_dialect.name!r}; use one of {', '.join(DIALECTS)}"
+        known = ", ".join(DIALECTS)
+        msg = f"the broker does not support {sqlalchemy_dialect.name!r}; use one of {known}"
         raise SetupError(msg)
     return found(tables, sqlalchemy_dialect)

@@ -20,7 +20,8 @@ from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
 
-_NO_TABLE, _NO_COLUMN = frozenset({1146}), frozenset({1054})
+_NO_TABLE = frozenset({1146})
+_NO_COLUMN = frozenset({1054})
 _DENIED = frozenset({1044, 1142, 1143, 1227, 1370})
 _DENIED_STATES = frozenset({"42501", "42P01", "3F000"})
 """insufficient_privilege, undefined_table, invalid_schema_name."""
@@ -36,7 +37,8 @@ LEFT JOIN LATERAL (
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   WHERE c.relname = w.name AND c.relkind IN ('r', 'p', 'v', 'f') AND (n.nspname = :schema
     OR :schema = '' AND (pg_table_is_visible(c.oid) OR NOT has_schema_privilege(n.oid, 'USAGE')
-      AND n.nspname = ANY (string_to_array(translate(current_setting('search_path'), '" ', ''), ','))))
+      AND n.nspname = ANY (\
+string_to_array(translate(current_setting('search_path'), '" ', ''), ','))))
   ORDER BY pg_table_is_visible(c.oid) DESC LIMIT 1
 ) f ON true
 """
@@ -117,7 +119,7 @@ def find_lacks(dialect: "Dialect", connection: Connection, activities: Activitie
     return _ask_sqlite(connection, wanted)
 
 
-# -- PostgreSQL ----------------------------------------------------------------------------------------
+# PostgreSQL: its functions for rights tell what each GRANT would add.
 
 
 def _ids(connection: Connection, tables: Sequence[Table]) -> dict[str, Any]:
@@ -191,7 +193,7 @@ def _lacked(
     return found
 
 
-# -- MySQL and MariaDB ---------------------------------------------------------------------------------
+# MySQL and MariaDB: EXPLAIN of a statement that touches no row checks its rights.
 
 
 def _ask_mysql(dialect: "Dialect", connection: Connection, wanted: Sequence[Right]) -> Access:
@@ -231,9 +233,10 @@ def _explain(
     table = preparer.format_table(right.table)
     names = [preparer.quote(column) for column in columns]
     listed = ", ".join(names)
+    nulls = ", ".join("NULL" for _ in names)
     statement = {
         "SELECT": f"SELECT {listed} FROM {table} WHERE 1 = 0",
-        "INSERT": f"INSERT INTO {table} ({listed}) SELECT {', '.join(['NULL'] * len(names))} FROM DUAL WHERE 1 = 0",
+        "INSERT": f"INSERT INTO {table} ({listed}) SELECT {nulls} FROM DUAL WHERE 1 = 0",
         "UPDATE": f"UPDATE {table} SET {', '.join(f'{name} = NULL' for name in names)} WHERE 1 = 0",
         "DELETE": f"DELETE FROM {table} WHERE 1 = 0",
     }[right.verb]
@@ -252,7 +255,7 @@ def _literal(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-# -- SQLite --------------------------------------------------------------------------------------------
+# SQLite: a file that can be written, or cannot.
 
 
 def _ask_sqlite(connection: Connection, wanted: Sequence[Right]) -> Access:
@@ -263,7 +266,8 @@ def _ask_sqlite(connection: Connection, wanted: Sequence[Right]) -> Access:
     lacks = list(_not_there(connection, wanted, dict.fromkeys(known)))
     there = [right for right in wanted if right.table.name in known]
     if there:
-        table, column = there[0].table, next(iter(there[0].table.columns.keys()))
+        table = there[0].table
+        column = next(iter(there[0].table.columns.keys()))
         preparer = connection.dialect.identifier_preparer
         name = preparer.quote(column)
         try:
@@ -276,8 +280,8 @@ def _ask_sqlite(connection: Connection, wanted: Sequence[Right]) -> Access:
                 raise
             connection.connection.invalidate(soft=True)  # a file that was opened read-only stays so
             cure = (
-                "let the process write the file and its folder, where SQLite keeps -wal and -shm files, and open it "
-                "without mode=ro and query_only"
+                "let the process write the file and its folder, where SQLite keeps -wal and -shm "
+                "files, and open it without mode=ro and query_only"
             )
             lacks.append(Lack(f"the right to write {file} ({error.orig})", cure, _union(there)))
     return Access("the account of this process", lacks)
@@ -290,7 +294,7 @@ def _sqlite_tables(connection: Connection, tables: Sequence[Table]) -> set[str]:
     return _names(connection, statement, [table.name for table in tables])
 
 
-# -- words ---------------------------------------------------------------------------------------------
+# What is missing, in words.
 
 
 def _names(connection: Connection, statement: str, names: Sequence[str], **binds: Any) -> set[str]:

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 MESSAGE_COLUMNS = (
-    "id, queue, priority, {key}, dedup_id, headers, payload, state, attempts_count, deliveries_count, "
-    "publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, "
-    "acquired_at, last_error, hops, policy_key"
+    "id, queue, priority, {key}, dedup_id, headers, payload, state, attempts_count, "
+    "deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, "
+    "first_attempt_at, last_attempt_at, acquired_at, last_error, hops, policy_key"
 )
 CLAIMED_COLUMNS = (
     "id",
@@ -77,7 +77,8 @@ _TIMES = range(CLAIMED_COLUMNS.index("created_at"), CLAIMED_COLUMNS.index("acqui
 
 _OPEN = """
   WHERE NOT EXISTS (SELECT 1 FROM {policy_state} s
-    WHERE s.scope = 'paused' AND s.{key} = q.queue AND (s.expires_at IS NULL OR s.expires_at > {now}))"""
+    WHERE s.scope = 'paused' AND s.{key} = q.queue AND (s.expires_at IS NULL \
+OR s.expires_at > {now}))"""
 
 UNRESTORED = "sqlbroker_unrestored"
 """In the `info` of a connection whose session is not as the application had it; `restore` takes it
@@ -188,7 +189,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def is_transient(self, error: BaseException) -> bool:
-        """Whether repeating the transaction may succeed: deadlock, serialization, busy, full disk."""
+        """Whether repeating the transaction may succeed: deadlock, lock wait, full disk, …"""
 
     @abstractmethod
     def ends_session(self, error: BaseException) -> bool:
@@ -430,7 +431,8 @@ class Dialect(ABC):
         self.note_unusable(row.id, names)
         found = ", ".join(f"{name} is {short(r[n])}" for n, name in zip(wrong, names, strict=True))
         self.warn(
-            f"message {row.id} of queue {row.queue!r} is delivered at once: its {found}, which is no time"
+            f"message {row.id} of queue {row.queue!r} is delivered at once: its {found}, which is "
+            "no time"
         )
         return row
 

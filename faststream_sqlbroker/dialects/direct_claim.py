@@ -1,4 +1,7 @@
-"""Single messages taken by the application, and their bodies replaced; the same on every database."""
+"""Direct claims: the application takes one message, and may replace its body.
+
+The statements are the same on every database.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -43,7 +43,10 @@ def explain(connection: Connection, dialect: "Dialect", message_id: int) -> Expl
         return _ended(connection, dialect, message_id)
     row, wrong = _read(connection, [table.c[name] for name in COLUMNS], of_id)
     if row is None:
-        words = "its row holds what no message can have, such as a count that is no number: the next claim rejects it"
+        words = (
+            "its row holds what no message can have, such as a count that is not a number: "
+            "the next claim rejects it"
+        )
         reasons = [Reason("undecodable", words)]
     else:
         reasons = [*_unusable(wrong), *LiveMessage(connection, dialect, row).reasons()]
@@ -63,7 +66,8 @@ def _read(
         row: Any = found.one()
         values = dict(zip(found.keys(), row, strict=True))
     except UNREADABLE:
-        row, values = None, {}
+        row = None
+        values = {}
     else:
         if None not in (row.created_at, row.next_attempt_at):
             return (row if _has_counts(values) else None), []
@@ -94,8 +98,8 @@ def _unusable(names: Sequence[str]) -> list[Reason]:
         return []
     due = ": it is due now" if "next_attempt_at" in names else ""
     words = (
-        f"its {' and '.join(names)} is no time, as another program has written it{due}; the next claim puts that "
-        "right, with a warning"
+        f"its {' and '.join(names)} is no time, as another program has written it{due}; the next "
+        "claim puts that right, with a warning"
     )
     return [Reason("unusable_time", words)]
 
@@ -126,8 +130,8 @@ def _ended(connection: Connection, dialect: "Dialect", message_id: int) -> Expla
         row = connection.execute(found).first()
     if row is None:
         words = (
-            "no message with this id is live or archived: it was never published, not kept in the archive, or "
-            "removed from it"
+            "no message with this id is live or archived: it was never published, not kept in the "
+            "archive, or removed from it"
         )
         return Explanation(message_id, None, None, (Reason("not_found", words),))
     words = f"it ended as {row.state} at {moment_text(row.archived_at, row.now)}"
@@ -153,7 +157,8 @@ def _started(
     ).first()
     if row is None:
         return []
-    worker, since = str((row.info or {}).get("worker")), moment_text(row.created_at, now)
+    worker = str((row.info or {}).get("worker"))
+    since = moment_text(row.created_at, now)
     if row.lease_expires_at > now:
         words = f"ACK_FIRST removed it, and {worker} has been running its handler since {since}"
         return [Reason("processing", words, until=row.lease_expires_at, worker=worker)]

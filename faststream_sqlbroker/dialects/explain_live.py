@@ -70,7 +70,9 @@ class LiveMessage:
         """`row` has `COLUMNS` of the message, and the database's time as `now`; only reads by
         `connection`.
         """
-        self._connection, self._dialect, self._row = connection, dialect, row
+        self._connection = connection
+        self._dialect = dialect
+        self._row = row
         self._table = dialect.tables.message
         self._known = read_subscribers(connection, dialect.tables.policy_state, ended=True)
         self._alive = [
@@ -122,13 +124,14 @@ class LiveMessage:
 
     def _leased(self) -> list[Reason]:
         r = self._row
-        worker, until = self._worker(r.lease_token), r.lease_expires_at
+        worker = self._worker(r.lease_token)
+        until = r.lease_expires_at
         name = worker or "a subscriber that is not listed"
         if until is not None and until > r.now:
             since = "" if r.acquired_at is None else f" since {self._at(r.acquired_at)}"
             words = (
-                f"{name} has it{since}, and handles it or is about to; its lease, renewed as long as that "
-                f"process lives, runs until {self._at(until)}"
+                f"{name} has it{since}, and handles it or is about to; its lease, renewed as long "
+                f"as that process lives, runs until {self._at(until)}"
             )
             gone = worker is not None and all(s.worker != worker for s in self._alive)
             words += "; that process has not been heard of lately" if gone else ""
@@ -195,8 +198,8 @@ class LiveMessage:
         if lost < SUSPECT_AFTER:
             return []
         words = (
-            f"{lost} of its deliveries ended without an outcome, so it may have killed its process: it runs alone, "
-            "when a process holds nothing else"
+            f"{lost} of its deliveries ended without an outcome, so it may have killed its "
+            "process: it runs alone, when a process holds nothing else"
         )
         return [Reason("suspect", words)]
 
@@ -205,7 +208,8 @@ class LiveMessage:
         expired = r.expires_at is not None and r.expires_at <= r.now
         if r.key is None or expired or not any(s.ordered for s in self._alive):
             return []
-        t, columns = self._table, self._earlier_columns()
+        t = self._table
+        columns = self._earlier_columns()
         live = or_(t.c.expires_at.is_(None), t.c.expires_at > clock())
         of_key = and_(t.c.queue == r.queue, t.c.key == r.key)
         first = select(*columns).where(of_key, t.c.id < r.id, live).order_by(t.c.id).limit(1)
@@ -225,9 +229,11 @@ class LiveMessage:
         return c.id, c.state, c.next_attempt_at, c.lease_token, c.lease_expires_at
 
     def _behind_message(self, other: _Earlier) -> Reason:
-        worker, until = None, None
+        worker = None
+        until = None
         if other.state == "PROCESSING":
-            worker, until = self._worker(other.lease_token), other.lease_expires_at
+            worker = self._worker(other.lease_token)
+            until = other.lease_expires_at
             lasting = until is not None and until > self._row.now
             words = f"{worker or 'a subscriber that is not listed'} has it"
             if until is not None:
@@ -246,7 +252,8 @@ class LiveMessage:
         )
 
     def _turn(self) -> Reason:
-        ahead, workers = self._ahead(), sum(s.max_workers for s in self._claiming)
+        ahead = self._ahead()
+        workers = sum(s.max_workers for s in self._claiming)
         busy = self._count(
             self._indexed(select(literal_column("1")), "leased").where(self._of_queue, _LEASED)
         )
@@ -264,8 +271,9 @@ class LiveMessage:
         return self._table.c.queue == self._row.queue
 
     def _ahead(self) -> int:
-        """Due messages of the queue that are claimed before this one, as far as they are counted."""
-        r, c = self._row, self._table.c
+        """Due messages of the queue that are claimed before this one, at most `MOST_COUNTED`."""
+        r = self._row
+        c = self._table.c
         own = or_(
             c.next_attempt_at < r.next_attempt_at,
             and_(c.next_attempt_at == r.next_attempt_at, c.id < r.id),

@@ -102,7 +102,8 @@ class MarkedLocks(HandlerLocks):
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
         """Mark them, which locks them; what else is locked only where a lease is lost."""
         self._dialect.begin(connection, idle_limit)
-        marked, ordered = 0, sorted(leases)
+        marked = 0
+        ordered = sorted(leases)
         for part in chunks(ordered):
             binds = {"ids": [i for i, _ in part], "pairs": [(i, token.hex) for i, token in part]}
             marked += connection.execute(self._dialect.sql["join"], binds).rowcount

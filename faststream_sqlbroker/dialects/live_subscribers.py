@@ -87,7 +87,7 @@ def read_subscribers(
 def read_subscriber(
     connection: Connection, table: Table, name: str
 ) -> tuple[LiveSubscriber, bool] | None:
-    """The subscriber of this name, and whether it lives; None if it is not known, or not any more."""
+    """The subscriber of this name, and whether it is alive; None if it is not known."""
     lives = (table.c.lease_expires_at > clock()).label("lives")
     statement = select(
         table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at, lives

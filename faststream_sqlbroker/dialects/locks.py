@@ -64,7 +64,8 @@ def _acquire_in_steps(
     values: dict[str, Any],
     new: dict[str, Any],
 ) -> int | None:
-    c, ours = table.c, select(table.c.counter).where(_of(table, key), table.c.lease_token == token)
+    c = table.c
+    ours = select(table.c.counter).where(_of(table, key), table.c.lease_token == token)
     # In this order: what is assigned first is what the rest reads.
     taken = update(table).where(_of(table, key), _free(table, token))
     connection.execute(

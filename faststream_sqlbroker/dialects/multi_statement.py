@@ -119,7 +119,8 @@ class MultiStatementDialect(Dialect):
         if made is None:
             columns = INSERT_COLUMNS.format(key=self.names["key"])
             values = ",\n".join(self.insert_row.replace("{n}", str(n)) for n in range(count))
-            head = f"INSERT INTO {self.names['message']} ({columns})"  # the names are quoted by the dialect
+            # The dialect has quoted the names.
+            head = f"INSERT INTO {self.names['message']} ({columns})"
             made = self._inserts[count, tail] = text(f"{head}\nVALUES {values}\n{tail}".strip())
         return made
 
@@ -184,7 +185,7 @@ class MultiStatementDialect(Dialect):
     def ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
-        """One statement: a few descents of the index for each queue, however many rows there are."""
+        """One statement: a few index searches for each queue, however many rows there are."""
         statement = self.sql["open_pairs" if only_open else "ready_pairs"]
         rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
         found = [

@@ -73,7 +73,8 @@ def _claim_key(
     token, info, since, now = connection.execute(known).one()
     if token == _delivery(row):
         return Verdict.START, row.id
-    other, over = info["message"], since + timedelta(seconds=info["ttl"]) <= now
+    other = info["message"]
+    over = since + timedelta(seconds=info["ttl"]) <= now
     if other == row.id and (not over or row.deliveries_count - 1 > row.attempts_count):
         # A mark for who lists unknown outcomes. The claim is no delivery's any more: were a slow
         # one to give it back now, the message would go from that list, and another of its key would

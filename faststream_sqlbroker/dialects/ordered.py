@@ -70,11 +70,10 @@ class OrderedClaims:
             keys: How a queue's next keys are found.
         """
         self._dialect = dialect
-        queue, size = bindparam("queue", type_=String), bindparam("size", type_=Integer)
-        pair, one = (
-            (queue, bindparam("priority", type_=SmallInteger), size),
-            bindparam("id", type_=BigInteger),
-        )
+        queue = bindparam("queue", type_=String)
+        size = bindparam("size", type_=Integer)
+        pair = (queue, bindparam("priority", type_=SmallInteger), size)
+        one = bindparam("id", type_=BigInteger)
         after = (bindparam("due", type_=due), one)
         mask = bindparam("mask", type_=SmallInteger)
 
@@ -115,10 +114,8 @@ class OrderedClaims:
         self._dialect.mend_due_times(connection, pairs)
         queues = sorted({p.queue for p in pairs})
         locked = self._dialect.lock_order(connection, queues)
-        ours, others = (
-            [p for p in pairs if p.queue in locked],
-            None if suspicion is None or suspicion.told else suspicion,
-        )
+        ours = [p for p in pairs if p.queue in locked]
+        others = None if suspicion is None or suspicion.told else suspicion
         again = None if len(locked) == len(queues) else 0.0
         rows = Claimed()
         taken: set[int] = set()
@@ -194,12 +191,16 @@ class Heads:
             per_key: So many leases of a key at a time, in no order; None: the first of each key,
                 one at a time.
         """
-        self._connection, self._sql, self._limit = connection, statements, limit
+        self._connection = connection
+        self._sql = statements
+        self._limit = limit
         self._end, self._binds = ("", {}) if others is None else ("_others", others.binds)
-        self._mask, self._per_key = mask, per_key
+        self._mask = mask
+        self._per_key = per_key
         self._size = max(WINDOW, 2 * limit)
         self._busy: dict[str, Counter[Key]] = {}
-        self._taken, self._waiting = set(taken), set[int]()
+        self._taken = set(taken)
+        self._waiting = set[int]()
         self._heads = 0
         self.ids: list[int] = []
 
@@ -242,7 +243,7 @@ class Heads:
         return self._busy_keys(queue)[key] < self._per_key
 
     def _scan_window(self, pair: ReadyPair, cursors: Cursors) -> bool:
-        """The heads among the oldest due messages of `pair`; whether there may be more behind them."""
+        """Take the heads among the oldest due messages of `pair`; whether there may be more."""
         binds = {"queue": pair.queue, "priority": pair.priority, "size": self._size}
         rows = self._execute(
             f"ordered_window{self._end}", **binds, **self._binds, mask=self._mask

@@ -1,7 +1,7 @@
-"""Statements of claims that keep an order, with `{names}` to fill in; tests/sql shows them filled."""
+"""Statements of ordered claims, with `{names}` to fill in; tests/sql shows them filled in."""
 
 _NOT_EXPIRED = "(e.expires_at IS NULL OR e.expires_at > {now})"
-"""An expired message holds nobody: it will not be handled."""
+"""An expired message blocks no other: it will not be handled."""
 
 _HEAD = (
     """(SELECT e.id FROM {message} e {key_hint}
@@ -26,7 +26,8 @@ _DUE = """FROM {message} m {ready_hint}
 WINDOW = (
     """
 WITH w AS (
-  SELECT m.id, m.{key} AS k, m.next_attempt_at AS due, CASE WHEN m.expires_at <= {now} THEN 1 ELSE 0 END AS expired
+  SELECT m.id, m.{key} AS k, m.next_attempt_at AS due, CASE WHEN m.expires_at <= {now} \
+THEN 1 ELSE 0 END AS expired
   """
     + _DUE
     + """{which}
@@ -58,7 +59,8 @@ SELECT w.id, w.due, CASE WHEN w.k IS NULL THEN 1 ELSE 0 END AS free FROM w ORDER
 
 BUSY = """
 SELECT {open}m.{key}{close} FROM {message} m {leased_hint}
-WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL AND m.{key} IS NOT NULL
+WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL \
+AND m.{key} IS NOT NULL
 """
 
 KEYS = (

@@ -28,7 +28,10 @@ class BurstHeads:
 
     def __init__(self, rows: PolicyRows, connection: Connection, queue: str, now: int) -> None:
         """Under the queue's lock, after all that is due has taken part."""
-        self._rows, self._connection, self._queue, self._now = rows, connection, queue, now
+        self._rows = rows
+        self._connection = connection
+        self._queue = queue
+        self._now = now
         self._known: dict[str, Bursts] = {}
         self.later: list[int] = []
         """When messages that wait for another are looked at again."""

@@ -44,7 +44,8 @@ class PolicyClaims:
 
     def __init__(self, dialect: "Dialect", words: SqlFragments) -> None:
         """Prepare the statements."""
-        self._dialect, self.rows = dialect, PolicyRows(dialect, words)
+        self._dialect = dialect
+        self.rows = PolicyRows(dialect, words)
 
     def claim(
         self, connection: Connection, wanted: PolicyClaimRequest, memory: ScanPosition
@@ -62,7 +63,8 @@ class PolicyClaims:
         if len(locked) < len(due):
             waits.append(0.0)
         rows: list[ClaimedMessage] = []
-        gated, more = bool(due), False
+        gated = bool(due)
+        more = False
         suspects: dict[int, Suspect] = {}
         for queue in wanted.queues:
             ready = [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
@@ -94,8 +96,13 @@ class _QueueClaim:
         now: int,
     ) -> None:
         """`now` is when the queue was locked, before anything of it was read."""
-        self._dialect, self._rows, self._connection = dialect, rows, connection
-        self._wanted, self._memory, self._queue, self._pairs = wanted, memory, queue, pairs
+        self._dialect = dialect
+        self._rows = rows
+        self._connection = connection
+        self._wanted = wanted
+        self._memory = memory
+        self._queue = queue
+        self._pairs = pairs
         self._now = now
         self._slots = Slots(rows, connection, queue, now, wanted.policies)
         self._free: int | None = None
@@ -219,7 +226,8 @@ class _QueueClaim:
 
     def _choose(self, limit: int) -> list[int]:
         """The messages to lease, in order."""
-        wanted, before = self._wanted, self._intake.before
+        wanted = self._wanted
+        before = self._intake.before
         others = None if self._suspicion is None or self._suspicion.told else self._suspicion
         if limit < 1:
             return []

@@ -1,4 +1,4 @@
-"""What each policy has to say about a message that waits. Only reads, by the snapshot's connection."""
+"""Why each policy makes a message wait. All functions only read, in the snapshot of `explain`."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -63,7 +63,10 @@ def burst(
     if turn is not None and turn != message.id and turn in live:
         name = _holder(connection, dialect, turn, subscribers)
         doing = f"{name} has it" if name else f"it is {live[turn].state}"
-        words = f"message {turn} of its key comes first, and its burst waits until that has settled: {doing}"
+        words = (
+            f"message {turn} of its key comes first, and its burst waits until that message has "
+            f"settled: {doing}"
+        )
         return [Reason("key_held", words, message_id=turn, worker=name)]
     if message.id == bursts.newest and message.next_attempt_at > message.now:
         words = (
@@ -103,14 +106,18 @@ def concurrency(
         match = _CONCURRENCY.fullmatch(text)
         if match is None:
             continue
-        limit, per_key = int(match[1]), match[2] is not None
+        limit = int(match[1])
+        per_key = match[2] is not None
         leased = _leased(connection, dialect, message, limit, per_key=per_key)
         if len(leased) >= limit and not (per_key and message.key is None):
             first, token = leased[0]
             name = next((s.worker for s in subscribers if s.holds(token)), None)
             whose = "its key" if per_key else "the queue"
-            words = f"{limit} of {limit} leases of {whose} are taken ({text}): message {first} is held by "
-            words += name or "a subscriber that is not listed"
+            holder = name or "a subscriber that is not listed"
+            words = (
+                f"{limit} of {limit} leases of {whose} are taken ({text}): "
+                f"message {first} is held by {holder}"
+            )
             found.append(
                 Reason(
                     "key_held" if per_key else "concurrency", words, message_id=first, worker=name
@@ -138,11 +145,18 @@ def once(
     )
     if ends <= message.now and not started_here:
         return []
-    other, until = state.info["message"], moment_text(ends, message.now)
+    other = state.info["message"]
+    until = moment_text(ends, message.now)
     if other == message.id:
-        words = "its handler was started before, and nobody knows how far it came: the next claim makes it FAILED"
+        words = (
+            "its handler was started before, and it is not known how far it got: "
+            "the next claim makes the message FAILED"
+        )
         return [Reason("unknown_outcome", words)]
-    words = f"its key was claimed by message {other}, until {until}: the next claim discards it as a duplicate"
+    words = (
+        f"its key was claimed by message {other}, until {until}: "
+        "the next claim discards it as a duplicate"
+    )
     return [Reason("duplicate", words, message_id=other)]
 
 

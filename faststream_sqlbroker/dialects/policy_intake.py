@@ -153,7 +153,7 @@ class Intake:
         return whole and (limit < 1 or len(left) == len(self.dead))
 
     def _scan_back(self, own: int, at: int) -> None:
-        """Let the next look begin at `at`, or before: what was due then still lacks the mark `own`."""
+        """Let the next scan begin at `at` or earlier: what is due from then on lacks `own`."""
         for pair in self.pairs:
             place = self.queue, pair.priority, own
             self.position.ended_at[place] = min(self.position.ended_at[place], at)

@@ -232,7 +232,8 @@ class PolicyRows:
         }
         which = ""
         if only is not None:
-            which, binds["only"] = "_one", only
+            which = "_one"
+            binds["only"] = only
         elif others is not None:
             which = "_others"
             binds |= others.binds

@@ -35,7 +35,10 @@ class Slots:
         policies: Sequence[Policy],
     ) -> None:
         """Read what is known of the queue's own slots."""
-        self._rows, self._connection, self._queue, self._now = rows, connection, queue, now
+        self._rows = rows
+        self._connection = connection
+        self._queue = queue
+        self._now = now
         # Numbered among themselves: what another policy beside them would change must not forget
         # their slots.
         throttles = list(enumerate(policy for policy in policies if isinstance(policy, Throttle)))
@@ -68,10 +71,8 @@ class Slots:
         """When to look again, if all slots that there are were taken."""
         if self._granted is None or taken < len(self._granted):
             return None
-        throttles, logs = (
-            [policy for _, policy in self._gates],
-            [[*log, *self._granted] for log in self._logs],
-        )
+        throttles = [policy for _, policy in self._gates]
+        logs = [[*log, *self._granted] for log in self._logs]
         # Half of the time ahead: the claim is done before the slot has come.
         return first_slot(throttles, logs, self._now) - AHEAD // 2
 
@@ -121,12 +122,13 @@ class Slots:
         return starting
 
     def give(self, rows: Sequence[ClaimedMessage]) -> int:
-        """Tell each row when it may start, and note the slots that are taken; how many rows start."""
+        """Tell each row when it may start, and store the slots taken; how many rows start."""
         starting = [row for row in rows if row.outcome is None and not _expired(row)]
         if self._lag is None or not starting:
             return len(starting)
         for n, row in enumerate(starting):
-            acquired, own = to_microseconds(row.acquired_at), to_microseconds(row.next_attempt_at)
+            acquired = to_microseconds(row.acquired_at)
+            own = to_microseconds(row.next_attempt_at)
             slot = self._again.get(row.id, own) if self._granted is None else self._granted[n]
             row.slot = (
                 (slot - acquired) / MICROSECONDS,

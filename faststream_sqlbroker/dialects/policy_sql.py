@@ -75,7 +75,8 @@ POSTGRESQL = SqlFragments(
     rows=_postgresql_rows,
     join="JOIN",
     update="UPDATE {message} m SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
-    upsert="ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, expires_at = excluded.expires_at",
+    upsert="ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, "
+    "expires_at = excluded.expires_at",
     as_text=lambda name: f"{name}::text",
     as_json="::jsonb",
 )
@@ -87,7 +88,8 @@ MYSQL = SqlFragments(
     rows=_mysql_rows,
     join="STRAIGHT_JOIN",
     column="m.",
-    update="UPDATE {rows} STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id SET {set} WHERE {where}",
+    update="UPDATE {rows} STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id "
+    "SET {set} WHERE {where}",
     upsert="ON DUPLICATE KEY UPDATE info = u.info, expires_at = {expires}",
     ready_hint="FORCE INDEX ({ready_index})",
     leased_hint="FORCE INDEX ({leased_index})",
@@ -105,8 +107,10 @@ def sqlite_fragments(now: str) -> SqlFragments:
         rows=_sqlite_rows,
         join="CROSS JOIN",
         # Else it would go through the whole queue, and through all of `u` for each message.
-        update="UPDATE {message} AS m NOT INDEXED SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
-        upsert="WHERE true ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, expires_at = excluded.expires_at",
+        update="UPDATE {message} AS m NOT INDEXED SET {set} FROM {rows} "
+        "WHERE m.id = u.id AND {where}",
+        upsert="WHERE true ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, "
+        "expires_at = excluded.expires_at",
         earlier="MIN",
         ready_hint="INDEXED BY {ready_index}",
         leased_hint="INDEXED BY {leased_index}",
@@ -120,10 +124,12 @@ def statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     """The texts by name, with the names of tables still to fill in."""
     due = (
         f"FROM {{message}} m {w.ready_hint}\n"
-        f"WHERE m.queue = :queue AND m.priority = :priority AND {w.claimable} AND m.next_attempt_at <= {w.now}"
+        f"WHERE m.queue = :queue AND m.priority = :priority AND {w.claimable} AND "
+        f"m.next_attempt_at <= {w.now}"
     )
     marked = "(m.policy_marks & :before) = :before"
-    ids, states = w.rows({"id": "int"}), w.rows({"k": "key"})
+    ids = w.rows({"id": "int"})
+    states = w.rows({"k": "key"})
     keyed = w.rows({"k": "key", "info": "text", "expires": "int"})
     found = f"{w.update}".replace("{where}", f"m.queue = :queue AND {w.claimable}")
     shifted = (
@@ -135,8 +141,10 @@ def statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     arrived = f"{w.earlier}(m.created_at, {w.now})"
     texts = {
         "policy_now": f"SELECT {w.us(w.now)}",
-        "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}, {w.us(arrived)},\n"
-        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count\n"
+        "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, "
+        f"{w.us('m.next_attempt_at')}, {w.us(arrived)},\n"
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, "
+        "m.attempts_count + m.deliveries_count\n"
         f"{due}\n  AND m.next_attempt_at >= {w.at(':since')} AND {marked}\n"
         "  AND (m.policy_marks & :own) = 0\n"
         "ORDER BY m.next_attempt_at, m.id LIMIT :size",
@@ -149,10 +157,13 @@ def statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"SELECT :scope, u.k, u.info{w.as_json}, {w.at('u.expires')} FROM {keyed}\n"
         + w.upsert.replace("{expires}", w.at("u.expires")),
         "policy_running": f"SELECT count(*) FROM (SELECT 1 FROM {{message}} m {w.leased_hint}\n"
-        "  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL LIMIT :size) r",
-        "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, {w.us('m.acquired_at')},\n"
+        "  WHERE m.queue = :queue AND m.state = 'PROCESSING' "
+        "AND m.lease_expires_at IS NOT NULL LIMIT :size) r",
+        "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, "
+        f"{w.us('m.acquired_at')},\n"
         f"  {w.open}m.{{key}}{w.close}, m.policy_marks, m.deliveries_count - m.attempts_count,\n"
-        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.deliveries_count + 0\n"  # a number in SQLite, too
+        # `+ 0` makes a number of what SQLite may keep as text.
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.deliveries_count + 0\n"
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
     }
     return texts | _choices(w, due, marked) | _discards(w, archive=archive)
@@ -178,7 +189,10 @@ def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     insert = f"INSERT INTO {{archive}} ({MESSAGE_COLUMNS}, archived_at, reason, related_id)\n"
     these = f"m.queue = :queue AND {w.claimable}"
     if w is POSTGRESQL:
-        gone = f"DELETE FROM {{message}} m USING u WHERE m.id = u.id AND {these}\n  RETURNING m.*, u.reason AS why, u.related_id AS whom"
+        gone = (
+            f"DELETE FROM {{message}} m USING u WHERE m.id = u.id AND {these}\n"
+            "  RETURNING m.*, u.reason AS why, u.related_id AS whom"
+        )
         kept = of_message.replace("m.", "d.")
         text = f"WITH u AS MATERIALIZED (SELECT * FROM {rows}), d AS (\n  {gone}\n)"
         if archive:
@@ -191,7 +205,10 @@ def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     if w is MYSQL:
         delete = f"DELETE m {held}"
     else:
-        delete = f"DELETE FROM {{message}} AS m NOT INDEXED WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
+        delete = (
+            "DELETE FROM {message} AS m NOT INDEXED "
+            f"WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
+        )
     # MySQL has nothing to lock in a JSON_TABLE, and refuses (3569); in one inside of a subquery it
     # tries nothing.
     locked = held.replace(rows, f"(SELECT * FROM {rows}) u") if w is MYSQL else held

@@ -46,13 +46,14 @@ class SizeLimit:
 
     def check_parts(self, payload: bytes | None, headers: str | None = None) -> None:
         """As `check`, of a message with this body and these headers."""
-        body, head = payload or b"", (headers or "").encode()
+        body = payload or b""
+        head = (headers or "").encode()
         size = self._bytes(body) + self._bytes(head) + OTHERS
         if size > self.most:
             raise MessageTooLargeError(
-                f"a message with a body of {len(body)} bytes and headers of {len(head)} cannot be written: that takes "
-                f"{size} bytes, and {self.name} is {self.most}; send less, for example where the body is stored, "
-                f"{self.cure}"
+                f"a message with a body of {len(body)} bytes and headers of {len(head)} cannot be "
+                f"written: that takes {size} bytes, and {self.name} is {self.most}; send less, for "
+                f"example where the body is stored, {self.cure}"
             )
 
     def together(self, rows: Sequence[NewMessage]) -> bool:
@@ -92,8 +93,8 @@ def parts_that_fit(
         return
     if len(items) == 1:
         raise MessageTooLargeError(
-            f"an outcome of {len(text)} bytes, most of them headers or the text of an error, cannot be written: "
-            f"{limit.name} is {limit.most}; give the message less, {limit.cure}"
+            f"an outcome of {len(text)} bytes, most of them headers or the text of an error, "
+            f"cannot be written: {limit.name} is {limit.most}; give the message less, {limit.cure}"
         )
     half = len(items) // 2
     yield from parts_that_fit(limit, items[:half], text_of)
@@ -112,7 +113,8 @@ def by_bytes(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequen
         size = size_of(item)
         if n > start and taken + size > BYTES_TOGETHER:
             yield items[start:n]
-            start, taken = n, 0
+            start = n
+            taken = 0
         taken += size
     if items:
         yield items[start:]
@@ -137,7 +139,8 @@ def max_allowed_packet(most: int) -> SizeLimit:
     return SizeLimit(
         most,
         "the server's max_allowed_packet",
-        "or raise max_allowed_packet on the server, which holds for connections that are made afterwards",
+        "or raise max_allowed_packet on the server, which holds for connections that are made "
+        "afterwards",
         written_out=True,
     )
 

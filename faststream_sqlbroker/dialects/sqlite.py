@@ -115,7 +115,8 @@ _CLAIM = _CLAIM_SETTING.replace(
 _CLAIM_APART = _CLAIM_SETTING.replace(
     "$SET",
     ",\n  ".join(
-        f"{name} = CASE WHEN {SUSPECT.format(of='')}\n    THEN {'NULL' if name == 'acquired_at' else name} ELSE {value} END"
+        f"{name} = CASE WHEN {SUSPECT.format(of='')}\n"
+        f"    THEN {'NULL' if name == 'acquired_at' else name} ELSE {value} END"
         for name, value in _LEASED.items()
     ),
 )
@@ -163,7 +164,8 @@ _ROWS = """(SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]'
   json_extract(value, '$[4]') AS ended, json_extract(value, '$[5]') AS reason,
   json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS delay,
   json_extract(value, '$[8]') AS queue, json_extract(value, '$[9]') AS related_id,
-  json_extract(value, '$[10]') AS published, json_extract(value, '$[11]') AS hop FROM json_each(:rows)) u"""
+  json_extract(value, '$[10]') AS published, json_extract(value, '$[11]') AS hop \
+FROM json_each(:rows)) u"""
 
 _ARCHIVE = (
     """
@@ -171,8 +173,10 @@ INSERT INTO {archive} ({columns}, archived_at, reason, related_id)
 SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
   m.created_at, m.next_attempt_at, m.expires_at,
-  COALESCE(m.first_attempt_at, m.acquired_at + u.ended), COALESCE(m.acquired_at + u.ended, m.last_attempt_at),
-  m.acquired_at, COALESCE(u.error, m.last_error), m.hops, m.policy_key, {now}, u.reason, u.related_id
+  COALESCE(m.first_attempt_at, m.acquired_at + u.ended), \
+COALESCE(m.acquired_at + u.ended, m.last_attempt_at),
+  m.acquired_at, COALESCE(u.error, m.last_error), m.hops, m.policy_key, {now}, u.reason, \
+u.related_id
 FROM """
     + _ROWS
     + """
@@ -189,8 +193,10 @@ SET state = COALESCE(u.state,
   attempts_count = CASE WHEN u.queue IS NULL THEN attempts_count + u.attempts ELSE 0 END,
   deliveries_count = CASE WHEN u.queue IS NULL THEN deliveries_count + u.charge ELSE 0 END,
   next_attempt_at = CASE WHEN u.delay IS NULL THEN next_attempt_at ELSE {now} + u.delay END,
-  first_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(first_attempt_at, acquired_at + u.ended) END,
-  last_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(acquired_at + u.ended, last_attempt_at) END,
+  first_attempt_at = CASE WHEN u.queue IS NULL \
+THEN COALESCE(first_attempt_at, acquired_at + u.ended) END,
+  last_attempt_at = CASE WHEN u.queue IS NULL \
+THEN COALESCE(acquired_at + u.ended, last_attempt_at) END,
   last_error = COALESCE(u.error, last_error), publish_count = publish_count + u.published,
   hops = COALESCE((hops + 1) * u.hop, hops),
   policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & {kept_marks} ELSE 0 END,
@@ -248,7 +254,8 @@ _BY_IDS = {
     "lock": _HELD,
     "lock_free": _HELD,
     "look": _HELD,
-    "renew": "UPDATE {message} SET lease_expires_at = max(lease_expires_at, {now} + :lease) WHERE id IN :ids",
+    "renew": "UPDATE {message} SET lease_expires_at = max(lease_expires_at, {now} + :lease) "
+    "WHERE id IN :ids",
     "delete": "DELETE FROM {message} WHERE id IN :ids",
 }
 
@@ -331,7 +338,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
     def ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
-        """As everywhere; a pair with a row whose due time is none is due, so that a claim mends it."""
+        """As everywhere; a pair with an invalid due time counts as due: the claim repairs it."""
         statement = self.sql["open_pairs" if only_open else "ready_pairs"]
         rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
         return ReadyPairs(
@@ -359,7 +366,8 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
                 f"message {message_id} of queue {queue!r} is due at once: its next_attempt_at is "
             )
             self.warn(
-                f"{text}{short(load_text(found))}, which is no time; microseconds since 1970 (UTC) are"
+                f"{text}{short(load_text(found))}, which is no time; microseconds since 1970 (UTC) "
+                "are"
             )
 
     def note_unusable(self, message_id: int, names: Sequence[str]) -> None:

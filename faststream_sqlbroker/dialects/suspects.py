@@ -9,14 +9,17 @@ from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 
 SUSPECT = (
     "({of}deliveries_count = :final\n"
-    "      OR {of}deliveries_count < :final AND {of}deliveries_count - {of}attempts_count >= :losses)"
+    "      OR {of}deliveries_count < :final AND {of}deliveries_count - {of}attempts_count >= "
+    ":losses)"
 )
 """Whether a message runs alone, as `Suspicion.of`; `of` is the table's alias with its dot, or
 nothing."""
 OTHERS = f"\n    AND NOT {SUSPECT}"
 """Passes over suspects."""
 SUSPECT_BINDS = bindparam("losses", type_=Integer), bindparam("final", type_=Integer)
-_ATTEMPTS, _DELIVERIES, _ACQUIRED = 6, 7, 14
+_ATTEMPTS = 6
+_DELIVERIES = 7
+_ACQUIRED = 14
 """LoopSemaphore among `CLAIMED_COLUMNS`."""
 
 

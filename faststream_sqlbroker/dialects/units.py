@@ -103,8 +103,8 @@ def _chained(units: Units, settled: set[int]) -> list[NewMessage]:
             chained += unit.chained
         elif written:
             msg = (
-                f"of messages {[part.id for part in parts]}, which are settled together, only {written} were written: "
-                "is there a trigger on the table?"
+                f"of messages {[part.id for part in parts]}, which are settled together, only "
+                f"{written} were written: is there a trigger on the table?"
             )
             raise StoreError(msg)
     return chained

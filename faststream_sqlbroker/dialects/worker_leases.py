@@ -24,7 +24,8 @@ def release(
     """
     table = dialect.tables.message
     rest = 16 - HOLDER_BYTES
-    first, last = UUID(bytes=holder + b"\0" * rest), UUID(bytes=holder + b"\xff" * rest)
+    first = UUID(bytes=holder + b"\0" * rest)
+    last = UUID(bytes=holder + b"\xff" * rest)
     # Read without locks: others' leases are not to be waited for.
     find = (
         select(table.c.id, table.c.lease_token)

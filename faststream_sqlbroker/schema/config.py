@@ -40,14 +40,14 @@ class SqlBrokerSchemaConfig:
         taken = {self.message_table_name, self.version_table_name, self.policy_state_table_name}
         if self.message_archive_table_name in taken:
             msg = (
-                f"message_archive_table_name {self.message_archive_table_name!r} is already the name of "
-                "another table of the broker: choose another, or None for no archive"
+                f"message_archive_table_name {self.message_archive_table_name!r} is already the "
+                "name of another table of the broker: choose another, or None for no archive"
             )
             raise SetupError(msg)
 
     @property
     def policy_state_table_name(self) -> str:
-        """The small table of what outlives a message's row: order of claims, starts of ACK_FIRST."""
+        """The small table of what outlives a message's row: slots, keys, locks, schedules."""
         return f"{self.message_table_name}_policy_state"
 
     @property
@@ -69,7 +69,7 @@ def check_name(option: str, name: object) -> None:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_TABLE_NAME:
         msg = (
-            f"{option} cannot be {name!r}: it is a letter or underscore followed by letters, digits, "
-            f"underscores or dollar signs, at most {LONGEST_TABLE_NAME} characters"
+            f"{option} cannot be {name!r}: it is a letter or underscore followed by letters, "
+            f"digits, underscores or dollar signs, at most {LONGEST_TABLE_NAME} characters"
         )
         raise SetupError(msg)

@@ -41,9 +41,12 @@ from faststream_sqlbroker.schema.types import (
     name_type,
 )
 
-AUTOVACUUM = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
-"""Every message leaves two dead rows: vacuum by their number, not by the share of a table that is
-empty."""
+AUTOVACUUM = (
+    "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, "
+    "autovacuum_vacuum_cost_delay = 0"
+)
+"""Every message leaves two dead rows. The default threshold is a share of the live rows, of which
+an empty queue has none; so PostgreSQL vacuums after a number of dead rows, without a pause."""
 
 _TIMES = ("created_at", "next_attempt_at", "expires_at", "first_attempt_at", "last_attempt_at")
 IN_CALENDAR = " AND ".join(f"{name} BETWEEN '1000-01-01' AND '9999-01-01'" for name in _TIMES)

@@ -29,7 +29,7 @@ to either."""
 
 
 def is_mariadb(dialect: Any) -> bool:
-    """Whether the server is a MariaDB, whatever the URL says; known once `dialect` has connected."""
+    """Whether the server is MariaDB, whatever the URL says; known after the first connection."""
     return bool(getattr(dialect, "is_mariadb", False))
 
 
@@ -68,7 +68,10 @@ class UtcTimestamp(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            msg = f"a time needs its zone, got the naive datetime {value!r}: use datetime.now(timezone.utc)"
+            msg = (
+                f"a time needs its zone, got the naive datetime {value!r}: "
+                "use datetime.now(timezone.utc)"
+            )
             raise ValueError(msg)
         value = value.astimezone(timezone.utc)
         if dialect.name == "sqlite":
@@ -119,7 +122,8 @@ class later(GenericFunction[datetime]):  # noqa: N801 - as clock
 
 @compiles(later)
 def _later(element: later, compiler: Any, **options: Any) -> str:
-    return f"statement_timestamp() + {compiler.process(element.clauses, **options)} * interval '1 microsecond'"
+    microseconds = compiler.process(element.clauses, **options)
+    return f"statement_timestamp() + {microseconds} * interval '1 microsecond'"
 
 
 @compiles(later, "mysql")

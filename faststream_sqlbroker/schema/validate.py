@@ -41,18 +41,19 @@ def _foreign(inspector: Any, tables: Tables) -> list[str]:
         if not inspector.has_table(table.name, schema=table.schema):
             continue
         names = {c["name"] for c in inspector.get_columns(table.name, schema=table.schema)}
-        if not names & marks:
-            whose = (
-                "the table of faststream-sqlbroker 0.1"
-                if "deliveries_count" in names
-                else "not a table"
-            )
+        if names & marks:
+            continue
+        if "deliveries_count" in names:
             found.append(
-                f"table {table.fullname!r} exists and is {whose} of this package's (it has the columns "
-                f"{', '.join(sorted(names))}): give SqlBrokerSchemaConfig other table names, or rename it"
-                if whose == "not a table"
-                else f"table {table.fullname!r} exists and is {whose}, which this package cannot use: give "
-                "SqlBrokerSchemaConfig other table names, or rename it and copy its messages"
+                f"table {table.fullname!r} exists and is the table of faststream-sqlbroker 0.1, "
+                "which this package cannot use: give SqlBrokerSchemaConfig other table names, or "
+                "rename it and copy its messages"
+            )
+        else:
+            found.append(
+                f"table {table.fullname!r} exists and is not a table of this package (it has the "
+                f"columns {', '.join(sorted(names))}): give SqlBrokerSchemaConfig other table "
+                "names, or rename it"
             )
     return found
 
@@ -84,7 +85,10 @@ def advice(problems: Sequence[str]) -> str:
     """What to do about the `problems` that `differences` has found: in one line, and then each of
     them.
     """
-    upgrade = "faststream_sqlbroker.schema.migrate.upgrade(connection), which needs the extra 'migrations'"
+    upgrade = (
+        "faststream_sqlbroker.schema.migrate.upgrade(connection), "
+        "which needs the extra 'migrations'"
+    )
     own = "your own Alembic with include_tables(metadata)"
     if all(problem.startswith("table ") and _MISSING_TABLE in problem for problem in problems):
         head = (
@@ -93,8 +97,8 @@ def advice(problems: Sequence[str]) -> str:
         )
     else:
         head = (
-            f"the tables are not those that this version needs: upgrade them by {upgrade}, by {own}, or by "
-            "the statements named here"
+            f"the tables are not those that this version needs: upgrade them by {upgrade}, by "
+            f"{own}, or by the statements named here"
         )
     listed = "\n".join(f"  - {problem}" for problem in problems)
     return f"{head}\n{listed}\nvalidate_schema_on_start=False starts all the same"
@@ -122,7 +126,8 @@ def _columns(connection: Connection, inspector: Any, table: Table) -> list[str]:
         if have is None:
             found.append(f"{name} is missing: {_add(connection, column)}")
             continue
-        kind, wanted = _kind(have["type"], connection), _kind(column.type, connection)
+        kind = _kind(have["type"], connection)
+        wanted = _kind(column.type, connection)
         if kind != wanted:
             found.append(
                 f"{name} is {have['type']!s}, not {wanted}: {_alter(connection, column, 'TYPE')}"
@@ -200,12 +205,13 @@ def _add(connection: Connection, column: Column[Any]) -> str:
 
 
 def _alter(connection: Connection, column: Column[Any], what: str) -> str:
-    table, preparer = _table(connection, column), connection.dialect.identifier_preparer
+    table = _table(connection, column)
+    preparer = connection.dialect.identifier_preparer
     name = preparer.quote(column.name)
     if connection.dialect.name == "sqlite":
         return (
-            "SQLite cannot alter a column: rename the table, let the migrations create it anew, and copy "
-            "the rows"
+            "SQLite cannot alter a column: rename the table, let the migrations create it anew, "
+            "and copy the rows"
         )
     definition = _compiled(connection, CreateColumn(column)).rstrip(";")
     if connection.dialect.name in MYSQL:

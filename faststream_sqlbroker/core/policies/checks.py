@@ -59,15 +59,15 @@ def _check_order(policies: Sequence[Policy]) -> None:
         earlier = [p for p in policies[:n] if isinstance(p, _SPENDING)]
         if isinstance(policy, Debounce | Delay) and earlier:
             raise SetupError(
-                f"{policy} comes after {earlier[0]}, which would be spent on messages that wait or go afterwards: put "
-                f"{policy} first"
+                f"{policy} comes after {earlier[0]}, which would be spent on messages that wait or "
+                f"go afterwards: put {policy} first"
             )
     debounce = next((p for p in policies if isinstance(p, Debounce)), None)
     per_key = next((p for p in policies if isinstance(p, Concurrency) and p.per_key), None)
     if debounce is not None and per_key is not None:
         raise SetupError(
-            f"{debounce} delivers the messages of a key one after the other, so {per_key} says nothing more, or "
-            "something else: leave it out"
+            f"{debounce} delivers the messages of a key one after the other, so {per_key} says "
+            "nothing more, or something else: leave it out"
         )
 
 
@@ -80,12 +80,13 @@ def check_ordered(policies: Sequence[Policy]) -> None:
     for policy in policies:
         if isinstance(policy, Debounce):
             raise SetupError(
-                f"ordered=True delivers every message of a key, first the oldest; {policy} delivers one of a burst: "
-                "leave one of both out"
+                f"ordered=True delivers every message of a key, first the oldest; {policy} "
+                "delivers one of a burst: leave one of both out"
             )
         if isinstance(policy, Concurrency) and policy.per_key:
             raise SetupError(
-                f"ordered=True leases one message of a key at a time; {policy} says otherwise: leave one of both out"
+                f"ordered=True leases one message of a key at a time; {policy} says otherwise: "
+                "leave one of both out"
             )
         if (
             isinstance(policy, Throttle)
@@ -93,8 +94,8 @@ def check_ordered(policies: Sequence[Policy]) -> None:
             and policy.key
         ):
             raise SetupError(
-                f"ordered=True keeps every message of a key; {policy} takes some out of the order: use "
-                'when_exceeded="wait"'
+                f"ordered=True keeps every message of a key; {policy} takes some out of the order: "
+                'use when_exceeded="wait"'
             )
 
 
@@ -107,6 +108,6 @@ def check_ack_first(policies: Sequence[Policy]) -> None:
     for policy in policies:
         if isinstance(policy, Concurrency | Once | BlockingWait):
             raise SetupError(
-                f"AckPolicy.ACK_FIRST removes a message before its handler starts, so that nobody could see any more "
-                f"what {policy} needs to know: use another policy"
+                "AckPolicy.ACK_FIRST removes a message before its handler starts, so that nobody "
+                f"could see any more what {policy} needs to know: use another policy"
             )

@@ -60,9 +60,10 @@ class Debounce:
         flag("Debounce's key", key)
         if not key:
             raise SetupError(
-                "Debounce needs keys: it delivers one message of each burst of a key, and key=False would leave one "
-                "message of the whole queue; leave key out and give every message its key (publish(..., key=...)), "
-                "the same one for all if that is what you want"
+                "Debounce needs keys: it delivers one message of each burst of a key, and "
+                "key=False would leave one message of the whole queue; leave key out and give "
+                "every message its key (publish(..., key=...)), the same one for all if that is "
+                "what you want"
             )
         one_of("Debounce's edge", edge, ("trailing", "leading"))
         one_of("Debounce's without_key", without_key, WITHOUT_KEY)
@@ -70,13 +71,14 @@ class Debounce:
         most = None if max_wait is None else microseconds("Debounce's max_wait", max_wait)
         if most is not None and edge == "leading":
             raise SetupError(
-                'max_wait bounds how long a burst can put off its newest message; edge="leading" delivers the first '
-                "at once, so leave max_wait out"
+                'max_wait bounds how long a burst can put off its newest message; edge="leading" '
+                "delivers the first at once, so leave max_wait out"
             )
         if most is not None and most < length:
             raise SetupError(
-                f"Debounce's max_wait ({seconds(most)}) ends every burst before its window ({seconds(length)}) can: "
-                "raise max_wait to the window or more, or shorten the window"
+                f"Debounce's max_wait ({seconds(most)}) ends every burst before its window "
+                f"({seconds(length)}) can: raise max_wait to the window or more, or shorten the "
+                "window"
             )
         for name, value in (
             ("window", length),
@@ -150,7 +152,8 @@ class Bursts:
     def delivered(self, message: int) -> None:
         """`message` has been claimed: it has left its burst."""
         if message == self.newest:
-            self.past, self.past_end = message, self.end
+            self.past = message
+            self.past_end = self.end
             self.start = self.newest = None
         if message in self.ended:
             self.ended = self.ended[self.ended.index(message) + 1 :]
@@ -175,7 +178,8 @@ def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) 
         bursts: What is known of the key.
         arrivals: (time, id) of each, in this order.
     """
-    taken, gone = BurstChanges(), list[int]()
+    taken = BurstChanges()
+    gone = list[int]()
     for at, message in arrivals:
         if (
             bursts.past is not None
@@ -232,5 +236,6 @@ def _end(bursts: Bursts) -> None:
     """The open burst has ended; its message waits for its turn."""
     if bursts.newest is not None:
         bursts.ended.append(bursts.newest)
-    bursts.past, bursts.past_end = bursts.newest or bursts.first, bursts.end
+    bursts.past = bursts.newest or bursts.first
+    bursts.past_end = bursts.end
     bursts.start = bursts.newest = bursts.first = None

@@ -26,8 +26,8 @@ def without_key(name: str, value: object, *, keyed: bool, mend: str) -> None:
     one_of(f"{name}'s without_key", value, WITHOUT_KEY)
     if not keyed and value != WITHOUT_KEY[0]:
         raise SetupError(
-            f"{name}'s without_key={value!r} says what becomes of messages without a key, but without {mend} it does "
-            f"not look at keys: add {mend}, or leave without_key out"
+            f"{name}'s without_key={value!r} says what becomes of messages without a key, but "
+            f"without {mend} it does not look at keys: add {mend}, or leave without_key out"
         )
 
 

@@ -85,8 +85,8 @@ class Throttle:
         options.without_key("Throttle", without_key, keyed=key, mend="key=True")
         if period < rate:
             raise SetupError(
-                f"Throttle({rate}, per={seconds(period)}) is more than one slot a microsecond, which no clock "
-                "tells apart: lower the rate, or leave the policy out"
+                f"Throttle({rate}, per={seconds(period)}) is more than one slot a microsecond, "
+                "which no clock tells apart: lower the rate, or leave the policy out"
             )
         lag = (
             max(period // rate, LEAST_LAG)
@@ -106,8 +106,9 @@ class Throttle:
             object.__setattr__(self, name, value)
         if self.kept > MOST_KEPT:
             raise SetupError(
-                f"burst={burst} needs the last {self.kept} slots to grant the next, at most {MOST_KEPT} are kept: "
-                f"choose a burst of at most {MOST_KEPT} that divides the rate ({rate}), such as 1"
+                f"burst={burst} needs the last {self.kept} slots to grant the next, at most "
+                f"{MOST_KEPT} are kept: choose a burst of at most {MOST_KEPT} that divides the "
+                f"rate ({rate}), such as 1"
             )
 
     def __str__(self) -> str:

@@ -73,11 +73,13 @@ class Window:
             SetupError: a time that is none, an unknown zone or day, or a window that never opens or
                 never closes.
         """
-        begins, ends = _parse("start", start), _parse("end", end)
+        begins = _parse("start", start)
+        ends = _parse("end", end)
         if begins == ends:
             raise SetupError(
-                f"Window({start!r}, {end!r}) opens and closes at the same moment, so it never opens: choose "
-                'different times, "00:00" and "24:00" for whole days, or leave the policy out'
+                f"Window({start!r}, {end!r}) opens and closes at the same moment, so it never "
+                'opens: choose different times, "00:00" and "24:00" for whole days, or leave the '
+                "policy out"
             )
         find_zone(tz, "Window's")
         object.__setattr__(self, "start", begins[1])
@@ -158,7 +160,7 @@ def _opening(wall: datetime) -> int:
 
 
 def _closing(wall: datetime) -> int:
-    """The moment (microseconds since 1970) from which the clock never again shows less than `wall`."""
+    """From when on the clock never again shows less than `wall` (microseconds since 1970)."""
     last = wall.replace(fold=1).astimezone(timezone.utc)
     if _shown(last, wall) != _naive(wall):
         return to_microseconds(_skipped(wall))
@@ -202,10 +204,11 @@ def _parse(name: str, value: object) -> tuple[int, time]:
     match = _TIME.fullmatch(value) if isinstance(value, str) else None
     if match is None or (match[1] == "24" and match[2] != "00"):
         raise SetupError(
-            f'Window\'s {name} cannot be {value!r}: it is "HH:MM" from "00:00" to "24:00", or a datetime.time without '
-            "a zone"
+            f'Window\'s {name} cannot be {value!r}: it is "HH:MM" from "00:00" to "24:00", or a '
+            "datetime.time without a zone"
         )
-    hour, minute = int(match[1]), int(match[2])
+    hour = int(match[1])
+    minute = int(match[2])
     if name == "start" and hour == 24:  # noqa: PLR2004 - hours of a day
         raise SetupError(
             f'Window\'s start cannot be {value!r}: use "00:00", the beginning of the day'
@@ -222,6 +225,7 @@ def _days(days: Iterable[str] | None) -> frozenset[int]:
             raise SetupError(f"Window's days must be of {', '.join(DAYS)}, got {name!r}")
     if not names:
         raise SetupError(
-            "Window's days is empty, so it never opens: name at least one day, or leave days out for all"
+            "Window's days is empty, so it never opens: name at least one day, or leave days out "
+            "for all"
         )
     return frozenset(DAYS.index(name) for name in names)

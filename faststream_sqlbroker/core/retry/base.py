@@ -36,12 +36,15 @@ class RetryStrategyProto(Protocol):
         attempts_count: int,
         exception: BaseException | None = None,
     ) -> datetime | None:
-        """Return when to try again, or None to give up; of the same awareness as `last_attempt_at`."""
+        """Return when to try again, or None to give up.
+
+        The time is aware if `last_attempt_at` is, else naive.
+        """
         ...
 
 
 def attempts_limit(strategy: RetryStrategyProto | None) -> int | None:
-    """Return `strategy.max_attempts`; None if there is none, or it is no whole number of 1 or more."""
+    """Return `strategy.max_attempts`, or None if it is not a whole number of 1 or more."""
     limit = getattr(strategy, "max_attempts", None)
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 else None
 
@@ -149,10 +152,8 @@ class RetryStrategyTemplate(ABC):
     def retries(self, exception: BaseException) -> bool:
         """Return whether an attempt that ended in `exception` is worth another."""
         # error_classes() has made tuples of both.
-        never, only = (
-            cast("_Classes | None", self.no_retry_on),
-            cast("_Classes | None", self.retry_on),
-        )
+        never = cast("_Classes | None", self.no_retry_on)
+        only = cast("_Classes | None", self.retry_on)
         if never is not None and matches(exception, never, whole=False):
             return False
         return only is None or matches(exception, only, whole=True)

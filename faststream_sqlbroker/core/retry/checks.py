@@ -38,7 +38,8 @@ def steps(attempts_count: int) -> int:
     """
     if attempts_count < 1:
         raise ValueError(
-            f"attempts_count must be 1 or more (the attempt that just ended counts), got {attempts_count!r}"
+            "attempts_count must be 1 or more (the attempt that just ended counts), got "
+            f"{attempts_count!r}"
         )
     return min(attempts_count - 1, _MOST_STEPS)
 
@@ -83,8 +84,9 @@ def error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
             else short(value)
         )
         raise SetupError(
-            f"{name} must be an exception class, or a tuple or list of one or more, such as (ConnectionError, "
-            f"TimeoutError), got {got}; leave it out to make no difference between errors"
+            f"{name} must be an exception class, or a tuple or list of one or more, such as "
+            f"(ConnectionError, TimeoutError), got {got}; leave it out to make no difference "
+            "between errors"
         )
     return classes
 

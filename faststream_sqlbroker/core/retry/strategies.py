@@ -161,7 +161,7 @@ class NoRetryStrategy:
 
 
 def default_retry_strategy() -> ExponentialBackoffWithJitterRetryStrategy:
-    """Return what a subscriber uses when none is given: 1 s, doubled up to 5 minutes, 10 attempts."""
+    """Return the default of a subscriber: 1 s, doubled up to 5 minutes, 10 attempts."""
     return ExponentialBackoffWithJitterRetryStrategy(
         initial_delay_seconds=1.0, multiplier=2.0, max_delay_seconds=300.0, max_attempts=10
     )

@@ -47,8 +47,8 @@ SELECT_DENIED = (1142, 1143)
 """
 
 _INSERT_ROW = (
-    "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, UTC_TIMESTAMP(6), "
-    "COALESCE(:at_{n}, UTC_TIMESTAMP(6) + INTERVAL :delay_{n} MICROSECOND), "
+    "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
+    "UTC_TIMESTAMP(6), COALESCE(:at_{n}, UTC_TIMESTAMP(6) + INTERVAL :delay_{n} MICROSECOND), "
     "UTC_TIMESTAMP(6) + INTERVAL :expires_{n} MICROSECOND)"
 )
 
@@ -63,7 +63,8 @@ ORDER BY next_attempt_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
 _CLAIM_UPDATE = """
 UPDATE {message} FORCE INDEX (PRIMARY)
 SET state = 'PROCESSING', acquired_at = :now, lease_token = :token,
-  lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND, deliveries_count = deliveries_count + 1
+  lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND, \
+deliveries_count = deliveries_count + 1
 WHERE id IN :ids
 """
 
@@ -78,18 +79,22 @@ _PLAIN = {
     "STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id SET m.headers = u.headers",
     "now": "SELECT UTC_TIMESTAMP(6)",
     # Where MySQL and MariaDB say this differently, both still know the older way.
-    "dedup_id": "SELECT id FROM {message} WHERE queue = :queue AND dedup_id = :dedup_id LOCK IN SHARE MODE",
+    "dedup_id": "SELECT id FROM {message} WHERE queue = :queue AND dedup_id = :dedup_id "
+    "LOCK IN SHARE MODE",
     "id_step": "SELECT @@auto_increment_increment",
     "start": "START TRANSACTION",
-    "lock_wait": "SET @sqlbroker_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :seconds",
+    "lock_wait": "SET @sqlbroker_wait = @@innodb_lock_wait_timeout, "
+    "SESSION innodb_lock_wait_timeout = :seconds",
     "lock_wait_again": "SET SESSION innodb_lock_wait_timeout = @sqlbroker_wait",
     "read_committed": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
 }
 _LEASED_IN = "SELECT id FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND "
 _BY_QUEUES = {
     # Ranges of given names: by a join MySQL would read all rows of a queue that nobody has leased.
-    "lease_ends_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(lease_expires_at)) / 1000000\n"
-    "FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND lease_expires_at IS NOT NULL",
+    "lease_ends_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), "
+    "MIN(lease_expires_at)) / 1000000\n"
+    "FROM {message} FORCE INDEX ({leased_index})\n"
+    "WHERE queue IN :queues AND lease_expires_at IS NOT NULL",
     "stuck": _LEASED_IN
     + "lease_expires_at < UTC_TIMESTAMP(6)\nLIMIT :limit FOR UPDATE SKIP LOCKED",
     # FOR UPDATE would wait for every lease of the queues, which a handler's transaction may have
@@ -105,9 +110,8 @@ _BY_IDS = {
     "lock": _HELD + " ORDER BY id FOR UPDATE",
     "lock_free": _HELD + " ORDER BY id FOR UPDATE SKIP LOCKED",
     "look": _HELD,
-    "renew": "UPDATE {message} "
-    + _PRIMARY
-    + "\nSET lease_expires_at = GREATEST(lease_expires_at, UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND)\n"
+    "renew": "UPDATE {message} " + _PRIMARY + "\nSET lease_expires_at = "
+    "GREATEST(lease_expires_at, UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND)\n"
     "WHERE id IN :ids",
     "uncharge": "UPDATE {message} "
     + _PRIMARY

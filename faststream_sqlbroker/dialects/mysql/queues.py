@@ -26,7 +26,10 @@ itself."""
 
 _NAME = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 _UP = "ORDER BY m.claimable, m.queue, m.priority, m.next_attempt_at, m.id LIMIT 1"
-_DOWN = "ORDER BY m.claimable DESC, m.queue DESC, m.priority DESC, m.next_attempt_at DESC, m.id DESC LIMIT 1"
+_DOWN = (
+    "ORDER BY m.claimable DESC, m.queue DESC, m.priority DESC, m.next_attempt_at DESC, "
+    "m.id DESC LIMIT 1"
+)
 _DUE = "IF(m.next_attempt_at < '1000-01-01', '1000-01-01', m.next_attempt_at)"
 """A zero date, which comes first, is none; one that is due must not hide the others of its pair."""
 
@@ -92,12 +95,10 @@ class PairsClaim:
         suspicion: Suspicion | None,
     ) -> None:
         """Lock up to `limit`; `suspicion` as in `Dialect.claim`."""
-        self._dialect, self._connection, self._limit, self._token = (
-            dialect,
-            connection,
-            limit,
-            token,
-        )
+        self._dialect = dialect
+        self._connection = connection
+        self._limit = limit
+        self._token = token
         self._suspicion = suspicion
         self._found = Claimed()
 
@@ -145,7 +146,8 @@ class PairsClaim:
             # Which of its rows come before the next pair's is known only when it has been claimed.
             self._lock_rows(few, queues)
             self._lock_pair(pairs[place])
-            few, queues = [], {}
+            few = []
+            queues = {}
         self._lock_rows(few, queues)
 
     def _lock_pair(self, pair: ReadyPair) -> None:

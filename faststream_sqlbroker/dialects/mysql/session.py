@@ -18,12 +18,16 @@ _SIZE_LIMIT = "sqlbroker_size_limit"
 # `was` is the application's own limit, which is kept if it is less; 0 is none in MariaDB.
 _LEAST_MARIADB = "CASE {was} WHEN 0 THEN :limit ELSE LEAST({was}, :limit) END"
 _LEAST_MYSQL = "CAST(LEAST({was}, :limit) AS UNSIGNED)"
-_MARIADB, _MYSQL = "@@SESSION.idle_transaction_timeout", "@@SESSION.wait_timeout"
+_MARIADB = "@@SESSION.idle_transaction_timeout"
+_MYSQL = "@@SESSION.wait_timeout"
 
 
 def _set(variable: str, least: str, isolation: str) -> str:
     limit = least.replace("{was}", variable)
-    return f"SET @sqlbroker_idle = {variable},\n  {variable} = {limit},\n  @@{isolation} = 'READ-COMMITTED'"
+    return (
+        f"SET @sqlbroker_idle = {variable},\n  {variable} = {limit},\n"
+        f"  @@{isolation} = 'READ-COMMITTED'"
+    )
 
 
 STATEMENTS = {
@@ -102,9 +106,10 @@ def refuse_plain_backslashes(driver: Any) -> None:
     # A synchronous driver of the application may not tell.
     if getattr(driver, "server_status", 0) & NO_BACKSLASH_ESCAPES:
         msg = (
-            "sql_mode has 'NO_BACKSLASH_ESCAPES', under which this driver cannot send bytes: a quote in a body would end "
-            "the literal, and the rest would run as SQL. Take it out of the server's sql_mode, or set another one for the "
-            'engine\'s connections: create_async_engine(url, connect_args={"init_command": "SET SESSION sql_mode=..."})'
+            "sql_mode has 'NO_BACKSLASH_ESCAPES', under which this driver cannot send bytes: a "
+            "quote in a body would end the literal, and the rest would run as SQL. Take it out of "
+            "the server's sql_mode, or set another one for the engine's connections: "
+            'create_async_engine(url, connect_args={"init_command": "SET SESSION sql_mode=..."})'
         )
         raise SetupError(msg)
 

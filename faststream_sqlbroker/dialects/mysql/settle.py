@@ -5,7 +5,8 @@ JSON bind.
 # Text without a character set of its own would be in the database's default, and lose what that
 # cannot hold.
 ROWS = """JSON_TABLE(:rows, '$[*]' COLUMNS (
-    id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', charge INT PATH '$[3]',
+    id BIGINT PATH '$[0]', state VARCHAR(16) PATH '$[1]', attempts INT PATH '$[2]', \
+charge INT PATH '$[3]',
     ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
@@ -19,7 +20,8 @@ ARCHIVE = (
 INSERT INTO {archive} ({columns}, archived_at, reason, related_id)
 SELECT m.id, m.queue, m.priority, m.{key}, m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
-  GREATEST(m.created_at, {first}), GREATEST(m.next_attempt_at, {first}), GREATEST(m.expires_at, {first}),
+  GREATEST(m.created_at, {first}), GREATEST(m.next_attempt_at, {first}), \
+GREATEST(m.expires_at, {first}),
   COALESCE(m.first_attempt_at, m.acquired_at + INTERVAL u.ended MICROSECOND),
   COALESCE(m.acquired_at + INTERVAL u.ended MICROSECOND, m.last_attempt_at),
   m.acquired_at, COALESCE(u.error, m.last_error), m.hops, m.policy_key, UTC_TIMESTAMP(6),

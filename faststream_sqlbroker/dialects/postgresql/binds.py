@@ -49,7 +49,8 @@ def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
     if len(rows) == 1:
         binds = {**common, "payload": first.payload, "headers": first.headers}
         return Query(sql["insert_one"], binds, _firsts)
-    payloads, headers = [r.payload for r in rows], [r.headers for r in rows]
+    payloads = [r.payload for r in rows]
+    headers = [r.headers for r in rows]
     if headers.count(headers[0]) == len(headers):
         binds = {**common, "payloads": payloads, "headers": headers[0]}
         return Query(sql["insert_bodies"], binds, partial(_sorted_ids, len(rows)))
@@ -85,8 +86,10 @@ def settle_queries(
     They write nothing if the transaction `inside` is given and is not the one that they are sent
     in. With `anew` no plan of an earlier time is used.
     """
-    acked, archived = list[Settlement](), list[Settlement]()
-    deleted, updated = list[Settlement](), list[Settlement]()
+    acked = list[Settlement]()
+    archived = list[Settlement]()
+    deleted = list[Settlement]()
+    updated = list[Settlement]()
     for s in settlements:
         if s.__class__ is Acked:
             (acked if s.archive and archive else deleted).append(s)
@@ -149,8 +152,10 @@ def milliseconds(seconds: float) -> str:
 
 
 def _held(settlements: Sequence[Settlement]) -> dict[str, Any]:
-    """Ids, and of each the place of its token among `tokens`: one claim's messages have the same."""
-    places, tokens, last = list[int](), list[UUID](), None
+    """Ids, and for each the place of its token in `tokens`; messages of one claim share a token."""
+    places = list[int]()
+    tokens = list[UUID]()
+    last = None
     for s in settlements:
         if s.lease_token is not last:
             last = s.lease_token
@@ -187,7 +192,10 @@ def _firsts(rows: Iterable[Sequence[Any]]) -> list[Any]:
 def _sorted_ids(count: int, rows: Iterable[Sequence[Any]]) -> list[Any]:
     ids = sorted([row[0] for row in rows])
     if len(ids) != count:
-        msg = f"{count} messages were inserted, but {len(ids)} ids came back: is there a trigger on the table?"
+        msg = (
+            f"{count} messages were inserted, but {len(ids)} ids came back: "
+            "is there a trigger on the table?"
+        )
         raise StoreError(msg)
     return ids
 

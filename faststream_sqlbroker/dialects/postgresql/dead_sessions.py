@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 Wait = tuple[int, datetime]
 """A session and the start of what it does: the same as long as it waits."""
 
-_WAITS = """a.datname = current_database() AND a.usename = session_user AND a.pid <> pg_backend_pid()
+_WAITS = """a.datname = current_database() AND a.usename = session_user \
+AND a.pid <> pg_backend_pid()
   AND a.state = 'active' AND a.wait_event = 'ClientRead'"""
 
 # COPY reads from its client all the time. The server refuses a statement with a function that it

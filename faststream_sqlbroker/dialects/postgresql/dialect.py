@@ -95,7 +95,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         self._prepare_inserts()
         self._prepare_claims()
         self._prepare_settles()
-        add, queues, ids, tokens = self.add_statement, *_BINDS
+        add = self.add_statement
+        queues, ids, tokens = _BINDS
         channel = bindparam("channel", type_=Text)
         self.add_looks(sql.PAIRS, "statement_timestamp()", queues)
         add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
@@ -155,7 +156,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         for name in ("created_at", "next_attempt_at", "acquired_at"):
             columns = columns.replace(f"m.{name}", f"timestamptz_send(m.{name})")
         queues, ids, _ = _BINDS
-        lease, token = bindparam("lease", type_=Float(53)), bindparam("token", type_=Uuid())
+        lease = bindparam("lease", type_=Float(53))
+        token = bindparam("token", type_=Uuid())
         times = _array("since", DateTime(timezone=True))
         limit = bindparam("limit", type_=Integer)
         binds = queues, _array("priorities", SmallInteger), times, limit, lease, token
@@ -168,7 +170,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         }
         alone = {
             **plain,
-            "asked": f", m.id, m.attempts_count, m.deliveries_count,\n      {SUSPECT.format(of='m.')} AS suspect",
+            "asked": ", m.id, m.attempts_count, m.deliveries_count,\n"
+            f"      {SUSPECT.format(of='m.')} AS suspect",
             "unsuspected": " WHERE NOT r.suspect",
             "told": ", ".join(told.get(name, "NULL") for name in CLAIMED_COLUMNS),
         }

@@ -7,12 +7,16 @@ State literals are inlined: a bound state could not use the partial indexes in a
 INSERT = """
 WITH r AS MATERIALIZED (
   SELECT nextval((SELECT pg_get_serial_sequence({message_literal}, 'id')::regclass)) AS id, u.*
-  FROM unnest(:queues, :payloads, :headers, :priorities, :keys, :dedup_ids, :delays, :times, :expiries)
-    WITH ORDINALITY AS u(queue, payload, headers, priority, key, dedup_id, delay, at, expires_in, ord)
+  FROM unnest(:queues, :payloads, :headers, :priorities, :keys, :dedup_ids, :delays, :times, \
+:expiries)
+    WITH ORDINALITY AS u(queue, payload, headers, priority, key, dedup_id, delay, at, expires_in, \
+ord)
 ), i AS (
   INSERT INTO {message}
-    (id, queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at)
-  SELECT r.id, r.queue, r.payload, r.headers::jsonb, r.priority, r.key, r.dedup_id, statement_timestamp(),
+    (id, queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, \
+expires_at)
+  SELECT r.id, r.queue, r.payload, r.headers::jsonb, r.priority, r.key, r.dedup_id, \
+statement_timestamp(),
     coalesce(r.at, statement_timestamp() + coalesce(r.delay, 0) * interval '1 second'),
     statement_timestamp() + r.expires_in * interval '1 second'
   FROM r ORDER BY r.ord
@@ -28,7 +32,8 @@ _TIMES = """statement_timestamp(),
 
 INSERT_ONE = (
     """
-INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, expires_at)
+INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, \
+expires_at)
 VALUES (:queue, :payload, (:headers)::jsonb, :priority, :key, """
     + _TIMES
     + """)
@@ -41,7 +46,8 @@ RETURNING id
 # insertmanyvalues relies on too.
 _MANY_ALIKE = (
     """
-INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, expires_at)
+INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, \
+expires_at)
 SELECT :queue, u.payload, (HEADERS)::jsonb, :priority, :key, """
     + _TIMES
     + """
@@ -127,7 +133,8 @@ WITH r AS MATERIALIZED (
     AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
   FOR UPDATE SKIP LOCKED
 )"""
-CLAIM, CLAIM_APART = _DUE + _LEASE, _DUE + _LEASE_APART
+CLAIM = _DUE + _LEASE
+CLAIM_APART = _DUE + _LEASE_APART
 IS_WAITING = ",\n  m.lease_expires_at < m.acquired_at + :lease * interval '1 second'"
 """What a claim by two lengths also returns: whether the row got the shorter lease."""
 
@@ -141,16 +148,19 @@ def two_lengths(claim: str) -> str:
     return claim.replace(":lease", seconds, 1)
 
 
-CLAIM_IDS, CLAIM_IDS_APART = _THESE + _LEASE, _THESE + _LEASE_APART
+CLAIM_IDS = _THESE + _LEASE
+CLAIM_IDS_APART = _THESE + _LEASE_APART
 
 RENEW = """
 WITH r AS MATERIALIZED (
   SELECT m.ctid AS c
-  FROM unnest(:ids, :tokens) AS u(id, token) JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
+  FROM unnest(:ids, :tokens) AS u(id, token) JOIN {message} m ON m.id = u.id \
+AND m.lease_token = u.token
   ORDER BY m.id FOR UPDATE OF m SKIP LOCKED
 )
 UPDATE {message} m
-SET lease_expires_at = GREATEST(m.lease_expires_at, statement_timestamp() + :lease * interval '1 second')
+SET lease_expires_at = GREATEST(m.lease_expires_at, \
+statement_timestamp() + :lease * interval '1 second')
 WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
 RETURNING m.id
 """
@@ -200,7 +210,8 @@ LOCK_FREE = LOCK + " SKIP LOCKED"
 
 ARCHIVE = """
 WITH u AS MATERIALIZED (
-  SELECT * FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :reasons, :related, :errors)
+  SELECT * FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :reasons, :related, \
+:errors)
     AS u(id, token, state, attempts, charge, ended, reason, related_id, error)
 ), d AS (
   DELETE FROM {message} m USING u WHERE m.id = u.id AND m.lease_token = u.token RETURNING m.*
@@ -229,7 +240,8 @@ WITH d AS (
   INSERT INTO {archive} ({columns}, archived_at)
   SELECT d.id, d.queue, d.priority, d.{key}, d.dedup_id, d.headers, d.payload, 'COMPLETED',
     d.attempts_count + 1, d.deliveries_count, d.publish_count, d.origin_id,
-    d.created_at, d.next_attempt_at, d.expires_at, coalesce(d.first_attempt_at, d.ended_at), d.ended_at,
+    d.created_at, d.next_attempt_at, d.expires_at, coalesce(d.first_attempt_at, d.ended_at), \
+d.ended_at,
     d.acquired_at, d.last_error, d.hops, d.policy_key, statement_timestamp()
   FROM d
 )
@@ -261,9 +273,11 @@ SET state = coalesce(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' EL
   dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
   payload = coalesce(u.payload, m.payload),
   headers = coalesce(u.headers::jsonb, m.headers)
-FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors, :queues, :payloads, :headers,
+FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors, :queues, \
+:payloads, :headers,
     :published, :hops)
-  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload, headers, published, hop)
+  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload, headers, \
+published, hop)
 WHERE m.id = u.id AND m.lease_token = u.token
 RETURNING m.id
 """
@@ -274,7 +288,8 @@ INSIDE = "_inside"
 
 def inside(settle: str) -> str:
     """`settle`, which writes nothing in another transaction than the one numbered `transaction`."""
-    fence, own = "m.lease_token = ", "pg_current_xact_id_if_assigned() = (:transaction)::text::xid8"
+    fence = "m.lease_token = "
+    own = "pg_current_xact_id_if_assigned() = (:transaction)::text::xid8"
     return settle.replace(f"AND {fence}", f"AND {own} AND {fence}", 1)
 
 
@@ -288,10 +303,8 @@ def anew(settle: str) -> str:
     Not knowing `one`, it takes the two series for a million rows, so that a plan for all values
     seems to cost more than any for these; they have one row each.
     """
-    fence, guard = (
-        "m.lease_token = ",
-        "generate_series(1, :one) AS a, generate_series(1, :one) AS b",
-    )
+    fence = "m.lease_token = "
+    guard = "generate_series(1, :one) AS a, generate_series(1, :one) AS b"
     return settle.replace(
         f"AND {fence}", f"AND (SELECT count(*) FROM {guard}) > 0\n    AND {fence}", 1
     )
@@ -308,7 +321,8 @@ CROSS JOIN LATERAL (
 RELEASE_CLAIM = """
 UPDATE {message} m
 SET state = CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
-  deliveries_count = m.deliveries_count - 1, acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,
+  deliveries_count = m.deliveries_count - 1, acquired_at = NULL, lease_token = NULL, \
+lease_expires_at = NULL,
   policy_marks = m.policy_marks & {kept_marks}
 WHERE m.queue = ANY(:queues) AND m.state = 'PROCESSING' AND m.lease_token = :token
 RETURNING m.id
@@ -319,7 +333,8 @@ WITH r AS MATERIALIZED (
   SELECT x.c FROM unnest(:queues) AS q(queue)
   CROSS JOIN LATERAL (
     SELECT m.ctid AS c FROM {message} m
-    WHERE m.queue = q.queue AND m.state = 'PROCESSING' AND m.lease_expires_at < statement_timestamp()
+    WHERE m.queue = q.queue AND m.state = 'PROCESSING' \
+AND m.lease_expires_at < statement_timestamp()
     ORDER BY m.lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED) x
   LIMIT :limit
 )
