@@ -38,14 +38,14 @@ class Lack:
     """Whether no message at all can be published without it."""
 
     def __str__(self) -> str:
-        """One line: what is missing, what for, and the cure."""
+        """One line: what is missing, what needs it, and the cure."""
         purpose = " and ".join(sorted(activity.value for activity in self.activities))
         return f"{self.what}, {purpose}: {self.cure}"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a database user may do of what was asked."""
+    """Which of the rights asked about a database user lacks."""
 
     who: str
     """What to call the user in a sentence."""
@@ -57,7 +57,7 @@ class Access:
         return [lack for lack in self.lacks if not lack.is_table]
 
     def of(self, activities: Activities) -> "Access":
-        """What of it `activities` cannot do without."""
+        """Only what `activities` need."""
         return Access(self.who, [lack for lack in self.lacks if lack.activities & activities])
 
     @property

@@ -1,4 +1,4 @@
-"""What the package is called where it is installed, and who else has written into its folder."""
+"""The name of the installed distribution, and others that own files of the package."""
 
 from functools import cache
 from importlib.metadata import PathDistribution

@@ -1,6 +1,4 @@
-"""What a delivery ended in, as a value: the handler's side says it, `core.settle` decides what it
-means.
-"""
+"""The outcome of a delivery, as a value. `core.settle` decides what it means for the row."""
 
 from dataclasses import dataclass
 
@@ -12,12 +10,12 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """Try again: after `delay` seconds if given, else when the retry strategy says."""
+    """Try again after `delay` seconds; None leaves the delay to the retry strategy."""
 
     delay: float | None = None
     error: BaseException | None = None
     retry_possible: bool = False
-    """Whether the handler says that nothing of it has been done (policy Once)."""
+    """Whether the handler has had no effect, so that policy Once may run it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,9 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """As Defer by `retry_in` seconds, until `give_up_after` seconds after its handler's first end:
-    then FAILED.
+    """As Defer by `retry_in` seconds.
+
+    The message is FAILED when `give_up_after` seconds have passed since its handler first ended.
     """
 
     retry_in: float
@@ -49,13 +48,14 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Handed back unstarted: due time kept, delivery uncharged."""
+    """Given back without a run: the due time stays, the delivery is not charged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Again(Release):
-    """Not started, as its batch could not be: the handler gets it again, with the others of the
-    same `part`.
+    """Not started, because its batch could not start.
+
+    The handler gets it again, in a batch with the others of the same `part`.
     """
 
     part: int
@@ -65,8 +65,8 @@ class Again(Release):
 class Abandon:
     """Not done, and not the handler's fault: the delivery is charged, the attempt not.
 
-    It was cut off at the graceful timeout, or what it did could not be committed for a reason that
-    passes (`error`).
+    The handler was cancelled at the graceful timeout, or its transaction could not be committed
+    for a transient reason (`error`).
     """
 
     delay: float | None = None
@@ -88,13 +88,13 @@ class Relocate:
     published_again: bool = False
     """Whether publish_count goes up by one."""
     is_hop: bool = False
-    """Whether the broker itself moves it on: that is counted, and begins anew where a handler moves
-    it."""
+    """Whether the broker itself moves the message (`forward_to`). Such moves are counted; a move
+    by a handler resets the count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Dropped without a run (expired, duplicate): DISCARDED with `reason`, one of `core.states`."""
+    """Dropped without a run (expired, duplicate): DISCARDED with `reason`, of `core.reasons`."""
 
     reason: str
     related_id: int | None = None

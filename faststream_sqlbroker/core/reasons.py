@@ -1,8 +1,8 @@
-"""Why messages end without success, as codes: every reason that the broker writes by itself.
+"""Codes of the reasons for which the broker ends a message without success.
 
-They stand in the archive's column `reason`, and in the header of a dead letter. A related message
-is in the column `related_id`, never in the text. What a handler gives to `reject(reason=…)` stands
-there as it was given.
+They are written to the archive's column `reason`, and to the header of a dead letter. The column
+`related_id` holds the related message; the text never does. The text that a handler gives to
+`reject(reason=…)` is written unchanged.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
-"""Where messages go that are moved on without a handler, and when; pure.
+"""Where messages are forwarded without a handler, and when. Pure.
 
-Such a message may carry its destination, and the time before which it must not arrive, as headers.
-Foreign producers write them too, so anything may stand there.
+Headers of such a message may name its destination, and the time before which it must not be
+delivered. Other programs write these headers too, so their values are not trusted.
 """
 
 import re
@@ -23,12 +23,12 @@ PUBLISH_AFTER_HEADER = "publish_after"
 """Header with the time before which it is not delivered there."""
 
 MOST_HOPS = 32
-"""Times that `forward_to` moves a message on, one after the other, before it is taken to go round.
-"""
+"""Hops in a row, without a handler in between, after which a message counts as caught in a
+loop. A choice: no pipeline should need as many steps."""
 
 LATEST = datetime(9998, 12, 31, tzinfo=timezone.utc)
-"""No due time may be later: what is written is a little later still, and must be a date in every
-database."""
+"""The latest due time allowed. Delays are added to it, and the sum must still be a date in every
+database, which end with the year 9999."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,15}(?:\.[0-9]{1,9})?")
 
@@ -64,7 +64,7 @@ def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
 
     Args:
         headers: A message's.
-        own: The queues it may have come from; moved there it would come back for ever.
+        own: The queues it may have come from. Moving it there would be an endless loop.
 
     Raises:
         ValueError: they name none that the message can be moved to; the text says why.
@@ -81,7 +81,7 @@ def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
 
 
 def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:
-    """Before which time the message of `headers` must not be delivered; None if they do not say.
+    """The time before which a message with `headers` must not be delivered; None: no limit.
 
     The header `publish_after` is Unix seconds (a number, or text of one), an RFC 3339 date and time
     with its offset, or a duration such as "1.5h", which counts from `created_at`.
@@ -131,8 +131,10 @@ def _moment(value: Any, created_at: datetime) -> datetime:
 
 
 def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
-    """A way along `hops` (from, to) that leads back to where it began, as queues; None if there is
-    none.
+    """A loop in the graph of `hops` (from, to), as the queues on it; None if there is none.
+
+    A depth-first search with its stack in `path`, so that a long pipeline cannot exhaust
+    Python's recursion limit.
     """
     ways: dict[str, list[str]] = {}
     for start, end in hops:
@@ -154,21 +156,19 @@ def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
     return None
 
 
-# Waits over delay tiers: for relays to brokers that have no delay of their own, only queues of
-# fixed durations.
-#
-# Inside this broker nothing of it is needed: an index finds what is due.
+# Delay tiers: for relays to brokers without delayed delivery, which have queues of fixed
+# durations instead. This broker itself needs no tiers: an index finds what is due.
 
 
 class Hops(NamedTuple):
-    """A tier that a message goes through `times` times in a row, waiting `seconds` each time."""
+    """A message passes a tier `times` times in a row and waits `seconds` each time."""
 
     seconds: float
     times: int
 
 
 def next_hop(remaining: Duration, tiers: Iterable[Duration]) -> float | None:
-    """The tier to send a message to that has to wait for `remaining`.
+    """The tier for a message that still has to wait for `remaining`.
 
     Args:
         remaining: What is left of its wait.
@@ -197,14 +197,14 @@ def plan_hops(wait: Duration, tiers: Iterable[Duration]) -> list[Hops]:
         tiers: Durations of the tiers, in any order.
 
     Returns:
-        The hops in their order, those of one tier together: no more entries than there are tiers,
-        and one.
+        The hops in order, with one entry for each tier used. There is at most one entry more than
+        there are tiers.
 
     Raises:
         SetupError: no tier, one that is not longer than 0, or what is no duration.
     """
     sizes = _sizes(tiers)
-    # Exact, as floats would add up to a hop too few or too many.
+    # Fractions are exact. Sums of floats could give a hop too few or too many.
     left = Fraction(parse_duration(wait, name="wait"))
     plan = list[Hops]()
     for size in sizes:

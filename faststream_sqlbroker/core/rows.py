@@ -33,8 +33,8 @@ class NewMessage:
 
 
 Moment = datetime | bytes
-"""A time as it was selected: aware, without a zone (UTC), or PostgreSQL's bytes; `moment` decodes
-it for who looks."""
+"""A time as it was selected: aware, naive (UTC), or PostgreSQL's bytes. `moment` decodes it on
+first use, which most messages never need."""
 
 
 def moment(value: Moment) -> datetime:
@@ -58,7 +58,7 @@ class ClaimedMessage:
     queue: str
     payload: bytes
     stored_headers: Any
-    """As selected: a mapping, JSON, or what a foreign producer has stored."""
+    """As selected: a mapping, JSON text, or what another program has stored."""
     priority: int
     key: str | None
     attempts_count: int
@@ -72,30 +72,27 @@ class ClaimedMessage:
     acquired: Moment
     lease_token: UUID
     hops: int = 0
-    """How often the broker itself has moved it on since a handler last did."""
+    """Moves by `forward_to` since a handler last ran."""
     claimed_monotonic: float = 0.0
     renewed_monotonic: float = 0.0
     outcome: Outcome | None = None
     lease_lost: bool = False
     chained: Sequence[NewMessage] = ()
-    """What its handler has published with its ack."""
+    """Messages that its handler publishes with its ack."""
     no_chain: str = ""
-    """Why nothing (more) can be published with its ack."""
+    """Why nothing (more) can be published with its ack; empty: it can."""
     holder: "Holder | None" = field(default=None, repr=False, compare=False)
-    """Who claimed it."""
+    """What its handler may ask of the subscriber that claimed it."""
     held_until: float = 0.0
     """Until when its handler has asked to hold it (this process's monotonic seconds)."""
     slot: tuple[float, float] | None = None
-    """From when and until when its handler may start, in seconds from the claim; None: at any time.
-    """
+    """Earliest and latest start of its handler, in seconds from the claim; None: any time."""
     prefetched: bool = False
-    """Whether its lease is the shorter one, of a row that waits for a worker."""
+    """Whether it waits for a worker, and so has the shorter lease."""
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers by name, decoded each time: nearly always once, and then they go with the
-        message.
-        """
+        """The headers by name. They are decoded at each call, which is nearly always one call."""
         return load_headers(self.stored_headers)
 
     @property
@@ -122,12 +119,12 @@ class ClaimedMessage:
 
 
 class Claimed(list[ClaimedMessage]):
-    """What a claim has leased, and the suspects that it has met and left where they are, by id."""
+    """The rows that a claim has leased, and by id the suspects that it found and did not lease."""
 
     def __init__(
         self, rows: Iterable[ClaimedMessage] = (), suspects: Mapping[int, Suspect] | None = None
     ) -> None:
-        """`suspects` were not leased."""
+        """Hold `rows`, which are leased, and `suspects`, which are not."""
         super().__init__(rows)
         self.suspects: dict[int, Suspect] = dict(suspects or {})
 
@@ -135,8 +132,9 @@ class Claimed(list[ClaimedMessage]):
     def without_suspects(
         cls, found: Iterable[ClaimedMessage], suspicion: Suspicion | None
     ) -> "Claimed":
-        """Rows that were found and not yet charged; suspects among them are told of, if `suspicion`
-        says so.
+        """Rows that were found but not charged yet, without the suspects among them.
+
+        If `suspicion.told`, the suspects are reported.
         """
         if suspicion is None:
             return cls(found)
@@ -155,46 +153,46 @@ class Prefetch:
     """Which rows of a claim wait for a worker, and for how long they are leased."""
 
     after: int
-    """The first rows, as many as this, start at once."""
+    """How many rows start at once: the first ones."""
     lease: float
-    """Seconds for which the others are leased."""
+    """Seconds for which the other rows are leased."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What the handler of a claimed row may ask of whoever claimed it."""
+    """What the handler of a claimed row may ask of the subscriber that claimed it."""
 
     extend: Callable[[Sequence[ClaimedMessage], float], Awaitable[bool]]
-    """Hold the rows for this many seconds from now; whether all are still held."""
+    """Hold the rows for this many seconds from now; returns whether all are still held."""
     encode: Callable[[Any], Awaitable[tuple[bytes, str | None]]] | None
-    """A body as `publish` encodes it, and its content type."""
+    """Encode a body as `publish` does; returns the bytes and the content type."""
     ack_first: bool
-    """Whether the rows are gone before the handler starts."""
+    """Whether the rows are removed before the handler starts."""
     log: Callable[..., None] = lambda *_args, **_kwargs: None
-    """The subscriber's."""
+    """The subscriber's log function."""
     warned: set[str] = field(default_factory=set)
-    """What the log was told once, and is not to be told again."""
+    """Warnings that were logged once and are not repeated."""
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """What is written in one transaction or not at all: settlements of one delivery, and what is
-    chained to them.
+    """Settlements of one delivery and the messages published with them: all are written in one
+    transaction, or none.
 
-    Its settlements name it, and stand side by side wherever they are; so nothing points in a
-    circle.
+    Each settlement refers to its unit, not the unit to its settlements, so there is no reference
+    cycle. The settlements of a unit are always adjacent.
     """
 
     chained: Sequence[NewMessage] = ()
     """Messages to insert when the settlements are written."""
     fallback: "Callable[[BaseException | None], list[Settlement]] | None" = None
-    """What to write of the same rows if the database refuses to store `chained`, with its error as
-    far as it is known."""
+    """Settlements of the same rows for the case that the database refuses to store `chained`; the
+    argument is its error, if known."""
 
 
 @dataclass(slots=True)
 class Settlement:
-    """What the database is told about one finished delivery, fenced by (id, lease_token).
+    """What is written for one finished delivery, fenced by (id, lease_token).
 
     `state` COMPLETED, FAILED or DISCARDED takes the row out of the message table (into the archive
     if `archive`); PENDING or RETRYABLE leaves it there; None means as before the claim.
@@ -207,8 +205,8 @@ class Settlement:
     attempted: bool = True
     """Whether attempts_count goes up by one and first/last_attempt_at are written."""
     ran: bool = False
-    """Whether first/last_attempt_at are written all the same: a handler has ended, and no attempt
-    is charged."""
+    """Whether first/last_attempt_at are written although no attempt is charged: a handler has
+    ended."""
     uncharge: bool = False
     """Whether deliveries_count goes down by one."""
     ended_after: float = 0.0
@@ -216,7 +214,7 @@ class Settlement:
     delay: float | None = None
     """Seconds from the database's now to the next attempt; None keeps the due time."""
     reason: str | None = None
-    """One of `core.states`, or what a handler gave."""
+    """A code of `core.reasons`, or a handler's own text."""
     related_id: int | None = None
     """The message that the reason is about."""
     error: str | None = None
@@ -229,9 +227,9 @@ class Settlement:
     published_again: bool = False
     """Whether publish_count goes up by one."""
     hop: int | None = None
-    """1: one more hop by the broker itself; 0: they begin anew; None: as before."""
+    """1 counts one more hop, 0 resets the count, None leaves it."""
     unit: Unit | None = None
-    """What it is written together with; None: it is written by itself."""
+    """The unit that it belongs to; None: it is written alone."""
 
     @property
     def ended(self) -> float | None:
@@ -240,7 +238,7 @@ class Settlement:
 
     @property
     def plain_ack(self) -> bool:
-        """Whether a handler has acked it and there is nothing else to say."""
+        """Whether it is an ack of a handler, without a reason or an error."""
         return (
             self.state is MessageState.COMPLETED
             and self.attempted
@@ -252,7 +250,7 @@ class Settlement:
     @property
     def leaves(self) -> bool:
         """Whether the row leaves the message table."""
-        state = self.state  # `in` a set would hash an enum, which is Python code
+        state = self.state  # `in` with a set calls the enum's __hash__, which is slow Python code
         return (
             state is MessageState.COMPLETED
             or state is MessageState.FAILED
@@ -261,9 +259,10 @@ class Settlement:
 
 
 class Acked(Settlement):
-    """A handler has acked it and there is nothing else to say, as for nearly all messages.
+    """An ack of a handler without a reason or an error, as for nearly all messages.
 
-    What is the same for all of them is the class's, so that only four fields are written for each.
+    The fields that are always the same are attributes of the class, so that only four fields are
+    set for each message.
     """
 
     __slots__ = ()
@@ -277,7 +276,7 @@ class Acked(Settlement):
     plain_ack = leaves = True
 
     def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002
-        """`ended_after` in seconds; `archive` tells whether it is kept."""
+        """Settle `id`; `ended_after` is in seconds, `archive` says whether the row is kept."""
         self.id = id
         self.lease_token = lease_token
         self.ended_after = ended_after
@@ -296,9 +295,9 @@ class ReadyPair:
     due: datetime | None = None
     """When its first is due, where the database says so (PostgreSQL)."""
     since: datetime | None = None
-    """Rows that were due before are left alone by a claim (PostgreSQL); None claims all."""
+    """A claim ignores rows that were due before this time (PostgreSQL); None claims all."""
     unusable: bool = False
-    """Whether some of its rows have a due time that is none (SQLite), which no claim would find."""
+    """Whether some of its rows have an invalid due time, which no claim would find (SQLite)."""
 
 
 class ReadyPairs(list[ReadyPair]):
@@ -312,10 +311,10 @@ class ReadyPairs(list[ReadyPair]):
 
 @dataclass(frozen=True, slots=True)
 class UnknownOutcome:
-    """A message of which nobody knows whether its handler has run, or how far it came.
+    """A message of which it is not known whether its handler ran, or how far it got.
 
-    `AckPolicy.ACK_FIRST` removes a message before its handler starts; this one's process has not
-    been heard of since, or the answer to the removal's COMMIT was lost.
+    `AckPolicy.ACK_FIRST` removes a message before its handler starts. Then the process sent no more
+    sign of life, or the answer to the removal's COMMIT was lost.
     """
 
     message_id: int
@@ -329,10 +328,10 @@ class UnknownOutcome:
 
 @dataclass(slots=True)
 class SettleResult:
-    """Ids whose settlement was written, in no order, and those whose lease was gone.
+    """Ids whose settlement was written, and ids whose lease was lost; both unordered.
 
-    In neither set is what stays to be written: its row is locked by somebody else, or a row of its
-    unit is locked or lost.
+    An id in neither set still has to be written: another transaction has locked its row, or a row
+    of its unit is locked or lost.
     """
 
     settled: set[int] = field(default_factory=set)

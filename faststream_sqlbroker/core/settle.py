@@ -35,23 +35,21 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, describe_exception, replace_headers
 
 DEAD_LETTER = "dead-letter"
-"""Header of a message in a dead letter queue: where it comes from and why."""
+"""Header of a message in a dead letter queue: its origin and its reason."""
 LONGEST_ERROR = 1024
-"""Bytes of the error's text in that header, which is read at each claim; all of it is in
-last_error."""
+"""Bytes of the error's text in that header. Each claim reads the headers, so they stay short; the
+column last_error has the whole text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleRules:
-    """What a subscriber says about endings: its retry strategy, what it keeps in the archive, where
-    dead letters go.
-    """
+    """A subscriber's options for settling: retries, the archive, dead letters."""
 
     retry_strategy: Any = None
     retain_on_ack: bool = True
     retain_on_reject: bool = True
     dead_letter_queue: str | None = None
-    """Where a message goes that would be FAILED; None is the archive."""
+    """The queue for messages that would be FAILED; None: they are archived as FAILED."""
 
 
 def settle(
@@ -62,7 +60,7 @@ def settle(
     ended_after: float,
     attempted: bool = True,
 ) -> Settlement:
-    """Turn `outcome` (None: the handler recorded none) into what the database is told.
+    """Turn `outcome` (None: the handler recorded none) into the write for the database.
 
     Args:
         row: The delivery that ended.
@@ -112,7 +110,7 @@ def acked(row: ClaimedMessage, rules: SettleRules, *, ended_after: float) -> Set
 
 
 def needed_to_write(settlements: Iterable[Settlement]) -> Activities:
-    """What writing `settlements`, with what is chained to them, is a part of."""
+    """The activities whose rights are needed to write `settlements` and their messages."""
     done = {Activity.CONSUME}
     for settlement in settlements:
         if settlement.leaves and settlement.archive:
@@ -123,8 +121,9 @@ def needed_to_write(settlements: Iterable[Settlement]) -> Activities:
 
 
 def sent_back(settlement: Settlement) -> Settlement:
-    """What becomes of a row whose `settlement` cannot be written: as an Abandon, the attempt is not
-    charged.
+    """The settlement to write if `settlement` cannot be written.
+
+    As after an Abandon, the message is PENDING and the attempt is not charged.
     """
     return Settlement(
         settlement.id,
@@ -185,7 +184,7 @@ def _later(
         left = outcome.give_up_after - waited
         if left <= 0:
             return _fail(base, row, rules, NOT_READY, outcome.error)
-        # The last look is when the time is over, not later.
+        # The last try is when give_up_after is over, not later.
         delay = min(outcome.retry_in, left)
         base.ran = True
     base.state = MessageState.PENDING
@@ -203,7 +202,7 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
         if not _may_retry(strategy, outcome):
             return _fail(base, row, rules, NOT_RETRIED, outcome.error)
         delay = _delay_after(base, row, outcome, strategy, attempts)
-    except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything; the row must not hang
+    except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything
         error.__context__ = outcome.error
         return _fail(base, row, rules, RETRY_STRATEGY_ERROR, error)
     if delay is None:
@@ -215,9 +214,7 @@ def _nack(base: Settlement, row: ClaimedMessage, outcome: Nack, rules: SettleRul
 
 
 def _may_retry(strategy: Any, outcome: Nack) -> bool:
-    """Whether `strategy` retries after the error of `outcome`; a handler that asks for a retry by
-    itself gets it.
-    """
+    """Whether to retry: the handler asked for it, or `strategy` retries after the error."""
     asked = outcome.delay is not None or outcome.retry_possible
     return asked or retries_after(strategy, outcome.error)
 
@@ -232,12 +229,12 @@ def _delay_after(
     last = row.acquired_at + timedelta(seconds=base.ended_after)
     return next_delay(
         strategy,
-        # Without a charged attempt it is when the message was not ready, which the strategy is not
-        # asked about.
+        # Without a charged attempt, first_attempt_at is the time of a NotReadyYet. That is not an
+        # attempt that a strategy should count from.
         first_attempt_at=(row.first_attempt_at if row.attempts_count else None) or last,
         last_attempt_at=last,
         attempts_count=attempts,
-        # Of an error that it does not retry it is not told where the handler asks for a retry
-        # (RetryPossible).
+        # The handler may ask for a retry of an error that the strategy does not retry
+        # (RetryPossible). Then the strategy is asked without the error, else it would give up.
         exception=outcome.error if retries_after(strategy, outcome.error) else None,
     )

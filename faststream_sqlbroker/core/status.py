@@ -22,7 +22,7 @@ class PausedQueue:
     queue: str
     since: datetime
     until: datetime | None
-    """When it ends by itself; None: when somebody resumes it."""
+    """When it ends by itself; None: only when an operator resumes the queue."""
     by: str
     """Who paused it: the name given, else host and process id."""
     reason: str | None
@@ -30,7 +30,7 @@ class PausedQueue:
 
 @dataclass(frozen=True, slots=True)
 class LiveSubscriber:
-    """One subscriber of one process, as it told the database last."""
+    """One subscriber of one process, as it last registered itself."""
 
     worker: str
     """Host, process id and a random number: no other subscriber has this name."""
@@ -38,7 +38,7 @@ class LiveSubscriber:
     since: datetime
     """When it was started."""
     lease_expires_at: datetime
-    """Until when it counts as alive if it is not heard of again."""
+    """Until when it counts as alive without another heartbeat."""
     max_workers: int
     ordered: bool
     paused: bool
@@ -54,7 +54,7 @@ class LiveSubscriber:
 
     @property
     def way(self) -> str:
-        """What its queues promise by it, for people: equal where two subscribers go together."""
+        """Its `ordered` and its policies, as text: equal for subscribers that go together."""
         given = [*(["ordered=True"] if self.ordered else []), *self.policies]
         return " and ".join(given) if given else "plain"
 
@@ -66,8 +66,9 @@ class LiveSubscriber:
 
 
 def by_way(queue: str, subscribers: Iterable[LiveSubscriber]) -> dict[str, list[LiveSubscriber]]:
-    """Those of `queue` that do not drain, by what they promise: more than one way breaks the
-    promises of each.
+    """The subscribers of `queue` that do not drain, grouped by `way`.
+
+    With more than one way, none of them is guaranteed.
     """
     found: dict[str, list[LiveSubscriber]] = {}
     for subscriber in subscribers:
@@ -108,7 +109,7 @@ def describe(settings: Any, *, paused: bool, stopping: bool) -> dict[str, Any]:
 def subscriber_of(
     worker: str, info: Mapping[str, Any], since: datetime, lease_expires_at: datetime
 ) -> LiveSubscriber:
-    """A subscriber as it described itself; what another version did not say is as by default."""
+    """A subscriber from its description; what an older version left out gets its default."""
     return LiveSubscriber(
         worker,
         _texts(info.get("queues")),
@@ -126,12 +127,12 @@ def _texts(value: Sequence[Any] | None) -> tuple[str, ...]:
     return tuple(str(item) for item in value or ())
 
 
-# What is known of a lock from outside.
+# Locks, as operators see them.
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLock:
-    """A lock that somebody has. Times are the database's (aware, UTC)."""
+    """A lock that a process holds. Times are the database's (aware, UTC)."""
 
     key: str
     fence: int
@@ -143,7 +144,7 @@ class HeldLock:
     """Host and process id of the holder."""
 
 
-# A schedule as the database remembers it. Times are the database's (aware, UTC).
+# Schedules, as stored. Times are the database's (aware, UTC).
 
 Missed = Literal["one", "all", "skip"]
 MISSED: tuple[Missed, ...] = ("one", "all", "skip")
@@ -151,17 +152,17 @@ MISSED: tuple[Missed, ...] = ("one", "all", "skip")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule of the fleet, as its processes left it in the database."""
+    """One schedule of the fleet, as stored."""
 
     name: str
     expression: str
     tz: str
     last_fire_at: datetime | None
-    """The newest fire time whose message was published; None: none was."""
+    """The last fire time whose message was published; None: none was."""
     next_fire_at: datetime | None
-    """The next fire time; one in the past is late. None: there is none within 50 years."""
+    """The next fire time; if it is in the past, it is late. None: none within 50 years."""
     failures_count: int
-    """How often in a row the function of the schedule has failed for that fire time."""
+    """Failures in a row of the schedule's function for that fire time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +174,20 @@ class ScheduleState:
     next_at: datetime | None
     last_at: datetime | None = None
     decided_at: datetime | None = None
-    """Until when fire times are being published; None: nothing has begun."""
+    """The last fire time of the run that has begun; None: no run has begun."""
     failures_count: int = 0
     becomes: tuple[str, str] | None = None
-    """The expression and zone to go on with when that has been done."""
+    """The expression and zone that apply after that run; None: the same."""
 
     def fired(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
-        """The fire time `at` was published (None: there was nothing to publish); the same work goes
-        on at `next_at`.
+        """The state after fire time `at` was published (None: there was nothing to publish).
+
+        The same run goes on with the fire time `next_at`.
         """
         return replace(self, last_at=at or self.last_at, next_at=next_at, failures_count=0)
 
     def ended(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
-        """As `fired`, and it was the last one that was due."""
+        """As `fired`, for the last fire time of the run."""
         expression, tz = self.definition_to_come
         return ScheduleState(expression, tz, next_at, at or self.last_at)
 
@@ -214,7 +216,7 @@ class ScheduleState:
 
 
 def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
-    """A state as `dump` wrote it; None for a row that has none yet, or one that cannot be read."""
+    """A state as `dump` wrote it; None if the row has none, or one that cannot be read."""
     try:
         given = dict(info or {})
         becomes = given.get("becomes")
@@ -239,10 +241,10 @@ def _time(value: str | None) -> datetime | None:
     return None if value is None else datetime.fromisoformat(value).astimezone(timezone.utc)
 
 
-# Why a message is where it is, in words for people and codes for programs.
+# Why a message is where it is: text for people, codes for programs.
 
 SHOWN_ERROR = 200
-"""Characters of an error that an explanation repeats."""
+"""Characters of an error that an explanation shows: about two lines of a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,23 +254,23 @@ class Reason:
     code: str
     text: str
     until: datetime | None = None
-    """When it ends by itself (aware, UTC); None: not by time, or nobody knows."""
+    """When it ends by itself (aware, UTC); None: not by time, or not known."""
     message_id: int | None = None
-    """The other message that it is about."""
+    """The other message that the reason is about."""
     worker: str | None = None
-    """The subscriber that it is about, by the name that `admin.subscribers` gives."""
+    """The subscriber that the reason is about, as `admin.subscribers` names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is known of a message at one moment. `str()` is for people."""
+    """Why a message is where it is, at one moment. `str()` is for people."""
 
     message_id: int
     state: MessageState | None
-    """None: there is no such message, neither live nor archived."""
+    """None: there is no such message, live or archived."""
     queue: str | None
     reasons: tuple[Reason, ...]
-    """One at least; what stands in the way first."""
+    """At least one; those that keep the message from its handler come first."""
     pipeline: str | None = None
     """Its place, such as "step 2 of 3 of Email"; None: its queue belongs to no pipeline."""
 

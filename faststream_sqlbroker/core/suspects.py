@@ -1,14 +1,17 @@
-"""Which messages run alone: those that may have killed their process, and those on their last
-delivery.
+"""Suspects: messages that may have killed their process, or that are on their last delivery.
+
+A suspect runs while no other message runs in the process (solo run). If it kills the process
+again, no other message loses its lease.
 """
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 SUSPECT_AFTER = 2
-"""Lost leases of a message that may be what killed its process; one is normal when a machine
-restarts."""
+"""Lost leases from which on a message may have killed its process. One is normal: a machine was
+restarted."""
 _NEVER = 2**31 - 1
+"""More deliveries than any message has; the largest INTEGER of the databases."""
 
 
 class Suspect(NamedTuple):
@@ -17,28 +20,30 @@ class Suspect(NamedTuple):
     lost: int
     """Its deliveries that ended without an attempt."""
     last: bool = False
-    """Whether its next delivery is the last that is permitted, so that it never has company."""
+    """Whether its next delivery is the last that is permitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """How a claim knows a suspect, which it leaves where it is.
+    """How a claim recognises a suspect, which it does not lease.
 
-    What was delivered more often than is permitted is none: it ends without a handler.
+    A message that was delivered more often than permitted is not a suspect: it ends without a
+    handler.
     """
 
     losses: int = SUSPECT_AFTER
-    """From so many lost leases on."""
+    """Lost leases from which on a message is a suspect."""
     final: int = _NEVER
     """Deliveries before the last that is permitted."""
     told: bool = True
-    """Whether the claim tells of the suspects that it meets, in the room of others; else it passes
-    over them."""
+    """Whether the claim reports the suspects that it finds, which count towards its limit; else it
+    skips them."""
 
     @classmethod
     def under(cls, max_deliveries: int | None) -> "Suspicion | None":
-        """With `max_deliveries` (None: no limit); None where nothing runs alone, as there is one
-        delivery only.
+        """The rule for a subscriber with `max_deliveries` (None: no limit).
+
+        None if only one delivery is permitted: then no message is delivered a second time.
         """
         if max_deliveries is None:
             return cls()
@@ -47,11 +52,11 @@ class Suspicion:
         return cls(min(SUSPECT_AFTER, max_deliveries - 1), max_deliveries - 1)
 
     def untold(self) -> "Suspicion":
-        """The same for a claim that passes over suspects."""
+        """The same rule for a claim that skips suspects."""
         return replace(self, told=False)
 
     def of(self, deliveries: int, attempts: int) -> Suspect | None:
-        """The suspect that a message with these counts is, before its next delivery."""
+        """Judge a message by its counts before its next delivery; None: it is not a suspect."""
         lost = deliveries - attempts
         if deliveries == self.final or (deliveries < self.final and lost >= self.losses):
             return Suspect(lost, deliveries == self.final)
@@ -59,5 +64,5 @@ class Suspicion:
 
     @property
     def binds(self) -> dict[str, int]:
-        """For the statements that ask `dialects.base.SUSPECT`."""
+        """Binds of the condition `dialects.suspects.SUSPECT`."""
         return {"losses": self.losses, "final": self.final}

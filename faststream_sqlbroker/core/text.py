@@ -1,4 +1,4 @@
-"""Text that every database stores or a person may see, and exceptions as such text."""
+"""Text that every database can store and a person can read, and exceptions as such text."""
 
 import contextlib
 import json
@@ -15,13 +15,15 @@ DEFAULT_LIMIT = 8192
 """Bytes of UTF-8 that an error text may take."""
 
 _SMALLEST_LIMIT = 64
+"""Bytes; room for "[...]" with a little text before and after it."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _REPLACEMENT = "\ufffd"
 _GAP = "\n[...]\n"
 _MAX_FRAMES = 10
+"""Frames of a traceback that are kept: the innermost ones, which say most."""
 _MAX_RELATED = 5
-
+"""Causes of an exception, and members of a group, that are named."""
 
 SHOWN = 80
 """Characters of a value that an error message shows."""
@@ -34,8 +36,9 @@ def short(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """The text without characters that would drive a terminal, or turn round or hide what stands
-    beside them.
+    """The text without control characters and without marks that change its direction.
+
+    In a terminal such characters could move the cursor, or hide or reorder the text around them.
     """
     return _UNSEEN.sub(_REPLACEMENT, text)
 
@@ -79,7 +82,7 @@ def describe_exception(error: BaseException, *, limit: int = DEFAULT_LIMIT) -> s
     """
     try:
         text = "\n".join(_describe(error))
-    except Exception:  # noqa: BLE001 - foreign code runs here, and losing the outcome would be worse
+    except Exception:  # noqa: BLE001 - calls the error's own code, which may raise
         text = f"{type.__getattribute__(type(error), '__name__')}: (it cannot be described)"
     return clean_text(text, limit=limit)
 
@@ -112,8 +115,8 @@ def _headline(error: BaseException) -> str:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     seen = {id(error)}
-    # What caused a StoreError is SQLAlchemy's: its text holds the statement, with bodies and
-    # headers.
+    # A StoreError is caused by an error of SQLAlchemy. The text of that one holds the statement
+    # with its binds: bodies and headers, which must not get into logs.
     while not isinstance(error, StoreError):
         context = None if error.__suppress_context__ else error.__context__
         cause = error.__cause__ if error.__cause__ is not None else context
@@ -128,17 +131,17 @@ def _replace(text: str) -> str:
     return _UNSTORABLE.sub(_REPLACEMENT, text)
 
 
-# Headers and texts as they are stored, which a foreign producer may have filled with anything.
+# Headers and texts as they are stored. Another program may have stored anything there.
 
 LONGEST_KEPT = 256
-"""Characters of headers whose decoded form is kept for the next message with the same."""
+"""Characters of headers up to which their decoded form is cached; longer ones seldom repeat."""
 
 
 def replace_headers(stored: Any, changes: Mapping[str, Any]) -> str:
     """Headers as selected, with `changes` (None takes a header away), as JSON text.
 
-    What cannot be written again (a foreign producer's, too deep) is left out; the changes are
-    always there.
+    Stored headers that cannot be encoded again are dropped: another program may have nested them
+    too deeply. The changes are always written.
     """
     try:
         return json.dumps(_changed(load_headers(stored), changes))
@@ -155,16 +158,16 @@ def _changed(headers: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def load_text(value: Any) -> str | None:
-    """A text as selected; bytes (SQLite, which stores any) with what is no UTF-8 replaced."""
+    """A text as selected. SQLite may give bytes; those that are not UTF-8 are replaced."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def load_headers(value: Any) -> dict[str, Any]:
-    """Headers as selected (JSON text, a decoded object or NULL); anything but an object is kept
-    under "value".
+    """Decode headers as selected: JSON text, a decoded object or NULL.
 
-    A foreign producer may store anything; it must not keep the message from being handled. What
-    Python refuses to parse (no JSON, integers of more than 4300 digits, too deep) stays text.
+    Another program may store anything, and the message must still reach its handler. Any value
+    but an object becomes {"value": ...}. Text that Python cannot parse stays text: not JSON,
+    nested too deeply, or with an integer of more than 4300 digits.
     """
     if value is None:
         return {}

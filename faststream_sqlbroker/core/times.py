@@ -60,11 +60,10 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
 
 
 def delay_seconds(value: Duration, *, name: str = "delay") -> float:
-    """Return how many seconds from now something is due: 0, which is at once, for a negative
-    `value`.
+    """Return in how many seconds something is due. A negative `value` gives 0: at once.
 
     Raises:
-        SetupError: It is no length of time; the message begins with `name`.
+        SetupError: It is not a valid duration; the message begins with `name`.
     """
     return max(0.0, parse_duration(value, name=name))
 
@@ -73,7 +72,7 @@ def seconds_or_zero(name: str, value: Duration) -> float:
     """Return `value` in seconds.
 
     Raises:
-        SetupError: It is no length of time, or negative; the message begins with `name`.
+        SetupError: It is not a valid duration, or negative; the message begins with `name`.
     """
     seconds = parse_duration(value, name=name)
     if seconds < 0:
@@ -85,7 +84,7 @@ def positive_seconds(name: str, value: Duration) -> float:
     """Return `value` in seconds.
 
     Raises:
-        SetupError: It is no length of time above 0; the message begins with `name`.
+        SetupError: It is not a duration above 0; the message begins with `name`.
     """
     seconds = parse_duration(value, name=name)
     if seconds <= 0:
@@ -117,14 +116,14 @@ def _short(value: Duration) -> str:
     return short(value)
 
 
-# Leases and waits as users give them, in seconds.
+# Leases and waits, as users write them, in seconds.
 
 
 def lease_seconds(lease: Duration) -> float:
     """A lease in seconds.
 
     Raises:
-        SetupError: it is no length of time longer than 0.
+        SetupError: it is not a duration above 0.
     """
     seconds = parse_duration(lease, name="lease")
     if seconds <= 0:
@@ -133,10 +132,10 @@ def lease_seconds(lease: Duration) -> float:
 
 
 def wait_seconds(wait: Duration | None) -> float | None:
-    """How long to wait, in seconds; None for ever.
+    """How long to wait, in seconds; None: without a limit.
 
     Raises:
-        SetupError: it is negative or no length of time.
+        SetupError: it is not a valid duration, or negative.
     """
     if wait is None:
         return None
@@ -146,11 +145,11 @@ def wait_seconds(wait: Duration | None) -> float | None:
     return seconds
 
 
-# Moments as whole microseconds since 1970 (UTC), and back: exact, where floats of seconds are not.
+# Times as whole microseconds since 1970 (UTC). Integers are exact; floats of seconds are not.
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 TICK = timedelta(microseconds=1)
-"""The least that a moment can be later than another."""
+"""The resolution of every time that the broker stores."""
 
 
 def to_microseconds(moment: datetime) -> int:
@@ -171,10 +170,10 @@ def find_zone(name: str, of: str) -> ZoneInfo:
 
     Args:
         name: Of the zone.
-        of: Whose option it is; the error message begins with it.
+        of: The owner of the option, such as "Window's"; the error message begins with it.
 
     Raises:
-        SetupError: there is none of that name, or no database.
+        SetupError: there is no zone of that name, or no database of time zones.
     """
     try:
         return ZoneInfo(name)

@@ -1,6 +1,4 @@
-"""Scheduling policies: what they are given, checked, and what they decide; pure, by times as
-numbers.
-"""
+"""Scheduling policies: their options, and what they decide. Pure; times are numbers."""
 
 from faststream_sqlbroker.core.policies.basic import BlockingWait, Concurrency, Delay, Once
 from faststream_sqlbroker.core.policies.checks import (

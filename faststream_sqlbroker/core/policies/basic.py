@@ -16,8 +16,9 @@ from faststream_sqlbroker.core.times import Duration
 
 @dataclass(frozen=True, init=False)
 class Delay:
-    """Every message waits `delay` after its due time, once; its retries come when the retry
-    strategy says.
+    """Every message waits `delay` after its due time, once.
+
+    Its retries are not delayed again: the retry strategy sets their time.
     """
 
     length: int
@@ -40,13 +41,13 @@ class Delay:
 
 @dataclass(frozen=True, init=False)
 class Once:
-    """Of all messages of a key, one is handled, at most once.
+    """One message of each key is handled, at most once.
 
-    The key is claimed, and that committed, before the handler starts; it stays claimed for `ttl`.
-    Other messages of the key are DISCARDED as duplicates. A handler that raises `RetryPossible`
-    gives the key back and is tried again; any other error ends its message. After a crash nobody
-    knows how far the handler came: the message is FAILED ("unknown_outcome") and listed by
-    `broker.admin.unknown()`.
+    The key is claimed in a committed transaction before the handler starts, and stays claimed for
+    `ttl`. Other messages of the key are DISCARDED as duplicates. A handler that raises
+    `RetryPossible` gives the key back and is tried again; any other error ends its message. After
+    a crash it is not known how far the handler got: the message is FAILED ("unknown_outcome"),
+    and `broker.admin.unknown()` lists it.
     """
 
     ttl: int
@@ -60,11 +61,11 @@ class Once:
 
         Args:
             ttl: From the start of its handler.
-            without_key: What becomes of a message without a key: it is handled as usual, or it is
-                FAILED.
+            without_key: What happens to a message without a key: it is handled as usual, or it
+                is FAILED.
 
         Raises:
-            SetupError: a ttl that is not longer than 0.
+            SetupError: the ttl is not longer than 0.
         """
         object.__setattr__(self, "ttl", microseconds("Once's ttl", ttl))
         one_of("Once's without_key", without_key, WITHOUT_KEY)
@@ -74,14 +75,15 @@ class Once:
         return f"Once({seconds(self.ttl)})"
 
 
-# Concurrency: at most so many leases at a time, for the whole fleet.
+# Concurrency: a limit on leases at a time, for the whole fleet.
 
 
 @dataclass(frozen=True, init=False)
 class Concurrency:
     """At most `limit` messages of a queue, or of each of its keys, are leased at a time.
 
-    Exact in leases: a worker that has lost its lease may still be running until it notices.
+    The limit is exact for leases. A worker that has lost its lease runs on until it notices, so
+    for that time one more handler may run.
     """
 
     limit: int
@@ -99,12 +101,12 @@ class Concurrency:
 
         Args:
             limit: Most messages at a time, 1 to 1 000 000.
-            per_key: Whether the limit is each key's, else the queue's.
-            without_key: With per_key=True, what becomes of a message without a key: it passes, or
-                it is FAILED.
+            per_key: Whether the limit applies to each key, else to the queue.
+            without_key: With per_key=True, what happens to a message without a key: it is handled
+                without a limit, or it is FAILED.
 
         Raises:
-            SetupError: a value out of its range, or `without_key` where no key is asked for.
+            SetupError: a value out of its range, or `without_key` without per_key=True.
         """
         object.__setattr__(
             self, "limit", whole_number("Concurrency's limit", limit, most=1_000_000)
@@ -118,15 +120,14 @@ class Concurrency:
         return f"Concurrency({self.limit}{', per_key=True' if self.per_key else ''})"
 
 
-# BlockingWait: a worker rests after a failure, which slows the whole queue down (back-pressure).
+# BlockingWait: a worker pauses after a failure, which slows the whole queue down (back-pressure).
 
 
 @dataclass(frozen=True, init=False)
 class BlockingWait:
-    """After a failed attempt its worker waits before the message is nacked and the next one is
-    taken.
+    """After a failed attempt, the worker waits before it nacks the message and takes the next one.
 
-    The message stays leased meanwhile. A stop ends the wait.
+    The message stays leased during the wait. Stopping the broker ends the wait.
     """
 
     length: int

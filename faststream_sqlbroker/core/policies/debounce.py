@@ -50,8 +50,8 @@ class Debounce:
             max_wait: Most time from a burst's start to its end, so that an unbroken stream is
                 delivered too.
             key: Bursts are of one key; False is refused.
-            without_key: What becomes of a message that was published without a key: it passes, or
-                it is FAILED.
+            without_key: What happens to a message that was published without a key: it is
+                delivered, or it is FAILED.
 
         Raises:
             SetupError: a length that is not longer than 0, max_wait shorter than the window or with
@@ -106,7 +106,7 @@ class Debounce:
 
 @dataclass(slots=True)
 class Bursts:
-    """What is known of one key; stored as JSON."""
+    """The bursts of one key; stored as JSON."""
 
     start: int | None = None
     """When its open burst began; None: none is open."""
@@ -119,38 +119,37 @@ class Bursts:
     first: int | None = None
     """The message of the open burst that was to be delivered at once (leading edge)."""
     ended: list[int] = field(default_factory=list)
-    """Messages whose turn is to come, in this order: of bursts that have ended, or begun (leading
-    edge)."""
+    """Messages to deliver, in this order: of bursts that have ended, or begun (leading edge)."""
     current: int | None = None
-    """The message that was delivered last; while it lives, the next waits."""
+    """The message that was delivered last. The next one waits until it has settled."""
     past_end: int = 0
     """When the burst before the open one ended."""
     past: int | None = None
-    """The message of that burst that was delivered, or waits for its turn."""
+    """The message of that burst that was delivered, or is to be delivered."""
 
     @classmethod
     def load(cls, info: Any) -> "Bursts":
-        """Of what `dump` gave; anything else counts as nothing known."""
+        """Read what `dump` wrote; any other value counts as empty."""
         if not isinstance(info, dict):
             return cls()
         known = {name: info[name] for name in cls.__slots__ if name in info}
         return cls(**known)
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values, without what is not set."""
+        """As JSON values, without empty fields."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in values.items() if value is not None and value != []}
 
     def known(self) -> list[int]:
-        """The messages that are waiting or being handled, as far as is known."""
+        """The messages that wait or are being handled. Some may have ended since."""
         return [i for i in (self.current, *self.ended, self.newest) if i is not None]
 
     def next(self, live: set[int]) -> int | None:
-        """The message whose turn it is, if any, among those that are still `live`."""
+        """The message to deliver next, among those that are still `live`; None: there is none."""
         return next((message for message in self.known() if message in live), None)
 
     def delivered(self, message: int) -> None:
-        """`message` has been claimed: it has left its burst."""
+        """Record that `message` was claimed, and so has left its burst."""
         if message == self.newest:
             self.past = message
             self.past_end = self.end
@@ -162,21 +161,21 @@ class Bursts:
 
 @dataclass(slots=True)
 class BurstChanges:
-    """What became of messages that have arrived."""
+    """What happened to messages that have arrived."""
 
     due: dict[int, int] = field(default_factory=dict)
-    """When those are due that stay."""
+    """The new due times of the messages that stay."""
     superseded: dict[int, int] = field(default_factory=dict)
-    """Which message took the place of those that go."""
+    """Of each superseded message, the message delivered in its place."""
 
 
 def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) -> BurstChanges:
-    """Let messages of one key take part; `bursts` is changed.
+    """Add messages of one key to its bursts; `bursts` is changed.
 
     Args:
         policy: What a burst is.
-        bursts: What is known of the key.
-        arrivals: (time, id) of each, in this order.
+        bursts: The bursts of the key.
+        arrivals: (time, id) of each message, sorted.
     """
     taken = BurstChanges()
     gone = list[int]()
@@ -186,9 +185,8 @@ def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) 
             and at <= bursts.past_end
             and (policy.edge == "leading" or message < bursts.past)
         ):
-            taken.superseded[message] = (
-                bursts.past
-            )  # committed after the end of the burst to which it belongs
+            # A race: its publish was committed after its burst had ended and been closed.
+            taken.superseded[message] = bursts.past
             continue
         if bursts.start is not None and at > bursts.end:
             _replace(taken, gone, bursts)
@@ -221,9 +219,7 @@ def _begin(policy: Debounce, bursts: Bursts, taken: BurstChanges, at: int, messa
 
 
 def _replace(taken: BurstChanges, gone: list[int], bursts: Bursts) -> None:
-    """Those that go make way for the one message of the burst that is delivered, as far as is known
-    by now.
-    """
+    """Record that the messages `gone` are superseded by the one that is delivered as of now."""
     stays = bursts.newest if bursts.newest is not None else bursts.first
     for message in gone:
         taken.due.pop(message, None)
@@ -233,7 +229,7 @@ def _replace(taken: BurstChanges, gone: list[int], bursts: Bursts) -> None:
 
 
 def _end(bursts: Bursts) -> None:
-    """The open burst has ended; its message waits for its turn."""
+    """Close the open burst; its message waits to be delivered."""
     if bursts.newest is not None:
         bursts.ended.append(bursts.newest)
     bursts.past = bursts.newest or bursts.first

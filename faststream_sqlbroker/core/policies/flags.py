@@ -1,7 +1,6 @@
 """What policies have done with a message, as bits of its column `policy_marks`.
 
-They go when the message moves to another queue. Rows that were never looked at by a policy have
-none.
+They are cleared when the message moves to another queue. A row that no policy has seen has none.
 """
 
 DELAYED = 1
@@ -12,8 +11,8 @@ SLOT = 4
 """Its due time is the slot that a Throttle per key gave it; every attempt needs a new one."""
 
 JOINED = 8
-"""A handler's transaction has locked it, which is committed only with its ack; see
+"""A handler's transaction has locked the row. The flag is committed only with the ack; see
 `dialects.handler_locks`."""
 
 KEPT = 0x7FFF & ~(SLOT | JOINED)
-"""The marks that outlive a delivery."""
+"""Mask of the flags that outlive a delivery: all 15 bits of a SMALLINT but the two above."""

@@ -5,15 +5,16 @@ from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 MICROSECONDS = 1_000_000
+"""Microseconds in a second."""
 WITHOUT_KEY = ("deliver", "dead_letter")
-"""What may become of a message without the key that a policy needs."""
+"""What may happen to a message without the key that a policy needs."""
 
 
 def microseconds(name: str, value: Duration) -> int:
     """`value` in whole microseconds.
 
     Raises:
-        SetupError: it is no length of time, or not longer than 0.
+        SetupError: it is not a duration above 0.
     """
     length = round(parse_duration(value, name=name) * MICROSECONDS)
     if length <= 0:
@@ -22,7 +23,7 @@ def microseconds(name: str, value: Duration) -> int:
 
 
 def without_key(name: str, value: object, *, keyed: bool, mend: str) -> None:
-    """Refuse what is no answer, and an answer where no key is asked for."""
+    """Refuse an unknown value, and any but the default if the policy does not use keys."""
     one_of(f"{name}'s without_key", value, WITHOUT_KEY)
     if not keyed and value != WITHOUT_KEY[0]:
         raise SetupError(

@@ -14,24 +14,26 @@ from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
 MOST_RATE = 1_000_000
+"""Slots in a period; one slot a microsecond is the most that the clock can tell apart."""
 MOST_KEPT = 10_000
 """Slots that are kept to grant the next; more would make every claim read and write a large row."""
 LEAST_LAG = MICROSECONDS // 10
+"""The least default of `max_lag`, in microseconds: with less, slots of a fast throttle would pass
+by while a claim's answer is on its way."""
 AHEAD = MICROSECONDS // 5
-"""How far before its time a slot is granted: a claim then takes several, and none is missed while
-it runs."""
+"""How long before its time a slot is granted (microseconds). So one claim takes several slots, and
+no slot passes by while the claim runs."""
 
 Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 
 
 @dataclass(frozen=True, init=False)
 class Throttle:
-    """Every attempt takes a slot; in any period of length `per` at most `rate` slots are granted,
-    by the database.
+    """Every attempt takes a slot; in any period of length `per`, at most `rate` slots are granted.
 
-    A handler never starts before its slot, and not later than `max_lag` after it: then it gives the
-    slot up and asks again. Slots that were given up, or lost with their process, are not given to
-    others.
+    The slots are kept in the database, so the limit holds for the whole fleet. A handler never
+    starts before its slot. If it cannot start within `max_lag` after it, the message gets another
+    slot. A slot that was not used is not granted again.
     """
 
     rate: int
@@ -55,7 +57,7 @@ class Throttle:
         max_lag: Duration | None = None,
         without_key: Literal["deliver", "dead_letter"] = "deliver",
     ) -> None:
-        """Say how many, and what becomes of those above.
+        """Say how many, and what happens to messages above the rate.
 
         Args:
             rate: Most slots in any period, 1 to 1 000 000.
@@ -68,12 +70,12 @@ class Throttle:
                 with the reason "throttled".
             max_lag: How much later than its slot a handler may start; default one interval (per /
                 rate), at least 100 ms.
-            without_key: With key=True, what becomes of a message without one: it passes, or it is
-                FAILED.
+            without_key: With key=True, what happens to a message without a key: it is handled
+                without a limit, or it is FAILED.
 
         Raises:
-            SetupError: a value out of its range, `without_key` where no key is asked for, or a
-                burst that would need more than 10 000 kept slots.
+            SetupError: a value out of its range, `without_key` without key=True, or a burst that
+                would need more than 10 000 kept slots.
         """
         whole_number("Throttle's rate", rate, most=MOST_RATE)
         period = microseconds("Throttle's per", per)
@@ -119,15 +121,16 @@ class Throttle:
 
     @property
     def gates(self) -> bool:
-        """Whether messages stay unclaimed until there is a slot, whichever comes first; else each
-        gets its own.
+        """Whether a slot belongs to no message: messages wait unclaimed, and the first takes it.
+
+        Else each message gets a slot of its own.
         """
         return self.when_exceeded == "wait" and not self.key
 
     @property
     def kept(self) -> int:
-        """How many of the last slots decide about the next."""
-        # Any `rate` slots span `per` by themselves if whole bursts do.
+        """How many of the last slots are needed to find the next."""
+        # If the rate is a multiple of the burst, keeping bursts apart keeps the rate, too.
         return self.burst if self.rate % self.burst == 0 else self.rate
 
     def next_slot(self, slots: Sequence[int], at: int) -> int:
@@ -193,7 +196,8 @@ def next_slots(
     logs = [list(log) for log in logs]
     while len(found) < most:
         slot = at
-        # Each may put it off; it is granted when nobody does.
+        # Each throttle may put the slot off, so the search repeats until all agree. The slot only
+        # moves forward, and each throttle has a next slot, so the loop ends.
         while (
             later := max(t.next_slot(log, slot) for t, log in zip(throttles, logs, strict=True))
         ) > slot:

@@ -14,12 +14,13 @@ _TIME = re.compile(r"([01]?[0-9]|2[0-4]):([0-5][0-9])")
 _WRITTEN = re.compile(r"Window\((\d\d:[\d:.]+)-(\d\d:[\d:.]+) ([^,)]+)(?:, days=([a-z,]+))?\)")
 _MIDNIGHT = time(0, 0)
 _SEARCHED = 400
-"""Days that are searched for the next opening; every day of the week comes, also past a gap of
-summer time."""
+"""Days that are searched for the next opening. A window on one day of the week opens within two
+weeks, even if a change of the clock skips an opening; the rest is reserve."""
 _LONGEST = timedelta(days=14)
-"""More than a window stays open that closes at all: two weeks but for two days, where a zone has
-skipped the day that it is closed."""
+"""More than any window stays open. One that is closed on a single day of the week stays open for 12
+days if its zone skips that day."""
 _SMALLEST = timedelta(microseconds=1)
+"""The resolution of times: the moment just before another."""
 
 
 @dataclass(frozen=True, init=False)
@@ -51,7 +52,8 @@ class Window:
     days: frozenset[int]
     """0 is Monday: the days on which it opens."""
     _last: tuple[int, int, int] = field(default=(0, 0, 0), init=False, repr=False, compare=False)
-    """From when the span that was found last is the answer, and that: every claim asks."""
+    """A cache, because every claim asks: since when the last span found is the answer, and its two
+    ends. A race between threads is harmless: the tuple is replaced as a whole."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Window:
             days: Days on which it opens, of mon, tue, wed, thu, fri, sat, sun; None is all.
 
         Raises:
-            SetupError: a time that is none, an unknown zone or day, or a window that never opens or
+            SetupError: an invalid time, an unknown zone or day, or a window that never opens or
                 never closes.
         """
         begins = _parse("start", start)
@@ -97,9 +99,7 @@ class Window:
 
     @classmethod
     def read(cls, text: str) -> "Window | None":
-        """The window that `str` has written as `text`; None for any other text, and for a zone not
-        known here.
-        """
+        """The window that `str` wrote as `text`; None for other text or an unknown time zone."""
         match = _WRITTEN.fullmatch(text)
         if match is None:
             return None
@@ -116,10 +116,9 @@ class Window:
             return None
 
     def span(self, now: int) -> tuple[int, int]:
-        """The span that is open at `now`, or the next one: when it opens and closes (closing
-        excluded).
+        """When the window that is open at `now`, or else the next one, opens and closes.
 
-        Times are microseconds since 1970, UTC.
+        Times are microseconds since 1970, UTC. At the closing time the window is closed.
         """
         since, opens, closes = self._last
         if since <= now < closes:
@@ -134,7 +133,7 @@ class Window:
         raise SetupError(msg)
 
     def _spans(self, day: date, zone: ZoneInfo) -> Iterator[tuple[int, int]]:
-        """The openings from `day` on; such as touch each other are one."""
+        """The openings from `day` on; those that touch or overlap are merged."""
         open_at = close_at = None
         for n in range(_SEARCHED):
             at = day + timedelta(days=n)
@@ -180,7 +179,7 @@ def _shown(utc: datetime, wall: datetime) -> datetime:
 
 
 def _skipped(wall: datetime) -> datetime:
-    """The moment of the change by which the clock never shows `wall`."""
+    """The moment of the clock change that skips `wall`: found by bisection, to the second."""
     low, high = (wall.replace(fold=fold).astimezone(timezone.utc) for fold in (1, 0))
     before = low.astimezone(wall.tzinfo).utcoffset()
     while high - low > timedelta(seconds=1):
@@ -198,7 +197,7 @@ def _written(at: time) -> str:
 
 
 def _parse(name: str, value: object) -> tuple[int, time]:
-    """Minutes since midnight (24:00 is not 00:00's, but both are the same time), and the time."""
+    """Minutes since midnight and the time. 24:00 is minute 1440, though its time is 00:00."""
     if isinstance(value, time) and value.tzinfo is None:
         return value.hour * 60 + value.minute, value
     match = _TIME.fullmatch(value) if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""When to try again: retry strategies, and the one question that is put to them.
+"""Retry strategies: when a failed message is tried again.
 
 In the formulas *n* is `attempts_count`, the number of attempts made, the one that just failed
 included (1 or more). All delays are seconds and begin at the end of the last attempt. Arguments

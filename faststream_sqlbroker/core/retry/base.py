@@ -50,7 +50,7 @@ def attempts_limit(strategy: RetryStrategyProto | None) -> int | None:
 
 
 def retries_after(strategy: RetryStrategyProto | None, exception: BaseException | None) -> bool:
-    """Whether `strategy` tries again after `exception` at all; one without a method `retries` does.
+    """Whether `strategy` tries again after `exception`; without a method `retries` it does.
 
     Raises:
         Exception: Whatever that method raises.
@@ -67,8 +67,7 @@ def next_delay(
     attempts_count: int,
     exception: BaseException | None = None,
 ) -> float | None:
-    """Ask `strategy` how long to wait before the next attempt; `attempts_count` 0 is asked about as
-    1.
+    """Ask `strategy` how long to wait before the next attempt; `attempts_count` 0 counts as 1.
 
     Returns:
         Seconds from `last_attempt_at`, 0 or more; None to give up (always so without a strategy).
@@ -111,23 +110,23 @@ def _takes_exception(function: Callable[..., object]) -> bool:
     return found is not None and found.kind is not found.POSITIONAL_ONLY
 
 
-# The base that a strategy of one's own derives from.
+# The base class for strategies of your own.
 
 _Classes = tuple[type[BaseException], ...]
 
 
 @dataclass(kw_only=True)
 class RetryStrategyTemplate(ABC):
-    """Base of strategies: a subclass says how long to wait, this class when to give up.
+    """Base of strategies. A subclass says how long to wait; this class decides when to give up.
 
     It gives up when `attempts_count` has reached `max_attempts`, or when the next attempt would
     begin more than `max_total_delay_seconds` after the first. None is no limit.
 
-    It also gives up at once, with the reason `not_retried`, after an exception that is of no class
-    in `retry_on`, if that is given, or of one in `no_retry_on`, which goes before. Each is an
-    exception class or several; subclasses count, causes do not. An exception group is worth a retry
-    if all that it holds is, or its own class is named. A nack without an exception, or with a delay
-    of its own, is not asked about. To decide otherwise, override `retries`.
+    It also gives up at once, with the reason `not_retried`, after an exception of a class in
+    `no_retry_on`, or, if `retry_on` is given, of no class in `retry_on`. `no_retry_on` wins. Each
+    is an exception class or several; subclasses count, causes do not. An exception group is
+    retried if all exceptions in it are, or if its own class is named. A nack without an exception,
+    or with its own delay, is not judged by its class. To decide otherwise, override `retries`.
 
     Raises:
         SetupError: `max_attempts` is below 1, `max_total_delay_seconds` below 0, or what should be

@@ -1,4 +1,4 @@
-"""The bounds that arguments and delays of retry strategies keep."""
+"""Bounds of the arguments and delays of retry strategies."""
 
 import math
 from collections.abc import Sequence
@@ -8,15 +8,16 @@ from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0
-"""Every delay is cut to this; a due time must stay a date that each database can hold."""
+"""100 years. Longer delays are cut to this, so that every database can store the due time."""
 
 ErrorClasses = type[BaseException] | Sequence[type[BaseException]]
 """An exception class, or several."""
 
 _MOST_STEPS = 10**15
+"""Attempts; every integer up to this is exact as a float."""
 
 LARGEST = 1e300
-"""What a number may be at most; far from where arithmetic overflows."""
+"""The largest factor allowed; well below the largest float, 1.8e308."""
 
 
 def bounded(delay: float) -> float:
@@ -31,7 +32,7 @@ def bounded(delay: float) -> float:
 
 
 def steps(attempts_count: int) -> int:
-    """Return n - 1, how often the delay has grown; cut to what fits in a float.
+    """Return n - 1, how often the delay has grown; at most `_MOST_STEPS`.
 
     Raises:
         ValueError: `attempts_count` is below 1.
@@ -48,7 +49,7 @@ def as_seconds(value: Duration, name: str) -> float:
     """Return `value` in seconds.
 
     Raises:
-        SetupError: It is no duration, or negative.
+        SetupError: It is not a valid duration, or negative.
     """
     seconds = parse_duration(value, name=name)
     if seconds < 0:
@@ -94,8 +95,9 @@ def error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
 def matches(
     exception: BaseException, classes: tuple[type[BaseException], ...], *, whole: bool
 ) -> bool:
-    """Whether `exception` is of `classes`; of a group all that it holds must be if `whole`, else
-    one of them.
+    """Whether `exception` is of `classes`.
+
+    Of an exception group, all members must be if `whole`, else one of them.
     """
     if isinstance(exception, classes):
         return True
