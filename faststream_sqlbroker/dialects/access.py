@@ -1,8 +1,7 @@
-"""Which of the rights that a process needs its database user lacks.
+"""Find the rights that a process needs and its database user lacks.
 
-The database is asked, and nothing is written: PostgreSQL by its functions for rights, MySQL and
-MariaDB by EXPLAIN, which checks them as the statement itself would, SQLite by a write that changes
-no row.
+Nothing is written. PostgreSQL has functions that tell rights. MySQL and MariaDB check rights at
+EXPLAIN as they do for the statement itself. SQLite is asked by an UPDATE that changes no row.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ _NO_COLUMN = frozenset({1054})
 _DENIED = frozenset({1044, 1142, 1143, 1227, 1370})
 _DENIED_STATES = frozenset({"42501", "42P01", "3F000"})
 """insufficient_privilege, undefined_table, invalid_schema_name."""
-_UNSEEN = " (or there is no such table, which MariaDB does not tell who has no right on it)"
+_UNSEEN = " (or the table does not exist: MariaDB does not tell a user without a right on it)"
 _READ_ONLY = 8
 """SQLITE_READONLY, in the lowest byte of its extended codes."""
 
@@ -42,7 +41,7 @@ string_to_array(translate(current_setting('search_path'), '" ', ''), ','))))
   ORDER BY pg_table_is_visible(c.oid) DESC LIMIT 1
 ) f ON true
 """
-# A column that is not there has no number, and no rights that could be missing.
+# A column that does not exist has no attnum, so the function gives NULL: no right is missing.
 _LACKED = """
 SELECT w.at::int, w.name
 FROM unnest(:ats, :ids, :verbs, :names) AS w(at, id, verb, name)
@@ -69,10 +68,10 @@ def is_denied(dialect: "Dialect", error: BaseException) -> bool:
 
 
 def missing_tables(dialect: "Dialect", connection: Connection, activities: Activities) -> list[str]:
-    """The tables that `activities` need and that are not there, or not to be seen; locks nothing.
+    """The tables that `activities` need and that do not exist or cannot be seen. Locks nothing.
 
-    Without any it is the table of messages, unless it is there for others only: that is not known
-    to be needed.
+    Without activities, the message table is looked for. It does not count as missing if it exists
+    and the user only has no right on it.
     """
     wanted = rights(dialect.tables, connection.dialect, activities)
     tables = list(dict.fromkeys(right.table for right in wanted)) or [dialect.tables.message]
@@ -90,8 +89,8 @@ def missing_tables(dialect: "Dialect", connection: Connection, activities: Activ
     else:
         known = _sqlite_tables(connection, tables)
     if not activities and dialect.name in MYSQL:
-        # They show a table to nobody without a right on it. Rights are checked before a lock is
-        # waited for.
+        # They hide a table from users without a right on it, so ask by a statement: its error tells
+        # which of the two it is. Rights are checked before any lock, so it cannot block.
         known |= {table.name for table in tables if not _is_gone(connection, table)}
     return [name for name in names if name not in known]
 
@@ -123,9 +122,7 @@ def find_lacks(dialect: "Dialect", connection: Connection, activities: Activitie
 
 
 def _ids(connection: Connection, tables: Sequence[Table]) -> dict[str, Any]:
-    """What is known of those of `tables` that are there: id, schema, and whether the user may use
-    the schema.
-    """
+    """The tables that exist, by name: their id, their schema, and whether the user may use it."""
     statement = text(_IDS).bindparams(
         bindparam("names", type_=ARRAY(String)), bindparam("schema", type_=String)
     )
@@ -171,8 +168,9 @@ def _ask_postgresql(connection: Connection, wanted: Sequence[Right]) -> Access:
 def _lacked(
     connection: Connection, asked: Sequence[Right], known: dict[str, Any]
 ) -> dict[int, set[str]]:
-    """The columns that are denied of each of `asked`, by its place; an empty name for a whole
-    table.
+    """The denied columns of each right in `asked`, by its index.
+
+    An empty name stands for the whole table.
     """
     each = [
         (at, known[right.table.name].id, right.verb, column)
@@ -245,8 +243,8 @@ def _explain(
     except DBAPIError as error:
         if error.connection_invalidated or error.orig is None or dialect.is_transient(error.orig):
             raise
-        # Rights are checked before values: what else is wrong with the statement (1364, no default)
-        # may stay so.
+        # Rights are checked before values, so any other error (1364, no default) says that the
+        # statement is allowed.
         return int(error.orig.args[0])
     return None
 
@@ -271,14 +269,15 @@ def _ask_sqlite(connection: Connection, wanted: Sequence[Right]) -> Access:
         preparer = connection.dialect.identifier_preparer
         name = preparer.quote(column)
         try:
-            # BEGIN IMMEDIATE does not notice a file that cannot be written.
+            # BEGIN IMMEDIATE succeeds on a file that cannot be written; only a write fails.
             connection.exec_driver_sql(
                 f"UPDATE {preparer.format_table(table)} SET {name} = {name} WHERE 0"
             )
         except DBAPIError as error:
             if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != _READ_ONLY:
                 raise
-            connection.connection.invalidate(soft=True)  # a file that was opened read-only stays so
+            # A connection to a file that was opened read-only stays read-only: drop it.
+            connection.connection.invalidate(soft=True)
             cure = (
                 "let the process write the file and its folder, where SQLite keeps -wal and -shm "
                 "files, and open it without mode=ro and query_only"
@@ -328,7 +327,7 @@ def _granted(connection: Connection, denied: Sequence[Denied], on: str, to: str)
     """What is denied on one table or sequence, and the GRANT."""
     verbs = ", ".join(_verb(right, columns, connection) for right, columns in denied)
     activities = _union(right for right, _ in denied)
-    # Each publish writes a body.
+    # Each publish writes a body, so without INSERT on `payload` no message can be published.
     every = any(right.verb == "INSERT" and "payload" in columns for right, columns in denied)
     return Lack(
         f"{verbs} on {on}",

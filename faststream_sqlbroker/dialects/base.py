@@ -1,4 +1,4 @@
-"""What every database must be able to do, and the parts of it they share.
+"""The operations that every database implements, and the parts that they share.
 
 A dialect holds all SQL of one database. Its methods are synchronous and take a SQLAlchemy
 `Connection`, so that the same code serves asyncio (through `AsyncConnection.run_sync`) and
@@ -69,10 +69,9 @@ CLAIMED_COLUMNS = (
 
 
 UNREADABLE = (ArithmeticError, AttributeError, TypeError, ValueError)
-"""What reading a value raises that is none of its column."""
+"""Errors raised by reading a value that its column should not hold."""
 NEEDED_TIMES = ("created_at", "next_attempt_at")
-"""Times that every message has: where they are none they count as now, and any other as not there.
-"""
+"""Times that every message has. An invalid one counts as now; any other invalid time as NULL."""
 _TIMES = range(CLAIMED_COLUMNS.index("created_at"), CLAIMED_COLUMNS.index("acquired_at"))
 
 _OPEN = """
@@ -81,8 +80,8 @@ _OPEN = """
 OR s.expires_at > {now}))"""
 
 UNRESTORED = "sqlbroker_unrestored"
-"""In the `info` of a connection whose session is not as the application had it; `restore` takes it
-out."""
+"""Key in the `info` of a connection whose session settings the broker has changed; `restore`
+changes them back and removes the key."""
 
 
 class Dialect(ABC):
@@ -93,10 +92,10 @@ class Dialect(ABC):
     isolation_level: str | None = None
     """Isolation level of the broker's own transactions; None leaves the engine's."""
     cancel_once = False
-    """Whether the driver can hang when it is cancelled again while it ends a connection."""
+    """Whether a second cancellation, while the driver closes a connection, can make it hang."""
     outwaits_clients = False
-    """Whether the server goes on waiting for a lock, in the way of others, when its client has
-    given up."""
+    """Whether the server goes on waiting for a lock after its client has given up. Such a wait
+    blocks other transactions."""
     can_listen = False
     """Whether a wake-up can arrive from another process."""
     ordered: "OrderedClaims"
@@ -104,11 +103,11 @@ class Dialect(ABC):
     scheduled: "PolicyClaims"
     """Claims under scheduling policies."""
     silent_sessions: "DeadSessions | None" = None
-    """Finds sessions that no time limit of the server's ends; None where there are none."""
+    """Finds sessions that no time limit of the server ends; None: the database has none such."""
     known_limit: SizeLimit | None = None
-    """How large a message may be, as far as is known without asking."""
+    """How large a message may be, if known without asking the server."""
     handler_locks: "HandlerLocks"
-    """Locks that handlers' transactions begin with."""
+    """The locks that transactions of handlers begin with."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`, quoted for `sqlalchemy_dialect`."""
@@ -127,9 +126,9 @@ class Dialect(ABC):
         }
         self.sql: dict[str, TextClause] = {}
         self.warn: Callable[[str], None] = lambda _text: None
-        """Told of rows that a foreign producer has given a time that is none; set by the broker."""
+        """Called with a warning about a row with an invalid time; set by the broker."""
         self.time_limit = 30.0
-        """Seconds that a transaction of the broker's may take; set by the store."""
+        """Seconds that a transaction of the broker may take; set by the store."""
 
     def add_statement(self, name: str, sql: str, *binds: Any, **extra: str) -> TextClause:
         """Fill the table names into `sql`, declare its binds and keep it under `name`."""
@@ -138,8 +137,9 @@ class Dialect(ABC):
         return self.sql[name]
 
     def add_looks(self, pairs: str, now: str, *binds: Any) -> None:
-        """Keep the look for ready `pairs` of all queues, and of those that are not paused at the
-        database's `now`.
+        """Add the scan for ready `pairs`, once for all queues and once without paused ones.
+
+        `now` is the expression for the database's clock.
         """
         self.add_statement("ready_pairs", pairs, *binds, which_queues="")
         self.add_statement(
@@ -156,15 +156,13 @@ class Dialect(ABC):
     ) -> None:
         """Prepare the transaction that `connection` has just begun for the broker's writes.
 
-        A server ends the session if nothing is sent in the transaction for `idle_limit` seconds: a
-        machine that vanishes without closing its sockets must not keep rows locked. What that
-        leaves in the session, `restore` puts back.
+        With `idle_limit`, the server ends the session if the transaction is idle for that many
+        seconds: a machine that vanishes without closing its sockets must not keep rows locked.
+        `restore` undoes what this changes in the session.
         """
 
     def begin_anew(self, connection: Connection, idle_limit: float) -> None:
-        """`begin` for statements whose plans are to be made for the tables as they are, where a
-        session keeps plans.
-        """
+        """`begin`, and if the session caches plans, have new ones made for the current tables."""
         self.begin(connection, idle_limit)
 
     def allow_idling(self, connection: Connection, seconds: float) -> None:  # noqa: B027
@@ -175,12 +173,10 @@ class Dialect(ABC):
         return UNRESTORED in connection.info
 
     def restore(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing here
-        """Leave the session as the application had it; after the end of the transaction."""
+        """Give the session its former settings; called after the end of the transaction."""
 
     def setup(self, connection: Connection) -> None:  # noqa: B027 - most databases need nothing here
-        """Check (and set, where it is the database's own) what the broker relies on; once per
-        start.
-        """
+        """Check what the broker relies on, and set what the database file keeps; once per start."""
 
     def size_limit(self, connection: Connection) -> SizeLimit:  # noqa: ARG002
         """How large a message may be that is sent on `connection`."""
@@ -193,18 +189,17 @@ class Dialect(ABC):
 
     @abstractmethod
     def ends_session(self, error: BaseException) -> bool:
-        """Whether the server has ended the session: what it was doing may have been done."""
+        """Whether the server ended the session: a COMMIT under way may have succeeded."""
 
     @abstractmethod
     def spoils(self, error: BaseException) -> bool:
-        """Whether the connection must not be used again: its session has ended, or is a read-only
-        server's.
+        """Whether the connection must not be used again.
+
+        Its session has ended, or its server is read-only.
         """
 
     def lock_wait_ended(self, error: BaseException) -> bool:  # noqa: ARG002
-        """Whether a statement gave up waiting for a lock after the session's limit (see
-        `lock_wait_limit`).
-        """
+        """Whether a statement waited for a lock longer than `lock_wait_limit` allows."""
         return False
 
     @abstractmethod
@@ -216,8 +211,9 @@ class Dialect(ABC):
         """Insert `rows`; their ids in the order given, None where dedup_id exists already."""
 
     def wait_for_dedup_ids(self, connection: Connection, rows: Sequence[NewMessage]) -> None:  # noqa: B027
-        """Wait until no other transaction holds a dedup_id of `rows`, where an insert that waits is
-        in the way of others.
+        """Wait until no other transaction holds a dedup_id of `rows`.
+
+        Only for databases on which an insert that waits for one blocks other inserts.
         """
 
     @abstractmethod
@@ -227,12 +223,13 @@ class Dialect(ABC):
         """The (queue, priority) pairs with claimable rows, queues in the order given, priority
         falling.
 
-        With `only_open` those of queues that are paused for the whole fleet are left out.
+        With `only_open`, queues that are paused for the whole fleet are left out.
         """
 
     def mend_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:  # noqa: B027
-        """Make those rows of `pairs` due whose due time is none, where the database keeps such;
-        with a warning.
+        """Make rows of `pairs` with an invalid due time due now, with a warning.
+
+        Only SQLite can hold such rows: its columns accept any value.
         """
 
     @abstractmethod
@@ -249,9 +246,9 @@ class Dialect(ABC):
     ) -> Claimed:
         """Lease up to `limit` due rows; ordered by pair, due time, id. Locked rows are skipped.
 
-        With `prefetch` its first rows are leased for `lease` seconds and the others for
-        `prefetch.lease`, which `ClaimedMessage.prefetched` tells. With `suspicion` no suspect is
-        leased: it would be charged with what happens to the others.
+        With `prefetch`, the first `prefetch.after` rows are leased for `lease` seconds and the
+        others for `prefetch.lease`; those have `ClaimedMessage.prefetched` set. With `suspicion`,
+        no suspect is leased: a crash that another message causes would count against it.
         """
 
     @abstractmethod
@@ -265,26 +262,30 @@ class Dialect(ABC):
         *,
         suspicion: Suspicion | None = None,
     ) -> Claimed:
-        """Lease those of `ids` that are due in one of `queues` and not locked, but no suspect; in
-        no order.
+        """Lease those of `ids` that are due in one of `queues` and not locked; unordered.
+
+        With `suspicion`, no suspect is leased.
         """
 
     @abstractmethod
     def renew(
         self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
     ) -> set[int]:
-        """Lengthen `leases` to `lease` seconds from now; the ids that are still held.
+        """Extend `leases` to `lease` seconds from now; returns the ids that are still held.
 
-        Never shortens one: of two renewals under way at once, the database may execute the longer
-        first. With `skip_locked` rows that somebody else has locked are among the ids, but stay as
-        they are.
+        A lease is never shortened: if two renewals run at once, the database may execute the longer
+        one first. With `skip_locked`, rows that another transaction has locked are not extended,
+        but are among the ids.
         """
 
     @abstractmethod
     def lock(
         self, connection: Connection, leases: Leases, *, skip_locked: bool = False
     ) -> set[int]:
-        """Lock the rows of `leases` that are still held until the transaction ends; their ids."""
+        """Lock the rows of `leases` that are still held; returns their ids.
+
+        The locks last until the transaction ends.
+        """
 
     @abstractmethod
     def still_held(self, connection: Connection, leases: Leases) -> set[int]:
@@ -296,24 +297,26 @@ class Dialect(ABC):
 
     @contextmanager
     def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:  # noqa: ARG002
-        """Within it statements wait no longer than `seconds` for a lock; SQLite waits for its only
-        one in `begin`.
+        """A context in which statements wait at most `seconds` for a lock.
+
+        SQLite has one lock only and waits for it in `begin`.
         """
         yield
 
     @abstractmethod
     def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
-        """Give back up to `limit` rows whose lease has expired; how many."""
+        """Give back up to `limit` rows whose lease has expired; returns how many."""
 
     @abstractmethod
     def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
-        """Seconds until the first lease in `queues` ends, whoever holds it, negative if it has
-        ended; None without one.
+        """Seconds until the first lease of any process in `queues` ends; None: there is no lease.
+
+        Negative if that lease has ended.
         """
 
     @abstractmethod
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
-        """Give back, uncharged, what a claim with `token` has leased in `queues`; how many rows."""
+        """Give back, uncharged, what a claim with `token` leased in `queues`; returns how many rows."""
 
     def inserting(self, rows: Sequence[NewMessage]) -> Work[list[int | None]]:
         """`insert` as work for a transaction of its own."""
@@ -347,9 +350,7 @@ class Dialect(ABC):
         )
 
     def settling_one(self, settlement: Settlement) -> Work[SettleResult]:
-        """`settling` what is no unit, with a plan for the tables as they are, where a session keeps
-        plans.
-        """
+        """`settling` of one row without a unit; a session that caches plans makes a new one."""
         return self.settling([settlement])
 
     def settle_and_chain(
@@ -359,7 +360,7 @@ class Dialect(ABC):
         *,
         skip_locked: bool = False,
     ) -> SettleResult:
-        """`settle`, unit by unit, and insert what is chained to them; see `units`."""
+        """`settle`, unit by unit, and insert the messages published with them; see `units`."""
         return settle_units(self, connection, settlements, skip_locked=skip_locked)
 
     def remove_first(
@@ -371,8 +372,9 @@ class Dialect(ABC):
         lease: float,
         worker: str,
     ) -> SettleResult:
-        """`settle`, and note that the handlers of those `rows` that were written are about to
-        start.
+        """`settle` for ACK_FIRST, and record that the handlers of the removed `rows` start.
+
+        Both are one transaction, so every removed row has its record.
         """
         result = self.settle(connection, settlements)
         if started := [row for row in rows if row.id in result.settled]:
@@ -380,15 +382,14 @@ class Dialect(ABC):
         return result
 
     def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
-        """Keep other ordered claims away from those of `queues` that nobody claims from now; which
-        they are.
+        """Lock the claims of those of `queues` that no other claim has locked; returns those.
+
+        An ordered claim of another process skips them until the transaction ends.
         """
         return lock_order(connection, self.tables.policy_state, queues)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-        """Make `ClaimedMessage`s of rows selected as `CLAIMED_COLUMNS`; what cannot be read is
-        rejected.
-        """
+        """Make messages of rows selected as `CLAIMED_COLUMNS`; unreadable ones are rejected."""
         return [self._claimed_row(row, token) for row in rows]
 
     def _claimed_row(self, r: Sequence[Any], token: UUID) -> ClaimedMessage:
@@ -396,8 +397,8 @@ class Dialect(ABC):
             return self._read_row(r, token)
         except UNREADABLE:
             pass
-        # Rows of a foreign producer: one that cannot be read must not keep the others from being
-        # handled.
+        # Another program has written this row. It must not fail the claim, as then the other rows
+        # of the claim would not be handled either.
         wrong = [
             n for n in _TIMES if not self._is_time(r[n], needed=CLAIMED_COLUMNS[n] in NEEDED_TIMES)
         ]
@@ -437,7 +438,7 @@ class Dialect(ABC):
         return row
 
     def note_unusable(self, message_id: int, names: Sequence[str]) -> None:  # noqa: B027
-        """These columns of a message that was just claimed hold no time."""
+        """Record that these columns of a message that was just claimed hold invalid times."""
 
     def _is_time(self, value: Any, *, needed: bool) -> bool:
         if value is None:

@@ -14,9 +14,9 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, Settlement
 from faststream_sqlbroker.dialects.base import Dialect
 
 MOST_REFUSED = 100
-"""Messages that one transaction may settle on its way to one that can be taken."""
+"""Messages that one transaction may settle before it finds one to take; bounds its length."""
 RELEASED = 100
-"""Expired leases that one transaction gives back."""
+"""Expired leases that one transaction gives back; bounds its length."""
 
 Judge = Callable[[ClaimedMessage], tuple[Settlement | None, bool]]
 """What to write of a row that was just leased (None: nothing), and whether it is the one to take.
@@ -25,13 +25,13 @@ Judge = Callable[[ClaimedMessage], tuple[Settlement | None, bool]]
 
 @dataclass(slots=True)
 class DirectClaim:
-    """What one transaction has found."""
+    """The result of one transaction."""
 
     row: ClaimedMessage | None
     refused: list[ClaimedMessage] = field(default_factory=list)
     """Those settled because they must not be taken."""
     again: float | None = None
-    """Without a row: seconds until the next one is due; 0: look on now; None: nothing is known."""
+    """Without a row: seconds until the next one is due; 0: try again at once; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ def take(
     *,
     release: bool,
 ) -> DirectClaim:
-    """Lease the first due message of `queues` that `judge` lets through, for `lease` seconds.
+    """Lease the first due message of `queues` that `judge` accepts, for `lease` seconds.
 
-    Expired leases are given back where nothing else is due, and with `release` before: no
-    subscriber may be there to do it. Queues that are paused for the whole fleet are passed over.
+    Expired leases are given back if nothing else is due, and with `release` before the claim:
+    there may be no subscriber to do it. Queues that are paused for the whole fleet are skipped.
     """
     if release:
         dialect.release_stuck(connection, queues, RELEASED)
@@ -90,8 +90,9 @@ def _claim_one(
 def settle_replaced(
     dialect: Dialect, connection: Connection, settlement: Settlement, replaced: Replaced
 ) -> SettleResult:
-    """Give the row its new body and write `settlement`, if its lease is still held; rows that leave
-    take it along.
+    """Write the row's new body and `settlement`, if its lease is still held.
+
+    The body is written first, so an archived row has the new one.
     """
     dialect.size_limit(connection).check_parts(replaced.payload)
     table = dialect.tables.message

@@ -1,4 +1,4 @@
-"""Why a message is not running: short reads of one snapshot, none of which counts a whole queue."""
+"""Why a message does not run: short reads in one snapshot, none of which counts a whole queue."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -31,13 +31,14 @@ _SNAPSHOT: dict[str, tuple[str, ...]] = {
 
 
 def explain(connection: Connection, dialect: "Dialect", message_id: int) -> Explanation:
-    """Why message `message_id` is where it is, by one snapshot of a transaction that has not read
-    yet.
+    """Why message `message_id` is where it is.
+
+    All reads see one snapshot. The transaction of `connection` must not have read before.
     """
     _begin_snapshot(connection)
     table = dialect.tables.message
     of_id = table.c.id == message_id
-    # First what cannot be unreadable, whatever a foreign producer has stored in the other columns.
+    # First the two columns that are always readable, whatever another program has stored elsewhere.
     head = connection.execute(select(table.c.state, table.c.queue).where(of_id)).first()
     if head is None:
         return _ended(connection, dialect, message_id)
@@ -56,10 +57,9 @@ def explain(connection: Connection, dialect: "Dialect", message_id: int) -> Expl
 def _read(
     connection: Connection, columns: Sequence[Column[Any]], of_id: Any
 ) -> tuple[Any, list[str]]:
-    """The row with `now`, and its columns that hold no time; no row if it cannot be read for
-    another reason.
+    """The row with `now`, and the names of its columns that hold an invalid time.
 
-    In it they are what a claim takes them for.
+    Invalid times have the value that a claim would give them. No row if another column is invalid.
     """
     try:
         found = connection.execute(select(*columns, clock().label("now")).where(of_id))
@@ -106,8 +106,8 @@ def _unusable(names: Sequence[str]) -> list[Reason]:
 
 def _begin_snapshot(connection: Connection) -> None:
     driver: Any = connection.connection.driver_connection
-    # A listener of the application's may have begun already; in SQLite every transaction is a
-    # snapshot.
+    # A listener of the application may have begun already. In SQLite every transaction is a
+    # snapshot, so that is enough.
     if connection.dialect.name == "sqlite" and driver.in_transaction:
         return
     for statement in _SNAPSHOT[connection.dialect.name]:
@@ -149,7 +149,7 @@ def _why(row: Any) -> str:
 def _started(
     connection: Connection, dialect: "Dialect", queue: str, message_id: int, now: datetime
 ) -> list[Reason]:
-    """What is known of the start of a message that was removed first."""
+    """What is known of the start of a message that ACK_FIRST removed."""
     table = dialect.tables.policy_state
     of = and_(table.c.scope == ACK_FIRST + queue, table.c.key == str(message_id))
     row = connection.execute(

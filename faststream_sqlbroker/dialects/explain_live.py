@@ -1,4 +1,4 @@
-"""What stands between a live message and its handler."""
+"""Why a live message has not reached its handler."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -44,9 +44,9 @@ COLUMNS = (
 )
 """What is read of a message: not its body, which may be large."""
 MOST_COUNTED = 1_000
-"""Messages that are counted at most: more of them say nothing new."""
+"""Messages that are counted at most. The explanation then says "1000 or more"."""
 
-# Literals: a generic plan cannot match a parameter with the condition of a partial index.
+# Literals, because a generic plan cannot use a partial index if its condition is a parameter.
 _CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
 _CLAIMABLE_MYSQL = literal_column("claimable") == 1
 _LEASED = text("state = 'PROCESSING' AND lease_expires_at IS NOT NULL")
@@ -64,11 +64,12 @@ class _Earlier:
 
 
 class LiveMessage:
-    """A message of the message table, and what may stand in its way."""
+    """A message of the message table, and the reasons why it waits."""
 
     def __init__(self, connection: Connection, dialect: "Dialect", row: Any) -> None:
-        """`row` has `COLUMNS` of the message, and the database's time as `now`; only reads by
-        `connection`.
+        """Explain `row`: `COLUMNS` of the message, and the database's time as `now`.
+
+        `connection` is used to read only.
         """
         self._connection = connection
         self._dialect = dialect
@@ -81,7 +82,7 @@ class LiveMessage:
         self._claiming = [s for s in self._alive if s.claims]
 
     def reasons(self) -> list[Reason]:
-        """What stands in its way; if nothing does, who comes before it."""
+        """Why it waits; if nothing delays it, the messages that come first."""
         return [*self._own_reasons(), *self._mixed()]
 
     def _own_reasons(self) -> list[Reason]:
@@ -91,7 +92,7 @@ class LiveMessage:
             *self._expired(),
             *self._paused(),
             *self._not_due(),
-            *self._nobody(),
+            *self._no_subscriber(),
             *self._suspect(),
         ]
         found += self._behind()
@@ -140,7 +141,11 @@ class LiveMessage:
             "it has no lease" if until is None else f"the lease of {name} ran out {self._at(until)}"
         )
         words = f"{ran_out}: a subscriber of the queue gives it back, by its release_stuck_interval"
-        return [Reason("lease_expired", words, worker=worker), *self._paused(), *self._nobody()]
+        return [
+            Reason("lease_expired", words, worker=worker),
+            *self._paused(),
+            *self._no_subscriber(),
+        ]
 
     def _expired(self) -> list[Reason]:
         at = self._row.expires_at
@@ -151,7 +156,7 @@ class LiveMessage:
     def _paused(self) -> list[Reason]:
         found = []
         for p in paused(self._connection, self._dialect.tables.policy_state, self._row.queue):
-            end = "somebody resumes it" if p.until is None else self._at(p.until)
+            end = "it is resumed" if p.until is None else self._at(p.until)
             why = "" if p.reason is None else f" ({p.reason})"
             words = f"{p.by} has paused the queue since {self._at(p.since)}, until {end}{why}"
             found.append(Reason("paused", words, until=p.until))
@@ -162,7 +167,7 @@ class LiveMessage:
         return found
 
     def _mixed(self) -> list[Reason]:
-        """It may be handled against what a subscriber of its queue promises."""
+        """Subscribers of its queue differ, so that what one promises may not hold."""
         ways = by_way(self._row.queue, self._alive)
         if len(ways) < 2:  # noqa: PLR2004 - one is none to differ from
             return []
@@ -181,7 +186,7 @@ class LiveMessage:
         words += error_text(r.last_error)
         return [Reason("retrying", words, until=at)]
 
-    def _nobody(self) -> list[Reason]:
+    def _no_subscriber(self) -> list[Reason]:
         if self._alive:
             return []
         words = "no process that is alive subscribes to the queue"
@@ -305,7 +310,7 @@ class LiveMessage:
         return int(self._connection.execute(select(func.count()).select_from(found)).scalar_one())
 
     def _indexed(self, statement: Select[Any], index: str) -> Select[Any]:
-        """By this index, where the database can be told."""
+        """Force this index, on databases that allow it."""
         name = self._dialect.names[f"{index}_index"]
         for database in MYSQL:
             statement = statement.with_hint(self._table, f"FORCE INDEX ({name})", database)
