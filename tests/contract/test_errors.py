@@ -49,7 +49,7 @@ async def test_a_full_database_passes(bench: Bench) -> None:
 
 
 @on_sqlite
-async def test_a_reader_that_another_has_overtaken_is_told_how_to_begin(bench: Bench) -> None:
+async def test_a_stale_read_transaction_gets_an_error_with_the_remedy(bench: Bench) -> None:
     async with bench.store.engine.connect() as connection:
         await connection.exec_driver_sql("BEGIN")
         await connection.execute(text("SELECT count(*) FROM message"))
@@ -59,7 +59,7 @@ async def test_a_reader_that_another_has_overtaken_is_told_how_to_begin(bench: B
 
 
 @on_sqlite
-async def test_a_refusal_in_the_callers_transaction_is_no_lock(bench: Bench) -> None:
+async def test_a_refusal_in_the_callers_transaction_is_not_taken_for_a_lock(bench: Bench) -> None:
     await bench.execute(
         "CREATE TRIGGER refuse BEFORE INSERT ON message BEGIN SELECT RAISE(ABORT, 'locked'); END"
     )

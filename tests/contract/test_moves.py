@@ -126,7 +126,7 @@ async def test_a_dead_letter_that_fails_again_tells_of_its_last_queue(bench: Ben
     assert (row["queue"], origin["queue"], origin["reason"]) == ("deader", "dead", "second")
 
 
-async def test_not_ready_writes_when_it_was_first_said_and_charges_nothing(bench: Bench) -> None:
+async def test_not_ready_stores_its_first_time_and_charges_nothing(bench: Bench) -> None:
     """P7: the times are independent of the attempts."""
     await put(bench)
     ends = []

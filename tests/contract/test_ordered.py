@@ -34,7 +34,7 @@ async def ids(bench: Bench, limit: int = 10, *queues: str) -> list[int]:
     return [row.id for row in rows]
 
 
-async def test_of_each_key_the_first_message_is_leased(bench: Bench) -> None:
+async def test_the_first_message_of_each_key_is_leased(bench: Bench) -> None:
     a = await bench.put(3, key="a")
     b = await bench.put(2, key="b")
     rows, _, _ = await claim(bench)
@@ -209,7 +209,7 @@ async def test_messages_without_a_key_are_found_behind_a_blocked_one(bench: Benc
     assert turns < 8
 
 
-async def test_a_claim_says_that_there_may_be_more(bench: Bench) -> None:
+async def test_a_claim_reports_that_there_may_be_more(bench: Bench) -> None:
     """So that no worker waits for the next poll while keys have not been scanned."""
     await bench.put(WINDOW + 5, key="a")
     await ids(bench, 1)
@@ -224,7 +224,7 @@ async def test_a_claim_says_that_there_may_be_more(bench: Bench) -> None:
     assert 50 < again <= 60, "the first of the heads that wait"
 
 
-async def test_a_claim_that_failed_looks_again_at_the_same_keys(bench: Bench) -> None:
+async def test_a_claim_after_a_failed_one_scans_the_same_keys(bench: Bench) -> None:
     """The cursors move with the commit."""
     await bench.put(WINDOW + 5, key="a")
     await ids(bench, 1)

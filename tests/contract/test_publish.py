@@ -322,7 +322,7 @@ async def test_a_statement_carries_a_bounded_number_of_bytes(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_stale_read_transaction_is_told_what_to_do(bench: Bench) -> None:
+async def test_a_publish_in_a_stale_read_transaction_raises_with_the_remedy(bench: Bench) -> None:
     """SQLITE_BUSY_SNAPSHOT comes at once, and only the caller can repeat the transaction."""
     async with bench.store.engine.connect() as connection:
         await connection.exec_driver_sql("BEGIN")
@@ -336,7 +336,7 @@ async def test_a_stale_read_transaction_is_told_what_to_do(bench: Bench) -> None
     assert len(await bench.rows()) == 1
 
 
-async def test_synchronous_code_is_told_what_is_wrong(bench: Bench, tmp_path: Any) -> None:
+async def test_synchronous_publishes_raise_clear_errors(bench: Bench, tmp_path: Any) -> None:
     other = create_engine(f"sqlite:///{tmp_path}/other.db")
     with other.connect() as connection, pytest.raises(PublishError, match="broker's database"):
         bench.store.insert_sync(connection, [NewMessage("q", b"")])

@@ -120,7 +120,7 @@ async def test_publishing_on_an_unreachable_database_fails_for_each(bench: Bench
 class TestShortcut:
     """asyncpg's own connection is used, but never where that could be noticed."""
 
-    async def test_it_is_used_by_publishes_claims_and_settles(self, bench: Bench) -> None:
+    async def test_the_shortcut_is_used_by_publishes_claims_and_settles(self, bench: Bench) -> None:
         await bench.put(1)
         fetch, texts = bench.store._shortcut.fetch, []
 
@@ -153,7 +153,9 @@ class TestShortcut:
             await bench.put(1)
         assert "INSERT" in caplog.text
 
-    async def test_another_default_isolation_keeps_it_away(self, bench: Bench) -> None:
+    async def test_the_shortcut_is_not_used_with_another_default_isolation(
+        self, bench: Bench
+    ) -> None:
         database = bench.store.engine.url.database
         await bench.execute(
             f"ALTER DATABASE {database} SET default_transaction_isolation = 'serializable'"
@@ -168,7 +170,7 @@ class TestShortcut:
     @pytest.mark.parametrize(
         "options", [{"statement_cache_size": 0}, {"prepared_statement_name_func": lambda: ""}]
     )
-    async def test_without_prepared_statements_it_is_not_used(
+    async def test_the_shortcut_is_not_used_without_prepared_statements(
         self, bench: Bench, options: dict[str, Any]
     ) -> None:
         engine = create_async_engine(bench.store.engine.url, connect_args=options)
@@ -192,7 +194,7 @@ class TestShortcut:
 
         await eventually(none_left)
 
-    async def test_a_refused_statement_in_the_callers_transaction_says_so(
+    async def test_a_refused_statement_in_the_callers_transaction_raises(
         self, bench: Bench
     ) -> None:
         async with bench.store.engine.connect() as connection:

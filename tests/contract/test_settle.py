@@ -100,7 +100,7 @@ async def test_reasons_are_codes_and_the_related_message_has_a_column(bench: Ben
     assert {(row["hops"], row["policy_key"]) for row in found} == {(7, "who")}
 
 
-async def test_what_policies_discard_keeps_its_columns(bench: Bench) -> None:
+async def test_messages_discarded_by_policies_keep_their_columns(bench: Bench) -> None:
     first, second = await bench.put(2)
     await bench.execute("UPDATE message SET hops = 7, policy_key = 'who'")
     ends = {first: Discard(SUPERSEDED, second), second: Discard(EXPIRED)}
@@ -229,7 +229,7 @@ async def test_discard_is_archived_with_its_reason(bench: Bench) -> None:
     assert (row["state"], row["reason"], row["attempts_count"]) == ("DISCARDED", "expired", 0)
 
 
-async def test_what_is_not_retained_is_deleted(bench: Bench) -> None:
+async def test_messages_that_are_not_retained_are_deleted(bench: Bench) -> None:
     rules = replace(RULES, retain_on_ack=False, retain_on_reject=False)
     await bench.put(2)
     first, second = await bench.claim()

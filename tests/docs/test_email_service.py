@@ -93,7 +93,7 @@ def test_a_right_history_has_no_violation() -> None:
     assert result.line() == line
 
 
-def test_what_the_killed_process_sent_may_be_sent_again_and_is_counted() -> None:
+def test_an_email_of_a_killed_process_may_be_sent_again_and_is_counted() -> None:
     history = History()
     history.sends.append(Send(3, OTHER, 18 * SECOND))
     history.spoil(3, deliveries=2)

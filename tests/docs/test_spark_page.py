@@ -42,7 +42,7 @@ def test_the_drivers_are_those_that_are_looked_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["howto/spark.md", "tutorial/spark.md"])
-def test_who_is_to_run_the_command_is_told_to_install_it(name: str) -> None:
+def test_the_page_says_how_to_install_the_command(name: str) -> None:
     page = (DOCS / name).read_text()
     before, asked, _ = page.partition("sqlbroker spark check")
     found = re.findall(r'pip install "sqlbroker\[([\w,]+)\]"', before)

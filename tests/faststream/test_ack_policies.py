@@ -149,7 +149,7 @@ async def test_manual_reject_with_a_reason(broker: SqlBroker, look: Look) -> Non
 
 @pytest.mark.parametrize("wrong", [[1], "soon", True])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_delays_that_cannot_be(
+async def test_impossible_delays_are_refused(
     broker: SqlBroker, look: Look, heard: Heard, wrong: Any
 ) -> None:
     async def act(message: Any) -> None:
@@ -204,7 +204,9 @@ async def test_skip_message(broker: SqlBroker, look: Look) -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_what_the_archive_keeps(broker: SqlBroker, look: Look, keep: bool) -> None:
+async def test_retention_of_completed_and_rejected_messages(
+    broker: SqlBroker, look: Look, keep: bool
+) -> None:
     async def act(message: Any) -> None:
         await message.ack() if message.key == "good" else await message.reject()
 

@@ -95,7 +95,7 @@ async def test_a_workers_messages_are_given_back_at_an_operators_word(
     )
 
 
-async def test_of_a_worker_that_is_gone_all_is_given_back_and_nothing_of_others(
+async def test_only_the_messages_of_a_dead_worker_are_given_back(
     engine: AsyncEngine, broker: SqlBroker, look: Look
 ) -> None:
     fleet, store = broker._store.live_subscribers, broker._store

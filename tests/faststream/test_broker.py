@@ -22,7 +22,7 @@ async def test_stop_before_start(broker: SqlBroker) -> None:
     assert broker.running is False
 
 
-async def test_it_works_again_after_a_stop(broker: SqlBroker, look: Look) -> None:
+async def test_a_broker_works_again_after_a_stop(broker: SqlBroker, look: Look) -> None:
     bodies: list[Any] = []
 
     @broker.subscriber("q", **QUICK)
@@ -54,7 +54,7 @@ async def test_the_context_manager_only_connects(broker: SqlBroker) -> None:
         assert await connected.ping(5.0)
 
 
-async def test_missing_tables_are_told_in_one_line_that_says_what_to_do(
+async def test_missing_tables_are_logged_in_one_line_with_the_remedy(
     engine: AsyncEngine,
 ) -> None:
     """`faststream run` prints it before its traceback. The installed package has what it names."""
@@ -76,7 +76,7 @@ async def test_missing_tables_are_told_in_one_line_that_says_what_to_do(
     await broker.stop()
 
 
-async def test_missing_tables_are_named_with_their_cure(engine: AsyncEngine) -> None:
+async def test_missing_tables_are_named_with_the_remedy(engine: AsyncEngine) -> None:
     broker = SqlBroker(engine, logger=None)
     with pytest.raises(SchemaError) as caught:
         await broker.start()

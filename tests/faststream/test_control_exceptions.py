@@ -363,7 +363,7 @@ async def test_rows_published_with_the_ack_are_written_with_a_move_only(
 @pytest.mark.parametrize(
     "said", [Move("other", body="y"), Postpone("1h")], ids=["move", "postpone"]
 )
-async def test_a_move_commits_what_the_handler_did_and_a_postponement_rolls_it_back(
+async def test_a_move_commits_the_handlers_sql_and_a_postponement_rolls_it_back(
     broker: SqlBroker, look: Look, engine: AsyncEngine, heard: Heard, policy: AckPolicy, said: Any
 ) -> None:
     """Promise 5."""
@@ -625,7 +625,7 @@ async def test_an_extension_goes_past_max_lease(
 
 
 @pytest.mark.parametrize(("count", "state"), [(None, "COMPLETED"), (3, "COMPLETED"), (4, "FAILED")])
-async def test_a_handler_can_give_up_on_what_is_published_too_often(
+async def test_a_handler_can_give_up_on_a_message_published_too_often(
     broker: SqlBroker, look: Look, engine: AsyncEngine, count: int | None, state: str
 ) -> None:
     """P10: apart from attempts and deliveries; 1 where a producer says nothing."""

@@ -455,7 +455,7 @@ async def test_a_message_of_ack_first_that_never_ended_is_explained(
 # -- what others add -------------------------------------------------------------------------------
 
 
-async def test_its_place_in_a_pipeline_is_named(broker: SqlBroker) -> None:
+async def test_the_step_of_a_pipeline_is_named(broker: SqlBroker) -> None:
     broker.pipeline("Else", Step("x"), forward_to="z")
     broker.pipeline("Email", Step("debounce"), Step("q"), forward_to="send")
     message_id = await broker.publish("x", "q")
@@ -490,7 +490,7 @@ async def test_policies_add_their_reasons(
     assert [s.worker for s in subscribers] == [worker.worker]
 
 
-async def test_it_reads_one_snapshot_and_writes_nothing(
+async def test_explain_reads_one_snapshot_and_writes_nothing(
     broker: SqlBroker, other: SqlBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later commits are not seen: reasons never contradict each other."""

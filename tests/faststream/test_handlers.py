@@ -290,7 +290,7 @@ async def test_without_answers_an_impossible_reply_to_is_not_spoken_of(
 @pytest.mark.parametrize(
     "options", [{}, {"batch": True}, {"transactional": True}, {"handler_timeout": 60}], ids=str
 )
-async def test_a_generator_that_was_closed_ends_no_worker(
+async def test_a_closed_generator_does_not_end_a_worker(
     broker: SqlBroker, look: Look, heard: Heard, options: dict[str, Any]
 ) -> None:
     """GeneratorExit is no Exception: what raises it in a handler has failed like any other."""

@@ -299,7 +299,7 @@ async def test_options_of_the_command_line(
     "option", [{"priority": "5.5"}, {"priority": "500"}, {"delay": "0.5 "}, {"expires_in": "-1"}]
 )
 @on_one
-async def test_text_that_is_no_option_is_refused(broker: SqlBroker, option: Any) -> None:
+async def test_text_that_is_not_an_option_is_refused(broker: SqlBroker, option: Any) -> None:
     with pytest.raises(PublishError, match=next(iter(option))):
         await broker.publish(1, "q", **option)
 
@@ -335,7 +335,7 @@ async def test_a_publisher_asks_for_answers(broker: SqlBroker, look: Look) -> No
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-async def test_a_batch_publisher_sends_what_is_returned_one_by_one(
+async def test_a_batch_publisher_sends_returned_messages_one_by_one(
     broker: SqlBroker, look: Look, transactional: bool
 ) -> None:
     answers: dict[str, Any] = {

@@ -63,7 +63,7 @@ async def test_a_transactional_key_goes_on_at_once(broker: SqlBroker, look: Look
     assert time.monotonic() - started < 6, "a second a message would be 10"
 
 
-def test_what_cannot_be_ordered_is_refused() -> None:
+def test_options_that_rule_out_order_are_refused() -> None:
     broker = SqlBroker("sqlite+aiosqlite:///x.db", logger=None)
     with pytest.raises(SetupError, match=r"ordered=True keeps .*ACK_FIRST removes"):
         broker.subscriber("q", ordered=True, ack_policy=AckPolicy.ACK_FIRST)

@@ -102,7 +102,7 @@ async def after(broker: SqlBroker, heard: Heard, handled: list[Any], loop: str, 
 
 
 @pytest.mark.parametrize("server", SERVERS, indirect=True)
-async def test_a_server_that_stops_and_starts_is_told_in_two_lines(
+async def test_an_outage_of_the_server_is_logged_in_two_lines(
     server: tuple[str, str, Process], own: AsyncEngine, logger: logging.Logger, heard: Heard
 ) -> None:
     handled: list[Any] = []
@@ -138,7 +138,7 @@ async def locked(path: str) -> AsyncIterator[None]:
         other.execute("ROLLBACK")
 
 
-async def test_a_file_that_is_locked_for_long_is_told_in_two_lines(
+async def test_a_file_that_is_locked_for_long_is_logged_in_two_lines(
     tmp_path: Path, logger: logging.Logger, heard: Heard
 ) -> None:
     """Reading goes on, so that an idle fetch loop does not notice."""

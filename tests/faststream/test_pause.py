@@ -203,7 +203,7 @@ async def test_a_pause_ends_by_itself(broker: SqlBroker) -> None:
     assert time.monotonic() - began > 0.99  # clocks differ in speed a little
 
 
-async def test_a_pause_tells_when_it_ends(broker: SqlBroker) -> None:
+async def test_a_pause_returns_its_end(broker: SqlBroker) -> None:
     await broker.admin.pause("q", until="1m")
     [paused] = await broker.admin.paused()
     assert paused.until is not None
@@ -283,7 +283,7 @@ async def test_one_subscriber_pauses_and_the_others_go_on(broker: SqlBroker, loo
     assert not subscriber.paused
 
 
-async def test_a_subscriber_gives_back_what_waits_when_it_pauses(
+async def test_a_subscriber_gives_waiting_rows_back_when_it_pauses(
     broker: SqlBroker, look: Look
 ) -> None:
     handled: list[int] = []

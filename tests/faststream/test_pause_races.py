@@ -62,7 +62,7 @@ def answer_first_last(monkeypatch: pytest.MonkeyPatch, fleet: Any, name: str) ->
     monkeypatch.setattr(fleet, name, late)
 
 
-async def test_of_two_pauses_at_once_both_hold(
+async def test_two_pauses_at_the_same_time_both_hold(
     broker: SqlBroker, member: Registration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer_first_last(monkeypatch, broker._store.live_subscribers, "pause")
@@ -70,7 +70,7 @@ async def test_of_two_pauses_at_once_both_hold(
     assert member.open == ("c",)
 
 
-async def test_of_two_resumes_at_once_both_open(
+async def test_two_resumes_at_the_same_time_both_open(
     broker: SqlBroker, member: Registration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await broker.admin.pause("a")
@@ -80,7 +80,7 @@ async def test_of_two_resumes_at_once_both_open(
     assert member.open == ("a", "b", "c")
 
 
-async def test_a_late_answer_does_not_hide_what_others_have_paused_since(
+async def test_a_late_answer_does_not_hide_newer_pauses_of_other_processes(
     database_url: str, broker: SqlBroker, member: Registration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet, written, may_answer = broker._store.live_subscribers, asyncio.Event(), asyncio.Event()

@@ -162,7 +162,7 @@ async def test_chained_rows_keep_their_options(broker: SqlBroker, look: Look) ->
     assert answer["next_attempt_at"] > answer["created_at"]
 
 
-async def test_where_there_is_no_ack_to_join(
+async def test_publishes_without_an_ack_to_join(
     broker: SqlBroker, look: Look, engine: AsyncEngine
 ) -> None:
     refusals: dict[str, str] = {}

@@ -491,9 +491,7 @@ async def test_a_reserve_and_a_subscriber_never_share_a_message(
     assert sorted(handled) == list(range(100))
 
 
-async def test_a_subscriber_is_woken_by_what_is_moved_or_rolled_back(
-    broker: SqlBroker, look: Look
-) -> None:
+async def test_a_move_or_a_rollback_wakes_a_subscriber(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("r", "q", max_fetch_interval=60, wakeup="auto")
     async def handle(_body: str) -> None:
         pass

@@ -200,7 +200,7 @@ async def test_a_new_schedule_begins_with_the_first_time_after_it_was_seen(
 
 
 @pytest.mark.parametrize(("missed", "count"), [("one", 1), ("all", 3), ("skip", 0)])
-async def test_what_was_missed_becomes_what_was_asked_for(
+async def test_missed_times_are_published_as_the_option_says(
     broker: SqlBroker, look: Look, heard: Heard, missed: Any, count: int
 ) -> None:
     """Z9: no process ran for three days."""
@@ -271,7 +271,7 @@ async def test_a_changed_expression_counts_from_then_on(
     assert await look.rows() == []
 
 
-async def test_what_is_due_by_the_old_expression_is_published_before_the_new_one_counts(
+async def test_a_time_due_by_the_old_expression_is_published_before_the_new_one_counts(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
     """A deployment that changes it, at the very time."""

@@ -145,7 +145,7 @@ async def test_too_large_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
-async def test_what_the_driver_escapes_counts_twice(broker: SqlBroker, look: Look) -> None:
+async def test_bytes_that_the_driver_escapes_count_twice(broker: SqlBroker, look: Look) -> None:
     half = LARGEST // 2 - 200
     for byte in b"\0\n\r\x1a\"'\\":
         with pytest.raises(MessageTooLargeError):

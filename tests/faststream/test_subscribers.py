@@ -187,7 +187,9 @@ async def test_a_start_while_the_stop_is_under_way_waits_for_it(
     await look.archived(2)
 
 
-async def test_listening_is_refused_where_it_cannot_be(broker: SqlBroker, database: str) -> None:
+async def test_listening_is_refused_on_databases_without_it(
+    broker: SqlBroker, database: str
+) -> None:
     await broker.create_tables()
 
     @broker.subscriber("q", wakeup="listen")

@@ -308,7 +308,7 @@ class _ServerIsGone(BaseMiddleware):
     ids=lambda value: getattr(value, "__name__", None) or ",".join(each.__name__ for each in value),
 )
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_the_same_error_from_elsewhere_is_no_invalid_body(
+async def test_the_same_error_from_the_handler_is_no_invalid_body(
     broker: SqlBroker, look: Look, handler: Any, middlewares: Any
 ) -> None:
     """A handler's, a dependency's, a middleware's, and an answer that does not fit."""

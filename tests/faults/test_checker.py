@@ -70,7 +70,7 @@ def test_a_batch_with_its_answers_breaks_nothing() -> None:
     assert broken(good(committed=known, deliveries=starts, archived=failed, answers=answers)) == []
 
 
-def test_what_a_handler_has_committed_itself_stays() -> None:
+def test_sql_that_a_handler_committed_itself_stays() -> None:
     committed = replace(FIRST, queue="ending", ended="committed")
     ended = row(queue="ending", state="FAILED", reason="transaction_ended")
     known = good(committed={1: "ending"}, deliveries=[committed], archived=[ended], answers=[])
@@ -305,7 +305,7 @@ CASES: dict[str, tuple[str, History]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_breaks_a_promise_is_found(case: str) -> None:
+def test_a_broken_promise_is_found(case: str) -> None:
     rule, history = CASES[case]
     assert rule in broken(history)
 

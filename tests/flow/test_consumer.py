@@ -62,7 +62,7 @@ async def test_two_consumers_share_a_queue(rig: Rig) -> None:
     assert sorted(r.id for r in rig.handled) == sorted(ids)
 
 
-async def test_stop_hands_back_what_was_not_started(rig: Rig) -> None:
+async def test_a_stop_gives_back_rows_that_have_not_started(rig: Rig) -> None:
     """F10: PENDING, no delivery charged, the due time kept."""
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -206,7 +206,7 @@ async def test_postpone_charges_nothing_and_comes_back(rig: Rig) -> None:
     assert len(rig.handled) == 3
 
 
-async def test_a_batch_handler_gets_what_one_claim_found(rig: Rig) -> None:
+async def test_a_batch_handler_gets_the_rows_of_one_claim(rig: Rig) -> None:
     sizes: list[int] = []
 
     async def handle(rows: tuple[ClaimedMessage, ...]) -> None:

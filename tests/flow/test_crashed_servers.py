@@ -130,7 +130,7 @@ async def _xmax(engine: AsyncEngine) -> int:
         return int((await connection.execute(text("SELECT xmax::text FROM message"))).scalar_one())
 
 
-async def test_what_was_committed_stays_so(
+async def test_a_committed_transaction_stays_committed(
     bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
 ) -> None:
     connection = await engine.connect()
@@ -143,7 +143,7 @@ async def test_what_was_committed_stays_so(
     assert await bench.store.handlers.was_committed(locked)
 
 
-async def test_what_was_rolled_back_stays_so(
+async def test_a_rolled_back_transaction_stays_rolled_back(
     bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
 ) -> None:
     async with engine.connect() as connection:

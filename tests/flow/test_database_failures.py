@@ -91,7 +91,7 @@ async def test_an_outcome_whose_commit_was_not_answered_is_counted_as_unknown(
 
 
 @on_servers
-async def test_a_publish_whose_commit_was_not_answered_says_so(
+async def test_a_publish_whose_commit_was_not_answered_raises(
     rig: Rig, far: tuple[Proxy, Store]
 ) -> None:
     proxy, store = far
@@ -240,7 +240,7 @@ async def test_work_goes_on_after_an_outage(rig: Rig, far: tuple[Proxy, Store]) 
     assert len(rig.handled) == 30
 
 
-async def test_a_bug_in_a_loop_makes_it_unhealthy_and_is_survived(rig: Rig) -> None:
+async def test_a_bug_in_a_loop_makes_it_unhealthy_and_does_not_end_it(rig: Rig) -> None:
     consumer = rig.consumer()
     with patch.object(rig.store, "ready_pairs", side_effect=KeyError("bug")):
         await consumer.start()
@@ -251,7 +251,7 @@ async def test_a_bug_in_a_loop_makes_it_unhealthy_and_is_survived(rig: Rig) -> N
     assert consumer.healthy
 
 
-async def test_a_bug_around_a_handler_is_survived_by_its_worker(rig: Rig) -> None:
+async def test_a_bug_around_a_handler_does_not_end_its_worker(rig: Rig) -> None:
     """The message comes back; nothing is lost."""
     await rig.put(3)
     consumer = rig.consumer(max_fetch_interval=0.05)

@@ -168,7 +168,9 @@ async def test_a_copy_reads_from_its_client_all_the_time(store: Store, raw: Any)
     await raw.execute("COMMIT")
 
 
-async def test_a_user_who_may_end_no_session_is_not_refused(store: Store, raw: Any) -> None:
+async def test_a_user_without_the_right_to_end_sessions_is_not_refused(
+    store: Store, raw: Any
+) -> None:
     """Nothing is found, as nothing could be done."""
     engine = store.engine
     async with engine.begin() as connection:

@@ -210,7 +210,7 @@ async def test_a_batch_ends_together(rig: Rig, effects: Any) -> None:
     assert await effects() == [2]
 
 
-async def test_a_session_notices_it_too(rig: Rig, effects: Any) -> None:
+async def test_a_handlers_session_notices_the_end_too(rig: Rig, effects: Any) -> None:
     async def roll_back(_: AsyncConnection) -> None:
         transaction = current.get()
         assert transaction is not None
@@ -235,7 +235,7 @@ async def test_a_session_notices_it_too(rig: Rig, effects: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback"])
-async def test_sqlalchemys_own_end_is_told_apart_too(rig: Rig, effects: Any, how: str) -> None:
+async def test_an_end_by_sqlalchemy_is_noticed_too(rig: Rig, effects: Any, how: str) -> None:
     async def end(connection: AsyncConnection) -> None:
         await connection.execute(text(effect(1)))
         await getattr(connection, how)()

@@ -25,7 +25,7 @@ async def test_a_timer_that_found_nothing_is_started_again(rig: Rig) -> None:
     await asyncio.wait_for(woken.wait(), 5)
 
 
-async def test_what_is_left_of_a_hurried_flush_does_not_wait_for_the_interval(rig: Rig) -> None:
+async def test_the_rest_of_an_early_flush_does_not_wait_for_the_interval(rig: Rig) -> None:
     await rig.put(5)
     rows = await rig.claim(5)
     inflight = Inflight()

@@ -71,7 +71,7 @@ async def vanished(proxy: Proxy, at: bytes, work: Awaitable[Any]) -> AsyncIterat
 
 @on_servers
 @pytest.mark.parametrize("application", [0, 7, 900], ids=["none", "less", "more"])
-async def test_the_server_is_told_the_limit_and_the_application_gets_its_own_back(
+async def test_the_limit_is_set_on_the_session_and_the_applications_own_is_restored(
     rig: Rig, database: str, application: int
 ) -> None:
     """Of its own limit and ours the smaller one holds."""

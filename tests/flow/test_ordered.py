@@ -169,7 +169,7 @@ async def test_an_expired_suspect_is_discarded(rig: Rig) -> None:
     await eventually(ended)
 
 
-async def test_a_crowd_that_cannot_go_on_is_not_searched_without_rest(rig: Rig) -> None:
+async def test_many_blocked_messages_are_not_scanned_without_a_pause(rig: Rig) -> None:
     """Nothing can be claimed: after a rotation the loop backs off to its longest wait."""
     await rig.put(1, key="m", delay=60)
     await rig.put(150, key="m")

@@ -72,7 +72,7 @@ class Parts:
             row.settle_as(Ack())
 
 
-async def test_a_stop_gives_back_what_has_not_started(rig: Rig) -> None:
+async def test_a_stop_gives_back_parts_that_have_not_started(rig: Rig) -> None:
     handle = Parts()
     ids = await rig.put(3)
     consumer = rig.consumer(handle, **QUICK)
@@ -179,7 +179,7 @@ async def test_no_part_starts_after_a_stop(rig: Rig, options: dict[str, Any]) ->
     assert await ends(rig, 3) == [(id_, "COMPLETED", None) for id_ in ids]
 
 
-async def test_what_ack_first_has_removed_starts_also_during_a_stop(rig: Rig) -> None:
+async def test_a_message_removed_by_ack_first_starts_even_during_a_stop(rig: Rig) -> None:
     """It could not be given back."""
     handle = Parts()
     ids = await rig.put(3)
@@ -194,7 +194,7 @@ async def test_what_ack_first_has_removed_starts_also_during_a_stop(rig: Rig) ->
 
 @BOTH
 @pytest.mark.parametrize("why", ["lost", "expired"])
-async def test_what_may_not_start_any_more_is_left_out(
+async def test_messages_that_may_not_start_any_more_are_left_out(
     rig: Rig, options: dict[str, Any], why: str
 ) -> None:
     """It has lost its lease, or has expired, while the part before it ran; its key can be claimed

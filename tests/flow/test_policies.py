@@ -333,7 +333,7 @@ async def test_composed_policies_all_apply(rig: Rig, policies: list[Policy]) -> 
     assert {row.key for row in rig.handled} == {f"k{k}" for k in range(10)}
 
 
-async def test_a_batch_takes_only_what_has_its_slot(rig: Rig) -> None:
+async def test_a_batch_takes_only_messages_with_a_slot(rig: Rig) -> None:
     """Z10, with batch=True: no message starts before its slot, and each spends one."""
     early: list[float] = []
     sizes: list[int] = []
@@ -366,7 +366,7 @@ async def test_a_message_without_the_key_is_a_dead_letter_if_the_policy_says_so(
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-async def test_what_is_committed_after_its_burst_was_delivered_is_superseded_by_it(
+async def test_a_message_committed_after_its_burst_was_delivered_is_superseded(
     rig: Rig,
 ) -> None:
     """Z1: the last e-mail of a burst is not followed by an older one, whose transaction took

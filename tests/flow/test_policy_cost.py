@@ -41,7 +41,7 @@ def counted(engine: AsyncEngine) -> Counter[str]:
 
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql", "sqlite"], indirect=True)
-async def test_a_subscriber_without_policies_sends_what_it_always_sent(rig: Rig) -> None:
+async def test_a_subscriber_without_policies_sends_no_statement_more(rig: Rig) -> None:
     """A look, a claim and a write; PostgreSQL's go on the driver's own connection
     (tests/contract/test_cost.py)."""
     await rig.put(100)

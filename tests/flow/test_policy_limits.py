@@ -65,9 +65,7 @@ async def test_a_suspect_gets_a_slot_and_starves_no_message(rig: Rig, key: bool)
 
 
 @pytest.mark.parametrize("exceeded", ["drop", "dead_letter"])
-async def test_a_backlog_is_looked_at_whatever_a_claim_leaves_of_it(
-    rig: Rig, exceeded: Any
-) -> None:
+async def test_a_backlog_is_scanned_whatever_a_claim_leaves_of_it(rig: Rig, exceeded: Any) -> None:
     """Z10: with few workers each claim grants few slots; the next goes on where it has stopped."""
     await backlog(rig, 40, 30)
     process = Process(rig, [Throttle(15, per="1h", burst=15, when_exceeded=exceeded)])
@@ -139,7 +137,7 @@ async def test_arrivals_of_all_priorities_are_taken_in_order(
     assert set(gone) == {first, second}
 
 
-async def test_what_was_started_does_not_run_again_when_its_key_is_free(rig: Rig) -> None:
+async def test_a_started_message_does_not_run_again_when_its_key_is_free(rig: Rig) -> None:
     """Z4: a crash leaves the outcome unknown, however short the ttl."""
     [message] = await rig.put(1, key="a")
     policies = [Once("10ms")]
@@ -229,7 +227,7 @@ async def test_a_key_stays_in_order_though_its_slots_are_short(rig: Rig) -> None
     ],
     ids=str,
 )
-async def test_keys_are_what_they_are(rig: Rig, policies: list[Policy]) -> None:
+async def test_keys_of_all_kinds_are_kept_apart(rig: Rig, policies: list[Policy]) -> None:
     """Keys that a database could take for the same are different keys."""
     keys = ["a", " a", "A", "ä", "a\u0308", "", "\U0001f600", "'\"\\", "%"]
     for key in keys:

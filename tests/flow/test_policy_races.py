@@ -22,7 +22,7 @@ WINDOW = 2.0
 # In SQLite no other session writes during a claim.
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("priority", [0, 1])
-async def test_what_comes_within_a_burst_while_it_ends_takes_part(
+async def test_a_message_that_arrives_while_its_burst_ends_takes_part(
     rig: Rig, database: str, database_url: str, monkeypatch: pytest.MonkeyPatch, priority: int
 ) -> None:
     """Z7: committed before the burst's end, but after a claim has looked for arrivals, and before

@@ -92,7 +92,7 @@ async def test_each_operation_recovers_by_itself(rig: Rig, server: Server) -> No
     assert len(await rig.rows()) == 3
 
 
-async def test_a_read_only_server_is_asked_twice_and_said_to_be_so(
+async def test_a_read_only_server_is_tried_twice_and_named_in_the_error(
     rig: Rig, server: Server
 ) -> None:
     await server.turned()

@@ -79,7 +79,7 @@ def test_wake_ups_before_a_claim_are_answered_together(rig: Rig) -> None:
     assert {pair.queue for pair in fetcher._known(frozenset("a"))} == {"a", "b", "c"}
 
 
-async def test_slow_looks_are_left_to_the_background(rig: Rig) -> None:
+async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
     """Claims go on without scans; a scan in the background finds the rest, every second."""
     looks = rig.store.ready_pairs
 
@@ -120,7 +120,7 @@ class IntakePosition:
         return self.results.pop(0)
 
 
-async def test_claims_begin_a_little_before_the_last_row_while_looks_are_slow(rig: Rig) -> None:
+async def test_claims_begin_a_little_before_the_last_row_while_scans_are_slow(rig: Rig) -> None:
     await rig.put(1)
     [message] = await rig.claim(1)
     due = message.next_attempt_at
@@ -139,7 +139,7 @@ async def test_claims_begin_a_little_before_the_last_row_while_looks_are_slow(ri
     assert [p.since for p in ready.known()] == [None], "looks are not slow"
 
 
-async def test_a_look_that_finds_an_earlier_row_is_not_undone_by_the_claim_under_way(
+async def test_a_scan_that_finds_an_earlier_row_is_not_undone_by_a_running_claim(
     rig: Rig,
 ) -> None:
     await rig.put(1)
@@ -157,7 +157,7 @@ async def test_a_look_that_finds_an_earlier_row_is_not_undone_by_the_claim_under
     assert [p.since for p in ready.known()] == [due - module.LATE_COMMITS]
 
 
-async def test_what_a_slow_look_does_not_find_is_not_crawled_over_again() -> None:
+async def test_pairs_that_a_slow_scan_does_not_find_are_not_scanned_again() -> None:
     """A process that starts under a held snapshot: its claims begin where the look has found the
     first row."""
     at = MINUTES
@@ -172,7 +172,7 @@ async def test_what_a_slow_look_does_not_find_is_not_crawled_over_again() -> Non
     assert {pair.since for pair in ready.known()} == {None}
 
 
-async def test_what_has_become_due_does_not_hurry_claims_without_looks() -> None:
+async def test_a_message_that_becomes_due_does_not_hurry_claims_without_scans() -> None:
     later = ReadyPair("q", 0, 60.0)
     ready = Ready(IntakePosition(found(1.0, later), found(0.0, later)), ["q"])  # type: ignore[arg-type]
     await ready.scan()
@@ -184,7 +184,7 @@ async def test_what_has_become_due_does_not_hurry_claims_without_looks() -> None
     assert ready.next_due() == [0.0], "the next look finds it"
 
 
-async def test_a_look_without_an_answer_leaves_claims_without_looks() -> None:
+async def test_a_scan_without_an_answer_leaves_claims_without_scans() -> None:
     class Hanging:
         async def ready_pairs(self, _queues: Sequence[str]) -> ReadyPairs:
             raise TransientStoreError("no answer within 30 seconds")
@@ -195,7 +195,7 @@ async def test_a_look_without_an_answer_leaves_claims_without_looks() -> None:
     assert ready.slow
 
 
-async def test_a_stop_does_not_wait_for_a_look(rig: Rig) -> None:
+async def test_a_stop_does_not_wait_for_a_scan(rig: Rig) -> None:
     """Outcomes are written, whatever a background scan is waiting for."""
     hanging, looks = asyncio.Event(), rig.store.ready_pairs
 
@@ -218,7 +218,7 @@ async def test_a_stop_does_not_wait_for_a_look(rig: Rig) -> None:
     assert len(await rig.rows(archive=True)) == 3
 
 
-async def test_slow_looks_take_a_twentieth_of_the_time() -> None:
+async def test_slow_scans_take_a_twentieth_of_the_time() -> None:
     looks = IntakePosition(found(0.2), found(0.2))
     ready = Ready(looks, ["q"])  # type: ignore[arg-type]
     assert await ready.scan_in_background() is None, "no claim needs it"
@@ -245,7 +245,7 @@ async def test_known_pairs_are_bounded() -> None:
         assert few.priority in {pair.priority for pair in ready.known()}
 
 
-async def test_z2_m2_the_first_claim_of_a_subscriber_looks_first(rig: Rig) -> None:
+async def test_z2_m2_the_first_claim_of_a_subscriber_scans_first(rig: Rig) -> None:
     """Else it takes priority 0 before 100, as it knows of nothing else; a wake-up changes nothing
     about that."""
     order: list[int] = []
@@ -264,7 +264,7 @@ async def test_z2_m2_the_first_claim_of_a_subscriber_looks_first(rig: Rig) -> No
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_z2_m2_a_claim_follows_a_look_that_has_succeeded(rig: Rig, at_once: bool) -> None:
+async def test_z2_m2_a_claim_follows_a_scan_that_has_succeeded(rig: Rig, at_once: bool) -> None:
     """One that fails when the subscriber starts does not let it claim what it happens to know."""
     order: list[int] = []
     looks, failures = rig.store.ready_pairs, []

@@ -295,7 +295,7 @@ async def test_a_refused_outcome_whose_lease_is_lost_is_dropped(rig: Rig) -> Non
 
 
 @on_servers
-async def test_a_login_that_is_refused_for_a_moment_is_no_bad_outcome(
+async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
     rig: Rig, servers: Servers
 ) -> None:
     """Passwords rotate; on PostgreSQL (28000), MariaDB and MySQL (1045) nothing is dropped or

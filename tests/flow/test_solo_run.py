@@ -91,7 +91,7 @@ async def test_many_suspects_leave_every_other_claim_to_the_rest(rig: Rig) -> No
     assert {row.deliveries_count for row in rig.handled if not row.key} == {3}
 
 
-async def test_what_waits_is_given_back_so_that_a_suspect_can_run(rig: Rig) -> None:
+async def test_waiting_rows_are_given_back_so_that_a_suspect_can_run(rig: Rig) -> None:
     """A full buffer of slow messages would keep the process from ever being empty."""
     order: list[bytes] = []
 

@@ -143,7 +143,7 @@ async def ack(row: ClaimedMessage) -> None:
     row.settle_as(Ack())
 
 
-async def test_what_runs_once_keeps_no_key_for_a_transaction_that_did_not_begin(
+async def test_once_keeps_no_key_for_a_transaction_that_did_not_begin(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rig.store, "transaction", FirstFails(rig))
@@ -152,7 +152,7 @@ async def test_what_runs_once_keeps_no_key_for_a_transaction_that_did_not_begin(
     assert (row["attempts_count"], row["deliveries_count"]) == (1, 1)
 
 
-async def test_what_runs_once_keeps_no_key_if_a_stop_comes_before_its_transaction(
+async def test_once_keeps_no_key_if_a_stop_comes_before_the_transaction(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transaction = rig.store.transaction
@@ -167,7 +167,7 @@ async def test_what_runs_once_keeps_no_key_if_a_stop_comes_before_its_transactio
     await completed(rig, ack)
 
 
-async def test_what_runs_once_keeps_no_key_if_its_lease_is_lost_before_its_transaction(
+async def test_once_keeps_no_key_if_the_lease_is_lost_before_the_transaction(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transaction, token = rig.store.transaction, uuid4()
@@ -221,7 +221,7 @@ async def test_a_key_is_given_back_if_a_stop_comes_while_the_transaction_ends(
     assert (await completed(rig, ack))["attempts_count"] == 2
 
 
-async def test_what_runs_once_keeps_no_key_if_a_stop_comes_while_it_waits_for_its_transaction(
+async def test_once_keeps_no_key_if_a_stop_comes_while_it_waits_for_the_transaction(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = asyncio.Event()
@@ -236,7 +236,7 @@ async def test_what_runs_once_keeps_no_key_if_a_stop_comes_while_it_waits_for_it
     assert (await completed(rig, ack))["deliveries_count"] == 1
 
 
-async def test_what_runs_once_keeps_no_key_if_another_error_comes_before_its_transaction(
+async def test_once_keeps_no_key_if_another_error_comes_before_the_transaction(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as one of the application's own events of its engine."""

@@ -234,7 +234,7 @@ async def test_a_batch_is_searched_in_the_end_though_nothing_else_can_be_written
     assert bench.states([row for n, row in enumerate(rows) if n % 3]) == {State.WRITTEN}
 
 
-async def test_what_is_refused_in_a_batch_that_was_set_apart_is_refused_by_itself() -> None:
+async def test_an_outcome_refused_in_a_batch_that_was_set_apart_is_refused_alone() -> None:
     bench = Bench()
     rows = bench.claim(4)
     for row, answer in zip(rows, (b"held", b"bad", b"fine", None), strict=True):

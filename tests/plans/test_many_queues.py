@@ -80,7 +80,7 @@ def reads(connection: Connection, at_most: int) -> Iterator[None]:
 
 @mysqls
 @statistics
-def test_a_look_descends_to_the_ends_of_each_queue(queues: Connection) -> None:
+def test_a_scan_descends_to_the_ends_of_each_queue(queues: Connection) -> None:
     dialect = MysqlDialect(TABLES, queues.dialect)
     for _ in range(2):  # what is read once, of the data dictionary too
         with reads(queues, at_most=6 * COUNT):

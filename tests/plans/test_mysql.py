@@ -99,7 +99,7 @@ def _settled(row: ClaimedMessage, outcome: Outcome, rules: SettleRules | None = 
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_what_settles_goes_by_the_primary_key(
+def test_settling_reads_by_the_primary_key(
     dialect: MysqlDialect, connection: Connection, step: str
 ) -> None:
     rows = claim(dialect, connection)

@@ -64,7 +64,7 @@ def check(plan: dict[str, Any], *, indexes: set[str], buffers: int) -> None:
     assert used <= buffers, f"{used} buffers, at most {buffers} were expected"
 
 
-def test_a_look_at_many_queues_is_not_compiled(crowded: Engine) -> None:
+def test_a_scan_of_many_queues_is_not_compiled(crowded: Engine) -> None:
     """Compiling it took half a second each time; the planner sees the arrays in the first plans of
     a session."""
     statement = SQL["ready_pairs"].compile(dialect=DRIVER)
@@ -184,7 +184,7 @@ SETTLED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTLED)
-def test_what_settles_goes_by_the_primary_key(
+def test_settling_reads_by_the_primary_key(
     leased: tuple[Connection, dict[str, list[Any]]], name: str
 ) -> None:
     """Plans made when nothing was PROCESSING must not fall for the leased index."""

@@ -46,7 +46,9 @@ def _pid(worker: str) -> int:
     return int(worker.split(":")[-2])
 
 
-async def test_a_killed_process_no_longer_lives_and_what_it_held_is_explained(fleet: Fleet) -> None:
+async def test_a_killed_process_is_no_longer_listed_and_its_messages_are_explained(
+    fleet: Fleet,
+) -> None:
     """Its lease ends its presence; a process that is stopped well says good-bye."""
     await fleet.publish(1)
     [row] = await fleet.rows()

@@ -100,7 +100,7 @@ async def test_a_killed_holder_keeps_the_lock_for_its_lease_and_no_longer(
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-async def test_processes_whose_clocks_are_an_hour_off_neither_steal_nor_are_robbed(
+async def test_processes_with_clocks_an_hour_off_neither_take_nor_lose_locks(
     lockers: Lockers,
     broker: SqlBroker,
     faketime: str,  # noqa: F811

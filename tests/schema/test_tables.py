@@ -105,7 +105,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-async def test_a_difference_is_named_with_what_mends_it(
+async def test_a_difference_is_named_with_its_remedy(
     engine: AsyncEngine, database: str, what: str
 ) -> None:
     await run(engine, WAYS["create_tables"])
@@ -129,7 +129,7 @@ ALTERED = {
 
 @pytest.mark.parametrize("what", ALTERED)
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_an_altered_column_is_named_and_mended(engine: AsyncEngine, what: str) -> None:
+async def test_an_altered_column_is_named_with_its_remedy(engine: AsyncEngine, what: str) -> None:
     await run(engine, WAYS["create_tables"])
     await run(engine, lambda c: c.execute(text(f"ALTER TABLE message_archive {ALTERED[what]}")))
     [line] = await run(engine, lambda c: differences(c, TABLES))
@@ -138,7 +138,7 @@ async def test_an_altered_column_is_named_and_mended(engine: AsyncEngine, what: 
 
 
 @pytest.mark.parametrize("database", MYSQL, indirect=True)
-async def test_an_altered_column_is_named_and_mended_on_mysql(engine: AsyncEngine) -> None:
+async def test_an_altered_column_is_named_with_its_remedy_on_mysql(engine: AsyncEngine) -> None:
     await run(engine, WAYS["create_tables"])
     for change in ("reason VARCHAR(20)", "payload BLOB NULL", "attempts_count INT NOT NULL"):
         await run(

@@ -415,7 +415,7 @@ def test_dead_letters_age(spark: SparkSession, frame_of: Any) -> None:
         analytics.dlq_age(data, "2026-03-01T00:00:00")
 
 
-def test_a_dead_letter_that_was_retried_is_none(frame_of: Any) -> None:
+def test_a_retried_dead_letter_is_not_counted(frame_of: Any) -> None:
     """An export has the row of each time that it was archived; as of then it was still dead."""
     data = frame_of(
         {"id": 1, "state": "FAILED"},
@@ -428,7 +428,7 @@ def test_a_dead_letter_that_was_retried_is_none(frame_of: Any) -> None:
     assert rows(analytics.dlq_age(data.drop("id")), "messages") == [(3,)]
 
 
-def test_what_waits_in_dead_letter_queues_is_as_old_as_its_last_attempt_there(
+def test_a_waiting_dead_letter_is_as_old_as_its_last_attempt_there(
     spark: SparkSession, frame_of: Any
 ) -> None:
     """Its next attempt is none yet; a message that was moved back waits in no dead letter queue."""

@@ -38,9 +38,7 @@ def lines(output: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("command", ["export --path x", "replay --job x", "report --out x.html"])
-def test_a_database_that_is_not_there_is_one_line(
-    spark: SparkSession, tmp_path: Path, command: str
-) -> None:
+def test_a_missing_database_is_one_line(spark: SparkSession, tmp_path: Path, command: str) -> None:
     words = [str(tmp_path / word) if word.startswith("x") else word for word in command.split()]
     done = run(*words, SQLBROKER_URL="postgresql://user:s3cr3t@127.0.0.1:1/x")
     assert isinstance(done.exception, StoreError)
@@ -60,7 +58,7 @@ def test_a_database_that_is_not_there_is_one_line(
         ),
     ],
 )
-def test_what_spark_cannot_do_is_one_line(
+def test_an_error_of_spark_is_one_line(
     spark: SparkSession, archive: Archive, tmp_path: Path, command: str, words: str
 ) -> None:
     done = run(
@@ -83,7 +81,7 @@ def test_sparks_errors_tell_no_password() -> None:
 @pytest.mark.parametrize(
     "command", ["report --out x.html --table", "replay --job x --archive-table"]
 )
-def test_a_table_that_is_not_there_is_named(
+def test_a_missing_table_is_named(
     spark: SparkSession, archive: Archive, tmp_path: Path, command: str
 ) -> None:
     words = command.replace("x.html", str(tmp_path / "x.html")).split()

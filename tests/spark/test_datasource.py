@@ -195,7 +195,7 @@ def test_the_live_table(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"numPartitions": "2"}])
-def test_a_table_that_is_not_there_is_named(archive: Archive, more: dict[str, str]) -> None:
+def test_a_missing_table_is_named(archive: Archive, more: dict[str, str]) -> None:
     reader = make_reader(
         parse_options({"url": archive.url, "table": "typo", **more}), ARCHIVE_SCHEMA
     )

@@ -368,7 +368,7 @@ class Tree(BaseModel):
         object(),
     ],
 )
-def test_what_has_no_counterpart_is_named(annotation: Any) -> None:
+def test_types_without_a_counterpart_are_named(annotation: Any) -> None:
     class Bad(BaseModel):
         model_config = {"arbitrary_types_allowed": True}
 

@@ -402,7 +402,7 @@ def test_a_window_counts_when_it_is_recorded(
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_what_the_state_does_not_know_is_never_replaced(
+def test_windows_unknown_to_the_state_are_never_replaced(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
     fill(archive)

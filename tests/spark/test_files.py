@@ -69,7 +69,7 @@ def test_what_is_written_is_read(spark: SparkSession, place: str, tmp_path: Path
 @pytest.mark.parametrize(
     "scheme", ["hdfs", "webhdfs", "swebhdfs", "viewfs", "abfss", "adl", "ofs", "o3fs", "s3a"]
 )
-def test_where_creating_a_file_empties_it_another_is_renamed(
+def test_a_file_is_replaced_by_a_rename_if_creating_would_empty_it(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     """Servers are not at hand: what would be created where is looked at, and that Hadoop knows how
@@ -136,7 +136,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert [found.name for found in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_what_killed_writers_left_is_removed(
+def test_files_left_by_killed_writers_are_removed(
     spark: SparkSession, place: str, tmp_path: Path
 ) -> None:
     """Not what another writer, of this file or the next, may be writing."""
@@ -159,14 +159,14 @@ def test_what_killed_writers_left_is_removed(
     assert read_json(spark, f"{place}/orders.json") == {"n": 2}
 
 
-def test_what_is_no_object(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_json_object_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(SetupError, match="holds no JSON object"):
         read_json(spark, str(tmp_path / "list.json"))
 
 
 @pytest.mark.parametrize("kind", ["folder", "socket"])
-def test_what_is_there_and_cannot_be_read_is_not_nothing(
+def test_an_unreadable_file_is_not_taken_for_a_missing_one(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
     """Taken for nothing, a state that its reader may not see would be begun again."""

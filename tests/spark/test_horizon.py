@@ -226,7 +226,7 @@ def test_sqlite_lets_its_lock_go(archive: Archive) -> None:
         other.rollback()
 
 
-def test_the_margin_and_lengths_that_cannot_be(archive: Archive) -> None:
+def test_impossible_margins_and_lengths_are_refused(archive: Archive) -> None:
     near, far = find(archive.url), find(archive.url, margin="1h")
     if archive.kind != "sqlite":
         assert far.moment < near.moment - timedelta(minutes=59)

@@ -124,7 +124,7 @@ def test_a_stream_that_goes_on_by_a_standby(pair: Pair) -> None:
     assert [batch["id"].to_pylist() for batch in reader.read(cut)] == [[1]]
 
 
-async def test_a_standby_by_itself_lags_behind_what_it_has_replayed(pair: Pair) -> None:
+async def test_a_standby_without_its_primary_lags_behind_its_replay(pair: Pair) -> None:
     """However far the clock has gone: a standby may be behind for hours."""
     with pair.archive.engine.begin() as writer:
         settle(pair.archive, writer, 1)
@@ -155,7 +155,7 @@ async def test_a_standby_by_itself_lags_behind_what_it_has_replayed(pair: Pair) 
     assert pair.rows(find(pair.standby, primary=pair.primary).moment) == {1, 2}
 
 
-def test_a_primary_that_is_none(pair: Pair, servers: Servers) -> None:
+def test_a_server_that_is_not_the_primary_is_refused(pair: Pair, servers: Servers) -> None:
     other = servers.admin("postgresql").url.render_as_string(hide_password=False)
     for wrong, words in (
         (other, "another cluster or database"),

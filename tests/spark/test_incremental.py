@@ -178,7 +178,7 @@ def test_a_load_that_fails_is_repeated_as_it_was(
         assert ids(shorter) == [7]
 
 
-def test_of_two_loads_at_a_time_one_fails(loads: Loads) -> None:
+def test_one_of_two_loads_at_the_same_time_fails(loads: Loads) -> None:
     """D4: the one that began first; the other's end is the state's."""
     loads.archive.add_many(3)
     with (
@@ -238,7 +238,7 @@ def test_the_state_of_other_rows_is_refused(loads: Loads, tmp_path: Path) -> Non
         ('{"format": 2, "source": {}}', "is no watermark that this version can read"),
     ],
 )
-def test_a_file_that_is_no_state(loads: Loads, content: str, words: str) -> None:
+def test_a_file_that_is_not_a_state_is_refused(loads: Loads, content: str, words: str) -> None:
     loads.path.parent.mkdir()
     loads.path.write_text(content)
     with pytest.raises(SetupError, match=words), loads.open():
@@ -247,7 +247,7 @@ def test_a_file_that_is_no_state(loads: Loads, content: str, words: str) -> None
 
 
 @sqlite_only
-def test_a_folder_is_no_state(loads: Loads) -> None:
+def test_a_folder_in_place_of_the_state_is_refused(loads: Loads) -> None:
     loads.path.mkdir(parents=True)
     with pytest.raises(SetupError, match="is there and cannot be read"), loads.open():
         pytest.fail("the block must not run")

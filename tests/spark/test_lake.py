@@ -164,7 +164,7 @@ def test_an_export_that_is_overtaken_at_any_step_of_a_replacement_loses_nothing(
     assert check(spark, tmp_path, window) == 10
 
 
-def test_of_two_exports_that_begin_together_one_stops(
+def test_one_of_two_exports_that_begin_together_stops(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the other writes in the same moment is not taken for one's own."""

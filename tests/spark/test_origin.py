@@ -37,7 +37,7 @@ def described(url: str, name: str | None = None, queues: list[str] | None = None
         ("sqlite:////f/shop.db", "sqlite+aiosqlite:////f/g/../shop.db", "sqlite:////g/shop.db"),
     ],
 )
-def test_databases_of_one_name_are_told_apart_by_their_place(
+def test_databases_of_one_name_are_distinguished_by_their_address(
     one: str, same: str, other: str
 ) -> None:
     """By neither driver nor user; a name that is given stands for all addresses."""

@@ -388,7 +388,7 @@ def test_a_partition_that_could_not_be_detached_may_be_kept(
 
 
 @OF_POSTGRESQL
-def test_what_was_detached_goes_back_to_the_archive_it_came_from(
+def test_a_detached_partition_goes_back_to_its_own_archive(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not to one of the same name in another schema; nor is it dropped by checksums that were

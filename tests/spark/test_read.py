@@ -468,9 +468,7 @@ def test_an_invalid_snapshot_is_refused(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [2, "auto"])
-def test_a_table_that_is_not_there_is_named(
-    spark: SparkSession, archive: Archive, number: Any
-) -> None:
+def test_a_missing_table_is_named(spark: SparkSession, archive: Archive, number: Any) -> None:
     for options, words in (
         ({"table": "typo"}, "there is no table 'typo' in the database"),
         (

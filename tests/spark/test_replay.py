@@ -175,7 +175,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     assert (done.queues, done.already, done.bytes) == (looked.queues, looked.already, looked.bytes)
 
 
-def test_a_job_that_runs_again_publishes_nothing_twice_even_what_was_consumed(
+def test_a_repeated_job_publishes_nothing_twice_even_consumed_messages(
     spark: SparkSession, archive: Archive
 ) -> None:
     """M5: (job, id) is published once; another job publishes it once more."""
@@ -191,9 +191,7 @@ def test_a_job_that_runs_again_publishes_nothing_twice_even_what_was_consumed(
     assert origins(archive) == {n: 1 if n <= 20 else 2 for n in range(1, 61)}
 
 
-def test_of_rows_with_the_same_id_the_one_archived_last_counts(
-    spark: SparkSession, new_database: Any
-) -> None:
+def test_the_last_archived_row_of_an_id_counts(spark: SparkSession, new_database: Any) -> None:
     """A lake has a dead letter that was retried once for each time it was archived."""
     archive = new_database("sqlite")
     archive.add({"id": 1, "payload": b"old"})
@@ -399,7 +397,7 @@ def test_a_killed_worker_leaves_whole_batches_and_the_job_goes_on(
     assert origins(archive) == dict.fromkeys(range(1, 201), 1)
 
 
-async def test_what_failed_is_kept_looked_at_and_replayed(
+async def test_failed_rows_are_kept_listed_and_replayed(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
     """M5: a broker's failures, read from its archive and from Parquet, are handled when the cause
@@ -530,7 +528,7 @@ def test_a_row_that_no_message_can_be_is_named(column: str, value: Any, words: s
         copy_row({**row, column: value}, Plan("j", None, {}))
 
 
-def test_a_copy_is_no_dead_letter() -> None:
+def test_a_replayed_copy_is_not_a_dead_letter() -> None:
     """In its new queue it would count as failed where the row has; the plan may give it such a
     header."""
     [row] = rows_of(1)
@@ -555,7 +553,7 @@ def test_a_row_that_cannot_be_published_leaves_whole_batches(archive: Archive) -
     assert origins(archive) == dict.fromkeys(range(1, 13), 1)
 
 
-def test_an_error_of_a_task_is_told_without_javas_words(
+def test_an_error_of_a_task_is_shown_without_the_java_trace(
     spark: SparkSession, new_database: Any
 ) -> None:
     """A dry run finds rows that cannot be published too."""
@@ -717,7 +715,7 @@ def test_the_command_shows_asks_and_publishes(
     assert origins(archive) == dict.fromkeys((1, 3, 5, 7, 9), 1)
 
 
-def test_the_command_refuses_what_cannot_be(spark: SparkSession, new_database: Any) -> None:
+def test_the_command_refuses_impossible_options(spark: SparkSession, new_database: Any) -> None:
     archive = new_database("sqlite")
     for arguments, words in (
         (("--header", "x"), "--header takes name=value, got 'x'"),

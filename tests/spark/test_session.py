@@ -133,7 +133,7 @@ def test_a_session_that_another_thread_started_is_used_as_it_is(spark: SparkSess
     assert spark.conf.get("spark.sql.session.timeZone") == zone
 
 
-def test_what_spark_submit_was_given_stays() -> None:
+def test_the_options_given_to_spark_submit_stay() -> None:
     ours = {
         "spark.jars": "/ours/postgresql.jar",
         "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",

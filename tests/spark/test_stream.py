@@ -368,7 +368,9 @@ def test_rows_of_its_queues_that_were_pruned_alone_are_missed(archive: Archive, 
     assert query.rows == [1]
 
 
-def test_what_a_stream_refuses(spark: SparkSession, new_database: Any, tmp_path: Path) -> None:
+def test_a_stream_refuses_impossible_options(
+    spark: SparkSession, new_database: Any, tmp_path: Path
+) -> None:
     url = "postgresql://user@host/name"
     with pytest.raises(NotSupportedError, match="the live table cannot be read as a stream"):
         make_stream_reader(

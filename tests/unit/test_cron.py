@@ -84,7 +84,7 @@ def test_intervals_go_by_the_time_that_passes() -> None:
     st.datetimes(datetime(2010, 1, 1), datetime(2026, 1, 1)),
     st.integers(0, 40),
 )
-def test_where_one_begins_to_count_makes_no_difference(
+def test_fire_times_do_not_depend_on_the_start_of_the_count(
     expression: str, tz: str, start: datetime, steps: int
 ) -> None:
     """Each fire time follows from any moment since the one before; the newest ones are those at the
@@ -172,7 +172,7 @@ def test_without_cronsim_the_extra_is_named() -> None:
         Cron("* * * * *", "UTC")
 
 
-def test_a_state_comes_back_as_it_was_written_and_garbage_is_none() -> None:
+def test_a_state_is_read_back_as_written_and_garbage_is_ignored() -> None:
     at = datetime(2024, 5, 1, 3, tzinfo=timezone.utc)
     for state in (
         ScheduleState("* * * * *", "UTC", None),

@@ -118,7 +118,7 @@ def test_other_types_are_refused(value: Any) -> None:
     "value",
     [float("nan"), float("inf"), float("-inf"), 10**400, 2e11, timedelta.max, "999999999999h"],
 )
-def test_what_is_not_finite_or_too_long_is_refused(value: float | timedelta | str) -> None:
+def test_infinite_and_too_long_durations_are_refused(value: float | timedelta | str) -> None:
     with pytest.raises(
         SetupError, match=r"^delay must be a finite length of at most 1e\+11 seconds"
     ):

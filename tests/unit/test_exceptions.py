@@ -31,7 +31,7 @@ def test_setup_errors_are_caught_as_those_of_faststream() -> None:
         broker.subscriber("q", max_workers=0)
 
 
-async def test_what_is_not_supported_is_caught_as_with_other_brokers() -> None:
+async def test_unsupported_features_raise_the_error_of_other_brokers() -> None:
     broker = SqlBroker("sqlite+aiosqlite:///never-made.db")
     with pytest.raises(FeatureNotSupportedException):
         await broker.request("q")

@@ -206,7 +206,7 @@ def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> Non
     assert inflight.lease_lost_count == 2
 
 
-def test_of_a_message_that_came_back_the_older_outcome_is_not_sent_back() -> None:
+def test_the_older_outcome_of_a_reclaimed_message_is_not_queued_again() -> None:
     """Another row of its unit was lost. Sent together with the later outcome, it would be taken for
     that."""
     inflight, lost, older, later = Inflight(), row(), row(2), row(2)
@@ -229,7 +229,7 @@ def test_of_a_message_that_came_back_the_older_outcome_is_not_sent_back() -> Non
 
 
 @pytest.mark.parametrize("verdict", [Verdict.START, Verdict.DUPLICATE, Verdict.UNKNOWN, None])
-async def test_of_a_message_that_came_back_while_its_key_was_asked_for_nothing_is_settled(
+async def test_a_message_reclaimed_while_its_key_was_requested_is_not_settled(
     verdict: Verdict | None,
 ) -> None:
     """Its lease has run out by then. Sent together with the later outcome, it would be taken for

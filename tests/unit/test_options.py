@@ -164,7 +164,7 @@ def test_wrong_counts_are_refused(name: str, wrong: Any) -> None:
         make(**{name: wrong})
 
 
-def test_times_are_the_ones_meant() -> None:
+def test_the_options_that_are_durations() -> None:
     assert set(TIMES) == {
         "min_fetch_interval",
         "max_fetch_interval",

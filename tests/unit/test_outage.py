@@ -52,7 +52,7 @@ def test_an_outage_of_all_loops_is_two_lines_with_the_counts() -> None:
     assert re.fullmatch(numbers, text), text
 
 
-def test_the_next_outage_is_told_again() -> None:
+def test_the_next_outage_is_logged_again() -> None:
     said = Said()
     outages = Outages(said)
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_the_next_outage_is_told_again() -> None:
     assert said.lines[1][1].endswith(": 1 failure (fetch loop 1)")
 
 
-def test_what_is_refused_is_told_for_each_kind_of_loop_and_hides_no_outage() -> None:
+def test_refusals_are_logged_for_each_kind_of_loop_and_hide_no_outage() -> None:
     said = Said()
     outages = Outages(said)
     for loop in (1, 2):
@@ -104,7 +104,7 @@ def test_a_loop_that_stops_in_an_outage_does_not_end_it() -> None:
     assert len(said.lines) == 4
 
 
-def test_a_write_that_fails_alone_may_do_so_for_what_is_written() -> None:
+def test_a_write_that_fails_while_other_loops_work_may_be_due_to_its_rows() -> None:
     outages = Outages(Said())
     outages.failed(1, "flush loop", TransientStoreError("locked"))
     assert not outages.stops_all

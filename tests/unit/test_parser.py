@@ -25,7 +25,7 @@ def answer(load: Any, body: bytes) -> Any:
 
 
 @given(JSON, st.booleans(), CODES, AROUND, AROUND)
-def test_what_is_json_and_what_is_nearly(
+def test_json_and_near_json_are_decoded_as_by_json_loads(
     value: Any, ascii_only: bool, code: str, before: bytes, after: bytes
 ) -> None:
     body = before + json.dumps(value, ensure_ascii=ascii_only).encode(code, "surrogatepass") + after
@@ -33,7 +33,7 @@ def test_what_is_json_and_what_is_nearly(
 
 
 @given(st.binary())
-def test_what_is_anything(body: bytes) -> None:
+def test_any_bytes_are_decoded_as_by_json_loads(body: bytes) -> None:
     assert repr(answer(_json_loads, body)) == repr(answer(json.loads, body))
 
 

@@ -61,7 +61,7 @@ def chunked(data: st.DataObject, everything: Sequence[Arrival]) -> list[Sequence
 
 @settings(deadline=None, max_examples=300)
 @given(policies(), arrivals, st.data())
-def test_bursts_do_not_depend_on_when_claims_look(
+def test_bursts_do_not_depend_on_when_claims_run(
     policy: Debounce, given_arrivals: list[Arrival], data: st.DataObject
 ) -> None:
     """In any chunks: the same messages stay, in the same order and due at the same time; the others
@@ -84,7 +84,7 @@ def test_bursts_do_not_depend_on_when_claims_look(
 
 @settings(deadline=None, max_examples=200)
 @given(policies(), arrivals, st.data())
-def test_what_becomes_known_late_belongs_to_the_burst_of_its_time(
+def test_a_late_arrival_belongs_to_the_burst_of_its_time(
     policy: Debounce, given_arrivals: list[Arrival], data: st.DataObject
 ) -> None:
     """Chunks whose times overlap: a commit was late. No message is lost or counted twice."""
@@ -100,7 +100,7 @@ def test_what_becomes_known_late_belongs_to_the_burst_of_its_time(
 
 @settings(deadline=None, max_examples=200)
 @given(policies(), arrivals, st.data())
-def test_deliveries_between_the_looks(
+def test_a_delivered_message_has_left_its_burst(
     policy: Debounce, given_arrivals: list[Arrival], data: st.DataObject
 ) -> None:
     """A delivered message has left its burst: what comes later neither replaces it nor is replaced
@@ -137,5 +137,5 @@ def test_a_message_at_the_very_end_of_a_burst_is_in_it(edge: Any) -> None:
 
 
 @pytest.mark.parametrize("info", [None, 5, "start", [1], {"other": 1}])
-def test_anything_else_counts_as_nothing_known(info: object) -> None:
+def test_an_invalid_state_counts_as_unknown(info: object) -> None:
     assert Bursts.load(info) == Bursts()

@@ -113,5 +113,5 @@ def test_an_exact_rate_is_reached() -> None:
 
 
 @pytest.mark.parametrize("info", [None, 5, "slots", [1], {}, {"other": [[1, 1]]}])
-def test_anything_else_counts_as_no_slots(info: object) -> None:
+def test_an_invalid_state_counts_as_no_slots(info: object) -> None:
     assert load_slots(info) == []

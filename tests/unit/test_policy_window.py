@@ -158,7 +158,7 @@ def asked(draw: st.DrawFn) -> tuple[Window, str, list[int]]:
 )
 @example((Window("00:00", "24:00", tz="UTC", days=DAYS[:5]), "2024-12-31", [21 * DAY]))
 @example((Window("09:00", "17:00", tz="Pacific/Apia", days=["fri"]), "2011-12-30", [18 * DAY]))
-def test_a_span_is_what_the_minutes_say(case: tuple[Window, str, list[int]]) -> None:
+def test_a_span_agrees_with_the_model_of_minutes(case: tuple[Window, str, list[int]]) -> None:
     """Both directions of summer time, half hours, changes at midnight, days, windows over midnight,
     whole days."""
     window, day, minutes = case
@@ -242,7 +242,7 @@ EDGES = [
 
 
 @pytest.mark.parametrize(("zone", "start", "end", "days", "opens", "closes"), EDGES)
-def test_where_a_clock_is_changed(
+def test_a_window_at_a_clock_change(
     zone: str, start: str, end: str, days: list[str] | None, opens: str, closes: str
 ) -> None:
     """The promise of the docstring, asked before, in and at the last moment of the span."""
@@ -273,7 +273,7 @@ def test_a_window_within_the_skipped_hour_opens_on_the_next_day() -> None:
     ],
     ids=str,
 )
-def test_what_is_written_is_read_again(window: Window) -> None:
+def test_a_window_is_read_back_as_written(window: Window) -> None:
     """`explain` knows windows only so."""
     assert Window.read(str(window)) == window
 
@@ -287,7 +287,7 @@ def test_what_is_written_is_read_again(window: Window) -> None:
         "Window(10:99-11:00 UTC)",
     ],
 )
-def test_nothing_else_is_read(text: str) -> None:
+def test_an_invalid_text_of_a_window_is_ignored(text: str) -> None:
     """A subscriber's text may come from a process that knows other zones."""
     assert Window.read(text) is None
 

@@ -66,7 +66,7 @@ def test_while_no_run_ends_nothing_is_fetched_ahead() -> None:
 @pytest.mark.parametrize(
     ("lease", "waiting", "least"), [(600.0, 20.0, 10.0), (20.0, 20.0, 10.0), (2.0, 2.0, 1.0)]
 )
-def test_a_lease_of_what_waits_is_never_the_longer_one(
+def test_the_lease_of_waiting_rows_is_never_the_longer_one(
     lease: float, waiting: float, least: float
 ) -> None:
     assert (prefetch_lease(lease), least_left(lease)) == (waiting, least)

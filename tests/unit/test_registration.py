@@ -80,7 +80,7 @@ async def test_a_subscriber_opens_by_itself_if_the_pauses_stay_unknown(
     assert ours.open == (), "not after its end"
 
 
-def test_what_waits_of_a_closed_queue_goes_back_and_the_rest_keeps_its_order() -> None:
+def test_waiting_rows_of_a_closed_queue_are_given_back_and_the_others_keep_their_order() -> None:
     held = Inflight()
     rows = [row(n) for n in range(6)]
     for n, each in enumerate(rows):

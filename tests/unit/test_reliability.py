@@ -77,7 +77,7 @@ def test_the_page_marks_what_was_run_with_other_code() -> None:
 @pytest.mark.parametrize(
     ("resume", "code", "seeds"), [(True, "new", [1, 2]), (True, "old", []), (False, "new", [])]
 )
-def test_what_is_kept(*, resume: bool, code: str, seeds: list[int]) -> None:
+def test_the_results_that_a_resumed_run_keeps(*, resume: bool, code: str, seeds: list[int]) -> None:
     Book("new").write(result(code=code))
     assert Book("new").begin(CELL, resume=resume).seeds == seeds
 
@@ -114,7 +114,7 @@ async def test_after_its_minutes_nothing_is_begun(monkeypatch: pytest.MonkeyPatc
     await Matrix(given, Book("new"), {}).run()
 
 
-async def test_what_breaks_a_run_is_written_and_the_next_one_goes_on(
+async def test_an_error_of_a_run_is_recorded_and_the_next_run_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run_cell(

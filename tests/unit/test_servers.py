@@ -139,7 +139,7 @@ def test_the_mirror_is_the_machines_own(
     assert found == [f"http://{name.partition('.')[0]}.example/debian"]
 
 
-def test_it_is_unpacked_once_however_many_want_it(
+def test_a_download_is_unpacked_once_for_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpacked: list[Path] = []

@@ -143,7 +143,7 @@ def test_a_strategys_total_delay_does_not_begin_before_the_first_attempt() -> No
 
 
 @given(outcome=OUTCOMES, attempts=st.integers(0, 5), headers=HEADERS, attempted=st.booleans())
-def test_a_dead_letter_queue_takes_what_would_fail_and_nothing_else(
+def test_a_dead_letter_queue_takes_only_failures(
     outcome: Outcome | None, attempts: int, headers: dict[str, Any], attempted: bool
 ) -> None:
     """M4."""

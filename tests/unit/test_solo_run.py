@@ -118,7 +118,7 @@ def test_a_suspect_waits_until_nothing_else_is_held() -> None:
     )
 
 
-def test_when_there_is_no_rest_the_next_suspect_runs_at_once() -> None:
+def test_without_other_messages_the_next_suspect_runs_at_once() -> None:
     solo_runs = SoloRuns()
     met(solo_runs, 0.0, (1, 2), (2, 2))
     solo_runs.next_suspect(0.0, alone=True)
@@ -129,7 +129,7 @@ def test_when_there_is_no_rest_the_next_suspect_runs_at_once() -> None:
     assert solo_runs.turn(alone=True, now=5.0) is Turn.SUSPECT
 
 
-def test_the_rest_waits_a_bounded_time_for_a_suspect() -> None:
+def test_other_messages_wait_a_bounded_time_for_a_suspect() -> None:
     solo_runs = SoloRuns()
     met(solo_runs, 0.0, (1, 2), (2, 2))
     solo_runs.next_suspect(0.0, alone=True)

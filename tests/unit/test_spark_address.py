@@ -65,7 +65,7 @@ def test_the_databases_name(url: str, name: str) -> None:
     assert parse_address(url).database == name
 
 
-def test_what_the_drivers_need_is_in_the_url() -> None:
+def test_the_options_that_drivers_need_are_in_the_url() -> None:
     """As properties it would arrive in lower case, which they ignore."""
     postgresql = parse_address(
         "postgresql+asyncpg://u@db/shop?ssl=require&application_name=x&connect_timeout=3"
@@ -148,7 +148,9 @@ def test_the_password_is_where_it_belongs_and_nowhere_else() -> None:
         ("sqlite:///file:x?mode=memory&uri=true", SetupError, "allowed are|in-memory"),
     ],
 )
-def test_what_java_cannot_reach_is_refused(url: str, error: type[Exception], words: str) -> None:
+def test_addresses_that_java_cannot_reach_are_refused(
+    url: str, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words) as caught:
         parse_address(url)
     assert "hunter2" not in str(caught.value)

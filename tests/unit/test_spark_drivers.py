@@ -91,7 +91,7 @@ def test_mavens_cache_is_looked_into_last_and_only_where_the_driver_is(
     assert drivers.need_jar("postgresql").path == installed
 
 
-def test_what_is_said_of_a_missing_driver(nothing_installed: Path) -> None:
+def test_a_missing_driver_is_reported_with_the_remedy(nothing_installed: Path) -> None:
     with pytest.raises(
         SetupError, match=r"PostgreSQL was found: install Debian's libpostgresql-jdbc-java, give"
     ):
@@ -142,7 +142,7 @@ def test_one_database_and_one_jar_need_no_list(nothing_installed: Path) -> None:
         ("what?", "none was found"),
     ],
 )
-def test_what_is_said_of_java(
+def test_missing_and_old_java_are_reported(
     nothing_installed: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, words: str
 ) -> None:
     home = nothing_installed / "jdk"

@@ -121,7 +121,7 @@ def test_no_queue_waits_for_long(weights: list[int], steps: list[tuple[int, int,
     assert first == set(names)
 
 
-def test_a_thousand_queues_are_looked_up_not_searched() -> None:
+def test_a_thousand_queues_take_no_linear_search() -> None:
     """Names are compared where they are hashed alike, and not with each other."""
 
     class Name(str):
