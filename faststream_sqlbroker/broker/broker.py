@@ -25,6 +25,7 @@ from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.startup_warnings import startup_warnings
 from faststream_sqlbroker.core.access import Activities, Activity
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.flow.heartbeat import INTERVAL, Heartbeat
@@ -141,6 +142,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
         self._listen_engine = make_listen_engine(listen_url)
         self._validate_schema = validate_schema_on_start
+        self._clock = clock = Clock()
         self._store = store = Store(
             self.engine,
             build_tables(schema or SqlBrokerSchemaConfig()),
@@ -148,8 +150,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             max_connections=max_connections,
             pgbouncer=pgbouncer,
             listen_engine=self._listen_engine,
+            clock=clock,
         )
-        self._wakeups = Wakeups(self._store, self._log_of_loops)
+        self._wakeups = Wakeups(self._store, self._log_of_loops, clock)
         self._serve_application(self._store, self._wakeups, self._log_of_loops)
         self._watch_database(presence_interval)
         super().__init__(
@@ -186,10 +189,14 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
     def _watch_database(self, presence_interval: Duration) -> None:
         self._heartbeat = Heartbeat(
-            self._store, self._log_of_loops, presence_interval, outages=self._wakeups.outages
+            self._store,
+            self._log_of_loops,
+            presence_interval,
+            outages=self._wakeups.outages,
+            clock=self._clock,
         )
         self._wakeups.on_pauses = self._heartbeat.wake
-        self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages)
+        self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
 
     @property
     def admin(self) -> Admin:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -144,7 +143,7 @@ class Reservation(ReceivedMessage):
         """Whether it is ours to settle, as far as is known here: by this process's clock the lease
         still runs.
         """
-        return not self._end and monotonic() < self._held_until
+        return not self._end and self._direct_claimer.clock.monotonic() < self._held_until
 
     async def commit(self, body: Any = SAME_BODY) -> None:
         """It is done: COMPLETED.
@@ -250,7 +249,7 @@ class Reservation(ReceivedMessage):
         self._check_open()
         replaced = None if isinstance(body, SameBody) else await self._replaced(body)
         row, attempted = self._row, not isinstance(outcome, Abandon)
-        ended_after = monotonic() - row.claimed_monotonic
+        ended_after = self._direct_claimer.clock.monotonic() - row.claimed_monotonic
         settlement = settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted)
         settlement.delay = settlement.delay if delay is None else delay
         settlement.error = settlement.error if text is None else text

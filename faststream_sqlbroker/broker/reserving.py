@@ -47,7 +47,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
         """Set up what serves the application's own calls."""
         store.dialect.warn = partial(log, logging.WARNING)
         self._shielded = ShieldedCalls()
-        self._locks = Locks(store, self._shielded, log)
+        self._locks = Locks(store, self._shielded, log, wakeups.clock)
         self._direct_claimer = DirectClaimer(store, wakeups, self._shielded, log)
         self._scheduler = Scheduler(store, wakeups, log)
 

@@ -7,10 +7,10 @@ stays noted, and is not renewed, was cut off: nobody knows whether it has run.
 import asyncio
 import logging
 from collections.abc import Callable
-from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from faststream_sqlbroker.core.clock import Timer
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
@@ -39,8 +39,9 @@ class FirstAcks:
         within `interval`.
         """
         self._store, self._inflight, self._rules, self._log = store, inflight, rules, log
+        self._clock = inflight.clock
         self._lease, self._interval, self._holder = lease, interval, uuid4()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self.wake: Callable[[], None] = lambda: None
         self._running: dict[int, ClaimedMessage] = {}
         self._ended: list[ClaimedMessage] = []
@@ -52,7 +53,7 @@ class FirstAcks:
 
         What is not known to be committed does not run.
         """
-        now = monotonic()
+        now = self._clock.monotonic()
         settlements = [
             settle(r, Ack(), self._rules, ended_after=now - r.claimed_monotonic) for r in rows
         ]
@@ -93,7 +94,7 @@ class FirstAcks:
             self._late.add(task)
             task.add_done_callback(self._late.discard)
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval, self.wake)
+            self._timer = self._clock.call_later(self._interval, self.wake)
 
     async def _write_late(self) -> None:
         """For a handler in a thread, which may outlive the stop."""
@@ -114,7 +115,7 @@ class FirstAcks:
         more.
         """
         self._stopped = True
-        if not await persist(self.write, deadline) and self._ended:
+        if not await persist(self.write, deadline, self._clock) and self._ended:
             self._log(logging.ERROR, self._unwritten("not within the time of the stop"))
 
     def cut_off(self, rows: list[ClaimedMessage]) -> None:
@@ -137,7 +138,7 @@ class FirstAcks:
         return max(0.02, self._lease / 12)
 
     async def _renew(self) -> None:
-        asked = monotonic()
+        asked = self._clock.monotonic()
         due = [r for r in self._running.values() if r.renewed_monotonic <= asked - self._lease / 3]
         if due:
             await self._store.starts.renew(_started(due), self._holder, self._lease)

@@ -68,7 +68,9 @@ class Consumer:
         self._handle, self._log, self._ack_first = handle, log, ack_first
         self._cancellable, self._encode, self._heartbeat = cancellable, encode, heartbeat
         self._rights = rights
-        self.registration = Registration(settings, paused=paused, on_change=self._reopened)
+        self.registration = Registration(
+            settings, paused=paused, on_change=self._reopened, clock=wakeups.clock
+        )
         self._rules = SettleRules(
             retry_strategy=settings.retry_strategy,
             retain_on_ack=settings.retain_in_archive_on_ack,
@@ -78,7 +80,7 @@ class Consumer:
         self._stopping = True
         self._stop_task: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
-        self.inflight = Inflight(self._log)
+        self.inflight = Inflight(self._log, self._wakeups.clock)
         self._build()
 
     def _build(self) -> None:
@@ -91,7 +93,12 @@ class Consumer:
             self._store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )
         releaser = StuckReleaser(
-            self._store, s.queues, log, interval=s.release_stuck_interval, released=self._released
+            self._store,
+            s.queues,
+            log,
+            interval=s.release_stuck_interval,
+            released=self._released,
+            clock=held.clock,
         )
         self._first = None
         if self._ack_first:
@@ -103,19 +110,19 @@ class Consumer:
                 lease=s.release_stuck_timeout,
                 interval=s.flush_interval,
             )
-        self._fetch_loop = Loop("fetch", self._fetcher.tick, log)
-        self._flush_loop = Loop("flush", self._flush_tick, log)
-        self._repeat_loop = Loop("repeat", self._flusher.repeater.tick, log)
+        self._fetch_loop = Loop("fetch", self._fetcher.tick, log, held.clock)
+        self._flush_loop = Loop("flush", self._flush_tick, log, held.clock)
+        self._repeat_loop = Loop("repeat", self._flusher.repeater.tick, log, held.clock)
         held.on_apart = self._repeat_loop.wake
         self._flusher.repeater.outages = self._wakeups.outages
         self._flusher.repeater.on_denied = partial(self.registration.hold, "denied")
-        self._lease_loop = Loop("lease", keeper.tick, log)
-        self._look_loop = Loop("look", self._fetcher.ready.scan_in_background, log)
+        self._lease_loop = Loop("lease", keeper.tick, log, held.clock)
+        self._look_loop = Loop("look", self._fetcher.ready.scan_in_background, log, held.clock)
         self._fetcher.on_slow = self._look_loop.wake
-        self._release_loop = Loop("release-stuck", releaser.tick, log)
+        self._release_loop = Loop("release-stuck", releaser.tick, log, held.clock)
         self._starts_loop = None
         if self._first is not None:
-            self._starts_loop = Loop("starts", self._first.tick, log)
+            self._starts_loop = Loop("starts", self._first.tick, log, held.clock)
             self._first.wake = self._starts_loop.wake
         self._flusher.wake = self._flush_loop.wake
         held.on_outcome = self._flusher.outcome_added
@@ -158,7 +165,7 @@ class Consumer:
         """Start the loops and the workers; returns at once."""
         if not self._stopping:
             return
-        self.inflight = Inflight(self._log)
+        self.inflight = Inflight(self._log, self._wakeups.clock)
         self.registration.begin(known=self._heartbeat is None)
         self._build()
         self._stopping, self._stop_task = False, None
@@ -315,7 +322,10 @@ class Consumer:
         # What is repeated may hang for long: the others do not wait for it.
         repeating = self._repeat_loop.stop(max(0.0, deadline - clock()))
         await asyncio.gather(repeating, self._flusher.empty_until(deadline))
-        if not await persist(self._final_flush, deadline) and self.inflight.unwritten:
+        if (
+            not await persist(self._final_flush, deadline, self.inflight.clock)
+            and self.inflight.unwritten
+        ):
             self._log(
                 logging.ERROR,
                 f"{len(self.inflight.unwritten)} outcomes could not be written while stopping; "
@@ -325,7 +335,7 @@ class Consumer:
     async def _final_flush(self) -> None:
         wait: float | None = 0.0
         while wait is not None or self.inflight.queued:
-            await asyncio.sleep(wait or 0.0)
+            await self.inflight.clock.sleep(wait or 0.0)
             await self._flusher.empty()
             wait = await self._flusher.repeater.tick()
 
@@ -337,7 +347,7 @@ class Consumer:
 
     async def _end_unanswered(self, limit: float) -> None:
         deadline = asyncio.get_running_loop().time() + limit
-        if not await persist(self._fetcher.release_unanswered, deadline):
+        if not await persist(self._fetcher.release_unanswered, deadline, self.inflight.clock):
             self._log(
                 logging.WARNING,
                 "claims without an answer could not be given back while stopping; what they may have leased comes "

@@ -161,7 +161,7 @@ class Deliveries:
             await self._handle(raw)
             return
         try:
-            async with asyncio.timeout(timeout):
+            async with self._inflight.clock.timeout(timeout):
                 await self._handle(raw)
         except TimeoutError as error:
             self._log(

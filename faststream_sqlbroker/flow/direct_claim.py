@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID, uuid4
 
@@ -53,6 +51,7 @@ class DirectClaimer:
     def __init__(self, store: "Store", wakeups: Wakeups, shielded: ShieldedCalls, log: Log) -> None:
         """Share the broker's store and wake-ups."""
         self._store, self._wakeups, self.shielded, self._log = store, wakeups, shielded, log
+        self.clock = wakeups.clock
         self._turns = count()
         self._released: dict[tuple[str, ...], float] = {}
 
@@ -72,8 +71,8 @@ class DirectClaimer:
             UnknownOutcomeError: a message may have been removed.
             StoreError: the database refused or could not be reached.
         """
-        clock, pause = asyncio.get_running_loop().time, FIRST_PAUSE
-        deadline, arrived = None if wait is None else clock() + wait, asyncio.Event()
+        clock, pause, arrived = self.clock, FIRST_PAUSE, asyncio.Event()
+        deadline = None if wait is None else clock.monotonic() + wait
 
         def hint(_queues: frozenset[str]) -> None:
             arrived.set()
@@ -83,15 +82,15 @@ class DirectClaimer:
         try:
             while True:
                 arrived.clear()
-                late = deadline is not None and clock() >= deadline
+                late = deadline is not None and clock.monotonic() >= deadline
                 found, again = await self._claim_once(wanted, read)
                 if found is not None or (late and again != 0):
                     return found
-                jittered = pause * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, not a secret
-                end = clock() + min(jittered, LAST_PAUSE if again is None else again)
+                step = min(clock.jitter(pause), LAST_PAUSE if again is None else again)
+                end = clock.monotonic() + step
                 pause = min(LAST_PAUSE, pause * 1.5)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(end if deadline is None else min(end, deadline)):
+                    async with clock.timeout_at(end if deadline is None else min(end, deadline)):
                         await arrived.wait()
                         pause = FIRST_PAUSE
         finally:
@@ -128,11 +127,11 @@ class DirectClaimer:
     async def _take(
         self, wanted: DirectClaimRequest, queues: Sequence[str], token: UUID
     ) -> tuple[ClaimedMessage | None, float | None]:
-        asked = monotonic()
+        asked = self.clock.monotonic()
 
         def judge(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
             row.claimed_monotonic = row.renewed_monotonic = asked
-            outcome = refusal(row, wanted.rules, wanted.most_deliveries)
+            outcome = refusal(row, wanted.rules, wanted.most_deliveries, self.clock)
             if outcome is not None:
                 row.outcome = outcome
                 return settle(row, outcome, wanted.rules, ended_after=0.0, attempted=False), False
@@ -181,7 +180,7 @@ class DirectClaimer:
             StoreError: the database refused or could not be reached, or somebody had the row locked
                 for too long.
         """
-        asked = monotonic()
+        asked = self.clock.monotonic()
         held = await self._store.renew([(row.id, row.lease_token)], lease)
         row.renewed_monotonic = asked
         return row.id in held

@@ -4,7 +4,6 @@ import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -59,7 +58,8 @@ class Fetcher:
         """
         self._store, self._inflight, self._settings = store, inflight, settings
         self._log, self._registration = log, registration
-        self.ready = Ready(store, settings.queues)
+        self._clock = inflight.clock
+        self.ready = Ready(store, settings.queues, self._clock)
         self.ready.restrict(registration.open)
         self._unlooked = True
         self.on_slow: Callable[[], None] = lambda: None
@@ -88,7 +88,7 @@ class Fetcher:
         quickly again.
         """
         if self._hinted is None:
-            self._hinted, self._hinted_at = queues, monotonic()
+            self._hinted, self._hinted_at = queues, self._clock.monotonic()
         elif self._hinted != ALL:
             self._hinted = ALL if queues == ALL else self._hinted | queues
         self._look_again = True
@@ -143,14 +143,14 @@ class Fetcher:
 
     async def tick(self) -> float:
         """Claim once; seconds until the next look."""
-        if (early := self._not_before - monotonic()) > 0:
+        if (early := self._not_before - self._clock.monotonic()) > 0:
             return early
         await self._try_release_unanswered()
         if self._free <= 0:
             self._inflight.give_back_stale(self._longest_wait)
         if self._registration.stopping or not self._registration.open:
             return self._wait_for_room()
-        alone, now = self._inflight.empty, monotonic()
+        alone, now = self._inflight.empty, self._clock.monotonic()
         turn = self._solo_runs.turn(alone=alone, now=now)
         if turn is Turn.DRAIN:
             self._inflight.give_back_waiting()
@@ -171,8 +171,8 @@ class Fetcher:
         if not _met(rows):
             self._solo_runs.nothing_else(now)
         self._add(rows)
-        wait = self._next_wait(_met(rows), limit, again, took=monotonic() - now)
-        return 0.0 if self._solo_runs.waits(monotonic()) else wait
+        wait = self._next_wait(_met(rows), limit, again, took=self._clock.monotonic() - now)
+        return 0.0 if self._solo_runs.waits(self._clock.monotonic()) else wait
 
     async def _claim_ready(
         self, limit: int, suspicion: Suspicion | None
@@ -181,7 +181,11 @@ class Fetcher:
         self._hinted = None
         if self._settings.policies:
             return await self._claim_scheduled(limit, suspicion)
-        if self._unlooked or self._settings.ordered or monotonic() - self._hinted_at > HORIZON / 2:
+        if (
+            self._unlooked
+            or self._settings.ordered
+            or self._clock.monotonic() - self._hinted_at > HORIZON / 2
+        ):
             # Not twice without a look between: a pair that nobody knows yet may be of a higher
             # priority. Nor when it has waited for room: a look costs less than that, and few
             # messages are claimed at a time.
@@ -266,7 +270,8 @@ class Fetcher:
         return Claimed(claim.rows, claim.suspects), claim.again
 
     async def _claim_suspect(self, *, alone: bool) -> None:
-        s, message_id = self._settings, self._solo_runs.next_suspect(monotonic(), alone=alone)
+        s = self._settings
+        message_id = self._solo_runs.next_suspect(self._clock.monotonic(), alone=alone)
         if s.policies:
             rows, _ = await self._claim_scheduled(1, None, only=message_id)
         else:
@@ -276,7 +281,7 @@ class Fetcher:
                     message_id, queues, lease, token, ordered=s.ordered
                 )
         if rows:
-            self._solo_runs.started(alone=alone, now=monotonic())
+            self._solo_runs.started(alone=alone, now=self._clock.monotonic())
             self._add(rows)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
@@ -307,13 +312,13 @@ class Fetcher:
             self._unanswered.pop()
 
     async def _try_release_unanswered(self) -> None:
-        if not self._unanswered or monotonic() < self._release_again_at:
+        if not self._unanswered or self._clock.monotonic() < self._release_again_at:
             return
         try:
             await self.release_unanswered()
         except StoreError as error:
             # Claims go on: at worst these rows come back when their leases have run out.
-            self._release_again_at = monotonic() + RELEASE_PAUSE
+            self._release_again_at = self._clock.monotonic() + RELEASE_PAUSE
             text = f"claims without an answer are not given back yet, again in {RELEASE_PAUSE} s: {error}"
             # A passing failure is told by the claim that meets it, too.
             self._log(
@@ -353,7 +358,7 @@ class Fetcher:
             # While nobody knows how long the handler takes, a fetch is small, however much there
             # is.
             interval = float(s.min_fetch_interval if self._inflight.times.recent else 0)
-            self._not_before = monotonic() + interval
+            self._not_before = self._clock.monotonic() + interval
             return interval
         if again == 0:
             # More to look at, or somebody else's turn: soon, but for a quarter of the time at most.

@@ -4,11 +4,11 @@ What the database refuses by itself, and a batch that fails again and again for 
 repeated apart from the queue (`repeat`), so that one bad outcome never delays the others for long.
 """
 
-import asyncio
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from faststream_sqlbroker.core.clock import Timer
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, persist
@@ -39,7 +39,7 @@ class Flusher:
         self, store: "Store", inflight: Inflight, log: Log, *, batch_size: int, interval: float
     ) -> None:
         """`interval` in seconds."""
-        self._store, self._inflight = store, inflight
+        self._store, self._inflight, self._clock = store, inflight, inflight.clock
         self._batch_size, self._interval = batch_size, interval
         self.repeater = Repeater(store, inflight, log)
         self._hurried = False
@@ -49,7 +49,7 @@ class Flusher:
         self._failures = 0
         self._settled_then = -1
         """What was written when a batch was set apart last."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self.wake: Callable[[], None] = lambda: None
 
     def outcome_added(self) -> None:
@@ -59,7 +59,7 @@ class Flusher:
             return
         self._inflight.notify_at = self._batch_size
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval, self.hurry)
+            self._timer = self._clock.call_later(self._interval, self.hurry)
 
     def hurry(self) -> None:
         """Flush now if anything waits."""
@@ -131,11 +131,11 @@ class Flusher:
         """
         while self._inflight.queued:
             if not await self.flush_one():
-                await asyncio.sleep(LOCKED_PAUSE)
+                await self._clock.sleep(LOCKED_PAUSE)
 
     async def empty_until(self, deadline: float) -> None:
         """`empty`, whatever fails, but no longer than `deadline` (the event loop's time)."""
-        await persist(self.empty, deadline)
+        await persist(self.empty, deadline, self._clock)
 
     def _to_be_set_apart(self, error: BaseException) -> bool:
         """Whether `error` may be the batch's own fault. One is enough to find out while nothing

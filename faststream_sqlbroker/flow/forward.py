@@ -7,9 +7,9 @@ queue or in the next, never in both and never in none. Bodies are not looked at.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from time import monotonic
 from typing import Any, NamedTuple
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Outcome, Reject, Relocate
 from faststream_sqlbroker.core.reasons import DESTINATION_NOT_ALLOWED, NO_DESTINATION, TOO_MANY_HOPS
 from faststream_sqlbroker.core.routing import (
@@ -34,13 +34,14 @@ Named = Callable[[str, ClaimedMessage, Log], None]
 class Forward:
     """A consumer's `handle`, for batches, that decides where each message goes."""
 
-    def __init__(self, settings: Any, log: Log, named: Named) -> None:
+    def __init__(self, settings: Any, log: Log, named: Named, clock: Clock | None = None) -> None:
         """`settings` are the subscriber's; `log` is told of messages that cannot go on, or say
         nothing usable.
 
         `named` is told of destinations that only messages name: see `Destinations.named`.
         """
         self._queues, self._log, self._named = frozenset(settings.queues), log, named
+        self._clock = clock or Clock()
         self._dead_letter_queue = settings.dead_letter_queue
         self._allowed = None if settings.destinations is None else frozenset(settings.destinations)
         to = settings.forward_to
@@ -82,7 +83,9 @@ class Forward:
         except ValueError as error:
             self._say(row, logging.WARNING, f"it is moved at once: {error}")
             due = None
-        return Relocate(queue, delay=0.0 if due is None else _until(due, row), is_hop=True)
+        return Relocate(
+            queue, delay=0.0 if due is None else _until(due, row, self._clock), is_hop=True
+        )
 
     def _dead_letter(self, row: ClaimedMessage, reason: str, error: Exception) -> Reject:
         end = "is archived as FAILED"
@@ -106,11 +109,11 @@ class Forward:
         self._log(level, f"message {row.id} of queue {row.queue!r}: {text}", message_id=row.id)
 
 
-def _until(due: datetime, row: ClaimedMessage) -> float:
+def _until(due: datetime, row: ClaimedMessage, clock: Clock) -> float:
     """Seconds, by the database's clock: its time of the claim, plus what has passed here since;
     never too few.
     """
-    passed = monotonic() - row.claimed_monotonic
+    passed = clock.monotonic() - row.claimed_monotonic
     left = (due - row.acquired_at).total_seconds() - passed
     return left + CLOCK_STEP if left > -CLOCK_STEP else 0.0
 
@@ -137,11 +140,11 @@ class _First(NamedTuple):
 class Destinations:
     """The names that messages of one broker's subscribers in this process have given."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, clock: Clock | None = None) -> None:
         """A name is asked about `patience` seconds after it was first given: its subscriber may be
         starting.
         """
-        self._patience = patience
+        self._patience, self._clock = patience, clock or Clock()
         self._asked: set[str] = set()
         self._open: dict[str, _First] = {}
 
@@ -149,7 +152,7 @@ class Destinations:
         """`row` is moved to `queue`, as its header says; `log` is told if nobody has such a queue."""
         if queue not in self._asked and len(self._asked) < MOST_NAMES:
             self._asked.add(queue)
-            self._open[queue] = _First(monotonic(), row.id, row.queue, log)
+            self._open[queue] = _First(self._clock.monotonic(), row.id, row.queue, log)
 
     @property
     def are_due(self) -> bool:
@@ -170,4 +173,4 @@ class Destinations:
                 first.log(logging.WARNING, text, message_id=first.message_id)
 
     def _is_due(self, first: _First) -> bool:
-        return monotonic() - first.at >= self._patience
+        return self._clock.monotonic() - first.at >= self._patience

@@ -8,9 +8,9 @@ everything goes on as it was last known.
 import asyncio
 import logging
 from collections.abc import Set as AbstractSet
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, by_way, names_text
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError, StoreError
@@ -44,6 +44,7 @@ class Heartbeat:
         interval: Duration = INTERVAL,
         *,
         outages: Outages | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Nothing runs before the first `join`; `outages` is told when the database fails.
 
@@ -51,7 +52,8 @@ class Heartbeat:
             SetupError: `interval` is none, or shorter than 100 ms or longer than an hour.
         """
         self._store, self._log = store, log
-        self._outages = Outages(log) if outages is None else outages
+        self._clock = clock or Clock()
+        self._outages = Outages(log, self._clock) if outages is None else outages
         self._interval = parse_duration(interval, name="presence_interval")
         if not SHORTEST <= self._interval <= LONGEST:
             msg = (
@@ -69,7 +71,7 @@ class Heartbeat:
         self._clean_at = float("-inf")
         self._compared: set[str] = set()
         """Members that were compared with the others of their queues."""
-        self.destinations = Destinations(self._interval)
+        self.destinations = Destinations(self._interval, self._clock)
         """What messages name, which is compared with what lives."""
         self._differing: set[tuple[str, str, str]] = set()
         """Queues and two ways to subscribe to each, of which the log has said that they do not go
@@ -79,7 +81,7 @@ class Heartbeat:
         """`registration` lives until it leaves, and is told soon which queues are paused."""
         self._registrations[registration.name] = registration
         if self._loop is None:
-            self._loop = Loop("heartbeat", self.tick, self._log)
+            self._loop = Loop("heartbeat", self.tick, self._log, self._clock)
             self._loop.start(self._outages)
         self._loop.wake()
 
@@ -120,12 +122,12 @@ class Heartbeat:
             registrations = dict(self._registrations)
             known = {name: registration.describe() for name, registration in registrations.items()}
             changed = {name for name, says in known.items() if self._written.get(name) != says}
-            clean, heard_count = monotonic() >= self._clean_at, self._heard_count
+            clean, heard_count = self._clock.monotonic() >= self._clean_at, self._heard_count
             lease = self._interval * LEASE_INTERVALS
             paused = await self._store.live_subscribers.announce(known, changed, lease, clean=clean)
             self._written = known
         if clean:
-            self._clean_at = monotonic() + CLEAN_INTERVAL
+            self._clean_at = self._clock.monotonic() + CLEAN_INTERVAL
         if self._heard_count != heard_count:
             return 0.0  # what was read may be older than what was heard
         self._tell([m for name, m in registrations.items() if name in self._registrations], paused)

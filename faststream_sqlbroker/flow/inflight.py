@@ -3,8 +3,8 @@ about them.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable
-from time import monotonic
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, settle
@@ -24,14 +24,14 @@ class Inflight(Outcomes):
     written or lost.
     """
 
-    def __init__(self, log: Log = lambda *_, **__: None) -> None:
+    def __init__(self, log: Log = lambda *_, **__: None, clock: Clock | None = None) -> None:
         """Hold nothing; `log` is told of lost leases."""
-        super().__init__(log)
+        super().__init__(log, clock)
         self.running = 0
         """Handlers that run."""
         self.busy = 0
         """Workers that have taken rows: their handlers run, or are about to."""
-        self.times = HandlerTimes()
+        self.times = HandlerTimes(self.clock)
         self.low_water = 0
         """The fetch loop is asked for more when no more than so many rows wait."""
         self.wants_room = False
@@ -77,7 +77,7 @@ class Inflight(Outcomes):
         """Give back what has waited for a worker for more than `longest` seconds: others may begin
         it sooner.
         """
-        items, before = self.waiting.items, monotonic() - longest
+        items, before = self.waiting.items, self.clock.monotonic() - longest
         stale = [row for row in items if row is not None and row.claimed_monotonic < before]
         if stale:
             kept = [row for row in items if row is None or row.claimed_monotonic >= before]
@@ -89,7 +89,11 @@ class Inflight(Outcomes):
         """Seconds until a row has waited for `longest`; None if none waits."""
         items = self.waiting.items
         first = items[0] if items else None
-        return None if first is None else max(0.0, first.claimed_monotonic + longest - monotonic())
+        return (
+            None
+            if first is None
+            else max(0.0, first.claimed_monotonic + longest - self.clock.monotonic())
+        )
 
     def keep_waiting(self, queues: Container[str]) -> None:
         """Give back what waits for a worker and is of none of `queues`."""
@@ -118,7 +122,7 @@ class Inflight(Outcomes):
 
         Not those whose handlers have asked for more than `lease`, which would be shortened.
         """
-        now, being_written = monotonic(), self.being_written()
+        now, being_written = self.clock.monotonic(), self.being_written()
         third, shorter = lease / 3, prefetch_lease(lease) / 3
 
         def is_old(row: ClaimedMessage) -> bool:

@@ -1,7 +1,6 @@
 """Keep the leases of everything this process holds: one fenced statement renews them all."""
 
 from collections.abc import Sequence
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -25,6 +24,7 @@ class LeaseKeeper:
     ) -> None:
         """`lease` and `max_lease` in seconds."""
         self._store, self._inflight, self._log = store, inflight, log
+        self._clock = inflight.clock
         self._lease, self._max_lease = lease, max_lease
 
     async def tick(self) -> float:
@@ -57,7 +57,7 @@ class LeaseKeeper:
     ) -> None:
         for start in range(0, len(rows), MAX_PER_STATEMENT):
             part = rows[start : start + MAX_PER_STATEMENT]
-            asked = monotonic()
+            asked = self._clock.monotonic()
             leases = [(row.id, row.lease_token) for row in part]
             held = await self._store.renew(leases, lease, skip_locked=skip_locked)
             for row in part:
@@ -77,7 +77,7 @@ class LeaseKeeper:
             StoreError: the database could not be asked, or somebody else had a row locked for too
                 long.
         """
-        asked, transaction = monotonic(), current.get()
+        asked, transaction = self._clock.monotonic(), current.get()
         leases = [(r.id, r.lease_token) for r in rows if not r.lease_lost]
         if transaction is not None:
             held = await transaction.hold(leases, max(seconds, self._lease))

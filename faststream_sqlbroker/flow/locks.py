@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.times import Duration, lease_seconds
 from faststream_sqlbroker.exceptions import (
     LockLostError,
@@ -47,9 +46,11 @@ class Lock:
         token: UUID,
         lease: float,
         since: float,
+        clock: Clock,
     ) -> None:
         """`lease` in seconds, `since` by the monotonic clock, before the lock was asked for."""
         self._store, self._log, self._token = store, log, token
+        self._clock = clock
         self._key, self._fence, self._lease = key, fence, lease
         self._since, self._until = since, since + lease
         self._lost = self._ended = False
@@ -79,7 +80,7 @@ class Lock:
         What has only run out here may still be ours: `extend` asks the database. False after the
         block.
         """
-        return not (self._lost or self._ended) and monotonic() < self._until
+        return not (self._lost or self._ended) and self._clock.monotonic() < self._until
 
     def check(self) -> None:
         """Make sure of `held`, without asking the database.
@@ -111,7 +112,7 @@ class Lock:
     async def _extend(self, lease: float) -> None:
         if self._ended or self._lost:
             raise self._lost_error()
-        asked, before, until = monotonic(), self._lease, self._until
+        asked, before, until = self._clock.monotonic(), self._lease, self._until
         # Should it become shorter, and the answer be lost.
         self._lease, self._until = lease, min(until, asked + lease)
         try:
@@ -130,13 +131,13 @@ class Lock:
         """Renew after each third of the lease until `end` or until the lock is lost."""
         failures = 0
         while not (self._ended or self._lost):
-            due = self._since + self._lease / 3 - monotonic()
+            due = self._since + self._lease / 3 - self._clock.monotonic()
             if failures:
-                due = min(backoff(failures), self._lease / 6)
+                due = min(backoff(failures, self._clock), self._lease / 6)
             if due > 0:
                 self._changed.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(due):
+                    async with self._clock.timeout(due):
                         await self._changed.wait()
                 if not failures:
                     continue  # it may have been extended meanwhile
@@ -209,9 +210,16 @@ class _Place:
 class Locks:
     """Takes locks for the application."""
 
-    def __init__(self, store: "Store", shielded: ShieldedCalls, log: Log) -> None:
-        """Nobody waits."""
+    def __init__(
+        self,
+        store: "Store",
+        shielded: ShieldedCalls,
+        log: Log,
+        clock: Clock | None = None,
+    ) -> None:
+        """No caller waits."""
         self._store, self._shielded, self._log = store, shielded, log
+        self._clock = clock or Clock()
         # Two event loops of a process share nothing.
         self._places: dict[tuple[int, str], _Place] = {}
 
@@ -250,12 +258,8 @@ class Locks:
         )
 
     async def _acquire(self, key: str, lease: float, wait: float | None) -> Lock:
-        loop = asyncio.get_running_loop()
-        deadline, token, place = (
-            None if wait is None else loop.time() + wait,
-            uuid4(),
-            (id(loop), key),
-        )
+        deadline = None if wait is None else self._clock.monotonic() + wait
+        token, place = uuid4(), (id(asyncio.get_running_loop()), key)
         if wait == 0:
             lock = await self._try(key, token, lease)
             if lock is None:
@@ -277,13 +281,13 @@ class Locks:
     ) -> Lock:
         """Wait for our turn in this process, then for the lock; TimeoutError at the deadline."""
         patient = here.turn.locked()
-        async with asyncio.timeout_at(deadline):
+        async with self._clock.timeout_at(deadline):
             await here.turn.acquire()
-        clock, pause, failures = asyncio.get_running_loop().time, FIRST_PAUSE, 0
+        clock, pause, failures = self._clock, FIRST_PAUSE, 0
         try:
             while True:
                 here.freed.clear()
-                late = deadline is not None and clock() >= deadline
+                late = deadline is not None and clock.monotonic() >= deadline
                 try:
                     lock, failures, patient = await self._try(key, token, lease), 0, True
                 except TransientStoreError as error:
@@ -295,18 +299,18 @@ class Locks:
                     return lock
                 if late:
                     raise TimeoutError
-                step = backoff(failures) if failures else pause * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
+                step = backoff(failures, clock) if failures else clock.jitter(pause)
                 pause = min(LAST_PAUSE, pause * 1.5)
-                end = clock() + step
+                end = clock.monotonic() + step
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(end if deadline is None else min(end, deadline)):
+                    async with clock.timeout_at(end if deadline is None else min(end, deadline)):
                         await here.freed.wait()
         finally:
             here.turn.release()
 
     async def _try(self, key: str, token: UUID, lease: float) -> Lock | None:
         """Take the lock if it is free; cancelled, or without an answer, it is given back."""
-        asked, store = monotonic(), self._store
+        asked, store = self._clock.monotonic(), self._store
 
         async def give_back() -> None:
             await store.locks.release(key, token)
@@ -316,7 +320,9 @@ class Locks:
         except UnknownOutcomeError:
             await quietly(give_back)
             raise
-        return None if fence is None else Lock(store, self._log, key, fence, token, lease, asked)
+        if fence is None:
+            return None
+        return Lock(store, self._log, key, fence, token, lease, asked, self._clock)
 
     async def _fence(self, key: str, token: UUID, lease: float) -> int | None:
         for last in range(UNKNOWN_REPEATS):

@@ -4,10 +4,11 @@ fails.
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import StoreError
 
 if TYPE_CHECKING:
@@ -17,16 +18,16 @@ Log = Callable[..., None]
 """log(level, text, *, exc_info=None, message_id=None)"""
 
 FIRST_BACKOFF = 0.1
+"""Seconds after the first failure; each following pause is twice as long, with jitter."""
 LAST_BACKOFF = 10.0
-"""Seconds; with jitter between 0.5 and 1.5 times it, so that a fleet does not return as one."""
+"""Most seconds between two tries, before the jitter."""
 CANCEL_LIMIT = 10.0
 """Seconds for a cancelled tick to end: psycopg asks the server to cancel first."""
 
 
-def backoff(failures: int) -> float:
+def backoff(failures: int, clock: Clock) -> float:
     """Seconds to wait after the given number of failures in a row (≥ 1)."""
-    base: float = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures - 1, 16))
-    return base * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, not a secret
+    return clock.jitter(min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures - 1, 16)))
 
 
 def is_told(failures: int) -> bool:
@@ -44,15 +45,18 @@ class Loop:
     bug, logged as CRITICAL, but no reason to stop working for good.
     """
 
-    def __init__(self, name: str, tick: Callable[[], Awaitable[float | None]], log: Log) -> None:
+    def __init__(
+        self, name: str, tick: Callable[[], Awaitable[float | None]], log: Log, clock: Clock
+    ) -> None:
         """`tick` returns seconds until the next tick, or None to wait for `wake`."""
         self.name = name
         self._tick = tick
         self._log = log
+        self._clock = clock
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._outages: Outages | None = None
-        self._stopping = False
+        self._stopped = asyncio.Event()
         self.failures = 0
 
     @property
@@ -62,7 +66,8 @@ class Loop:
 
     def start(self, outages: "Outages") -> None:
         """Start the loop's task; `outages` is told when the database fails."""
-        self._stopping, self._outages = False, outages
+        self._stopped.clear()
+        self._outages = outages
         self.failures = 0
         self._task = asyncio.create_task(self._run(), name=f"sqlbroker-{self.name}")
 
@@ -72,7 +77,7 @@ class Loop:
 
     async def stop(self, timeout: float | None = None) -> None:
         """End after the running tick, which is cancelled after `timeout` seconds (None: never)."""
-        self._stopping = True
+        self._stopped.set()
         self._wake.set()
         task, self._task = self._task, None
         if task is None:
@@ -86,10 +91,10 @@ class Loop:
             self._outages.left(self)
 
     async def _run(self) -> None:
-        while not self._stopping:
+        while not self._stopped.is_set():
             self._wake.clear()
             wait = await self._guarded_tick()
-            if not self._stopping:
+            if not self._stopped.is_set():
                 await self._pause(wait)
 
     async def _guarded_tick(self) -> float | None:
@@ -97,7 +102,7 @@ class Loop:
             wait = await self._tick()
         except Exception as error:  # noqa: BLE001 - a loop must not die; `healthy` turns false
             self.failures += 1
-            pause = backoff(self.failures)
+            pause = backoff(self.failures, self._clock)
             self._report(error, pause)
             await self._sleep_unless_stopping(pause)
             return 0.0
@@ -116,23 +121,20 @@ class Loop:
 
     async def _sleep_unless_stopping(self, seconds: float) -> None:
         # A wake-up must not cut a back-off short: it would hammer a failing database.
-        clock = asyncio.get_running_loop().time
-        end = clock() + seconds
-        while not self._stopping and (left := end - clock()) > 0:
-            await asyncio.sleep(min(left, 0.2))
+        with suppress(TimeoutError):
+            async with self._clock.timeout(seconds):
+                await self._stopped.wait()
 
     async def _pause(self, wait: float | None) -> None:
         if wait is not None and wait <= 0:
             await asyncio.sleep(0)
             return
-        try:
-            async with asyncio.timeout(wait):
+        with suppress(TimeoutError):
+            async with self._clock.timeout(wait):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
 
 
-async def persist(work: Callable[[], Awaitable[None]], deadline: float) -> bool:
+async def persist(work: Callable[[], Awaitable[None]], deadline: float, clock: Clock) -> bool:
     """Do `work`, again whenever the database fails, but no longer than `deadline` (the event loop's
     time); whether it was done.
     """
@@ -144,7 +146,7 @@ async def persist(work: Callable[[], Awaitable[None]], deadline: float) -> bool:
                     await work()
                 except StoreError:
                     failures += 1
-                    await asyncio.sleep(backoff(failures))
+                    await clock.sleep(backoff(failures, clock))
                 else:
                     return True
     except TimeoutError:

@@ -6,8 +6,8 @@ import logging
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from time import monotonic
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.store.errors import NotConnectedError
@@ -34,9 +34,9 @@ class Outages:
     refuses is told for each kind of loop by itself, as the others go on.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, clock: Clock | None = None) -> None:
         """`log` gets the two lines."""
-        self._log = log
+        self._log, self._clock = log, clock or Clock()
         self._lasting: dict[str, _Lasting] = {}
         """By the name of a kind of loop; "" is the outage of all."""
 
@@ -55,7 +55,7 @@ class Outages:
             self._end(other, part)
         lasting = self._lasting.get(kind)
         if lasting is None:
-            lasting = self._lasting[kind] = _Lasting(monotonic())
+            lasting = self._lasting[kind] = _Lasting(self._clock.monotonic())
             passing = isinstance(error, TransientStoreError) and not isinstance(
                 error, NotConnectedError
             )
@@ -86,7 +86,7 @@ class Outages:
         if lasting.failing:
             return
         del self._lasting[kind]
-        took, total = monotonic() - lasting.begin, lasting.counts.total()
+        took, total = self._clock.monotonic() - lasting.begin, lasting.counts.total()
         counts = ", ".join(f"{name} {count}" for name, count in sorted(lasting.counts.items()))
         failures = "1 failure" if total == 1 else f"{total} failures"
         if stopped:

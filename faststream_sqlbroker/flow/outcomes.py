@@ -9,8 +9,8 @@ theirs.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Holder, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import sent_back
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
@@ -39,8 +39,10 @@ have."""
 class Outcomes:
     """The deliveries of one subscriber, each in one `State`."""
 
-    def __init__(self, log: Log = lambda *_, **__: None) -> None:
+    def __init__(self, log: Log = lambda *_, **__: None, clock: Clock | None = None) -> None:
         """Hold nothing; `log` is told of each lost delivery, once."""
+        self.clock = clock or Clock()
+        """The broker's; the loops of the subscriber take it from here."""
         self.lost_leases = LostLeases(log)
         self.held: dict[int, ClaimedMessage] = {}
         """All that are ours, by message."""
@@ -134,7 +136,7 @@ class Outcomes:
         Not those that are being written: such an outcome may be what made the row claimable, so the
         database decides.
         """
-        now, older, holder = monotonic(), [], self.holder
+        now, older, holder = self.clock.monotonic(), [], self.holder
         for row in rows:
             row.claimed_monotonic = row.renewed_monotonic = now
             row.holder = holder
@@ -334,7 +336,7 @@ class Outcomes:
             return
         batch.tries += failed
         batch.due, batch.settled_then = (
-            monotonic() + backoff(max(1, batch.tries)),
+            self.clock.monotonic() + backoff(max(1, batch.tries), self.clock),
             self.settled_count,
         )
         self.batches.append(batch)

@@ -2,13 +2,12 @@
 a failure.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
 from typing import TYPE_CHECKING
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import (
     Defer,
     Discard,
@@ -42,14 +41,16 @@ REPEATS = 5
 """How often a claim of keys is tried whose COMMIT was not answered, and to give them back."""
 
 
-def seconds_to_slot(row: ClaimedMessage) -> float:
+def seconds_to_slot(row: ClaimedMessage, clock: Clock) -> float:
     """Seconds until `row` may start; 0 or less: it may."""
-    return 0.0 if row.slot is None else row.claimed_monotonic + row.slot[0] - monotonic()
+    if row.slot is None:
+        return 0.0
+    return row.claimed_monotonic + row.slot[0] - clock.monotonic()
 
 
-def missed_slot(row: ClaimedMessage) -> bool:
+def missed_slot(row: ClaimedMessage, clock: Clock) -> bool:
     """Whether it is too late for the slot of `row`, which is given up."""
-    return row.slot is not None and monotonic() > row.claimed_monotonic + row.slot[1]
+    return row.slot is not None and clock.monotonic() > row.claimed_monotonic + row.slot[1]
 
 
 def _may_run_again(row: ClaimedMessage) -> bool:
@@ -78,7 +79,7 @@ class PolicyStarts:
         stopping: Callable[[], bool],
     ) -> None:
         """`stopping` ends a rest."""
-        self._settlements = settlements
+        self._settlements, self._clock = settlements, inflight.clock
         self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
         self._once = next((policy for policy in policies if isinstance(policy, Once)), None)
         self._rest = next(
@@ -89,11 +90,11 @@ class PolicyStarts:
 
     async def wait_for_slot(self, row: ClaimedMessage) -> None:
         """Wait until `row` may start."""
-        if (wait := seconds_to_slot(row)) <= 0:
+        if (wait := seconds_to_slot(row, self._clock)) <= 0:
             return
         with self._busy():
             try:
-                await asyncio.sleep(wait)
+                await self._clock.sleep(wait)
             except BaseException:
                 self._inflight.give_back([row])
                 raise
@@ -170,7 +171,7 @@ class PolicyStarts:
                 failures += 1
                 if failures == REPEATS or not isinstance(error, UnknownOutcomeError):
                     return error
-            await asyncio.sleep(backoff(failures))
+            await self._clock.sleep(backoff(failures, self._clock))
 
     async def _cut_off(self, rows: Rows, keyed: Rows) -> None:
         """Give back `rows`, which do not start: first their keys, or whoever gets them next would
@@ -182,7 +183,7 @@ class PolicyStarts:
     async def _not_started(self, rows: Rows, error: StoreError) -> None:
         """Nothing runs whose key is not known to be claimed."""
         self._failures += 1
-        pause = backoff(self._failures)
+        pause = backoff(self._failures, self._clock)
         if is_told(self._failures):
             self._log(
                 logging.WARNING,
@@ -191,7 +192,7 @@ class PolicyStarts:
                 message_id=rows[0].id,
             )
         try:
-            await asyncio.sleep(pause)
+            await self._clock.sleep(pause)
         finally:
             for row in rows:
                 if isinstance(error, UnknownOutcomeError):
@@ -205,9 +206,9 @@ class PolicyStarts:
         """
         try:
             if self._rest and any(isinstance(row.outcome, Nack) for row in rows):
-                until = monotonic() + self._rest
-                while (left := until - monotonic()) > 0 and not self._stopping():
-                    await asyncio.sleep(min(left, REST_STEP))
+                until = self._clock.monotonic() + self._rest
+                while (left := until - self._clock.monotonic()) > 0 and not self._stopping():
+                    await self._clock.sleep(min(left, REST_STEP))
         finally:
             if again := self.spend(rows):
                 await self._shielded.run(self._give_back(again))
@@ -242,7 +243,7 @@ class PolicyStarts:
                     return
             else:
                 return
-            await asyncio.sleep(backoff(failures))
+            await self._clock.sleep(backoff(failures, self._clock))
 
     def _not_given_back(self, rows: Rows, error: StoreError) -> None:
         text = f"the keys of messages {[row.id for row in rows]} could not be given back, so they do not run again"

@@ -7,7 +7,8 @@ behind it.
 
 from collections import deque
 from math import ceil
-from time import monotonic
+
+from faststream_sqlbroker.core.clock import Clock
 
 HORIZON = 0.2
 """Seconds within which the workers will start what waits for them."""
@@ -25,8 +26,9 @@ LONGEST_WAIT = 1.0
 class HandlerTimes:
     """How long the last runs of one subscriber's handler took: of a message, or of a batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         """Nothing is known yet."""
+        self._clock = clock or Clock()
         self.recent: deque[float] = deque(maxlen=REMEMBERED)
         """Seconds, the oldest run first."""
         self.ended_at = float("-inf")
@@ -44,7 +46,7 @@ class HandlerTimes:
         By the 90th percentile of the remembered times. With none, or while no run has ended for
         `horizon` though all workers are busy, it is what free workers begin at once.
         """
-        stuck = free <= 0 and monotonic() - self.ended_at > horizon
+        stuck = free <= 0 and self._clock.monotonic() - self.ended_at > horizon
         if not self.recent or stuck:
             return max(0, free)
         times = sorted(self.recent)

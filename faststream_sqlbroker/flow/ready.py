@@ -9,9 +9,9 @@ twentieth of the time, but every ten seconds at least.
 
 from collections.abc import Container, Sequence
 from datetime import datetime, timedelta
-from time import monotonic
 from typing import TYPE_CHECKING
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
 
@@ -38,9 +38,10 @@ Pair = tuple[str, int]
 class Ready:
     """What is known of the pairs of one subscriber's queues."""
 
-    def __init__(self, store: "Store", queues: Sequence[str]) -> None:
+    def __init__(self, store: "Store", queues: Sequence[str], clock: Clock | None = None) -> None:
         """Take every queue to have messages of priority 0."""
         self._store, self._queues = store, queues
+        self._clock = clock or Clock()
         self._found = ReadyPairs()
         self._known: dict[Pair, None] = {(queue, 0): None for queue in queues}
         self._begin: dict[Pair, datetime] = {}
@@ -56,7 +57,7 @@ class Ready:
     @property
     def age(self) -> float:
         """Seconds since the last look."""
-        return monotonic() - self._looked_at
+        return self._clock.monotonic() - self._looked_at
 
     async def scan(self) -> None:
         """Look at all queues.
@@ -64,17 +65,19 @@ class Ready:
         Raises:
             StoreError: as `Store.ready_pairs`.
         """
-        asked = monotonic()
+        asked = self._clock.monotonic()
         restricted = self._restricted
         try:
             found = await self._store.ready_pairs(self._queues)
         except TransientStoreError:
             # Perhaps because it is slow. Claims go on without; the next look decides.
-            self._looked_at, self._took, self.slow = monotonic(), monotonic() - asked, True
+            now = self._clock.monotonic()
+            self._looked_at, self._took, self.slow = now, now - asked, True
             self.looked = self.looked or self._took >= LONGEST_SCAN_INTERVAL
             raise
         self.looked = True
-        self._looked_at, self._found, self._took = monotonic(), found, found.took
+        self._looked_at = self._clock.monotonic()
+        self._found, self._took = found, found.took
         same = restricted == self._restricted
         if not same:
             self._leave_out_others()

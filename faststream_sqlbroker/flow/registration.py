@@ -1,11 +1,11 @@
 """One subscriber as the fleet knows it: its name, what it says of itself, and where it may claim."""
 
-import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from faststream_sqlbroker.core.clock import Clock, Timer
 from faststream_sqlbroker.core.status import HOLDER_BYTES, describe, worker_name
 from faststream_sqlbroker.store.live_subscribers import process_name
 
@@ -21,16 +21,24 @@ class Registration:
     Between `begin` and the first `told` none is; after `FIRST_WAIT` seconds without it, all are.
     """
 
-    def __init__(self, settings: Any, *, paused: bool, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: Any,
+        *,
+        paused: bool,
+        on_change: Callable[[], None],
+        clock: Clock | None = None,
+    ) -> None:
         """`paused` is the subscriber's own; `on_change` is called when other queues are open than
         before.
         """
         self._settings, self._on_change = settings, on_change
+        self._clock = clock or Clock()
         self._holder = os.urandom(HOLDER_BYTES)
         self.paused, self.stopping = paused, False
         self._holds: set[str] = set()
         self._closed: frozenset[str] | None = frozenset()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self.name = worker_name(process_name(), self._holder)
         self.open: tuple[str, ...] = self._find_open()
 
@@ -47,7 +55,7 @@ class Registration:
         self.stopping, self._closed = False, frozenset() if known else None
         self._holds.clear()
         if not known:
-            self._timer = asyncio.get_running_loop().call_later(FIRST_WAIT, self.told, frozenset())
+            self._timer = self._clock.call_later(FIRST_WAIT, self.told, frozenset())
         self._tell_queues()
 
     def told(self, paused: frozenset[str]) -> None:

@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.prefetch import PREFETCH_LEASE
 
@@ -35,6 +35,7 @@ class StuckReleaser:
         *,
         interval: float,
         released: Callable[[], None],
+        clock: Clock | None = None,
     ) -> None:
         """`interval`: most seconds between two searches, and between two removals of what has
         expired otherwise.
@@ -43,6 +44,7 @@ class StuckReleaser:
         """
         self._store, self._queues, self._log = store, queues, log
         self._interval, self._released = interval, released
+        self._clock = clock or Clock()
         self._clean_at = float("-inf")
 
     async def tick(self) -> float:
@@ -57,7 +59,7 @@ class StuckReleaser:
             )
             self._released()
             return 0.0  # there may be more, and when the next one ends is not known yet
-        if (clean_in := self._clean_at - monotonic()) <= 0:
+        if (clean_in := self._clean_at - self._clock.monotonic()) <= 0:
             clean_in = await self._clean()
         if ends_in is None:
             return min(IDLE_INTERVAL, clean_in)
@@ -77,5 +79,5 @@ class StuckReleaser:
             )
         forgotten = await self._store.policies.forget_expired(BATCH)
         wait = 0.0 if forgotten == BATCH else self._interval
-        self._clean_at = monotonic() + wait
+        self._clean_at = self._clock.monotonic() + wait
         return wait

@@ -10,7 +10,6 @@ carries something of its own that may be the cause, is settled without it.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.reasons import SETTLE_ERROR
@@ -38,7 +37,7 @@ class Repeater:
     def __init__(self, store: "Store", inflight: Inflight, log: Log) -> None:
         """Share the subscriber's `inflight`."""
         self._store, self._inflight, self._log = store, inflight, log
-        self.outages = Outages(log)
+        self.outages = Outages(log, inflight.clock)
         self.on_denied: Callable[[bool], None] = lambda _denied: None
         """Told that a right or a table is missing for outcomes that carry nothing of their own, and
         that this is over."""
@@ -104,13 +103,13 @@ class Repeater:
 
     async def tick(self) -> float | None:
         """Send one batch that is due; seconds until the next, None without any."""
-        batch = self._inflight.take_due(monotonic())
+        batch = self._inflight.take_due(self._inflight.clock.monotonic())
         if batch is not None:
             await self._send(batch)
         due = self._inflight.next_due()
         if due is None:
             self.on_denied(False)
-        return None if due is None else max(0.0, due - monotonic())
+        return None if due is None else max(0.0, due - self._inflight.clock.monotonic())
 
     async def _send(self, batch: Batch) -> None:
         inflight = self._inflight

@@ -11,10 +11,10 @@ import logging
 from enum import Enum
 from itertools import count
 from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import RightsError, StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.outage import Outages
@@ -48,10 +48,17 @@ class Mode(Enum):
 class Rights:
     """Those of one broker in this process."""
 
-    def __init__(self, store: "Store", log: Log, outages: Outages | None = None) -> None:
+    def __init__(
+        self,
+        store: "Store",
+        log: Log,
+        outages: Outages | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         """Nothing is asked before `check`; `outages` is told when the database cannot be asked."""
         self._store, self._log = store, log
-        self._outages = Outages(log) if outages is None else outages
+        self._clock = clock or Clock()
+        self._outages = Outages(log, self._clock) if outages is None else outages
         self._checked: Activities = frozenset()
         self._registrations: dict[Registration, Activities] = {}
         self._mode = Mode.FINE
@@ -107,7 +114,7 @@ class Rights:
         seconds from its last refusal, except for publishing.
         """
         for activity in activities - self._checked:
-            self._doubted[activity] = monotonic() + _COUNTS.get(activity, ONE_OFF)
+            self._doubted[activity] = self._clock.monotonic() + _COUNTS.get(activity, ONE_OFF)
         if self._mode is Mode.FINE:
             self._mode = Mode.DOUBTED
         with contextlib.suppress(RuntimeError):  # synchronous code publishes without an event loop
@@ -133,7 +140,8 @@ class Rights:
         failures = 0
         while not await self._asked():
             failures += 1
-            await asyncio.sleep(min(LONGEST_RIGHTS_INTERVAL, backoff(failures)))
+            pause = min(LONGEST_RIGHTS_INTERVAL, backoff(failures, self._clock))
+            await self._clock.sleep(pause)
 
     async def _asked(self) -> bool:
         """Whether nothing is missing."""
@@ -150,7 +158,7 @@ class Rights:
         self._outages.worked(self)
         if number < self._answered:
             return self._mode is Mode.FINE  # a later question has been answered before
-        self._answered, self._answered_at, self._asked_for = number, monotonic(), asked
+        self._answered, self._answered_at, self._asked_for = number, self._clock.monotonic(), asked
         if access.lacks:
             if access != self._access:
                 held = any(
@@ -176,7 +184,10 @@ class Rights:
             StoreError: the database could not be asked in time.
         """
         known = self._access.of(activities)
-        is_fresh = activities <= self._asked_for and monotonic() - self._answered_at < REMEMBERED
+        is_fresh = (
+            activities <= self._asked_for
+            and self._clock.monotonic() - self._answered_at < REMEMBERED
+        )
         if not known.lacks or not is_fresh:
             try:
                 async with asyncio.timeout(RIGHTS_TIMEOUT):
@@ -189,7 +200,7 @@ class Rights:
 
     def _wanted(self) -> Activities:
         """What is declared, and what was refused all the same."""
-        now = monotonic()
+        now = self._clock.monotonic()
         self._doubted = {
             activity: until for activity, until in self._doubted.items() if until > now
         }

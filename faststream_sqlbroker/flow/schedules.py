@@ -64,6 +64,7 @@ class Firing:
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
         """Share the broker's store and wake-ups."""
         self._schedules, self._wakeups, self._log = store.schedules, wakeups, log
+        self._clock = wakeups.clock
         self._crons: dict[tuple[str, str], Cron] = {}
 
     def cron(self, definition: tuple[str, str]) -> Cron:
@@ -185,7 +186,7 @@ class Firing:
 
     async def _keep(self, name: str, token: UUID) -> None:
         while True:
-            await asyncio.sleep(LEASE / 3)
+            await self._clock.sleep(LEASE / 3)
             try:
                 if not await self._schedules.extend(name, token, LEASE):
                     return
@@ -209,6 +210,7 @@ class Scheduler:
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
         """Nothing runs before `start`."""
         self._store, self._log, self._outages = store, log, wakeups.outages
+        self._clock = wakeups.clock
         self._firing = Firing(store, wakeups, log)
         self._planned: dict[str, Planned] = {}
         self._defined: set[str] = set()
@@ -241,7 +243,7 @@ class Scheduler:
         """Start the loop, if there are schedules; without effect if it runs."""
         self._defined.clear()
         if self._planned and self._loop is None:
-            self._loop = Loop("schedule", self.tick, self._log)
+            self._loop = Loop("schedule", self.tick, self._log, self._clock)
             self._loop.start(self._outages)
 
     async def stop(self, timeout: float | None) -> None:
@@ -324,13 +326,13 @@ class Scheduler:
             await self._firing.fire(planned)
         except Exception as error:  # noqa: BLE001 - it goes on; `healthy` turns false
             failures = self._failures[name] = self._failures.get(name, 0) + 1
-            pause = backoff(failures)
+            pause = backoff(failures, self._clock)
             if isinstance(error, StoreError):
                 self._outages.failed((self, name), f"schedule {name!r}", error)
             else:
                 text = f"the schedule {name!r} could not fire, again in {pause:.1f} s: {error!r}"
                 self._log(logging.CRITICAL, text, exc_info=error)
-            await asyncio.sleep(pause)
+            await self._clock.sleep(pause)
         else:
             self._failures.pop(name, None)
             self._outages.worked((self, name))

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Sequence
 from functools import partial
-from time import monotonic
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Release, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, acked, settle
@@ -18,9 +18,9 @@ _OR_DROP = "or drop the answers that producers ask for by reply_to: no_reply=Tru
 class Settlements:
     """Makes settlements by a subscriber's rules."""
 
-    def __init__(self, rules: SettleRules, log: Log) -> None:
+    def __init__(self, rules: SettleRules, log: Log, clock: Clock | None = None) -> None:
         """`log` is told of messages without an outcome."""
-        self._rules, self._log = rules, log
+        self._rules, self._log, self._clock = rules, log, clock or Clock()
 
     def __call__(self, rows: list[ClaimedMessage]) -> list[Settlement]:
         """What the outcomes of one call of the handler mean.
@@ -30,7 +30,7 @@ class Settlements:
         """
         chained = rows[0].chained if rows else ()
         if not chained and all(type(row.outcome) is Ack for row in rows):
-            now = monotonic()
+            now = self._clock.monotonic()
             return [
                 acked(row, self._rules, ended_after=now - row.claimed_monotonic)
                 for row in rows
@@ -90,5 +90,5 @@ class Settlements:
 
     def one(self, row: ClaimedMessage, outcome: Outcome | None, *, attempted: bool) -> Settlement:
         """What `outcome` of `row`, which ends now, means."""
-        ended_after = monotonic() - row.claimed_monotonic
+        ended_after = self._clock.monotonic() - row.claimed_monotonic
         return settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted)

@@ -1,8 +1,8 @@
 """What must not start: unreadable, delivered or attempted too often, expired."""
 
 from datetime import timedelta
-from time import monotonic
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard, Outcome, Reject
 from faststream_sqlbroker.core.reasons import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES
 from faststream_sqlbroker.core.retry import attempts_limit
@@ -10,7 +10,9 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
 
 
-def refusal(row: ClaimedMessage, rules: SettleRules, most_deliveries: float) -> Outcome | None:
+def refusal(
+    row: ClaimedMessage, rules: SettleRules, most_deliveries: float, clock: Clock
+) -> Outcome | None:
     """What `row` ends in without a handler; None if one may start."""
     if row.outcome is not None:
         return row.outcome  # it could not be read, or a policy says so
@@ -21,7 +23,7 @@ def refusal(row: ClaimedMessage, rules: SettleRules, most_deliveries: float) -> 
         return Reject(MAX_ATTEMPTS)
     if row.expires_at is not None:
         # The database's clock: its time of the claim plus what has passed here since.
-        now = row.acquired_at + timedelta(seconds=monotonic() - row.claimed_monotonic)
+        now = row.acquired_at + timedelta(seconds=clock.monotonic() - row.claimed_monotonic)
         if row.expires_at <= now:
             return Discard(EXPIRED)
     return None

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Reject, Release, Relocate
@@ -69,6 +68,7 @@ class TransactionalDeliveries:
         end.
         """
         self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
+        self._clock = inflight.clock
         self._lease = settings.release_stuck_timeout
         self._once = any(isinstance(policy, Once) for policy in settings.policies)
         self._failures = 0
@@ -124,7 +124,7 @@ class TransactionalDeliveries:
         if left and not transaction.proven:
             left = await self._ended(transaction.locked, left)
         self._tell_abandoned(left)
-        if left and monotonic() - renewed > lease / 3:
+        if left and self._clock.monotonic() - renewed > lease / 3:
             await self._renew(left)
         await self._name_what_is_missing(transaction, left)
         return [*left, *unstarted]
@@ -156,7 +156,7 @@ class TransactionalDeliveries:
         """No renewal got past the lock, so the lease may have run out: hold it until the outcome is
         written.
         """
-        asked = monotonic()
+        asked = self._clock.monotonic()
         try:
             held = await self._store.renew([(row.id, row.lease_token) for row in rows], self._lease)
         except StoreError:
@@ -167,7 +167,7 @@ class TransactionalDeliveries:
 
     async def _not_started(self, rows: Rows, error: Exception) -> Rows:
         self._failures += 1
-        pause = backoff(self._failures)
+        pause = backoff(self._failures, self._clock)
         known = isinstance(error, StoreError)
         if not known or is_told(self._failures):
             self._log(
@@ -179,7 +179,7 @@ class TransactionalDeliveries:
             )
         for row in rows:
             row.outcome = Release()
-        await asyncio.sleep(pause)
+        await self._clock.sleep(pause)
         return rows
 
     async def _commit(
@@ -259,7 +259,7 @@ class TransactionalDeliveries:
                 return await self._store.handlers.was_committed(lock)
             except StoreError as error:
                 failures += 1
-                pause = backoff(failures)
+                pause = backoff(failures, self._clock)
                 if failures == 1:  # what the answer means is told at the end
                     self._log(
                         logging.WARNING,
@@ -267,7 +267,7 @@ class TransactionalDeliveries:
                         f"committed; it is asked for until the database answers: {error}",
                         message_id=rows[0].id,
                     )
-                await asyncio.sleep(pause)
+                await self._clock.sleep(pause)
 
     def _unsaid(self, rows: Rows) -> None:
         for row in rows:
@@ -306,7 +306,8 @@ class TransactionalDeliveries:
         """
         if self._once and any(row.key is not None for row in rows):
             return _failed(rows, error)
-        pause = backoff(FIRST_PAUSE + max(0, *(lost_leases(row) for row in rows)))
+        lost = max(0, *(lost_leases(row) for row in rows))
+        pause = backoff(FIRST_PAUSE + lost, self._clock)
         for row in rows:
             if row.outcome is None or isinstance(row.outcome, Ack | Relocate):
                 row.outcome = Abandon(pause, error)

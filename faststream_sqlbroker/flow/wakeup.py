@@ -9,9 +9,9 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.clock import Clock, Timer
 from faststream_sqlbroker.dialects.live_subscribers import PAUSES_CHANGED
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
@@ -36,10 +36,11 @@ Hint = Callable[[frozenset[str]], None]
 class Wakeups:
     """Carries hints between publishers and subscribers of one broker."""
 
-    def __init__(self, store: "Store", log: Log) -> None:
+    def __init__(self, store: "Store", log: Log, clock: Clock | None = None) -> None:
         """No connection is made before a subscriber that listens is registered."""
         self._store, self._log = store, log
-        self.outages = Outages(log)
+        self.clock = clock or Clock()
+        self.outages = Outages(log, self.clock)
         """Told of the database's failures by all loops of the broker."""
         self._hints: dict[Hint, frozenset[str]] = {}
         self._pending: set[str] = set()
@@ -49,7 +50,7 @@ class Wakeups:
         self._watched: dict[weakref.ref[Any], set[str]] = {}
         """The callers' transactions that have not ended yet, and the queues that each has published
         into."""
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers: set[Timer] = set()
         self._sent_at = 0.0
         self.channel = store.tables.config.channel
         self.listening = False
@@ -111,7 +112,7 @@ class Wakeups:
 
     async def _watch(self) -> None:
         while self._watched:
-            await asyncio.sleep(COALESCE)
+            await self.clock.sleep(COALESCE)
             ended = [ref for ref in self._watched if (of := ref()) is None or not of.is_active]
             if ended:
                 queues = frozenset().union(*(self._watched.pop(ref) for ref in ended))
@@ -123,14 +124,14 @@ class Wakeups:
             self._timers.discard(timer)
             self.published(queues)
 
-        timer = asyncio.get_running_loop().call_later(SECOND_HINT, send)
+        timer = self.clock.call_later(SECOND_HINT, send)
         self._timers.add(timer)
 
     async def _send(self) -> None:
         while self._pending:
-            await asyncio.sleep(max(0.0, self._sent_at + COALESCE - monotonic()))
+            await self.clock.sleep(max(0.0, self._sent_at + COALESCE - self.clock.monotonic()))
             queues, self._pending = sorted(self._pending), set()
-            self._sent_at = monotonic()
+            self._sent_at = self.clock.monotonic()
             try:
                 await self._store.notify(self.channel, queues)
             except Exception as error:  # noqa: BLE001 - a hint is not worth a dead task
@@ -147,17 +148,17 @@ class Wakeups:
                     self._wake_local(ALL)
                     self.on_pauses()
                     while True:
-                        await asyncio.sleep(HEARTBEAT)
+                        await self.clock.sleep(HEARTBEAT)
                         await alive()
             except Exception as error:  # noqa: BLE001 - whatever it is, polling goes on meanwhile
                 failures += 1
-                pause = backoff(failures)
+                pause = backoff(failures, self.clock)
                 if isinstance(error, StoreError):
                     self.outages.failed(self, "listening for wake-ups", error)
                 else:
                     text = f"not listening for wake-ups, polling; again in {pause:.1f} s: {error!r}"
                     self._log(logging.WARNING, text)
-                await asyncio.sleep(pause)
+                await self.clock.sleep(pause)
             finally:
                 self.listening = False
 

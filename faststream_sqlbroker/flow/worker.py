@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Outcome, Reject, Release
@@ -61,7 +60,8 @@ class Worker:
         self._longest_wait, self._longest_full = (
             n - least_left(lease) for n in (prefetch_lease(lease), lease)
         )
-        self._settlements = Settlements(rules, log)
+        self._clock = inflight.clock
+        self._settlements = Settlements(rules, log, self._clock)
         self._stopping, self._on_idle = stopping, on_idle
         transactional: TransactionalDeliveries | None = None
         if settings.transactional:
@@ -103,6 +103,7 @@ class Worker:
         """Work until the sentinel None is taken from the buffer."""
         here = CurrentDelivery(self._store)
         current_delivery.set(here)
+        monotonic = self._clock.monotonic
         turn_ends = monotonic() + TURN
         while (first := await self._next()) is not None:
             self._inflight.busy += 1
@@ -119,7 +120,7 @@ class Worker:
             await self._policies.wait_for_slot(first)
         rows = await self._batch_from(first) if self._settings.batch else [first]
         rows = await self._held(rows)
-        began = monotonic()
+        began = self._clock.monotonic()
         ready = [row for row in rows if self._may_start(row)]
         if not ready:
             return
@@ -127,7 +128,7 @@ class Worker:
             await self._deliveries.deliver(ready, here)
         except BaseException as error:  # noqa: BLE001 - raised again, or logged
             self._raise_or_log(ready, error)
-        self._inflight.times.ended(began, monotonic())
+        self._inflight.times.ended(began, self._clock.monotonic())
 
     async def run_plain(self) -> None:
         """`run` where the handler takes one message, after which its outcome is known, and nothing
@@ -137,7 +138,7 @@ class Worker:
         """
         here = CurrentDelivery(self._store)
         current_delivery.set(here)
-        inflight, handle = self._inflight, self._handle
+        inflight, handle, monotonic = self._inflight, self._handle, self._clock.monotonic
         waiting, times, keep = inflight.waiting.items, inflight.times, self._rules.retain_on_ack
         turn_ends = monotonic() + TURN
         while True:
@@ -195,7 +196,7 @@ class Worker:
         """
         # Short leases are of one length, and a blocked event loop outlasts any: every row is looked
         # at.
-        now, longest, full = monotonic(), self._longest_wait, self._longest_full
+        now, longest, full = self._clock.monotonic(), self._longest_wait, self._longest_full
         old = [r for r in rows if now - r.renewed_monotonic > (longest if r.prefetched else full)]
         if not old:
             return rows
@@ -259,7 +260,7 @@ class Worker:
         rows, waiting = [first], self._inflight.waiting
         while len(rows) < self._settings.fetch_batch_size and waiting.items:
             row = waiting.items[0]
-            if row is None or seconds_to_slot(row) > 0:
+            if row is None or seconds_to_slot(row, self._clock) > 0:
                 break
             rows.append(row)
             waiting.get_nowait()
@@ -296,8 +297,8 @@ class Worker:
         """What `row` ends in without a handler; None if one may start."""
         if self._stopping():
             return Release()
-        outcome = refusal(row, self._rules, self._most_deliveries)
-        return Release() if outcome is None and missed_slot(row) else outcome
+        outcome = refusal(row, self._rules, self._most_deliveries, self._clock)
+        return Release() if outcome is None and missed_slot(row, self._clock) else outcome
 
     def _must_not_start(self, row: ClaimedMessage) -> bool:
         """`_may_start`, which settles nothing, the other way round."""

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import (
     Claimed,
     Leases,
@@ -72,6 +73,7 @@ class Store:
         max_connections: int | None = None,
         pgbouncer: bool = False,
         listen_engine: AsyncEngine | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Prepare the statements; no connection is made.
 
@@ -89,7 +91,11 @@ class Store:
         self._checkouts = Checkouts(self._engine, self.dialect, self._errors)
         self._shortcut = DriverShortcut(engine, self.dialect, allowed=not pgbouncer)
         self._transactions = Transactions(
-            self._checkouts, self.dialect, statement_timeout, self._shortcut
+            self._checkouts,
+            self.dialect,
+            statement_timeout,
+            self._shortcut,
+            clock=clock,
         )
         self._consuming = self._transactions.doing(Activity.CONSUME)
         self._places = LoopSemaphore(self.max_connections)

@@ -1,7 +1,6 @@
 """One transaction of the broker's own: bounded in time, repeated when the database asks for it."""
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +9,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from faststream_sqlbroker.core.access import Activities, Activity
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
@@ -39,6 +39,7 @@ class Transactions:
         activities: Activities = frozenset(),
         *,
         planning_anew: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats.
 
@@ -46,6 +47,7 @@ class Transactions:
         those of several statements use no plan that a session has kept of an earlier time.
         """
         self._activities, self._planning_anew = activities, planning_anew
+        self.clock = clock or Clock()
         self.checkouts, self.dialect, self.timeout = checkouts, dialect, timeout
         self.idle_limit = min(timeout, IDLE_LIMIT)
         self.engine, self.errors, self.shortcut = checkouts.engine, checkouts.errors, shortcut
@@ -53,7 +55,12 @@ class Transactions:
     def doing(self, *activities: Activity) -> "Transactions":
         """The same, for `activities`."""
         return Transactions(
-            self.checkouts, self.dialect, self.timeout, self.shortcut, frozenset(activities)
+            self.checkouts,
+            self.dialect,
+            self.timeout,
+            self.shortcut,
+            frozenset(activities),
+            clock=self.clock,
         )
 
     def planning_anew(self) -> "Transactions":
@@ -65,6 +72,7 @@ class Transactions:
             self.shortcut,
             self._activities,
             planning_anew=True,
+            clock=self.clock,
         )
 
     async def run(
@@ -117,7 +125,7 @@ class Transactions:
                     not patient and self.errors.waited_for_lock(error)
                 ):
                     raise
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
+                await self.clock.sleep(self.clock.jitter(pause))
                 pause *= 2
         return await self._attempt(work, places, deadline, doing, write=write, locks=locks)
 

@@ -181,7 +181,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         )
         if settings.forward_to is not None:
             # Batches are moved together; a default policy of the broker's is for handlers.
-            handle = Forward(settings, self._log_of_loops, outer.heartbeat.destinations.named)
+            handle = Forward(
+                settings,
+                self._log_of_loops,
+                outer.heartbeat.destinations.named,
+                outer.wakeups.clock,
+            )
             settings, ack_first = changed(settings, batch=True), False
         return Consumer(
             store=outer.store,

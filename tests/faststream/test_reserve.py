@@ -25,6 +25,7 @@ from faststream_sqlbroker import (
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.schema.types import clock
 from faststream_sqlbroker.store.direct_claim import DirectClaims
+from tests.clock import ShiftedTime
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 from tests.proxy import COMMIT, proxied
@@ -222,11 +223,11 @@ async def test_a_shorter_extension_changes_nothing(broker: SqlBroker, look: Look
     before = await look.in_state("PROCESSING")
     await found.extend("200ms")
     assert await look.in_state("PROCESSING") == before
-    clock = "faststream_sqlbroker.broker.reservation.monotonic"
-    with patch(clock, lambda: monotonic() + 1800):
-        assert found.held
-    with patch(clock, lambda: monotonic() + 3600):
-        assert not found.held
+    broker._clock.use(time := ShiftedTime())
+    time.shift = 1800.0
+    assert found.held
+    time.shift = 3600.0
+    assert not found.held
     await found.commit()
 
 

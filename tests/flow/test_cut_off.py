@@ -104,7 +104,7 @@ async def test_a_stop_while_a_claim_of_keys_waits_gives_messages_back(
     await rig.put(1, key="a")
     with monkeypatch.context() as patch:
         patch.setattr(rig.store.policies, "claim_keys", busy)
-        patch.setattr(policies, "backoff", lambda _failures: 3600.0)
+        patch.setattr(policies, "backoff", lambda *_: 3600.0)
         consumer = rig.consumer(**ONCE)
         await consumer.start()
         await eventually(lambda: rig.logged("cannot be claimed, so they do not run now"))

@@ -10,6 +10,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Ack, Nack, Relocate
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
@@ -139,7 +140,7 @@ async def test_the_delay_grows_until_the_delivery_limit(
 ) -> None:
     steps: list[int] = []
 
-    def backoff(failures: int) -> float:
+    def backoff(failures: int, _clock: Clock) -> float:
         steps.append(failures)
         return 0.0
 
@@ -157,7 +158,7 @@ async def test_the_delay_grows_until_the_delivery_limit(
 async def test_the_delay_counts_by_the_databases_clock(
     rig: Rig, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional, "backoff", lambda _: 3600.0)
+    monkeypatch.setattr(transactional, "backoff", lambda *_: 3600.0)
     handle = Handler(times=1_000)
     await rig.put(1)
     await rig.consumer(handle, **ONE_ATTEMPT).start()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +14,7 @@ from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import transactional
+from tests.clock import ShiftedTime
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -67,6 +67,7 @@ async def test_a_nack_that_outlived_its_lease_is_not_lost(
     """The rollback frees the row, with a lease that has run out under its lock."""
     transaction, settle, release = rig.store.transaction, rig.store.settle, rig.store.release_stuck
     search, looked, released = rig.store.lease_ends_in, asyncio.Event(), []
+    time = ShiftedTime()
 
     async def look(*args: Any) -> float | None:
         found = await search(*args)
@@ -77,6 +78,7 @@ async def test_a_nack_that_outlived_its_lease_is_not_lost(
     async def late() -> AsyncIterator[Any]:
         await rig.expire()
         async with transaction() as opened:
+            time.shift = 1_000.0
             yield opened
 
     async def after_a_release(*args: Any, **options: Any) -> SettleResult:
@@ -86,7 +88,7 @@ async def test_a_nack_that_outlived_its_lease_is_not_lost(
     async def handle(row: ClaimedMessage) -> None:
         row.settle_as(Nack())
 
-    monkeypatch.setattr(transactional, "monotonic", lambda: monotonic() + 1_000.0)
+    rig.wakeups.clock.use(time)
     monkeypatch.setattr(rig.store, "transaction", late)
     monkeypatch.setattr(rig.store, "settle", after_a_release)
     monkeypatch.setattr(rig.store, "lease_ends_in", look)
@@ -157,7 +159,7 @@ async def test_once_keeps_no_key_if_a_stop_comes_before_the_transaction(
 ) -> None:
     transaction = rig.store.transaction
     monkeypatch.setattr(rig.store, "transaction", FirstFails(rig))
-    monkeypatch.setattr(transactional, "backoff", lambda _: 3600.0)
+    monkeypatch.setattr(transactional, "backoff", lambda *_: 3600.0)
     await rig.put(1, key="k")
     consumer = rig.consumer(ack, **ONCE)
     await consumer.start()

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, Unit
@@ -61,18 +62,14 @@ class Renewing:
 
 
 @contextmanager
-def clock_at(seconds: float) -> Iterator[Mock]:
+def clock_at(inflight: Inflight, seconds: float) -> Iterator[Mock]:
     """The monotonic clock of what holds rows and what renews them."""
-    clock = Mock(return_value=seconds)
-    with (
-        patch("faststream_sqlbroker.flow.inflight.monotonic", clock),
-        patch("faststream_sqlbroker.flow.outcomes.monotonic", clock),
-    ):
+    with patch.object(inflight.clock, "monotonic", Mock(return_value=seconds)) as clock:
         yield clock
 
 
 async def renewed(inflight: Inflight, before_answer: Any) -> None:
-    with patch("faststream_sqlbroker.flow.inflight.monotonic", return_value=10.0**9):
+    with clock_at(inflight, 10.0**9):
         store: Any = Renewing(before_answer)
         await LeaseKeeper(store, inflight, quiet, lease=1.0, max_lease=None).tick()
 
@@ -87,7 +84,7 @@ async def test_a_lease_that_is_gone_is_forgotten() -> None:
 
 async def test_an_outcome_that_is_being_written_is_not_renewed() -> None:
     inflight = Inflight()
-    with clock_at(100.0) as clock:
+    with clock_at(inflight, 100.0) as clock:
         inflight.add([first := row(1), row(2)])
         inflight.finish(ack(first))
         inflight.take(1)
@@ -100,7 +97,7 @@ async def test_an_outcome_that_is_being_written_is_not_renewed() -> None:
 def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
     """It is renewed from when a lease reaches further; until it ends `max_lease` does not count."""
     inflight = Inflight()
-    with clock_at(100.0) as clock:
+    with clock_at(inflight, 100.0) as clock:
         inflight.add([message := row()])
         message.held_until = 150.0
         clock.return_value = 140.0
@@ -388,7 +385,7 @@ async def test_a_failing_loop_backs_off_and_no_hint_cuts_that_short() -> None:
     def log(level: int, *_: Any, **__: Any) -> None:
         levels.append(level)
 
-    loop = Loop("test", tick, log)
+    loop = Loop("test", tick, log, Clock())
     loop.start(Outages(log))
     for _ in range(50):
         await asyncio.sleep(0.01)
@@ -404,7 +401,7 @@ async def test_a_loop_that_hangs_is_cancelled_when_it_must_stop() -> None:
         await asyncio.Event().wait()
         return 0.0
 
-    loop = Loop("test", tick, quiet)
+    loop = Loop("test", tick, quiet, Clock())
     loop.start(Outages(quiet))
     await asyncio.sleep(0)
     await asyncio.wait_for(loop.stop(0.05), 5)

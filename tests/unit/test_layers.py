@@ -1,6 +1,7 @@
 """The rules of the layout that no linter knows: imports, FastStream's internals, clocks."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent.parent / "faststream_sqlbroker"
@@ -33,6 +34,54 @@ LAYERS = ("core", "schema", "dialects", "store", "flow", "publisher", "subscribe
 """From the ground up."""
 
 WALL_CLOCKS = {"time.time", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+
+
+TIMED_LAYERS = ("flow", "subscriber", "broker")
+"""Their parts get the time from the broker's clock (`core.clock`)."""
+REAL_TIME = {
+    ("flow/consumer.py", "loop.time"): "limits of a stop",
+    ("flow/consumer.py", "asyncio.wait"): "what running handlers get during a stop",
+    ("flow/loop.py", "asyncio.wait"): "what a running tick gets during a stop",
+    ("flow/loop.py", "asyncio.timeout_at"): "the limit of what a stop writes",
+    ("flow/schedules.py", "asyncio.wait"): "what running functions get during a stop",
+    ("flow/schedules.py", "asyncio.timeout"): "the limit of a statement",
+    ("flow/heartbeat.py", "asyncio.timeout"): "the limit of a statement",
+    ("flow/rights.py", "asyncio.timeout"): "the limit of a statement",
+    ("flow/shielded.py", "asyncio.wait"): "the limit of a statement whose caller was cancelled",
+    ("flow/shielded.py", "loop.time"): "the same",
+    ("subscriber/running_calls.py", "asyncio.timeout"): "what running handlers get during a stop",
+}
+"""Work that takes real time has limits of real time; why each is one."""
+
+
+def direct_time(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """What `tree` asks of the process's time or chance by itself, and in which line.
+
+    `asyncio.sleep(0)` waits for no time: it is a turn of the event loop.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name in {"time", "random"}:
+                    yield f"import {alias.name}", node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module in {"time", "random"}:
+            yield f"import {node.module}", node.lineno
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).endswith("loop().time"):
+            yield "loop.time", node.lineno
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            owner, _, method = called.rpartition(".")
+            if method in {"call_later", "call_at"} and not owner.endswith("clock"):
+                yield "loop.call_later", node.lineno
+            limited = any(keyword.arg == "timeout" for keyword in node.keywords)
+            yields = called == "asyncio.sleep" and ast.unparse(node.args[0]) == "0"
+            if called in ASYNCIO_TIME and not yields and (called != "asyncio.wait" or limited):
+                yield called, node.lineno
+
+
+ASYNCIO_TIME = {
+    f"asyncio.{name}" for name in ("sleep", "timeout", "timeout_at", "wait_for", "wait")
+}
 
 
 def name(path: Path) -> str:
@@ -93,3 +142,39 @@ def test_no_module_reads_the_wall_clock() -> None:
         if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCKS
     ]
     assert reading == []
+
+
+def test_parts_get_the_time_from_the_clock_of_the_broker() -> None:
+    """Else a test with virtual time would wait for them."""
+    found = {
+        (name(path), what): f"{name(path)}:{line} {what}"
+        for path in FILES
+        if name(path).split("/")[0] in TIMED_LAYERS
+        for what, line in direct_time(ast.parse(path.read_text()))
+    }
+    assert [where for key, where in found.items() if key not in REAL_TIME] == []
+    assert REAL_TIME.keys() - found.keys() == set(), "no longer there"
+
+
+def test_each_direct_call_is_seen() -> None:
+    source = """
+import asyncio, random, time
+from time import monotonic
+await asyncio.sleep(0)
+await asyncio.wait((task,))
+await asyncio.sleep(1)
+loop.call_later(1, f)
+self._clock.call_later(1, f)
+clock = asyncio.get_running_loop().time
+await asyncio.wait((task,), timeout=1)
+"""
+    found = [what for what, _ in direct_time(ast.parse(source))]
+    assert sorted(found) == [
+        "asyncio.sleep",
+        "asyncio.wait",
+        "import random",
+        "import time",
+        "import time",
+        "loop.call_later",
+        "loop.time",
+    ]
