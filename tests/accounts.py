@@ -53,7 +53,7 @@ class Account:
             self.execute("DROP USER {who}")
 
     def engine(self) -> AsyncEngine:
-        """What the user connects with."""
+        """An engine whose connections are the user's."""
         return create_async_engine(self.url.set(username=self.name, password=PASSWORD))
 
     def try_as(self, *statements: str) -> list[str]:

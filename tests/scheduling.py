@@ -1,4 +1,4 @@
-"""Which tests start first, and which stay together, when several processes share them."""
+"""The order of the tests, and which stay together when several processes share them."""
 
 from collections.abc import Sequence
 from typing import Any

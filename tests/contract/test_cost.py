@@ -1,5 +1,4 @@
-"""What a message costs in statements, round trips and rows written: exact, so that nothing creeps
-in unseen."""
+"""The exact cost of a message: statements, round trips and rows written."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,7 +46,7 @@ NAMES = "publish", "publish_batch", "look", "claim", "settle"
 
 
 async def counted(bench: Bench, count: Callable[[], int]) -> dict[str, int]:
-    """What each step adds to `count`, when statements are prepared and connections made."""
+    """The rise of `count` by each step, once statements are prepared and connections made."""
     steps, costs = Steps(bench), {}
     for _ in range(2):
         for name in NAMES:

@@ -1,4 +1,4 @@
-"""Which of the database's errors pass, by its own codes."""
+"""Which database errors are transient, by the database's own codes."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
 
 WORDS = "busy, locked, interrupted; disk is full, disk I/O error"
-"""What SQLite says when something passes, and anybody may write into a message."""
+"""SQLite's texts of transient errors, which any producer may write into a message."""
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 

@@ -1,4 +1,4 @@
-"""Who lives and what is paused, as every database keeps it."""
+"""Live subscribers and pauses, as every database stores them."""
 
 from datetime import datetime, timedelta, timezone
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is written of a message waits for no other message, however few there are in the table."""
+"""A write of one message waits for no other message, even in a small table."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -50,7 +50,7 @@ async def due_rows(bench: Bench) -> dict[Place, list[int]]:
 
 
 def first(pairs: Sequence[ReadyPair], due: dict[Place, list[int]], limit: int) -> list[int]:
-    """What a claim should lease."""
+    """The rows that a claim should lease."""
     return [each for pair in pairs for each in due.get((pair.queue, pair.priority), ())][:limit]
 
 

@@ -180,7 +180,7 @@ async def test_claimers_at_once_never_lease_a_key_twice(bench: Bench) -> None:
 
 
 async def all_of(bench: Bench, limit: int) -> tuple[list[int], int]:
-    """What one rotation through the queue finds, and the claims that took."""
+    """The rows that one rotation through the queue finds, and the number of claims."""
     cursors, found = Cursors(), list[int]()
     for turn in range(1, 40):
         rows, again, cursors = await claim(bench, limit, cursors=cursors)

@@ -1,5 +1,5 @@
-"""What is larger than the database takes is refused before it is sent; what fits goes through, in
-several statements if need be."""
+"""A message that is too large is refused before it is sent; a large batch takes several
+statements."""
 
 import asyncio
 from typing import Any

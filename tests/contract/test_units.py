@@ -1,4 +1,4 @@
-"""What is written together: all of it with what is chained to it, or nothing."""
+"""Units: messages and their answers are written together or not at all."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ def together(rows: list[ClaimedMessage], *answers: str) -> list[Settlement]:
 
 
 async def release(bench: Bench, row: ClaimedMessage) -> None:
-    """What an expired lease ends in."""
+    """Return a row as an expired lease does."""
     await bench.execute(
         "UPDATE message SET state = 'PENDING', acquired_at = NULL, lease_token = NULL, "
         f"lease_expires_at = NULL WHERE id = {row.id}"

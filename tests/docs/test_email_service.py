@@ -1,4 +1,4 @@
-"""The Email service of docs/examples: its proof finds every violation, and the whole of it runs."""
+"""The email service of docs/examples: its proof finds every violation, and the whole of it runs."""
 
 import re
 import subprocess

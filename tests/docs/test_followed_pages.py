@@ -1,4 +1,4 @@
-"""Pages of several files and commands, followed as a reader would."""
+"""Pages of several files and commands, run as a reader would."""
 
 from pathlib import Path
 

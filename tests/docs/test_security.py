@@ -1,5 +1,4 @@
-"""docs/howto/security.md: each GRANT is run for a user that then does all it should, and is refused
-the rest."""
+"""docs/howto/security.md: with each GRANT a user may do what the page says, and nothing else."""
 
 import asyncio
 import logging

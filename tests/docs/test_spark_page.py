@@ -1,4 +1,4 @@
-"""docs/howto/spark.md says what the code says."""
+"""docs/howto/spark.md agrees with the code."""
 
 import re
 from pathlib import Path

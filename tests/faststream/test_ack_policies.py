@@ -1,4 +1,4 @@
-"""What a handler's end means for the message, under every policy and by every instruction."""
+"""How a message ends, by the end of its handler and the ack policy."""
 
 import logging
 from collections.abc import Awaitable, Callable

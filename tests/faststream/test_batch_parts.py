@@ -1,5 +1,4 @@
-"""Batches of which a message cannot be handed to the handler: it ends alone, its neighbours are
-handled."""
+"""A message that the handler cannot take ends alone; the others of its batch are handled."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any

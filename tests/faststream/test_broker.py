@@ -1,4 +1,4 @@
-"""The broker's life: connect, start, stop, ping, and what it refuses."""
+"""The broker: connect, start, stop, ping, and wrong arguments."""
 
 import asyncio
 import io

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.capability(
 
 
 async def put(broker: SqlBroker, headers: Any) -> int:
-    """What a foreign producer inserts."""
+    """Insert as a foreign producer does."""
     [message_id] = await broker.config.store.insert(
         [NewMessage("front", OPAQUE, json.dumps(headers))]
     )

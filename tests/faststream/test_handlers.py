@@ -1,4 +1,4 @@
-"""What a handler gets, and what becomes of what it returns."""
+"""The arguments of a handler, and its return values."""
 
 import json
 import logging

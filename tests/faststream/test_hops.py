@@ -42,7 +42,7 @@ async def watchful(
 
 
 async def put(broker: SqlBroker, queue: str, headers: Any = None, hops: int = 0) -> int:
-    """What another program inserts, as if it had been moved on so often."""
+    """Insert as another program does, with the hops of a message that was moved so often."""
     [message_id] = await broker.config.store.insert(
         [NewMessage(queue, OPAQUE, json.dumps(headers))]
     )

@@ -1,4 +1,4 @@
-"""What users of FastStream's other brokers are used to, and do here, too."""
+"""Features of FastStream's other brokers that work here, too."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""broker.lock: exclusive, fenced, renewed, given back, and honest when it is lost."""
+"""broker.lock: exclusive, fenced, renewed, released; a lost lock raises."""
 
 import asyncio
 from contextlib import AsyncExitStack

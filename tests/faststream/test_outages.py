@@ -123,7 +123,7 @@ async def test_an_outage_of_the_server_is_logged_in_two_lines(
 
 @asynccontextmanager
 async def locked(path: str) -> AsyncIterator[None]:
-    """What SQLite has in place of a server that is away."""
+    """SQLite's counterpart of a server that is away."""
     with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
 
         def begun() -> bool:

@@ -363,7 +363,7 @@ async def test_the_first_claim_waits_for_seconds_only(
 async def test_a_pause_that_arrives_during_a_heartbeat_holds(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read before the pause must not open the queue again."""
+    """An answer read before the pause must not open the queue again."""
     handled = collect(broker, "q")
     fleet, reading, may_answer = broker._store.live_subscribers, asyncio.Event(), asyncio.Event()
     announce: Callable[..., Any] = fleet.announce

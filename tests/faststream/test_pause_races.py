@@ -1,4 +1,4 @@
-"""P5: what a process is told of pauses that are under way at the same time."""
+"""P5: pauses and resumes that run at the same time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,5 +1,5 @@
-"""Scheduling policies that cannot work are refused where they are given, with the sentence that
-mends it (D3, P6, Z4, Z7, Z10)."""
+"""Impossible scheduling policies are refused at the decorator, with the remedy (D3, P6, Z4, Z7,
+Z10)."""
 
 from collections.abc import Callable
 from datetime import time, timedelta

@@ -64,7 +64,7 @@ async def test_answers_reach_kafka(broker: SqlBroker, look: Look) -> None:
 async def test_named_headers_are_handed_on_within_the_broker_too(
     broker: SqlBroker, look: Look
 ) -> None:
-    """What the answer brings itself goes before."""
+    """The answer's own headers override those handed on."""
 
     @broker.subscriber("in", **QUICK, forward_headers=["traceparent", "who"])
     @broker.publisher("out")

@@ -1,5 +1,4 @@
-"""Schedules: each fire time once, whatever happens in between; missed ones as asked; honest when a
-function fails."""
+"""Schedules: each fire time is published once; missed times and failing functions."""
 
 import asyncio
 import json
@@ -477,7 +476,7 @@ async def test_an_error_of_the_database_between_both_steps_neither_loses_nor_dou
 async def test_a_process_that_died_in_between_is_relieved_when_its_lease_ends(
     broker: SqlBroker, look: Look
 ) -> None:
-    """What it began is decided, and not missed; by the database's clock."""
+    """A publish that it began is finished, and not missed; by the database's clock."""
     broker.publish_on_schedule("s", "0 0 1 1 *", "q", "x", missed="skip")
     await first_start(broker, look)
     due = (await now(broker)).replace(microsecond=0)

@@ -1,5 +1,5 @@
-"""What a start warns of: other subscribers that do not go with it, a small pool, and messages that
-would be deleted."""
+"""Warnings at the start: other policies in the queue, a small pool, messages that would be
+deleted."""
 
 import logging
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A subscriber's life and options: how it stops, what it refuses, what can be read from it."""
+"""A subscriber: start, stop, options and settings."""
 
 import asyncio
 from typing import Any

@@ -51,7 +51,7 @@ class Effect(Base):
 
 @pytest.fixture
 async def bodies(engine: AsyncEngine, broker: SqlBroker) -> Any:
-    """What the committed effects are."""
+    """The committed effects."""
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)
 

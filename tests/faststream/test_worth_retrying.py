@@ -1,5 +1,4 @@
-"""Which failures are tried again: by the class of the error, and never a body that the handler
-cannot take."""
+"""Which failures are retried: by the class of the error; an invalid body is only on request."""
 
 import json
 import logging

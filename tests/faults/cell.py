@@ -86,7 +86,7 @@ class Cell:
         self.server: Process | None = None
         self.login: Login | None = None
         self.kept = contextlib.AsyncExitStack()
-        """What a fault leaves behind until the cell ends."""
+        """Resources of faults, closed when the cell ends."""
         self.theirs: AsyncConnection | None = None
         """An application's, whose transaction stays open."""
         self.prepare: Callable[[Cell], Awaitable[None]] | None = None

@@ -323,7 +323,7 @@ RULES: dict[str, Callable[[History], list[str]]] = {
 
 
 def check(history: History) -> dict[str, list[str]]:
-    """What breaks each promise."""
+    """The violations of each promise."""
     return {name: rule(history) for name, rule in RULES.items()}
 
 

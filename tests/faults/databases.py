@@ -30,7 +30,7 @@ class Place:
     """Its owner's."""
     server: Process | None = None
     login: Login | None = None
-    """As whom the workers come, if not as the owner."""
+    """The user of the workers, if not the owner."""
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def unnoted_starts(store: Any) -> None:
 
 
 def claims_without_order(store: Any) -> None:
-    """What is due is claimed, whatever of its key comes before."""
+    """Due messages are claimed without regard to earlier ones of their key."""
 
     async def claim_ordered(
         pairs: Any, limit: int, lease: float, token: Any, cursors: Any, **options: Any
@@ -202,7 +202,7 @@ def unproven_transactions(_store: Any) -> None:
 
 
 def nothing_is_set_apart(_store: Any) -> None:
-    """What fails for a passing reason is repeated as it is, before everything else."""
+    """A transient failure is repeated as it is, before everything else."""
     flush.APART_AFTER = sys.maxsize
 
 

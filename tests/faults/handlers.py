@@ -1,4 +1,4 @@
-"""What the workers do with messages: slow now and then, failing now and then, always recorded."""
+"""The workers' handlers: sometimes slow, sometimes failing, always recorded."""
 
 import asyncio
 import json
@@ -162,7 +162,7 @@ class Handlers:
         return plan.REFUSED_PRIORITY if refused else 0
 
     def _outcome(self, pairs: Sequence[tuple[int, SqlBrokerMessage]]) -> str:
-        """What the ack of these messages will come to."""
+        """The outcome of the ack of these messages."""
         if any(self._priority(*pair) for pair in pairs):
             return "refused"
         return (

@@ -97,10 +97,10 @@ class History:
     effects: list[tuple[int, str]] = field(default_factory=list)
     """What transactional handlers have committed: number, and FIRST or LAST."""
     stuck: list[str] = field(default_factory=list)
-    """What stood still while a fault was there, or after it was over."""
+    """Queues that stood still during a fault, or after it."""
     frozen: list[Frozen] = field(default_factory=list)
     health: dict[int, list[tuple[float, bool]]] = field(default_factory=dict)
-    """What each process has said of its health, and when."""
+    """The health that each process reported, and when."""
     max_attempts: int = 3
     max_deliveries: int = 30
 

@@ -1,4 +1,4 @@
-"""Users of the database who may do what they are told, as workers in production are."""
+"""Users of the database with only the rights that they need, as in production."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""What handlers do with a message, by its number: the same in every process, and known to the
-checker."""
+"""A handler's actions for each message number: the same in every process and in the checker."""
 
 SIZES = (60, 1, 3_000, 0, 100_000)
 """Bytes of answers."""

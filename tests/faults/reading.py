@@ -1,4 +1,4 @@
-"""What a history is made of after a run: the events of all processes, and the tables."""
+"""How a history is read after a run: from the events of all processes and from the tables."""
 
 from pathlib import Path
 from typing import Any

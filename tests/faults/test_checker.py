@@ -1,4 +1,4 @@
-"""Each rule finds what it is for, in histories made by hand."""
+"""Each rule of the checker finds its violation in a history made by hand."""
 
 from dataclasses import replace
 from typing import Any

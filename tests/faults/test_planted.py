@@ -1,4 +1,4 @@
-"""The checker is checked: each defect planted on purpose is caught, by the rule that it breaks."""
+"""Each defect planted in the broker is found, by the rule of the promise that it breaks."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,5 @@
-"""What became of a handler's transaction when its server has crashed: numbers that were forgotten
-are given again."""
+"""Whether a handler's transaction committed before its server crashed; the server reuses the
+numbers of lost transactions."""
 
 import os
 from collections.abc import AsyncIterator, Iterator

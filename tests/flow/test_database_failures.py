@@ -1,5 +1,4 @@
-"""The database fails: nothing is lost, nothing is done twice on purpose, and work goes on
-afterwards."""
+"""Database failures: no message is lost, none is handled twice without need, and work resumes."""
 
 import asyncio
 import contextlib
@@ -201,7 +200,7 @@ async def test_a_connection_that_dies_on_its_way_back_to_the_pool_blocks_nothing
 
 @on_servers
 async def test_a_large_body_that_cannot_be_sent_blocks_nothing(far: tuple[Proxy, Store]) -> None:
-    """What lies in the driver's buffer must not keep the connection from being given up."""
+    """Bytes in the driver's buffer must not keep the connection from being given up."""
     proxy, store = far
     await store.now()
     proxy.stall()

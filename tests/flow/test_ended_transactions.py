@@ -1,8 +1,7 @@
-"""Handlers' transactions that end behind our back: rolled back by a deadlock, committed by DDL,
-ended as text.
+"""Handlers' transactions that end without the broker: by a deadlock, by DDL, by COMMIT as text.
 
-A settle after that must never ack what was not committed, and what was committed must never be done
-again.
+A settle after that must never ack a message whose work was not committed; committed work must never
+be repeated.
 """
 
 import asyncio

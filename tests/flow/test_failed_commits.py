@@ -1,5 +1,4 @@
-"""A transactional handler has succeeded, and what it did cannot be committed: a reason that passes
-is not its fault."""
+"""A transactional handler succeeds and its COMMIT fails: a transient error charges no attempt."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -39,7 +39,7 @@ POLICIES: list[list[Policy]] = [
 
 
 async def foreign(rig: Rig, ahead: int, key: str, headers: str | None = None) -> None:
-    """What a producer inserts whose clock is so many seconds ahead."""
+    """Insert as a producer whose clock is so many seconds ahead."""
     columns = f"queue, payload, headers, {rig.quoted('key')}, created_at"
     values = (
         f"'q', :payload, {'CAST(:headers AS jsonb)' if is_postgresql(rig) else ':headers'}, :key"

@@ -1,4 +1,4 @@
-"""Whatever another program puts into the table, it is handled or rejected, and the rest goes on."""
+"""Rows of other programs: each is handled or rejected, and the others go on."""
 
 from typing import Any
 

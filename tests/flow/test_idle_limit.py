@@ -1,5 +1,5 @@
-"""A machine that vanishes in the middle of a transaction, without closing its sockets: its locks
-end with its session."""
+"""A machine that vanishes in a transaction without closing its sockets: its locks end with its
+session."""
 
 import asyncio
 import contextlib

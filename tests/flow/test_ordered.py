@@ -1,4 +1,4 @@
-"""ordered=True in the loops: one message of a key at a time, whatever happens to it (promise 7)."""
+"""ordered=True in the loops: one message of a key at a time, in order (promise 7)."""
 
 import asyncio
 from collections import defaultdict
@@ -65,7 +65,7 @@ async def test_a_dead_letter_unblocks_the_next_message(rig: Rig) -> None:
 
 
 async def test_nothing_is_leased_that_no_worker_can_start(rig: Rig) -> None:
-    """What waited in a buffer would keep its key from every other process."""
+    """A row in a buffer would keep its key from every other process."""
     go = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:

@@ -1,4 +1,4 @@
-"""Batches that the handler gets again in parts, cut off or robbed in between."""
+"""Batches that the handler gets again in parts: stops and lost leases in between."""
 
 import asyncio
 from typing import Any

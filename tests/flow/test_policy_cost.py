@@ -1,4 +1,4 @@
-"""What policies cost in statements: nothing where there are none, few for bursts of any size."""
+"""The statements that policies cost: none without policies, few for bursts of any size."""
 
 import logging
 import os

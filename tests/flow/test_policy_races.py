@@ -1,4 +1,4 @@
-"""What comes while a claim is at it."""
+"""Messages that arrive during a claim."""
 
 import asyncio
 import time

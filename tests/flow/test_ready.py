@@ -1,4 +1,4 @@
-"""Which pairs are claimed from: after a wake-up without a look, and while looks are slow."""
+"""Which pairs are claimed: after a wake-up without a scan, and while scans are slow."""
 
 import asyncio
 import time

@@ -123,7 +123,7 @@ class FirstFails:
 
 
 async def completed(rig: Rig, handle: Any, **options: Any) -> dict[str, Any]:
-    """What became of the only message, whose handler starts once."""
+    """The end of the only message, whose handler starts once."""
     starts: list[int] = []
 
     async def counted(row: ClaimedMessage) -> None:

@@ -1,5 +1,5 @@
-"""What fails for a passing reason is set apart and repeated as it is; the others go on, and an
-outage cuts nothing up."""
+"""A transient failure of one outcome: it is set apart and repeated, and the others are written.
+An outage sets nothing apart."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""M1, M3: pop and reserve read what they take, whatever plans their connection has kept, and
-without ANALYZE."""
+"""M1, M3: pop and reserve read only the rows they claim, with any cached plan and without
+ANALYZE."""
 
 from collections.abc import AsyncIterator
 

@@ -1,5 +1,5 @@
-"""What MariaDB, MySQL and SQLite read for a subscriber of 1 000 queues: a few index entries a
-queue, whatever the rows."""
+"""The rows read for a subscriber of 1 000 queues on MariaDB, MySQL and SQLite: a few index
+entries a queue."""
 
 import sqlite3
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Claims under policies, and plain ones, read what is due, whatever is delayed."""
+"""Claims with and without policies read due messages only."""
 
 import os
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
 
 
 def buffers(engine: Engine) -> dict[str, int]:
-    """What each statement of a claim reads; nothing stays changed."""
+    """The rows that each statement of a claim reads; the claim is rolled back."""
     used = {}
     with engine.connect() as connection:
         for name, binds in STATEMENTS.items():

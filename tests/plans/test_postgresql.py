@@ -1,5 +1,4 @@
-"""Plans that PostgreSQL keeps for prepared statements: index ranges, few buffers, whatever the
-crowd."""
+"""PostgreSQL's plans of prepared statements: index ranges and few buffers, in a full table."""
 
 import json
 from collections.abc import Iterator

@@ -33,7 +33,7 @@ delays = st.sampled_from([0, 0, 0, 1, 2, 3, 7]).map(lambda n: n * UNIT)
 
 @dataclass
 class Message:
-    """What a model knows of a live message; times are microseconds since 1970."""
+    """A live message in a model; times are microseconds since 1970."""
 
     id: int
     key: str | None
@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
         """Its lease is over."""
 
     def archived(self) -> dict[int, dict[str, Any]]:
-        """What has left the queue since the last call."""
+        """The messages that have left the queue since the last call."""
         rows = self.world.archived()
         found = {i: row for i, row in rows.items() if i not in self.seen}
         self.seen |= set(found)

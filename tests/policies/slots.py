@@ -1,4 +1,4 @@
-"""What Throttle promises, in the plainest words: how many slots may lie within how much time."""
+"""The definition of Throttle: how many slots may lie in a period."""
 
 from collections.abc import Sequence
 from fractions import Fraction

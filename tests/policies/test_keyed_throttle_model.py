@@ -70,7 +70,7 @@ class KeyedThrottleMachine(Machine):
         self.no_message_is_forgotten(claim, limit)
 
     def look_at(self, message: Message, row: dict[str, Any]) -> None:
-        """What a claim has done with a message that it did not lease."""
+        """The effect of a claim on a message that it did not lease."""
         due = microseconds(row["next_attempt_at"])
         if message.lease is None and row["policy_marks"] & SLOT:
             self.slot[message.id] = due

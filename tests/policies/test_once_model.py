@@ -20,7 +20,7 @@ STEPS = 50
 
 @dataclass
 class Owner:
-    """Who has claimed a key."""
+    """The delivery that has claimed a key."""
 
     message: int
     delivery: tuple[UUID, int] | None
@@ -87,7 +87,7 @@ class OnceMachine(Machine):
                 self.listed()
 
     def expected(self, row: ClaimedMessage) -> tuple[Verdict, int | None]:
-        """What is to become of a delivery whose handler is about to start."""
+        """The planned end of a delivery whose handler is about to start."""
         message = self.live.get(row.id)
         if message is None or message.lease is not row:
             return Verdict.LOST, None
@@ -135,7 +135,7 @@ class OnceMachine(Machine):
         return expected
 
     def operator_looks(self, data: st.DataObject) -> None:
-        """What is taken off the list stays claimed."""
+        """A key that is removed from the list stays claimed."""
         expected = self.listed()
         forgotten = data.draw(st.sets(st.sampled_from(sorted(expected)))) if expected else set()
         assert self.world.run(self.world.store.starts.forget(sorted(forgotten))) == len(forgotten)
@@ -143,7 +143,7 @@ class OnceMachine(Machine):
             self.owners[expected[message]].unknown = False
 
     def maintain(self, data: st.DataObject) -> None:
-        """What may be forgotten is, and only that."""
+        """Only keys that have expired are forgotten."""
         if data.draw(st.sampled_from([False, False, False, True]), "much later"):
             self.world.advance(round(KEPT * 1e6))
         over = [key for key, owner in self.owners.items() if owner.until + KEPT * 1e6 <= self.now]

@@ -60,7 +60,7 @@ class QueueMachine(Machine):
         return most is None or running[message.key] < most
 
     def expected(self, room: int) -> list[int]:
-        """What a claim of up to `room` leases, in order."""
+        """The messages that a claim of up to `room` leases, in order."""
         due = [m for m in self.live.values() if m.lease is None and m.due <= self.now]
         running = Counter(m.key for m in self.leased)
         found: list[int] = []

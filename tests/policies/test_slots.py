@@ -24,7 +24,7 @@ def test_unused_slots_are_free_and_used_ones_are_spent(world: World) -> None:
 
 
 def a_free_slot_keeps_no_message_waiting(world: World) -> None:
-    """What comes next may start at once, so the queue is looked at as if it had no throttle."""
+    """The next message may start at once, so the queue is claimed as if it had no throttle."""
     world.begin([Throttle(4, per="2s", burst=2)])
     first, claim = world.put("a"), world.claim(0, 20)
     assert [row.id for row in claim.rows] == [first]

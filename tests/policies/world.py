@@ -72,7 +72,7 @@ class World:
 
     @property
     def now(self) -> int:
-        """What the database's clock shows."""
+        """The time of the database's clock."""
         return self.clock.now
 
     def begin(self, policies: Sequence[Policy], *, ordered: bool = False) -> None:
@@ -118,7 +118,7 @@ class World:
             )
 
     def claim(self, process: int, limit: int) -> Claim:
-        """What one of the processes leases."""
+        """A claim of one of the processes."""
         wanted = PolicyClaimRequest(
             [QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered, suspicion=self.suspicion
         )

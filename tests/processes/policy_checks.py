@@ -23,7 +23,7 @@ def micros(at: Any) -> int:
 
 @dataclass
 class Left:
-    """What is left of one queue."""
+    """The rows and records of one queue after the run."""
 
     rows: list[dict[str, Any]]
     """Its archive, by id."""
@@ -243,7 +243,7 @@ def once(left: Left, unknown: set[int]) -> list[str]:
 
 
 def ordered(left: Left) -> list[str]:
-    """Of each key, starts are in the order of ids."""
+    """The starts of each key are in the order of ids."""
     wrong = []
     for key in left.by_key:
         ids = [s.id for s in left.starts if s.key == key]

@@ -94,7 +94,7 @@ class PolicyFleet:
             await asyncio.sleep(step)
 
     def starts(self, queue: str | None = None, *, again: bool = False) -> list[Start]:
-        """What the workers have noted, by time."""
+        """The workers' records, by time."""
         found = [
             Start(**json.loads(line))
             for path in self.live_subscribers.folder.iterdir()
@@ -106,7 +106,7 @@ class PolicyFleet:
         )
 
     async def left(self) -> dict[str, Left]:
-        """What there is of each queue."""
+        """The rows of each queue."""
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         visible = {}
         for row in await self.live_subscribers.rows(archive=True):

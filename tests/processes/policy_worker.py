@@ -59,7 +59,7 @@ class Start:
 
 
 def start_of(row: ClaimedMessage, now: float) -> Start:
-    """What is known of `row` as its handler starts, at `now` (monotonic)."""
+    """The record of `row` as its handler starts, at `now` (monotonic)."""
     acquired = (row.acquired_at - EPOCH) // STEP
     slot = None if row.slot is None else acquired + round(row.slot[0] * 1_000_000)
     at = acquired + round((now - row.claimed_monotonic) * 1_000_000)

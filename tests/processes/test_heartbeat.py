@@ -1,5 +1,4 @@
-"""P5 and presence with real processes: what the database says of them is true, whatever becomes of
-them."""
+"""P5 and heartbeats of real processes: the database knows which live, even after a kill."""
 
 import signal
 from typing import Any

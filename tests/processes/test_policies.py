@@ -213,13 +213,13 @@ def check(
     seen: Seen,
     window: tuple[Any, Any],
 ) -> list[str]:
-    """What is wrong with what was left of `queue`."""
+    """The violations in the rows and records of `queue`."""
     wrong = checks.nothing_lost(left, policies.published[queue], ENDS.get(queue, "COMPLETED"))
     return wrong + CHECKS[queue](left, unknown, seen, window)
 
 
 def dropped(left: Left, state: str) -> list[str]:
-    """Who got no slot says so; some did, and some did not."""
+    """Messages without a slot are recorded; some got one, and some did not."""
     wrong = checks.throttled(left, 5, SECOND)
     ended = left.of(state)
     wrong += [f"{row['id']}: {row['reason']}" for row in ended if row["reason"] != "throttled"]

@@ -24,7 +24,7 @@ from faststream_sqlbroker.flow.release import StuckReleaser
 
 
 class Handlers:
-    """What a worker can do with a body."""
+    """A worker's actions, by the body."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -58,7 +58,7 @@ class Project:
         ini.write_text("\n".join(f"{begin}{url}" if x.startswith(begin) else x for x in lines))
 
     def alembic(self, *steps: str) -> None:
-        """What the command of that name does, in a process of its own."""
+        """Run the command of that name in a process of its own."""
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", STEPS, *steps]
         path = {"PYTHONPATH": f"{self.folder}{os.pathsep}{Path.cwd()}", "PYTHONSAFEPATH": "1"}
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Tables of the version before are brought to this one's while they hold messages."""
+"""Tables of the previous version are upgraded while they hold messages."""
 
 from importlib import import_module
 from typing import Any
@@ -30,7 +30,7 @@ def old_tables(connection: Connection) -> None:
 
 
 def write(connection: Connection, tables: Tables) -> None:
-    """What a process writes that knows `tables`."""
+    """The row that a process of the version of `tables` writes."""
     assert tables.archive is not None
     found = connection.execute(insert(tables.message).values(queue="q", payload=b"1"))
     assert found.inserted_primary_key is not None

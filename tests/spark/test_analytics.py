@@ -1,4 +1,4 @@
-"""What the archive tells: exact figures on small data (D4)."""
+"""Analytics of the archive: exact figures on small data (D4)."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Payloads as values: whatever bytes and headers a row holds (D4)."""
+"""Payloads as values, for all bytes and headers that a row may hold (D4)."""
 
 import json
 from datetime import date, datetime, timezone

@@ -1,4 +1,4 @@
-"""The export: whole windows, compared with the database, whatever comes in between."""
+"""The export: whole windows, equal to the database's rows."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Which database a state is of: another of the same name, elsewhere, is another."""
+"""Which database a state belongs to: databases of one name at different addresses are different."""
 
 from datetime import timedelta
 from pathlib import Path

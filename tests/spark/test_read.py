@@ -1,4 +1,4 @@
-"""What Spark reads is what the table holds: types, values, counts, on every database, in every time
+"""Spark reads what the table holds: types, values and counts, on every database and in every time
 zone."""
 
 import os

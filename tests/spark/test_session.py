@@ -1,4 +1,4 @@
-"""Sessions, and what must never be seen: passwords."""
+"""Sessions, and passwords that must never be shown."""
 
 import os
 import subprocess

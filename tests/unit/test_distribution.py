@@ -19,7 +19,7 @@ OTHER = "faststream_sqlbroker-0.1.0a11"
 
 
 def install(site: Path, name: str, *files: str) -> None:
-    """What pip leaves of a distribution."""
+    """Write the files of a distribution as pip does."""
     folder = site / f"{name}.dist-info"
     folder.mkdir()
     title, _, number = name.partition("-")

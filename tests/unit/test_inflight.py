@@ -1,4 +1,4 @@
-"""The small rules between the loops, without a database."""
+"""The rules between the loops, without a database."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The rules of the layout that no linter knows: imports, FastStream's internals, clocks."""
+"""The rules of the layout that no linter checks: imports, FastStream's internals, clocks."""
 
 import ast
 from collections.abc import Iterator

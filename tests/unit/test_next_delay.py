@@ -1,4 +1,4 @@
-"""How strategies are asked: with and without the exception, and what their answers may be."""
+"""How strategies are called: with and without the exception, and which results are valid."""
 
 import functools
 from dataclasses import dataclass

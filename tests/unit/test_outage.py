@@ -1,4 +1,4 @@
-"""Failures of many loops, told in two lines."""
+"""Failures of many loops are logged in two lines."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ from faststream_sqlbroker.store.errors import NotConnectedError
 
 
 class Said:
-    """What the log was told."""
+    """The lines of the log."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""The quick way of decoding a body says what json.loads says."""
+"""The fast decoder of a body agrees with json.loads."""
 
 import json
 from typing import Any

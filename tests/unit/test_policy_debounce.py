@@ -1,4 +1,4 @@
-"""What Debounce makes of arrivals, against a model of its definition (Z7)."""
+"""Debounce's bursts, against a model of its definition (Z7)."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ arrivals = st.lists(
 
 
 class Fed:
-    """What `take` has said so far, over as many claims as there are chunks."""
+    """The results of `take` so far, over as many claims as there are chunks."""
 
     def __init__(self, policy: Debounce) -> None:
         self.policy, self.stored, self.due = policy, Bursts().dump(), dict[int, int]()

@@ -14,7 +14,7 @@ PACKAGE = Path(reasons.__file__).parents[1]
 PLACE = {"Reject": 0, "Discard": 0, "_fail": 3, "_dead_letter": 1}
 """Which argument of what is written is the reason; or it is given by name."""
 PASSED_ON = {"reason", "outcome.reason or REJECTED", "settlement.reason or SETTLE_ERROR"}
-"""What a handler gave, or what was decided before."""
+"""Reasons given by a handler or decided before."""
 CODES = {
     name: value
     for name, value in vars(reasons).items()

@@ -1,5 +1,4 @@
-"""One subscriber as the fleet knows it: tokens that name it, queues that are open, without a
-database."""
+"""One subscriber's registration, without a database: its token and its open queues."""
 
 import asyncio
 from datetime import datetime, timedelta, timezone

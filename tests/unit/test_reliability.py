@@ -1,4 +1,4 @@
-"""The fault machine's table: what it says on what it was run, and what is run again."""
+"""The fault machine's table: which code each cell was run with, and which cells run again."""
 
 import argparse
 import subprocess

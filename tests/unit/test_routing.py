@@ -1,4 +1,4 @@
-"""Destinations and due times as anybody may have written them into headers."""
+"""Destinations and due times in headers of any producer."""
 
 import itertools
 from datetime import datetime, timedelta, timezone

@@ -1,4 +1,4 @@
-"""Where the tests' servers come from, and what is said when one is missing."""
+"""Where the tests' servers come from, and the message if one is missing."""
 
 import sys
 import threading

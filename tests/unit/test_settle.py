@@ -1,4 +1,4 @@
-"""What outcomes mean, without a database: not ready, dead letters, headers that are replaced."""
+"""The meaning of outcomes, without a database: not ready, dead letters, replaced headers."""
 
 import json
 from datetime import UTC, datetime, timedelta

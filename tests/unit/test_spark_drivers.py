@@ -1,4 +1,4 @@
-"""Java and the drivers: where they are looked for, and what is said when they are missing."""
+"""Java and the drivers: where they are searched, and the errors if they are missing."""
 
 import os
 import stat

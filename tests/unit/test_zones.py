@@ -1,4 +1,4 @@
-"""Time zones: by name, and what to do where there are none."""
+"""Time zones by name, and the error on a machine without zones."""
 
 import sys
 import zoneinfo

@@ -38,7 +38,7 @@ async def end_sessions(cell: Cell) -> None:
     keeps_from_renewing=True,
 )
 async def sessions_ended(cell: Cell, _proxy: Proxy | None) -> None:
-    """What a restart or a failover does to connections, wherever they are."""
+    """End connections as a restart or a failover does, in any state."""
     await some_work(cell)
     await end_sessions(cell)
 

@@ -1,4 +1,4 @@
-"""What a fault is, and the list of all of them."""
+"""The class of a fault, and the list of all faults."""
 
 import asyncio
 import contextlib
