@@ -2,10 +2,10 @@
 
 python -m benchmarks.against REV [--rounds N] [--messages N] [--kinds K,K] [--least RATIO]
 
-REV is checked out as a git worktree and run by the same interpreter, so with the same packages. Each
-side runs its own benchmarks.ours. The two take turns, and each round gives one ratio, so that a slow
-minute of the machine hits both alike; what counts is the median of those paired ratios. Ends with 1
-if one of them is below --least.
+REV is checked out as a git worktree and run by the same interpreter, so with the same packages.
+Each side runs its own benchmarks.ours. The two take turns, and each round gives one ratio, so that
+a slow minute of the machine affects both alike; what counts is the median of those paired ratios.
+Exits with 1 if one of them is below --least.
 """
 
 import argparse

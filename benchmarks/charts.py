@@ -63,7 +63,7 @@ def _alike(shows: list[str]) -> list[str]:
 
 
 def _colours(variants: list[str]) -> list[str]:
-    """Ours stand out, where others are beside them."""
+    """Our bars stand out where a chart has others too."""
     ours = [variant.startswith("ours") for variant in variants]
     return ["C0" if one or not any(ours) else "0.6" for one in ours]
 

@@ -49,7 +49,7 @@ class Comparison:
     digits: int = 2
 
     def verdict(self, results: dict[str, list[Result]]) -> tuple[str, bool]:
-        """The row of the report, and whether the target is reached; what cannot be measured is not."""
+        """The row of the report, and whether the target is reached; unmeasured is not reached."""
         wanted = "" if self.most is None else f"≤ {self.most}"
         wanted = wanted if self.least is None else f"≥ {self.least}"
         rounds = [

@@ -23,10 +23,13 @@ FROM generate_series(cast(:first AS int), cast(:last AS int)) AS n
 _ARCHIVED = """
 INSERT INTO message_archive (id, queue, payload, headers, state, attempts_count, deliveries_count,
   created_at, next_attempt_at, first_attempt_at, last_attempt_at, acquired_at, archived_at)
-SELECT nextval(pg_get_serial_sequence('message', 'id')), :queue, convert_to(:head || n || :tail, 'UTF8'),
-  cast(:headers AS jsonb), 'COMPLETED', 1, 1, t, t, t, t, t, t
+SELECT nextval(pg_get_serial_sequence('message', 'id')), :queue,
+  convert_to(:head || n || :tail, 'UTF8'), cast(:headers AS jsonb),
+  'COMPLETED', 1, 1, t, t, t, t, t, t
 FROM generate_series(1, cast(:count AS int)) AS n,
-  LATERAL (SELECT statement_timestamp() - (cast(:count AS int) - n) * interval '1 millisecond') AS x(t)
+  LATERAL (
+    SELECT statement_timestamp() - (cast(:count AS int) - n) * interval '1 millisecond'
+  ) AS x(t)
 """
 _NUMBER = 4242424242
 

@@ -92,7 +92,7 @@ def run(variant: Variant) -> Result:
 def interleaved(
     variants: Sequence[Variant], rounds: int, say: Callable[[str], object] = print
 ) -> dict[str, list[Result]]:
-    """Every variant once a round, the order turned each time, so that a slow minute hits all alike."""
+    """Every variant once a round, in turning order, so that a slow minute affects all alike."""
     results: dict[str, list[Result]] = {variant.name: [] for variant in variants}
     for n in range(rounds):
         turn = n % len(variants)

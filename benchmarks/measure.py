@@ -66,7 +66,7 @@ def _counted(descriptor: int) -> int | None:
 
 
 class Clock:
-    """Wall time (seconds), this process's CPU time and, where they are counted, its instructions."""
+    """Wall time and this process's CPU time (seconds), and its instructions where counted."""
 
     last: "Clock | None" = None
 

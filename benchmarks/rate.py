@@ -102,7 +102,7 @@ def _record_claims(broker: SqlBroker, record: Record) -> None:
 
 @contextlib.asynccontextmanager
 async def _snapshot(url: str, *, held: bool) -> AsyncIterator[None]:
-    """A session that keeps what it has seen of the message table, as a long report or a dump does."""
+    """A session that holds a snapshot of the message table, as a long report or a dump does."""
     if not held:
         yield
         return

@@ -20,7 +20,8 @@ SELECT q, p, h::jsonb FROM unnest($1::varchar[], $2::bytea[], $3::text[]) AS t(q
 CLAIM = """
 WITH r AS MATERIALIZED (
   SELECT ctid AS c FROM message
-  WHERE queue = $1 AND priority = 0 AND state IN ('PENDING', 'RETRYABLE') AND next_attempt_at <= now()
+  WHERE queue = $1 AND priority = 0 AND state IN ('PENDING', 'RETRYABLE')
+    AND next_attempt_at <= now()
   ORDER BY next_attempt_at, id LIMIT $2 FOR UPDATE SKIP LOCKED)
 UPDATE message SET state = 'PROCESSING', acquired_at = now(), lease_token = $3,
   lease_expires_at = now() + interval '10 minutes', deliveries_count = deliveries_count + 1
@@ -154,7 +155,7 @@ async def _consume(url: str, count: int) -> dict[str, Any]:
 
 
 def consume(url: str, count: int) -> dict[str, Any]:
-    """Claim and archive in batches of 1 000, the settle of one overlapping the claim of the next."""
+    """Claim and archive in batches of 1 000; one is settled while the next is claimed."""
     return asyncio.run(_consume(url, count))
 
 

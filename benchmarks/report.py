@@ -129,7 +129,7 @@ def kept() -> dict[str, Content]:
 
 
 def write(contents: dict[str, Content], images: dict[str, str]) -> str:
-    """Write benchmarks/results/README.md from what is `kept` and the names of its images; its text."""
+    """Write benchmarks/results/README.md from the `kept` results and images; returns its text."""
     intro = (
         "# Measurements\n\nEvery ratio is of runs that were taken in turn on one machine, round by "
         "round; the rates themselves say little elsewhere. Written by `python -m benchmarks "

@@ -159,7 +159,7 @@ _SHOWS = (*STARTS_ENDS, "dead_rows", "wal_bytes", "cpu_each", "p50", "p95", "p99
 
 
 def held_snapshot(seconds: int) -> Suite:
-    """A held snapshot alone; its own start is what its end is compared with, so one run is enough."""
+    """A held snapshot alone; its end is compared with its own start, so one run is enough."""
     variants = [_at_rate(HELD, seconds, held=True)]
     return Suite("held snapshot", variants, _growth(HELD, 2.0), shows=_SHOWS, most_rounds=1)
 

@@ -1,4 +1,4 @@
-"""How fast Spark reads the archive, beside the database's own COPY and Spark's defaults."""
+"""How fast Spark reads the archive, compared with the database's COPY and Spark's defaults."""
 
 import json
 import shutil

@@ -1,5 +1,4 @@
-"""What is compared with what, and how much is wanted: beside FastStream and the raw driver, and
-beside other brokers."""
+"""The comparisons and their targets: with FastStream and the raw driver, and with other brokers."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -96,8 +95,8 @@ def effects(count: int) -> list[Suite]:
 
 
 def own(count: int) -> list[Suite]:
-    """Ours beside FastStream's own dispatch and the raw driver; `count` messages in the runs that
-    are compared."""
+    """Ours compared with FastStream's own dispatch and the raw driver; `count` messages in the
+    runs that are compared."""
     variants = _ours(count)
     variants[UNARCHIVED] = Variant(
         UNARCHIVED, "consume", options={"count": count // 3, "archive": False}
@@ -140,7 +139,7 @@ def _named(variants: dict[str, Variant], names: Sequence[str]) -> list[Variant]:
 
 
 def peers(count: int, python: Python) -> list[Suite]:
-    """Ours beside the peers, each in its own environment with its authors' settings."""
+    """Ours compared with the peers, each in its own environment with its authors' settings."""
     variants = _ours(count)
     for name in ("sqlbroker", "outbox", "pgqueuer"):
         variants[name] = _peer(python, name, "consume", count=count)

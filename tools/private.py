@@ -1,4 +1,4 @@
-"""Private servers: in a temporary folder, on a free port, gone with the process that started them."""
+"""Private servers: in a temporary folder, on a free port, stopped with their process."""
 
 import ctypes
 import os
@@ -63,7 +63,7 @@ def needed(program: str, package: str, *places: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

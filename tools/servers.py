@@ -97,7 +97,7 @@ def server(kind: str) -> Iterator[str]:
 
 @contextmanager
 def own_server(kind: str) -> Iterator[str]:
-    """As `server`, but nobody else uses it if one can be started here."""
+    """As `server`, but no other process uses it, if one can be started here."""
     with ExitStack() as stack:
         try:
             url = stack.enter_context(_private(kind))

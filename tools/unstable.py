@@ -191,7 +191,7 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
 
 
 def _write_starter(root: Path) -> None:
-    """A `mysqld` beside `root`: the unpacked one, run with its own release's loader and libraries."""
+    """A `mysqld` next to `root`: the unpacked one, with its own release's loader and libraries."""
     usr = root / "usr"
     loaders = sorted(usr.glob("lib*/**/ld-linux-*.so.*"))
     libraries = sorted(usr.glob("lib/*-linux-gnu*"))

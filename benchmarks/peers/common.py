@@ -264,7 +264,7 @@ def _listen(
     pause: float,
     pipe: Any,
 ) -> None:
-    """The consumer's process: says when it has started and when it is warm, then what arrived when."""
+    """The consumer's process: reports its start, when it is warm, then what arrived when."""
     asyncio.run(_listening(consumer, url, count, pause, pipe))
 
 

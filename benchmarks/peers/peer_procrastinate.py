@@ -16,7 +16,7 @@ from procrastinate.tasks import Task
 THROUGHPUT = {"concurrency": 30, "delete_jobs": "always"}
 IDLE = {"concurrency": 10}
 CONNECTIONS = 10
-"""Of a worker's pool, beside the one that listens."""
+"""Connections of a worker's pool, in addition to the one that listens."""
 
 logging.getLogger("procrastinate").setLevel(
     logging.ERROR

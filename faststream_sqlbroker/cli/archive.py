@@ -158,6 +158,7 @@ def prune(
 
     The exit code is 1 if a window was refused.
     """
+    # The branches only choose what is printed.
     with database_errors(), _progress("prune") as progress:
         result = spark.prune_archive(
             url,
@@ -237,7 +238,7 @@ def _progress(title: str) -> Iterator[Any]:
 
 
 def _duration(name: str, text: str) -> float:
-    """Seconds of a length as the library writes it, or one that begins with days: "30d", "1d12h"."""
+    """Seconds of a duration; in addition to the library's forms it may begin with days: "1d12h"."""
     days, rest = match.groups() if (match := re.fullmatch(r"(\d{1,7})d(.*)", text)) else ("0", text)
     return float(Fraction(days) * 86_400) + (
         parse_duration(rest, name=name) if rest or not match else 0.0

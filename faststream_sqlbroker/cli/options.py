@@ -10,7 +10,10 @@ Url = Annotated[
     typer.Option(
         envvar="SQLBROKER_URL",
         show_default=False,
-        help="SQLAlchemy URL of the database; the variable keeps a password out of the list of processes.",
+        help=(
+            "SQLAlchemy URL of the database; the variable keeps a password out of the list of "
+            "processes."
+        ),
     ),
 ]
 Master = Annotated[str | None, typer.Option(help="Spark's master; local[*] where nothing says.")]

@@ -61,6 +61,6 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 
 
 def _line(error: object) -> str:
-    """What it says first, without Java's stack, and without the user and password of a file system."""
+    """The first line, without Java's stack, and without a file system's user and password."""
     said = re.sub(r"^An error occurred while calling .*\n: ", "", str(error)).strip().splitlines()
     return visible(re.sub(r"://\S*@", "://", said[0])) if said else type(error).__name__

@@ -1,4 +1,4 @@
-"""Where the database is: one SQLAlchemy URL, told apart for JDBC and for Python's own drivers."""
+"""The database's address: one SQLAlchemy URL, turned into one for JDBC and one for Python."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqli
 PORTS = {"postgresql": 5432, "mysql": 3306}
 PYTHON_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "pysqlite"}
 CONNECT_TIMEOUT = 10
-"""Seconds, where the URL does not say: for the server's answer, or for a lock of SQLite's file."""
+"""Seconds to wait for the server's answer, or for SQLite's lock; the URL may set another value."""
 
 _SSL_MODES = {"true": "require", "1": "require", "false": "disable", "0": "disable"}
 _POSTGRESQL = (
@@ -40,7 +40,7 @@ _IGNORED = {
     "autocommit",
     "pool_recycle",
 }
-"""Options of the broker's own drivers that change nothing of what is read."""
+"""Options of the broker's own drivers that do not affect what is read."""
 
 _ALLOWED = {"postgresql": _POSTGRESQL, "mysql": _MYSQL, "sqlite": ("timeout",)}
 
@@ -52,7 +52,7 @@ class Address:
     Attributes:
         kind: "postgresql", "mysql" (MySQL and MariaDB) or "sqlite".
         jdbc_url: Without user and password.
-        properties: What JDBC gets besides, user and password among them.
+        properties: Further properties for JDBC, such as user and password.
         python_url: For a synchronous SQLAlchemy engine; always with host and port.
     """
 
@@ -89,12 +89,13 @@ class Address:
 
 
 def parse_address(url: str | URL) -> Address:
-    """Tell a SQLAlchemy URL apart; its driver (asyncpg, aiomysql, …) does not matter.
+    """Parse a SQLAlchemy URL; its driver (asyncpg, aiomysql, …) does not matter.
 
     Raises:
-        SetupError: no URL, an option of the URL that has no counterpart in JDBC or cannot be, an
-            in-memory SQLite database (nobody else can see it), a Unix socket (Java cannot use it).
-            The URL may hold a password, so none of it is repeated but the names of options.
+        SetupError: `url` is not a valid URL, one of its options is invalid or has no counterpart
+            in JDBC, it names an in-memory SQLite database (which only its own process can see) or
+            a Unix socket (which Java cannot use). The URL may hold a password, so the error
+            repeats only the names of options.
         NotSupportedError: another database.
     """
     try:
@@ -109,7 +110,7 @@ def parse_address(url: str | URL) -> Address:
     _refuse_options(kind, parsed)
     if kind == "sqlite":
         return _sqlite(parsed)
-    # Where the URL says nothing libpq would ask its own environment, and Java would not.
+    # For a missing host or port libpq would read its own environment variables; Java would not.
     parsed = parsed.set(host=parsed.host or "127.0.0.1", port=parsed.port or PORTS[kind])
     options = {name: _text(value) for name, value in parsed.query.items() if name not in _IGNORED}
     return (_postgresql if kind == "postgresql" else _mysql)(parsed, options)

@@ -1,4 +1,4 @@
-"""Java and the JDBC drivers: what is needed, where it is looked for, what was found."""
+"""Find Java and the JDBC drivers, and check their versions."""
 
 import os
 import re
@@ -29,11 +29,11 @@ class Driver:
     """A JDBC driver.
 
     Attributes:
-        database: Whose it is, for people.
+        database: The database's name, for people.
         class_name: Java's name of it.
-        pattern: Of its jar's file name; the group is its version, which the name may leave out.
-        package: Debian's package that brings it.
-        coordinate: Maven's, for `spark.jars.packages`.
+        pattern: Matches its jar's file name; the group is the version, which may be missing.
+        package: The Debian package that contains it.
+        coordinate: The Maven coordinate, for `spark.jars.packages`.
         oldest: The oldest version that works.
     """
 
@@ -91,11 +91,12 @@ def find_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> FoundJa
     """The driver's jar for `kind`: of `jars`, of SQLBROKER_SPARK_JARS, of Debian's folder, of
     Maven's cache.
 
-    Of several in one place it is the newest; one without a version in its name is taken if there is
-    no other, and may be of any age. One in a folder that is too old is none.
+    If a place has several, the newest is taken. A jar without a version in its name is taken only
+    if there is no other; its version is not checked. A jar found in a folder that is too old is
+    ignored.
 
     Raises:
-        SetupError: a jar that was named is not there, or too old.
+        SetupError: a jar that the user named does not exist, or is too old.
     """
     found = _newest(kind, jars)
     if found is None or not _too_old(kind, found):
@@ -106,7 +107,7 @@ def find_jar(kind: str, jars: str | Path | Sequence[str | Path] = ()) -> FoundJa
 
 
 def _newest(kind: str, jars: str | Path | Sequence[str | Path]) -> FoundJar | None:
-    """Of the first place that has any, of whatever age."""
+    """The newest jar of the first place that has any; it may be too old."""
     driver = DRIVERS[kind]
     for source, paths in _places(driver, paths_of(jars)):
         matching = [
@@ -178,7 +179,7 @@ def advice(kind: str) -> str:
 
 
 def _places(driver: Driver, named: list[Path]) -> Iterator[tuple[str, list[Path]]]:
-    """Who names jars, and which; a folder is looked into when the places before it have none."""
+    """Places with their jars; a generator, so that a folder is read only when it is needed."""
     variable = [Path(jar) for jar in os.environ.get(JARS_VARIABLE, "").split(os.pathsep) if jar]
     for source, paths in (("jars", named), (JARS_VARIABLE, variable)):
         missing = [str(path) for path in paths if not path.is_file()]

@@ -12,7 +12,7 @@ def parse_moment(name: str, value: Moment | None) -> datetime | None:
     """Return `value` as an aware datetime in UTC.
 
     Raises:
-        SetupError: a datetime without a zone, or text that is no ISO 8601; begins with `name`.
+        SetupError: a datetime without a time zone, or text that is not ISO 8601.
     """
     if value is None:
         return None

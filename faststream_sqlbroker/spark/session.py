@@ -27,7 +27,7 @@ _LISTS = {
     "spark.driver.extraJavaOptions": " ",
     "spark.executor.extraJavaOptions": " ",
 }
-"""Settings that hold several values, and what is between them."""
+"""Settings that hold several values, and the separator between the values."""
 
 
 def build_session(
@@ -76,7 +76,7 @@ def build_session(
     paths, coordinates = _resolve(
         wanted, paths_of(jars), packages=packages, strict=databases is not None
     )
-    # Workers would run the python3 of PATH, which may lack pyarrow.
+    # Otherwise workers would run the python3 of PATH, which may lack pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = complete(_settings(paths, coordinates), _submitted()) | dict(config or {})
     builder = SparkSession.builder.appName(app_name)
@@ -85,7 +85,7 @@ def build_session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
-    # Java outlives the sessions that were stopped, and loads no jar that comes later.
+    # Java outlives a stopped session, and cannot load jars that are added later.
     _need_drivers(session, checked)
     return session
 
@@ -99,8 +99,8 @@ def _running() -> SparkSession | None:
 
 
 def _submitted() -> dict[str, str]:
-    """What spark-submit was given; it has started Java before us, which tells."""
-    # Where none runs, asking would start a Java, too early for its options.
+    """The settings that spark-submit was given; Java, which it started before us, knows them."""
+    # Without a running Java this would start one, before its options are set.
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     SparkContext._ensure_initialized()  # noqa: SLF001 - else SparkConf knows nothing of that Java
@@ -108,8 +108,9 @@ def _submitted() -> dict[str, str]:
 
 
 def complete(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Our settings beside those that were `given`, which win; lists have both, and of Java options
-    the last wins.
+    """Merge our settings with the `given` ones, which win.
+
+    Lists are joined, ours first: of two equal Java options the last one wins.
     """
     both = {name: [value for value in (ours[name], given.get(name)) if value] for name in ours}
     joined = {name: sign.join(both[name]) for name, sign in _LISTS.items() if name in both}
@@ -153,11 +154,12 @@ def _need_drivers(spark: SparkSession, kinds: list[str]) -> None:
 
 
 def need_driver(spark: SparkSession, class_name: str, kind: str) -> None:
-    """Check that the session's Java has the driver; Spark Connect's cannot be asked and is
-    believed.
+    """Check that the session's Java has the driver.
+
+    Spark Connect does not show its Java, so the check is skipped there.
 
     Raises:
-        SetupError: it has not; says how to start a session with it.
+        SetupError: the driver is missing; says how to start a session with it.
     """
     java = java_of(spark)
     if java is None:

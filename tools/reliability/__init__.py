@@ -357,8 +357,8 @@ def render(results: list[Result], code: str) -> str:
             "that are planted on purpose"
         ),
         (
-            "(`tests/faults/test_planted.py`); – is a rule that the cell's last run did not have yet. "
-            "Seeds repeat the work"
+            "(`tests/faults/test_planted.py`); – is a rule that the cell's last run did not have "
+            "yet. Seeds repeat the work"
         ),
         "and the choice of moments, not the machine's own timing.",
         "",

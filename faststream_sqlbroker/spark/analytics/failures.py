@@ -41,7 +41,7 @@ def retry_histogram(df: DataFrame) -> DataFrame:
 
 
 def failure_rate(df: DataFrame) -> DataFrame:
-    """Which share of its messages each queue failed.
+    """The share of each queue's messages that failed.
 
     A message that a `dead_letter_queue` took over failed in the queue that it came from, where it
     counts as moved; what became of it since counts for the queue that it was archived from. Those
@@ -164,8 +164,8 @@ def dlq_age(
     )
     if live is not None:
         need(live, "dlq_age (live)", "queue", "headers", "last_attempt_at", "next_attempt_at")
-        # Before a retry next_attempt_at lies in the future. Who was moved back by hand keeps the
-        # header.
+        # next_attempt_at lies in the future before a retry. A message that was moved back by hand
+        # keeps the header, so the queue is compared.
         since = F.coalesce("last_attempt_at", "next_attempt_at").alias("at")
         waiting = live.where(_origin("queue") != F.col("queue")).select(queue, since)
         dead, times = dead.unionAll(waiting), times.unionAll(waiting.select("at"))

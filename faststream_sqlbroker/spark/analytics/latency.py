@@ -34,18 +34,18 @@ def latency(
 ) -> DataFrame:
     """How long messages took, in three phases; all times are the database's.
 
-    * `wait`: from when the message was due for the last time to its last claim: acquired_at − the
-      later of next_attempt_at and created_at. A delay that the publisher asked for, the pause
-      before a retry, and what policies put off (Delay, Debounce, a Throttle's slot) is not waiting;
-      being behind others is, and so is the lease of a process that died with the message. A
-      created_at after the claim (of a producer whose clock is ahead) does not count. Of messages
-      that were claimed.
-    * `work`: from the last claim to the end of the handler: last_attempt_at − acquired_at. The time
-      in which the process held the message before a worker was free is within. Of messages whose
-      last claim led to an attempt; with AckPolicy.ACK_FIRST the attempt ends where the handler
-      starts.
+    * `wait`: from the message's last due time to its last claim: acquired_at − the later of
+      next_attempt_at and created_at. It includes the time behind other messages, and the lease of
+      a process that died with the message. It does not include a delay that the publisher asked
+      for, the pause before a retry, or a delay by a policy (Delay, Debounce, a Throttle's slot). A
+      created_at after the claim (of a producer whose clock is ahead) is ignored. Only messages that
+      were claimed have this phase.
+    * `work`: from the last claim to the end of the handler: last_attempt_at − acquired_at. It
+      includes the time in which the process held the message before a worker was free. Only
+      messages whose last claim led to an attempt have this phase. With AckPolicy.ACK_FIRST the
+      attempt ends where the handler starts.
     * `total`: from publishing to the archive, with every delay, retry and pause: archived_at −
-      created_at, 0 if that is negative. Of COMPLETED and FAILED messages.
+      created_at, 0 if that is negative. Only COMPLETED and FAILED messages have this phase.
 
     Args:
         df: With the five columns above, state and those of `by`.
@@ -104,7 +104,7 @@ def latency_trend(
 
 
 def _refuse_own_names(result: str, by: Sequence[str]) -> None:
-    """Refuse to group by what the result has too; Spark looks at no case of letters."""
+    """Refuse to group by a column that the result has too; Spark ignores the case of letters."""
     own = [field.name for field in RESULTS[result] if field.name != "queue"]
     for name in by:
         if name.lower() in own:
@@ -127,7 +127,7 @@ def _measured(df: DataFrame, by: Sequence[str], accuracy: int) -> DataFrame:
         "work": F.when(attempted, at["last_attempt_at"] - at["acquired_at"]),
         "total": F.when(ended, at["archived_at"] - F.least(at["created_at"], at["archived_at"])),
     }
-    # GREATEST leaves NULLs out, so that a message that was never claimed would have waited 0.
+    # GREATEST ignores NULLs: without this, a message that was never claimed would count as 0 s.
     phases["wait"] = F.when(at["acquired_at"].isNotNull() & due.isNotNull(), phases["wait"])
     pairs = F.array(
         *(

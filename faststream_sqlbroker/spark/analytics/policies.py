@@ -22,7 +22,7 @@ OTHER = "other"
 
 
 def policy_effects(df: DataFrame) -> DataFrame:
-    """Messages that ended without their handler having decided it, by what ended them.
+    """Messages whose end the handler did not decide, by what ended them.
 
     | effect | state | by |
     |---|---|---|
@@ -31,7 +31,8 @@ def policy_effects(df: DataFrame) -> DataFrame:
     | expired | DISCARDED | expires_in |
     | throttled | DISCARDED or FAILED | Throttle with "drop" or "dead_letter" |
     | no_key | FAILED | a policy with without_key="dead_letter" |
-    | failed_once, unknown_outcome | FAILED | Once, after an error or a crash; ACK_FIRST after a crash |
+    | failed_once | FAILED | Once, after an error |
+    | unknown_outcome | FAILED | Once or ACK_FIRST, after a crash |
     | max_deliveries | FAILED | it was delivered too often without an end |
     | no_outcome | FAILED | AckPolicy.MANUAL: its handler ended and had not settled it |
     | retry_strategy_error | FAILED | the retry strategy raised an error |
@@ -52,7 +53,7 @@ def policy_effects(df: DataFrame) -> DataFrame:
     gone = F.col("state") == "DISCARDED"
     effect = (
         F.when(gone & reason.isin(*DISCARDED_BY), reason)
-        # As they were written while the other message's id was in the text.
+        # Older rows have the other message's id in the text.
         .when(gone & reason.rlike(r"^superseded by \d+$"), SUPERSEDED)
         .when(gone & reason.rlike(r"^duplicate of \d+$"), DUPLICATE)
         .when(gone, OTHER)
@@ -89,7 +90,7 @@ def duplicate_deliveries(df: DataFrame) -> DataFrame:
     Each is a process that died, a lease that ran out or an end that the database never took: the
     handler may have run, in part or whole, once more than attempts_count says. A message has
     deliveries_count − attempts_count of them; one less if its last delivery ended without an
-    attempt (expired at the start, delivered too often), which nobody repeated.
+    attempt (expired at the start, delivered too often), because that one was not repeated.
 
     Args:
         df: With queue, attempts_count, deliveries_count, acquired_at and last_attempt_at.

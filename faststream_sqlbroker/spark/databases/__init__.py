@@ -12,5 +12,5 @@ _CLASSES: dict[str, type[Database]] = {"postgresql": PostgreSQL, "mysql": MySQL,
 
 
 def database_of(address: Address) -> Database:
-    """The words of the database at `address`."""
+    """The class for the database at `address`."""
     return _CLASSES[address.kind](address)

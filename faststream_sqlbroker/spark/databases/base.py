@@ -1,4 +1,4 @@
-"""What a reader needs of a database: names, literals, moments, sizes, cuts."""
+"""What readers need from a database: quoted names, literals, times, sizes, partitions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,9 +39,7 @@ class Size:
 
 
 class Database(ABC):
-    """One database and its words; values are written as literals, as JDBC's subqueries take no
-    binds.
-    """
+    """One database's SQL; values are literals, because JDBC's subqueries take no parameters."""
 
     kind: ClassVar[str]
     jdbc_driver: ClassVar[str]
@@ -62,7 +60,7 @@ class Database(ABC):
         """A connection in autocommit, closed at the end."""
         engine = self.address.engine()
         with engine.connect() as connection:
-            # What has literals goes without binds: a % in them would be taken for one.
+            # Statements contain literals; a % in one would be taken for a parameter.
             bare = connection.execution_options(no_parameters=True)
             self.set_up(bare)
             yield bare
@@ -134,7 +132,7 @@ class Database(ABC):
 
     @abstractmethod
     def insert_new(self, table: Table) -> Insert:
-        """An INSERT that leaves alone what is there, after waiting for others' transactions to end."""
+        """An INSERT that skips existing rows; it waits for transactions that insert them."""
 
     def wake(self, connection: Connection, channel: str, queues: Iterable[str]) -> None:  # noqa: B027 - one does
         """Tell subscribers that something is due; where they cannot be told they poll."""
@@ -149,7 +147,7 @@ class Database(ABC):
 
     @abstractmethod
     def digest_sum(self, expression: str, *, text: bool) -> str:
-        """The sum of the first 60 bits of each row's MD5, as text: of bytes, or of `text` as UTF-8."""
+        """The sum of the first 60 bits of each row's MD5, as text; `text` is hashed as UTF-8."""
 
     @abstractmethod
     def joined(self, expressions: Sequence[str]) -> str:
@@ -237,7 +235,7 @@ def ranges(column: str, cuts: Sequence[str]) -> list[str]:
 
 
 def even_cuts(low: int, high: int, number: int) -> list[int]:
-    """Where to cut [low, high] into `number` ranges of about the same length, without repetitions."""
+    """Where to cut [low, high] into `number` ranges of about the same length; no cut twice."""
     span = high - low + 1
     return sorted({low + span * part // number for part in range(1, number)} - {low})
 

@@ -32,7 +32,7 @@ class MySQL(Database):
     native_timestamps = False
 
     def set_up(self, connection: Connection) -> None:
-        """Time to wait."""
+        """Let the connection stay idle while Spark works."""
         connection.exec_driver_sql(f"SET SESSION wait_timeout = {LONGEST_WAIT}")
 
     def begin(self, connection: Connection) -> None:
@@ -131,7 +131,7 @@ class MySQL(Database):
         """Ranges of about equal depth, by the optimizer's estimates."""
         raw = self.quote(column)
         table = self.table(name, schema)
-        # Of the bare column: an index has its ends at hand.
+        # MIN and MAX of the bare column are read from an index; those of a function are not.
         ends = (f"MIN({raw})", f"MAX({raw})")
         first, last = ends if column == "id" else map(self.microseconds, ends)
         condition = f" WHERE {where}" if where else ""

@@ -113,7 +113,7 @@ class PostgreSQL(Database):
         where: str,
         number: int,
     ) -> list[str]:
-        """Ranges of blocks for "id", except under partitions; else of the column, by its histogram."""
+        """Ranges of blocks for "id"; of values, by the histogram, if partitioned or for a time."""
         table = self._regclass(name, schema)
         kind, blocks = connection.exec_driver_sql(
             "SELECT relkind::text, pg_relation_size(oid) / current_setting('block_size')::bigint "
@@ -191,8 +191,8 @@ class PostgreSQL(Database):
         where: str,
         number: int,
     ) -> list[str]:
-        """Cuts of the same length, where nobody has analyzed the table."""
-        # Of the bare column: an index has its ends at hand.
+        """Cuts of the same length, for a table without statistics (ANALYZE)."""
+        # min and max of the bare column are read from an index; those of a function are not.
         ends = (f"min({self.quote(column)})", f"max({self.quote(column)})")
         first, last = ends if column == "id" else map(self.microseconds, ends)
         low, high = connection.exec_driver_sql(

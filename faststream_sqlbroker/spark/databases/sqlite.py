@@ -43,7 +43,7 @@ class SQLite(Database):
     one_writer = True
 
     def begin(self, connection: Connection) -> None:
-        """The write lock at once: a read that became a write would fail at the first other writer."""
+        """Take the write lock at once: upgrading a read lock fails if another writer is active."""
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def quote(self, name: str) -> str:
@@ -59,11 +59,11 @@ class SQLite(Database):
         return str(to_microseconds(value))
 
     def microseconds(self, expression: str) -> str:
-        """They are."""
+        """The column holds microseconds already."""
         return expression
 
     def column(self, field: Field) -> str:
-        """Of headers that another program wrote as a bare number SQLite's column keeps a number."""
+        """Headers as text: a bare number that another program wrote is stored as a number."""
         name = self.quote(field.name)
         return (
             f"CAST({name} AS TEXT) AS {name}" if field.name == "headers" else super().column(field)

@@ -1,4 +1,4 @@
-"""Up to where the archive is complete: nothing archived before that moment can still appear."""
+"""The horizon: the moment before which no archived row can appear any more."""
 
 from datetime import timedelta
 
@@ -31,9 +31,9 @@ def find_horizon(
     writes them, as the broker's do; the server's clock does not go backwards; a transaction that
     cannot be seen (`source` is "safety lag") lasts no longer than `safety_lag`; and on MySQL and
     MariaDB the statement that archives is not the first of its transaction if it waits for a
-    table's lock for longer than `margin` (the broker's never is). And who reads the rows must reach
-    the server that was asked: behind an address that spreads reads over replicas they may come from
-    one that is behind, and rows are lost without an error.
+    table's lock for longer than `margin` (the broker's never is). The rows must also be read from
+    the server that was asked: an address that spreads reads over replicas may lead to one that is
+    behind, and rows are then lost without an error.
 
     Args:
         database: Of what is read.
@@ -42,17 +42,17 @@ def find_horizon(
             without the privilege, on a standby or replica, or if one was prepared. On a replica of
             MySQL or MariaDB also how far it is behind.
         primary: URL of the primary of a PostgreSQL standby: its transactions are looked at, and
-            then it is waited until the standby has replayed what they had written. On a primary it
-            is not used.
+            then this waits until the standby has replayed what they had written. It is not used on
+            a primary.
         margin: How long a server takes at most from a statement's start until the statement can be
             seen.
         patience: How long to wait for the standby; for SQLite's writer 5 s at most.
 
     Raises:
-        SetupError: A length that cannot be, or `primary` is not the standby's primary.
+        SetupError: A length of time is invalid, or `primary` is not the standby's primary.
         NotSupportedError: `primary` was given and the database is not PostgreSQL.
-        TransientStoreError: The standby did not come as far in time, or has replayed nothing and
-            has no `primary`.
+        TransientStoreError: The standby did not replay far enough in time; or it has replayed
+            nothing yet and no `primary` was given.
     """
     question = Question(
         database,

@@ -1,4 +1,4 @@
-"""What a horizon is, and what each database's way to one is given."""
+"""The horizon, and the question that each database's module answers with one."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,9 +17,9 @@ class Horizon:
 
     Attributes:
         moment: Aware, UTC. Every row archived before it is committed, and none will be added.
-        source: "transactions": the running ones were looked at. "primary": so they were, on the
-            primary, and the standby has replayed up to there. "safety lag": it is taken on trust
-            that no transaction lasts longer than the lag.
+        source: "transactions": the running ones were looked at. "primary": the same on the primary,
+            and the standby has replayed up to there. "safety lag": transactions cannot be seen, and
+            none is assumed to last longer than the lag.
         detail: Why, in one sentence for logs and people.
     """
 
@@ -33,7 +33,7 @@ class Question:
     """What is asked of a database.
 
     Attributes:
-        database: Its words.
+        database: Its SQL.
         connection: In autocommit.
         lag: How long a transaction may last that cannot be seen.
         margin: How long a server may take from the start of a statement until the statement can be

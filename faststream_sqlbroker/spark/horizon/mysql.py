@@ -15,7 +15,7 @@ ACCESS_DENIED = 1227
 """The server's error number for a missing privilege (ER_SPECIFIC_ACCESS_DENIED_ERROR)."""
 
 FRESH_WITHIN = 5.0
-"""Seconds to wait until InnoDB refreshes its list of transactions, before the safety lag is used."""
+"""Seconds to wait for InnoDB to refresh its list of transactions; after them the lag is used."""
 
 STEP = 0.12
 """Seconds between two looks: InnoDB refreshes the list only if it was not read for 0.1 s."""
@@ -44,8 +44,9 @@ STATEMENTS = (
     "FROM information_schema.processlist WHERE id <> CONNECTION_ID() "
     "AND command NOT IN ('Sleep', 'Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
 )
-# Who has changed no row and runs no statement will write by a later one, with a later time. Thread
-# 0 is of an XA transaction whose client has gone, or InnoDB's.
+# A transaction that has changed no row and runs no statement can only write with a later statement,
+# and so with a later time: it does not count. Thread 0 is an XA transaction whose client has gone,
+# or one of InnoDB's own.
 TRANSACTIONS = (
     "SELECT COALESCE(SUM(trx_mysql_thread_id = CONNECTION_ID()), 0), "
     "MIN(IF({others} AND trx_mysql_thread_id <> 0, {start}, NULL)), "
@@ -59,7 +60,7 @@ TRANSACTIONS = (
 
 
 def find(question: Question) -> Horizon:
-    """The oldest of what may still write, as the server sees it."""
+    """The start of the oldest statement or transaction that may still write."""
     connection = question.connection
     database = question.database
     clock = database.now(connection)
@@ -83,7 +84,8 @@ def find(question: Question) -> Horizon:
 def _seen(question: Question, clock: datetime) -> Horizon:
     connection = question.connection
     statements, began, replicating = _statements(question, clock)
-    # A transaction of ours that begins here tells lists that were made later from older ones.
+    # InnoDB shows a cached list. Our own transaction begins here: a list that contains it was made
+    # later, and so has every transaction that was open at `clock`.
     connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     try:
         found = _transactions(connection)
@@ -91,7 +93,7 @@ def _seen(question: Question, clock: datetime) -> Horizon:
         connection.exec_driver_sql("ROLLBACK")
     if found is None:
         return question.lagging(
-            clock, "InnoDB's list of transactions stayed old: somebody reads it all the time"
+            clock, "InnoDB's list of transactions stayed old: another session reads it all the time"
         )
     if replicating:
         return question.lagging(
@@ -106,7 +108,7 @@ def _seen(question: Question, clock: datetime) -> Horizon:
     horizon = Horizon(moment, "transactions", detail)
     if detached is None or not _prepared(connection):
         return horizon
-    # After a restart of the server its start is that of the server.
+    # After a restart of the server, InnoDB shows the restart as the transaction's start.
     why = (
         "an XA transaction whose client has gone is not ended; it is taken to have begun at most "
         f"{seconds(question.lag)} before {detached.isoformat()}"
@@ -122,7 +124,7 @@ def _prepared(connection: Connection) -> bool:
     """
     try:
         return connection.exec_driver_sql("XA RECOVER").first() is not None
-    except DBAPIError:  # MySQL wants XA_RECOVER_ADMIN
+    except DBAPIError:  # on MySQL it needs XA_RECOVER_ADMIN
         return True
 
 
@@ -132,8 +134,8 @@ def _statements(question: Question, clock: datetime) -> tuple[int, datetime, boo
     mariadb = "MariaDB" in str(question.database.scalar(connection, "SELECT VERSION()"))
     age = "CEIL(time_ms * 1000)" if mariadb else "(time + 1) * 1000000"
     longest, count, applying = connection.exec_driver_sql(STATEMENTS.format(age=age)).one()
-    # Ages are as of now, which is a moment after the clock: that makes starts earlier than they
-    # were.
+    # Ages are measured a moment after `clock` was read, so computed starts are too early, which is
+    # safe.
     began = clock if longest is None else clock - timedelta(microseconds=max(int(longest), 0))
     return int(count), began, bool(applying)
 
@@ -156,7 +158,7 @@ def _moment(value: float | None) -> datetime | None:
 
 @contextmanager
 def _in_system_zone(connection: Connection) -> Iterator[None]:
-    """InnoDB says its times in the server's zone, whatever the session's is."""
+    """Set the session to the server's time zone, in which InnoDB shows its times."""
     zone = connection.exec_driver_sql("SELECT @@session.time_zone").scalar_one()
     connection.exec_driver_sql("SET time_zone = 'SYSTEM'")
     try:

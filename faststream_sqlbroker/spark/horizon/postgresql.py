@@ -18,12 +18,13 @@ WHERE datid = (SELECT oid FROM pg_database WHERE datname = current_database())
     # only the statement under way counts. One with an xid may have written since its start; a
     # procedure that commits on its way has transactions that are younger than its statement.
     start="CASE WHEN backend_xid IS NULL THEN query_start ELSE least(xact_start, query_start) END",
-    # Who is idle in a transaction and has no xid will write by a later statement, with a later
-    # time: reports and snapshots that are held for hours do not count.
+    # A session that is idle in a transaction and has no xid can only write with a later statement,
+    # and so with a later time: reports and snapshots that are held for hours do not count.
     writing="(backend_xid IS NOT NULL OR state IN ('active', 'fastpath function call')) "
     "AND coalesce(backend_type, '') NOT IN ('walsender', 'autovacuum worker')",
-    # Not ours to see, or track_activities is off. Vacuum workers have no user.
-    hidden="usesysid IS NOT NULL AND ((state IS NULL AND backend_type IS NULL) OR state = 'disabled')",
+    # The role may not see them, or track_activities is off. Vacuum workers have no user.
+    hidden="usesysid IS NOT NULL "
+    "AND ((state IS NULL AND backend_type IS NULL) OR state = 'disabled')",
 )
 
 PREPARED = (
@@ -37,11 +38,12 @@ SUBSCRIBED = (
 
 
 def find(question: Question) -> Horizon:
-    """The oldest of what may still write, as the server sees it."""
+    """The start of the oldest transaction that may still write."""
     connection = question.connection
     database = question.database
-    # In this order: who is seen in none of them has committed before, or starts later than the
-    # clock.
+    # The order matters. The clock is read first, and PREPARE moves a transaction from the sessions
+    # to the prepared ones, so the sessions come first: a transaction that is seen in neither has
+    # committed, or began after the clock was read.
     clock = database.now(connection)
     oldest, writing, hidden = connection.exec_driver_sql(SESSIONS).one()
     prepared = database.scalar(connection, PREPARED)

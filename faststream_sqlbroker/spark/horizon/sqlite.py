@@ -9,12 +9,12 @@ from sqlalchemy.exc import OperationalError
 from faststream_sqlbroker.spark.horizon.base import Horizon, Question
 
 LONGEST_WAIT = 5.0
-"""Seconds that the lock of a writer is waited for."""
+"""Seconds to wait for another writer's lock."""
 
 
 def find(question: Question, patience: float) -> Horizon:
-    """Be that writer for an instant: nobody else is under way, and who comes later has a later
-    clock.
+    """Take the write lock for an instant: no writer is active then, and later ones write later
+    times.
     """
     connection = question.connection
     database = question.database
@@ -26,8 +26,8 @@ def find(question: Question, patience: float) -> Horizon:
                 database.now(connection), f"a writer has its lock ({error.orig})"
             )
     try:
-        # A file that may only be read lets us begin without any lock, and refuses the first write:
-        # this one changes nothing.
+        # On a read-only file BEGIN IMMEDIATE succeeds without a lock, and only a write fails. This
+        # write changes nothing.
         version = int(database.scalar(connection, "PRAGMA user_version"))
         connection.exec_driver_sql(f"PRAGMA user_version = {version}")
         clock = database.now(connection)

@@ -13,9 +13,9 @@ from faststream_sqlbroker.spark.horizon.base import Horizon, Question
 
 RECOVERING = "SELECT pg_is_in_recovery()"
 IDENTITY = "SELECT system_identifier || '/' || current_database() FROM pg_control_system()"
-# Where the next record would begin may lie behind a page's header, which is written with that
-# record only. No record ends inside of the header of the page that it began in, so the page's start
-# is as good.
+# The insert position may lie behind a page header that is written only with the next record, so
+# that the standby would never reach it. No record ends inside a page header: the start of the page
+# serves as well.
 POSITION = """
 SELECT lsn - CASE WHEN mod(lsn - '0/0', 8192) <= 40 THEN mod(lsn - '0/0', 8192) ELSE 0 END
 FROM pg_current_wal_insert_lsn() lsn
@@ -71,8 +71,8 @@ def _replayed(question: Question) -> Horizon:
     )
     if replayed is None:
         raise TransientStoreError(
-            "this standby has replayed no transaction since it started, so nobody knows how far it "
-            "is: give primary=, or try again after the primary's next commit"
+            "this standby has replayed no transaction since it started, so its position is "
+            "unknown: give primary=, or try again after the primary's next commit"
         )
     upto = min(database.now(connection), from_microseconds(replayed))
     why = (

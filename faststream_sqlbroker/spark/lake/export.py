@@ -31,8 +31,7 @@ from faststream_sqlbroker.spark.session import need_driver
 logger = getLogger("faststream_sqlbroker.spark")
 
 PAUSES = (0.1, 0.5, 2.0)
-"""Seconds before the files are listed once more, where a window is being put in its place
-meanwhile."""
+"""Seconds to wait before the files are listed again, as a window may be being replaced."""
 
 _PARTS = {"day": ["date"], "hour": ["date", "hour"]}
 _FOLDERS = {"date": StructField("date", DateType()), "hour": StructField("hour", IntegerType())}
@@ -196,9 +195,9 @@ def read_export(spark: SparkSession, path: str) -> DataFrame:
         retried later is in it once for each time it was archived.
 
     Raises:
-        SetupError: nothing was exported to this path, or its files are not those that were
-            recorded, for some seconds: some are gone, or of somebody else, or a window is being put
-            in its place.
+        SetupError: nothing was exported to this path, or for some seconds its files were not those
+            that the state has recorded: some are missing, some are not of this export, or a window
+            is being replaced.
         NotSupportedError: Spark Connect.
     """
     for pause in (0.0, *PAUSES):

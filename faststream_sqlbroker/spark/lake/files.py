@@ -1,5 +1,6 @@
-"""Small JSON files beside the data, on whatever file system Spark writes to: `write_json` says how
-safely.
+"""Small JSON files next to the data, on any file system that Spark writes to.
+
+`write_json` says how safe a write is on each.
 """
 
 import json
@@ -18,7 +19,7 @@ RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "of
 closed."""
 
 LEFT_AFTER = 3_600_000
-"""Milliseconds after which nobody is still writing a temporary file: its writer has died."""
+"""Milliseconds after which the writer of a temporary file is taken to be dead."""
 
 
 def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
@@ -76,8 +77,8 @@ def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
 
     So it is on local disks, on those of `RENAMING` and in object stores that show a file when it is
     closed (s3a, gs). On others (ftp, dbfs) it is as they do it: a crash in the middle may leave a
-    file that cannot be read. What writers of this file that were killed have left beside it for an
-    hour is deleted.
+    file that cannot be read. Temporary files next to it that are older than an hour, left by
+    writers that were killed, are deleted.
 
     Raises:
         NotSupportedError: Spark Connect, whose Java cannot be asked.

@@ -70,7 +70,7 @@ class Lake:
     @property
     def size(self) -> str:
         """Of its windows: "day" or "hour"."""
-        assert self.state is not None  # noqa: S101 - nobody asks before it was begun
+        assert self.state is not None  # noqa: S101 - callers begin first
         return str(self.state["source"]["window"])
 
     def need_state(self) -> dict[str, Any]:
@@ -270,15 +270,15 @@ class Lake:
         return first_gap(self.windows())
 
     def confirm(self) -> None:
-        """Check that nobody else has begun to write here.
+        """Check that no other process has begun to write here.
 
         Raises:
-            ConcurrentLoadError: somebody has.
+            ConcurrentLoadError: another process has.
         """
         there = self._load()
         if there is None or there.get("run") != self._run:
             raise ConcurrentLoadError(
-                f"another process has begun to write to {self.folders.root} since: this one stops; "
+                f"another process has begun to write to {self.folders.root} since; stopping: "
                 "run one export of a path at a time"
             )
 

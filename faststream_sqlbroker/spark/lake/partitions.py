@@ -1,9 +1,9 @@
 """Partitions of a PostgreSQL archive that is partitioned by range of `archived_at`: found,
 detached, dropped.
 
-A partition is detached first, then compared, then dropped or attached again: once it is detached
-nobody can add to it. A comment on it says whose it is, so that the next prune attaches it again if
-this one dies: what is dropped was always compared by the one who drops it.
+A partition is detached first, then compared, then dropped or attached again: once it is detached,
+no row can be added to it. A comment on it names its archive, so that the next prune can attach it
+again if this one dies. A prune drops only what it has compared itself.
 """
 
 import json
@@ -29,7 +29,8 @@ _PARTITIONS = """
 SELECT c.oid::regclass::text, pg_get_expr(c.relpartbound, c.oid), i.inhdetachpending,
   obj_description(c.oid, 'pg_class'), p.partdefid <> 0
 FROM pg_partitioned_table p
-JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0] AND a.attname = 'archived_at'
+JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
+  AND a.attname = 'archived_at'
 JOIN pg_inherits i ON i.inhparent = p.partrelid
 JOIN pg_class c ON c.oid = i.inhrelid AND c.relkind = 'r'
 WHERE p.partrelid = {table} AND p.partstrat = 'r' AND p.partnatts = 1
@@ -91,14 +92,14 @@ class Partitions:
 
         Raises:
             SetupError: it cannot be attached again.
-            DBAPIError: it cannot be detached, for one because somebody reads the archive for too
-                long; it stays as it was, or the next `resume` attaches it again.
+            DBAPIError: it cannot be detached, for example because a reader holds the archive for
+                too long. It stays as it was, or the next `resume` attaches it again.
         """
         self._detach(partition)
         with self._transaction():
             self._run(f"LOCK TABLE {partition.name} IN ACCESS EXCLUSIVE MODE")
             if self._pending(partition.name) is not None:
-                return False  # another prune has attached it meanwhile
+                return False  # another prune has attached it again
             if self._figures(partition.name) == expected:
                 self._run(f"DROP TABLE {partition.name}")
                 return True
@@ -169,7 +170,7 @@ class Partitions:
             ) from error
 
     def _pending(self, name: str) -> bool | None:
-        """Whether its detachment is begun and not ended; None if it is no partition of the archive."""
+        """Whether it is being detached; None if it is not a partition of the archive."""
         pending = self._connection.exec_driver_sql(
             "SELECT inhdetachpending FROM pg_inherits "
             f"WHERE inhparent = {self._archive()} "

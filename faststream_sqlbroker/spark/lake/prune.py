@@ -129,6 +129,7 @@ def prune_archive(
             a partition that a prune has detached and that cannot be attached again.
         NotSupportedError: Spark Connect.
     """
+    # Each branch is a combination of options that is checked or chosen before anything is removed.
     if exported is None and older_than is None:
         raise SetupError(
             "give exported= (the path of an export), older_than= (like '720h'), or both"
@@ -191,6 +192,8 @@ def _prune(
     on_window: Callable[[PrunedWindow], Any] | None,
 ) -> tuple[str, ...]:
     """Fill `work.done`; returns the partitions that were dropped."""
+    # The lake's storage decides these cases: plain tables and dry runs, then partitions, which are
+    # dropped before rows are deleted, so that no row of a dropped partition is deleted first.
     tell = on_window or (lambda _: None)
     windows = [one for one in work.lake.windows() if cutoff is None or one.end <= cutoff]
     partitions = Partitions(work.database, work.connection, work.selection)

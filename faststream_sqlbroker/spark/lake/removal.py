@@ -14,7 +14,7 @@ from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
 from faststream_sqlbroker.spark.load.selection import Selection
 
 CHUNK = 5_000
-"""Rows a transaction: milliseconds each, so nobody waits for them."""
+"""Rows of a transaction: it takes milliseconds, so that others do not wait for its locks."""
 
 PAGE = 100_000
 """Rows a statement that lists them: drivers hold a whole result, and take up to 175 bytes a row."""
@@ -59,8 +59,7 @@ def list_rows(database: Database, connection: Connection, selection: Selection) 
     """The selected rows.
 
     They are asked for in pages of 100 000, of some 20 MB at most while one is read; what is kept
-    takes 16 bytes a row. A row that comes meanwhile may be left out, and nobody then takes it for a
-    row that is known.
+    takes 16 bytes a row. A row that is added during this may be left out; it is then not deleted.
     """
     rows = Rows()
     while _add(database, connection, selection, rows, PAGE) == PAGE:

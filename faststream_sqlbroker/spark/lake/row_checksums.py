@@ -1,6 +1,4 @@
-"""RowChecksums of rows that a database and Spark compute alike: whoever has the same figures has
-the same rows.
-"""
+"""Checksums over rows that a database and Spark compute alike: equal checksums mean equal rows."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -66,7 +66,7 @@ def bring(job: Job, connection: Connection, window: ExportWindow) -> tuple[str, 
 
     Raises:
         ExportMismatchError: what was written is not what the database has, twice.
-        ConcurrentLoadError: somebody else writes to the lake.
+        ConcurrentLoadError: another process writes to the lake.
         SetupError: there is a folder that the lake's state does not know.
     """
     selection = job.selection.between(window.start, window.end)
@@ -96,7 +96,7 @@ def bring(job: Job, connection: Connection, window: ExportWindow) -> tuple[str, 
             job, connection, window, selection
         )
     except Exception:
-        job.lake.confirm()  # the likeliest reason: somebody else has removed what was half done
+        job.lake.confirm()  # the likeliest cause: another run has removed our files
         raise
 
 

@@ -51,7 +51,7 @@ def floor(moment: datetime, size: str) -> datetime:
 
 
 def windows_between(since: datetime, until: datetime, size: str) -> Iterator[ExportWindow]:
-    """Whole windows from the one that `since` lies in to the last that ends at or before `until`."""
+    """Whole windows: from the one with `since` to the last that ends at or before `until`."""
     window = ExportWindow(floor(since, size), size)
     while window.end <= until:
         yield window
@@ -77,6 +77,8 @@ def plan_windows(
         horizon: Later rows may still come.
         recheck: Seconds before the horizon in which recorded windows are looked at again.
     """
+    # The cases of since, oldest and recorded are few and depend on each other: in one place it shows
+    # that no window is left out between them.
     end = horizon if selection.until is None else min(horizon, selection.until)
     again = {
         one for one in recorded if one.end <= end and one.end > horizon - timedelta(seconds=recheck)

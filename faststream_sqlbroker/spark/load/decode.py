@@ -30,7 +30,7 @@ _JSON_OPTIONS = {
 def decode_payload(
     frame: DataFrame, schema: Any = VARIANT, *, column: str = "body", error: str | None = None
 ) -> DataFrame:
-    """Add what the payload holds as a column; what cannot be read is NULL, never an error.
+    """Add the decoded payload as a column; a payload that cannot be read is NULL, never an error.
 
     The header content-type decides, in any case of letters and with any parameters:
     "application/json" and "…+json" are JSON, "text/…" is a text, any other content type is not
@@ -68,7 +68,7 @@ def decode_payload(
     text = F.try_validate_utf8(F.col("payload").cast("string"))
     parsed = _variant(text) if isinstance(wanted, VariantType) else _typed(text, wanted)
     plain = text.cast(VARIANT) if isinstance(wanted, VariantType) else _plain(text, wanted)
-    # One struct, made once a row: its parts are the new columns.
+    # One struct is computed once for each row; its two fields become the new columns.
     result = (
         F.when(kind == CONTENT_TYPE, _result(F.lit(None).cast(wanted), F.lit(CONTENT_TYPE)))
         .when(text.isNull(), _result(F.lit(None).cast(wanted), F.lit(NOT_UTF8)))
@@ -102,7 +102,10 @@ def _data_type(schema: Any) -> DataType:
     try:
         return VariantType() if schema.strip().lower() == VARIANT else DataType.fromDDL(schema)
     except Exception as error:
-        msg = f'schema {short(schema)} is no DDL that Spark can read: write it like "user INT, amount DOUBLE"'
+        msg = (
+            f"schema {short(schema)} is no DDL that Spark can read: write it like "
+            '"user INT, amount DOUBLE"'
+        )
         raise SetupError(msg) from error
 
 
@@ -122,9 +125,10 @@ def _result(body: Column, error: Column) -> Column:
     return F.struct(body.alias("body"), why.alias("error"))
 
 
-# Spark reads the first value of a text and leaves what follows it unseen. So each text is read
-# between a beginning of ours and its own hash, the seal: what ends too early, or goes on, has no
-# seal in its place.
+# Spark reads the first JSON value of a text and ignores what follows it. To notice that, each text
+# is read as the first element of an array (or field of an object) whose second one is the text's
+# hash, the seal. If the text ends too early, or goes on after its value, the seal is not found in
+# its place.
 
 
 def _listed(text: Column) -> Column:
@@ -145,7 +149,7 @@ def _variant(text: Column) -> Column:
 
 
 def _named(text: Column) -> Column:
-    """The text and its seal as an object's two fields: of an array all values would have one type."""
+    """The text and its seal as fields of an object; an array's values would have one type."""
     return F.concat(
         F.lit(f'{{"{_BODY}":'), text, F.lit(f',"{_SEAL}":'), F.xxhash64(text), F.lit("}")
     )

@@ -32,7 +32,7 @@ class Load:
 
     Attributes:
         frame: Its rows, of `ARCHIVE_SCHEMA`, and `body` if asked for. It is closed: evaluated again
-            it has the same rows, unless somebody deletes some.
+            it has the same rows, unless rows are deleted.
         since: Where the window begins; None is the oldest row.
         until: The first moment that does not belong to it: the next load's `since`.
         horizon: Why the window ends no later.
@@ -93,7 +93,7 @@ def new_rows(
     Args:
         spark: A session with the JDBC driver (`build_session`).
         url: SQLAlchemy URL, with any driver; the password appears in no plan, log, error or file.
-        state: Path of a JSON file, on any file system that Spark writes to; keep it beside the
+        state: Path of a JSON file, on any file system that Spark writes to; keep it next to the
             data.
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
@@ -110,8 +110,8 @@ def new_rows(
         source: A name for the database in the state, where it has several addresses (a standby, a
             fail-over); None takes host, port and name.
         snapshot: Whether all partitions see one snapshot (PostgreSQL): rows that a retention job
-            deletes meanwhile are then still read, and who wants to drop a partition waits. Evaluate
-            `frame` inside the block, within an hour: the server then ends the snapshot.
+            deletes during the load are then still read, and dropping a partition waits. Evaluate
+            `frame` inside the block, within an hour: after that the server ends the snapshot.
         num_partitions: As for `read_archive`.
         decode: As for `read_archive`.
         options: As for `read_archive`.
@@ -120,9 +120,9 @@ def new_rows(
         The window. It may be empty: its `since` is then its `until`, or no row lies between.
 
     Raises:
-        SetupError: An option that cannot be, or `state` is of other rows or no such file.
-        ConcurrentLoadError: Another load of this state began or ended meanwhile; the state stays as
-            that wrote it.
+        SetupError: An option is invalid, or `state` is of other rows or not a state file.
+        ConcurrentLoadError: Another load of this state began or ended during this one; the state
+            stays as that one wrote it.
         NotSupportedError: `snapshot` or `primary` on another database than PostgreSQL; Spark
             Connect.
         TransientStoreError: The standby did not come as far as its primary in time.
@@ -134,6 +134,8 @@ def new_rows(
         if max_window is None
         else timedelta(seconds=positive_seconds("max_window", max_window))
     )
+    # The order of these steps is what makes each row come once, so they stay in one function: read
+    # the watermark, find the horizon, take the snapshot, write the window's end, read, mark it done.
     address = parse_address(url)
     database = database_of(address)
     file = WatermarkFile(spark, state, describe_source(address, selection, source))
@@ -145,15 +147,16 @@ def new_rows(
                 database, connection, safety_lag=safety_lag, primary=primary, margin=margin
             )
             if found.begun is not None:
-                # It may be another server now, which has not yet what was to be read from the
-                # first.
+                # This server may be another one, which is behind the server of the first try: only
+                # the part of the window that is complete here is read.
                 end = min(found.begun, end, key=lambda horizon: horizon.moment)
             end = _shorten(database, connection, selection, first, end, longest)
             until = end.moment if first is None else max(first, end.moment)
             nothing_new = until == first and found.begun is None
             mark = found if nothing_new else found.begin(first, replace(end, moment=until))
             window = selection.between(first, until)
-            # After the horizon: an older snapshot would lack rows below it.
+            # The snapshot comes after the horizon: an older one could lack rows before the horizon,
+            # which no later load would read.
             held = stack.enter_context(open_snapshot(url)) if snapshot else None
             frame = scan(
                 spark, database, connection, window, num_partitions, held, options, exact=True

@@ -162,6 +162,7 @@ class _Converter:
         self._above = above
 
     def __call__(self, annotation: Any, metadata: tuple[Any, ...] = ()) -> DataType:
+        # One branch for each form that an annotation can have, in the order of struct_of's table.
         if annotation is Decimal:
             return self._decimal(metadata)
         if isinstance(annotation, collections.abc.Hashable) and annotation in _SCALARS:

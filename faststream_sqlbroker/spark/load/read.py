@@ -63,8 +63,8 @@ def read_archive(
     moments, right in every time zone of Java and of the session.
 
     PostgreSQL's archive is read by blocks if there is no `since`. If VACUUM FULL, CLUSTER or
-    pg_repack ends meanwhile, rows may be lost or doubled: give `since`, a `Snapshot`, which makes
-    them wait, or one partition.
+    pg_repack ends during the read, rows may be lost or doubled. To avoid this, give `since`, one
+    partition, or a `Snapshot`, which makes those commands wait.
 
     Args:
         spark: A session with the JDBC driver (`build_session`).
@@ -173,11 +173,12 @@ def scan(
     Raises:
         SetupError: the database has no such table, or the session not the driver.
     """
+    # A list of steps without nesting; each branch chooses one of JDBC's options.
     need_driver(spark, database.jdbc_driver, database.kind)
     database.need_table(connection, selection.table, selection.schema)
     if snapshot is not None:
         snapshot.keep(selection.name(database))
-        connection = snapshot.connection  # another would wait for who waits for the snapshot's end
+        connection = snapshot.connection  # a new one could deadlock: see LOCK_PATIENCE
     size = database.size(connection, selection.table, selection.schema)
     number = _number(spark, num_partitions, size)
     column = "archived_at" if selection.since and selection.time_column == "archived_at" else "id"

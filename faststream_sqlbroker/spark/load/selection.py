@@ -1,4 +1,4 @@
-"""Which rows of which table: closed conditions, written once for JDBC, checks and the data source."""
+"""Which rows of which table to read: conditions shared by JDBC, checks and the data source."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -16,8 +16,10 @@ from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 
 LOCK_PATIENCE = 60
-"""Seconds that a reader waits for who wants the table for himself: he may wait for the snapshot's
-end."""
+"""Seconds that a reader waits for a lock on the table.
+
+A session that asked for an exclusive lock waits for the end of the snapshot, and a reader that
+comes later queues behind that session: without a limit they would wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,9 @@ class Snapshot:
     """A moment that is held open.
 
     Attributes:
-        number: PostgreSQL's name of it, valid until its context ends.
-        taken_at: By the database's clock.
-        connection: Who holds it, inside its transaction: queries on it see the same rows.
+        number: PostgreSQL's name for it, valid until its context ends.
+        taken_at: When it was taken, by the database's clock.
+        connection: Holds it in a transaction; queries on this connection see the same rows.
     """
 
     number: str
@@ -44,8 +46,7 @@ class Snapshot:
         )
 
     def keep(self, table: str) -> None:
-        """Until the end nobody drops, truncates or rewrites `table` (quoted) or one of its
-        partitions.
+        """Lock `table` (quoted) and its partitions against DROP, TRUNCATE and rewrites.
 
         Rows are in a snapshot only as long as their table is there.
         """
@@ -61,10 +62,10 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
     others delete, so the server ends it when `Snapshot.connection` has been idle for
     `max_duration`; each statement on it begins that time anew, whatever the readers do.
 
-    A table stays as it was from the moment a DataFrame of it is made: who wants to drop it or one
-    of its partitions (`prune_archive` too), truncate it, or rewrite it (VACUUM FULL, CLUSTER) waits
-    for the end of the context. Readers that begin while somebody waits so for longer than a minute
-    fail with "lock timeout".
+    From the moment a DataFrame of a table is made, statements that drop the table or one of its
+    partitions (`prune_archive` too), truncate it, or rewrite it (VACUUM FULL, CLUSTER) wait for the
+    end of the context. A reader that begins while such a statement waits fails with "lock timeout"
+    after a minute.
 
     Args:
         url: SQLAlchemy URL of the database that is read.

@@ -1,4 +1,4 @@
-"""How far a series of loads has come: a small JSON file beside the data, and who may move it."""
+"""The progress of a series of loads: a small JSON file next to the data."""
 
 import uuid
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ class Watermark:
 
     Attributes:
         source: Which rows of which table; no password.
-        until: What was archived before is loaded, or not wanted; None until then.
-        load: A number of the last load that began; nobody else has it.
-        begun: Where the window of that load ends, while it has not ended.
+        until: Rows archived before it are loaded or not asked for; None before the first load.
+        load: A unique number of the last load that began.
+        begun: The end of that load's window; None once the load has ended well.
     """
 
     source: Mapping[str, Any]
@@ -36,11 +36,11 @@ class Watermark:
     begun: Horizon | None = None
 
     def begin(self, since: datetime | None, end: Horizon) -> "Watermark":
-        """A load of [since, end) begins; one that began before can then no longer move the file."""
+        """Begin a load of [since, end); an earlier load can then no longer change the file."""
         return replace(self, until=since, load=uuid.uuid4().hex, begun=end)
 
     def finish(self) -> "Watermark":
-        """It has ended well."""
+        """The watermark after a load that ended well."""
         return self if self.begun is None else replace(self, until=self.begun.moment, begun=None)
 
 
@@ -84,6 +84,8 @@ class WatermarkFile:
         Raises:
             ConcurrentLoadError: the file does not hold `old` any more; it stays as it is.
         """
+        # Not atomic: two loads that begin at the same instant may both write. The one whose number
+        # was overwritten fails at its end.
         found = self.read()
         if found != old:
             raise ConcurrentLoadError(

@@ -11,8 +11,9 @@ NEEDED = ("id", "queue", "priority", "key", "headers", "payload", "publish_count
 
 
 def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
-    """What tasks need: all rows of an id in one of them, ids rising; payloads only if they are
-    written.
+    """Partition the rows for the tasks: all rows of an id in one, ids rising.
+
+    Payloads are left out in a dry run.
 
     Args:
         df: What the user gave.
@@ -34,11 +35,11 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
             "replay takes no streaming DataFrame: call it in foreachBatch, with one job"
         )
     kept = [F.col(name) for name in NEEDED if name not in ("id", "headers", "payload")]
-    # A body that was mended is text (to_json); the databases take bytes.
+    # A payload that was changed in Spark is text (to_json); the databases take bytes.
     payload = _payload(df)
     length = F.octet_length(payload).cast("long").alias("bytes")
-    # A lake has a row that was archived, retried and archived again more than once: the last one
-    # counts.
+    # A message that was archived, retried and archived again has several rows in a lake: the last
+    # one counts.
     newest = "archived_at" if "archived_at" in df.columns else "publish_count"
     last = F.col(newest).alias("_newest")
     chosen = df.select(

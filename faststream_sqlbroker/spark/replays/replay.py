@@ -94,8 +94,8 @@ def replay(
     no header `dead-letter`. The row itself stays as it is.
 
     A message and the mark that its row is done are committed together, `batch_size` rows at a time.
-    So the same job may run again, after a crash, twice at a time, or with repeated and speculative
-    tasks of Spark: each id is published once. What is known of a job are ids: rows of another
+    So the same job may run again after a crash, twice at the same time, or with Spark's repeated
+    and speculative tasks: each id is published once. A job remembers ids only: rows of another
     database need another job.
 
     Args:
@@ -124,12 +124,13 @@ def replay(
         Counts, and a sample.
 
     Raises:
-        SetupError: an option that cannot be, a column that is missing, a payload or headers of a
-            type that they cannot have, a streaming DataFrame (call this in `foreachBatch`), or a
-            database without the broker's tables.
-        PublishError: a row that no message can be, such as one without a payload; says which. Other
-            rows may have been published: run the same job again.
-        StoreError: the database refused, or could not be reached, several times; as above.
+        SetupError: an invalid option, a missing column, a payload or headers of an unsupported
+            type, a streaming DataFrame (call this in `foreachBatch`), or a database without the
+            broker's tables.
+        PublishError: a row that cannot become a message, such as one without a payload; says which.
+            Other rows may have been published: run the same job again.
+        StoreError: the database refused, or could not be reached, several times. Other rows may
+            have been published: run the same job again.
     """
     plan = _plan(job, queue, headers)
     flag("dry_run", dry_run)
@@ -244,7 +245,7 @@ def _as_arrow(counts: Mapping[str, Count]) -> Any:
 
 
 def _translated(error: PySparkException) -> BaseException:
-    """Our own error, if a task raised one, without Java's words around it."""
+    """The error that a task raised, without Java's text around it, if it is one of this package."""
     found = _OWN_ERROR.findall(str(error))
     if not found:
         return error

@@ -1,4 +1,4 @@
-"""What a row of the archive becomes when it is published again; pure."""
+"""Turn a row of the archive into the message that is published again; pure functions."""
 
 import json
 import re
@@ -106,7 +106,7 @@ def _priority(origin: int, value: object) -> int:
 
 def _headers(origin: int, stored: Any, plan: Plan) -> dict[str, Any]:
     changes = {**plan.headers, REPLAY_OF_HEADER: origin, REPLAY_JOB_HEADER: plan.job}
-    # Of the row, not of its copy, which has failed nowhere.
+    # The header tells where the row failed; its copy has not failed.
     kept = {name: value for name, value in load_headers(stored).items() if name != DEAD_LETTER}
     merged = {**kept, **changes}
     headers = {

@@ -1,8 +1,8 @@
-"""What a Spark task of `replay` does: copies and marks in one transaction a batch, each row once.
+"""A Spark task of `replay`: each batch of copies and their marks in one transaction.
 
 A mark is a row of the policy state table: scope "replay:<job>", key the id of the row that was
-copied. Who makes the mark publishes the copy, in the same transaction; so a task that runs twice,
-at the same time or after a crash, publishes nothing twice.
+copied. The task that inserts the mark publishes the copy, in the same transaction. So a task that
+runs twice, at the same time or after a crash, publishes nothing twice.
 """
 
 import contextlib
@@ -30,8 +30,7 @@ SCOPE = "replay:"
 """The scope is this and the job."""
 
 BATCH_BYTES = 4 << 20
-"""Payloads of a transaction: less than the packet that MySQL takes, even when every byte is
-escaped."""
+"""Bytes of payloads in a transaction: below MySQL's max_allowed_packet even if each is escaped."""
 
 ATTEMPTS = 6
 """Tries of one transaction: with FIRST_PAUSE doubled each time, 1.55 s of pauses in all."""
@@ -45,7 +44,7 @@ SAMPLES = 10
 
 @dataclass(frozen=True)
 class Writer:
-    """Everything that a task must know; it travels to the workers.
+    """Everything that a task must know; it is pickled and sent to the workers.
 
     Attributes:
         database: Where the messages go.
@@ -126,7 +125,7 @@ class Task:
         self.counts: dict[str, Count] = {}
 
     def run(self, rows: Iterable[dict[str, Any]]) -> dict[str, Count]:
-        """Publish, or in a dry run look at, all `rows`, whose ids rise; what was seen, by queue.
+        """Publish all `rows`, whose ids rise, or only look at them in a dry run; counts by queue.
 
         Raises:
             PublishError: a row that cannot be published; batches before it are committed.
@@ -161,16 +160,16 @@ class Task:
         attempts: set[uuid.UUID] = set()
 
         def publish(connection: Connection) -> tuple[set[int], set[str]]:
-            # A token for each attempt: one whose COMMIT was not answered may have made marks that
-            # stay.
+            # Each attempt has its own token. If the answer to COMMIT was lost, the marks of that
+            # attempt may be there; only marks with this attempt's token may be published now.
             attempts.add(token := uuid.uuid4())
             self._database.begin(connection)
             try:
                 found = self._write(connection, batch, token)
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
-                # On a connection that broke SQLAlchemy refuses by InvalidRequestError; what broke
-                # it must be heard.
+                # On a broken connection SQLAlchemy raises InvalidRequestError here, which must not
+                # hide the first error.
                 with contextlib.suppress(DBAPIError, InvalidRequestError):
                     connection.exec_driver_sql("ROLLBACK")
                 raise
@@ -185,10 +184,10 @@ class Task:
     def _write(
         self, connection: Connection, batch: Sequence[Copy], token: uuid.UUID
     ) -> tuple[set[int], set[str]]:
-        """Mark and insert; the ids of earlier runs, and the queues in which something is due now."""
+        """Mark and insert; returns the ids of earlier runs, and the queues with rows due now."""
         now = self._database.now(connection)
-        # In one order everywhere: two tasks with the same rows wait for each other, and never in a
-        # circle.
+        # Marks are inserted in the order of ids by all tasks: two tasks with the same rows may wait
+        # for each other, but never deadlock.
         marking = self._database.insert_new(self._state)
         connection.execute(marking, [self._mark(copy, token, now) for copy in batch])
         marks = {int(mark.key): mark for mark in self._marks(connection, batch)}
@@ -231,11 +230,11 @@ class Task:
         return connection.execute(select(c.key, c.lease_token, c.info).where(ours)).all()
 
     def _wake(self, queues: set[str]) -> None:
-        """Subscribers look at once where they can be told, elsewhere when they poll next."""
+        """Wake subscribers where the database can notify them; elsewhere they poll."""
         if self._connection is not None:
             try:
                 self._database.wake(self._connection, self._writer.config.channel, queues)
-            except DBAPIError:  # a hint is not worth a failed task
+            except DBAPIError:  # a lost wake-up must not fail the task
                 self.close()
 
     def _repeat(self, work: Callable[[Connection], T]) -> T:

@@ -62,10 +62,11 @@ def write_report(
             f"path {str(path)!r} is a folder: give a file, like {str(target / 'report.html')!r}"
         )
     page = render(gather(frame, live=live, every=every, as_of=as_of), title)
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    # Readers find the old page or the new one, never half of it.
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        beside.write_text(page, encoding="utf-8")
-        os.replace(beside, target)  # noqa: PTH105 - Path.replace is this
+        temporary.write_text(page, encoding="utf-8")
+        os.replace(temporary, target)  # noqa: PTH105 - Path.replace is this
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return target

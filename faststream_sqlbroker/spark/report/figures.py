@@ -1,4 +1,4 @@
-"""A report's figures: computed in Spark from one reading, small when they reach the driver."""
+"""A report's figures: computed in Spark from one read; the driver gets only small results."""
 
 import math
 from dataclasses import dataclass, field
@@ -126,8 +126,8 @@ def _renamed(small: Column, others: str) -> Column:
 def _together(rates: DataFrame, small: Column, others: str) -> DataFrame:
     """Failure rates with those of the small queues as one.
 
-    They are put together when they are known: a dead letter counts where it came from, which its
-    header says.
+    Rates are computed for each queue first, then added up: a dead letter counts for the queue that
+    it came from, which only its header tells.
     """
     known = rates.withColumn("queue", _renamed(small & _archived(), others))
     sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
@@ -187,7 +187,7 @@ def _results(
 
 
 def _collect(frame: DataFrame) -> list[Row]:
-    """The rows; moments as aware datetimes in UTC, whatever the zone of Python and of the session."""
+    """The rows, with aware datetimes in UTC for any time zone of Python and of the session."""
     times = [name for name, kind in frame.dtypes if kind == "timestamp"]
     plain = frame.select(
         *(

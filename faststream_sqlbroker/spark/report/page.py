@@ -1,4 +1,4 @@
-"""A report's page: everything in one file, nothing of a message's runs."""
+"""A report's page: one file; no text of a message is run as a script."""
 
 import base64
 import hashlib
@@ -191,7 +191,10 @@ def _table(kind: str, names: Iterable[str], rows: Iterable[Sequence[Any]]) -> st
         "<tr>" + "".join(f"<td>{html.escape(visible(str(cell)))}</td>" for cell in row) + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 def _length(seconds: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.spark.report.figures import MOST_ATTEMPTS, Figures, Row
 
-# Plotly finds its names when they are asked for, which no type checker sees.
+# Plotly loads its names lazily, which no type checker sees.
 go: Any = import_module("plotly.graph_objects")
 make_subplots: Any = import_module("plotly.subplots").make_subplots
 Figure = Any
@@ -289,12 +289,12 @@ def _ranking(names: Iterable[str], rows: Sequence[Row], colour: str, what: str) 
 
 
 def _whole(numbers: Iterable[int]) -> dict[str, Any]:
-    """An axis of counts has no halves."""
+    """Options of an axis of counts: whole numbers only."""
     return {"dtick": 1} if max(numbers, default=0) < SMALL else {}
 
 
 def _queues(figures: Figures, rows: Sequence[Row]) -> list[str]:
-    """By size, what was put together at the end."""
+    """Queues by size; the smaller ones that are shown together come last."""
     sizes: dict[str, int] = {}
     for row in rows:
         sizes[row["queue"]] = sizes.get(row["queue"], 0) + row["messages"]

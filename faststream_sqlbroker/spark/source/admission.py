@@ -1,4 +1,4 @@
-"""Streams of Spark 4.2 and newer, which tells where a micro-batch starts and how much it may take."""
+"""Streams of Spark 4.2 and newer, which passes a micro-batch's start and its limit of rows."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ else:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 ANY_ROWS = (1 << 63) - 1
-"""Rows, where only the window's length is limited: Spark would take "all" for no limit at all."""
+"""Rows, where only the window's length is limited: Spark treats "all" as having no limit."""
 
 
 class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):

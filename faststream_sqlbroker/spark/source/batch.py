@@ -21,7 +21,7 @@ from faststream_sqlbroker.spark.source.scan import (
 
 
 class BatchReader(DataSourceReader):
-    """Reads what is there when the query is planned: the window is closed by the database's clock."""
+    """Reads the rows that exist when the query is planned; the database's clock ends the window."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -33,7 +33,7 @@ class BatchReader(DataSourceReader):
         try:
             return self._cuts()
         except NotImplementedError as error:
-            # Spark would take it for a reader without partitions.
+            # On NotImplementedError Spark would read everything as a single partition.
             raise SetupError(str(error)) from error
 
     def _cuts(self) -> list[InputPartition]:

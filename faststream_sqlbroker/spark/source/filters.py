@@ -29,6 +29,7 @@ def to_sql(given: Any, database: Database, fields: Mapping[str, Field]) -> str |
         database: Whose SQL.
         fields: The table's columns by name.
     """
+    # One branch for each kind of filter: all rules of what may be pushed are read in one place.
     kind = type(given).__name__
     attribute: tuple[str, ...] = getattr(given, "attribute", ())
     field = fields.get(attribute[0]) if len(attribute) == 1 else None
@@ -53,6 +54,8 @@ def to_sql(given: Any, database: Database, fields: Mapping[str, Field]) -> str |
 
 
 def _literal(value: Any, database: Database, field: Field) -> str | None:
+    # A literal is written only for types that the database and Spark compare alike; each condition
+    # excludes one difference.
     if field.type in ("int", "bigint") and type(value) is int and -MOST <= value < MOST:
         return str(value)
     # PostgreSQL's texts hold no zero byte.

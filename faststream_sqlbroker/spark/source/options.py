@@ -1,4 +1,4 @@
-"""The options of the format "sqlbroker": text as Spark hands it over, checked and told apart."""
+"""The options of the format "sqlbroker": Spark passes them as text; they are checked and parsed."""
 
 import json
 import os
@@ -175,7 +175,7 @@ def _url(found: Mapping[str, str], name: str) -> URL | None:
     try:
         return make_url(found[name])
     except (ArgumentError, ValueError):
-        # The cause is left out: it repeats the URL.
+        # The cause is left out, because its text repeats the URL and its password.
         raise SetupError(
             f"the option {name!r} is no URL like postgresql://user@host/name"
         ) from None

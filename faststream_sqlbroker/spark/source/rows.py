@@ -107,7 +107,7 @@ def _mysql_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any
             cursor.execute(statement)
             yield iter(cursor.fetchone, None)
         finally:
-            # Closing the cursor would read what is left; Spark may want none of it (LIMIT).
+            # Closing the cursor would read the remaining rows, which Spark may not want (LIMIT).
             connection.invalidate()
 
 
@@ -126,7 +126,7 @@ def _sqlite_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[An
 
 
 def _decode(value: bytes) -> str:
-    """As Java does: SQLite checks nothing."""
+    """Replace bytes that are not UTF-8, as Java does: SQLite does not check them."""
     return value.decode(errors="replace")
 
 

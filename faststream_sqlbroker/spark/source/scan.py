@@ -22,10 +22,10 @@ PARTITION_BYTES = 64 << 20
 """Less than by JDBC: Python decodes more slowly, so more tasks share the work."""
 
 SMALL_ROWS = 50_000
-"""Rows that one connection reads sooner than two connect."""
+"""Rows. Up to here one connection is faster than opening a second one."""
 
 MOST_PARTITIONS = 64
-"""That are chosen by themselves; each is a connection."""
+"""Partitions that are chosen without numPartitions; each is a connection."""
 
 
 class Cut(InputPartition):
@@ -89,7 +89,8 @@ def whole_table(
     number = options.num_partitions or _number(database, connection, selection)
     column = _column(options, selection)
     times = selection.times(database) if column == "archived_at" else ""
-    # Blocks are quicker than ids, but rows of the live table move from one to another.
+    # Ranges of blocks are faster than ranges of ids, but an update moves a row of the live table to
+    # another block: it could be read twice, or not at all.
     by_blocks = options.partitioner != "id" and options.kind == "archive"
     ask = database.predicates if column != "id" or by_blocks else database.id_ranges
     cuts = ask(connection, selection.table, selection.schema, column, times, number)

@@ -72,13 +72,14 @@ class StreamReader(DataSourceStreamReader):
         return to_offset(self._next(self._position or self._first, limits))
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
-        """Cuts of the window; Spark also says by it, with an empty window, how far an earlier run
-        came.
+        """Cuts of the window.
+
+        After a restart Spark calls it with an empty window, which tells where an earlier run ended.
 
         Raises:
             StoreError: rows of the window may have been pruned, and failOnDataLoss is not false.
-            TransientStoreError: an earlier run planned the window by a server that had come
-                further.
+            TransientStoreError: an earlier run planned the window by a server that was further
+                ahead.
         """
         first = from_offset(start)
         last = from_offset(end)
@@ -125,7 +126,7 @@ class StreamReader(DataSourceStreamReader):
             horizon = self._horizon(database, connection)
             if most is not None:
                 horizon = min(horizon, most)
-            # What was found empty once stays so, and need not be looked through again and again.
+            # A range below the horizon that was found empty stays empty: it is skipped.
             since = self._empty[1] if self._empty[0] <= start <= self._empty[1] else start
             end = window_end(database, connection, self._options.selection, since, horizon, limits)
         if end is None:
@@ -141,7 +142,7 @@ class StreamReader(DataSourceStreamReader):
             database, connection, safety_lag=options.safety_lag, primary=options.primary
         )
         if found.source != self._told:
-            # Warnings reach the driver's log without any setting.
+            # Python shows warnings in the driver's log without any configuration.
             level = logging.WARNING if found.source == "safety lag" else logging.INFO
             log.log(level, "the stream's horizon is known by: %s; %s", found.source, found.detail)
             self._told = found.source
@@ -149,8 +150,10 @@ class StreamReader(DataSourceStreamReader):
         return found.moment
 
     def _need_horizon(self, database: Database, connection: Connection, last: datetime) -> None:
-        """Who planned the window may have asked another server, and the checkpoint holds its end
-        for good.
+        """Check that this server is complete up to `last`.
+
+        An earlier run may have planned the window by another server, and the checkpoint keeps the
+        window's end.
         """
         horizon = self._horizon(database, connection)
         if horizon < last:
@@ -162,11 +165,11 @@ class StreamReader(DataSourceStreamReader):
             )
 
     def _refuse_gap(self, database: Database, connection: Connection, first: datetime) -> None:
-        """Rows of a queue go from the oldest on: while one from before the window is left, none of
-        it has gone.
+        """Check that rows of the window were not pruned before they were read.
 
-        Of several queues, one that was pruned alone is not missed while another has such a row, nor
-        are rows that somebody deletes from the middle.
+        Pruning removes the oldest rows first: while a row from before the window is left, the
+        window is complete. This does not notice that one of several queues was pruned alone, nor
+        that rows were deleted from the middle.
         """
         if not anything_before(database, connection, self._options.selection, first):
             raise StoreError(
