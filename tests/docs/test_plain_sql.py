@@ -159,7 +159,9 @@ async def test_a_trigger(database: str, other: AsyncEngine, got: Got, session: i
     ]
 
 
-async def test_an_hour_later(database: str, engine: AsyncEngine, other: AsyncEngine) -> None:
+async def test_a_due_time_an_hour_later(
+    database: str, engine: AsyncEngine, other: AsyncEngine
+) -> None:
     """The session's time zone changes nothing."""
     broker = SqlBroker(engine, logger=None)
     await broker.create_tables()

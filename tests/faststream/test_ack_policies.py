@@ -43,7 +43,9 @@ async def fail(message: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", [p for p in AckPolicy if p is not AckPolicy.MANUAL])
-async def test_success(broker: SqlBroker, look: Look, policy: AckPolicy) -> None:
+async def test_a_handler_that_returns_completes_its_message(
+    broker: SqlBroker, look: Look, policy: AckPolicy
+) -> None:
     await run(broker, succeed, ack_policy=policy)
     [row] = await look.archived()
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("COMPLETED", 1, 1)
@@ -61,7 +63,9 @@ async def test_success(broker: SqlBroker, look: Look, policy: AckPolicy) -> None
         (AckPolicy.MANUAL, "FAILED"),
     ],
 )
-async def test_failure(broker: SqlBroker, look: Look, policy: AckPolicy, state: str) -> None:
+async def test_a_handler_that_raises_ends_as_the_policy_says(
+    broker: SqlBroker, look: Look, policy: AckPolicy, state: str
+) -> None:
     await run(broker, fail, ack_policy=policy)
     [row] = await look.archived()
     assert (row["state"], row["attempts_count"]) == (state, 1)
@@ -79,7 +83,7 @@ async def test_nack_on_error_is_the_default(
     assert row["lease_token"] is None
 
 
-async def test_the_brokers_policy(engine: AsyncEngine, look: Look) -> None:
+async def test_the_brokers_policy_is_the_default(engine: AsyncEngine, look: Look) -> None:
     broker = SqlBroker(engine, logger=None, ack_policy=AckPolicy.REJECT_ON_ERROR)
     await broker.create_tables()
     await run(broker, fail)
@@ -88,7 +92,7 @@ async def test_the_brokers_policy(engine: AsyncEngine, look: Look) -> None:
     await broker.stop()
 
 
-async def test_retries_then_dead_letter(broker: SqlBroker, look: Look) -> None:
+async def test_after_its_retries_a_message_is_a_dead_letter(broker: SqlBroker, look: Look) -> None:
     await run(broker, fail, retry_strategy=AT_ONCE)
     [row] = await look.archived()
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("FAILED", 3, 3)
@@ -99,13 +103,17 @@ async def test_retries_then_dead_letter(broker: SqlBroker, look: Look) -> None:
 
 
 @pytest.mark.parametrize("strategy", [None, NoRetryStrategy()], ids=repr)
-async def test_no_retries(broker: SqlBroker, look: Look, strategy: Any) -> None:
+async def test_without_a_strategy_a_failure_is_final(
+    broker: SqlBroker, look: Look, strategy: Any
+) -> None:
     await run(broker, fail, retry_strategy=strategy)
     [row] = await look.archived()
     assert (row["state"], row["attempts_count"]) == ("FAILED", 1)
 
 
-async def test_manual_and_nothing_called(broker: SqlBroker, look: Look, heard: Heard) -> None:
+async def test_manual_without_a_call_is_an_error(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
     await run(broker, succeed, ack_policy=AckPolicy.MANUAL)
     [row] = await look.archived()
     assert row["state"] == "FAILED"
@@ -124,7 +132,7 @@ async def test_the_first_manual_call_wins(broker: SqlBroker, look: Look, policy:
     assert (await look.archived())[0]["state"] == "COMPLETED"
 
 
-async def test_manual_nack_with_a_delay(broker: SqlBroker, look: Look) -> None:
+async def test_a_manual_nack_takes_a_delay(broker: SqlBroker, look: Look) -> None:
     async def act(message: Any) -> None:
         try:
             raise KeyError("inside")
@@ -138,7 +146,7 @@ async def test_manual_nack_with_a_delay(broker: SqlBroker, look: Look) -> None:
     assert "KeyError" in row["last_error"]
 
 
-async def test_manual_reject_with_a_reason(broker: SqlBroker, look: Look) -> None:
+async def test_a_manual_reject_takes_a_reason(broker: SqlBroker, look: Look) -> None:
     async def act(message: Any) -> None:
         await message.reject(reason="not ours")
 
@@ -176,25 +184,25 @@ async def raise_nack(message: Any) -> None:
         raise NackMessage(delay=7200) from error
 
 
-async def test_ack_message(broker: SqlBroker, look: Look) -> None:
+async def test_raising_ack_message_acks(broker: SqlBroker, look: Look) -> None:
     await run(broker, raise_ack)
     assert (await look.archived())[0]["state"] == "COMPLETED"
 
 
-async def test_reject_message(broker: SqlBroker, look: Look) -> None:
+async def test_raising_reject_message_rejects(broker: SqlBroker, look: Look) -> None:
     await run(broker, raise_reject)
     [row] = await look.archived()
     assert (row["state"], row["reason"], row["last_error"]) == ("FAILED", "no", None)
 
 
-async def test_nack_message(broker: SqlBroker, look: Look) -> None:
+async def test_raising_nack_message_nacks(broker: SqlBroker, look: Look) -> None:
     await run(broker, raise_nack)
     row = await look.in_state("RETRYABLE")
     assert row["next_attempt_at"] >= row["first_attempt_at"] + timedelta(hours=2)
     assert row["last_error"].startswith("KeyError")
 
 
-async def test_skip_message(broker: SqlBroker, look: Look) -> None:
+async def test_raising_skip_message_gives_no_outcome(broker: SqlBroker, look: Look) -> None:
     async def act(message: Any) -> None:
         raise SkipMessage
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.capability("batch handlers")
 BATCH: Any = {**QUICK, "batch": True}
 
 
-async def test_a_batch(broker: SqlBroker, look: Look) -> None:
+async def test_a_handler_gets_a_batch(broker: SqlBroker, look: Look) -> None:
     got: list[tuple[list[Any], BatchClass]] = []
 
     @broker.subscriber("q", **BATCH, fetch_batch_size=10)
@@ -53,7 +53,7 @@ async def test_no_more_than_fetch_batch_size(broker: SqlBroker, look: Look) -> N
 @pytest.mark.parametrize(
     ("policy", "state"), [(AckPolicy.ACK, "COMPLETED"), (AckPolicy.REJECT_ON_ERROR, "FAILED")]
 )
-async def test_the_policy_is_for_all(
+async def test_the_ack_policy_applies_to_the_whole_batch(
     broker: SqlBroker, look: Look, policy: AckPolicy, state: str
 ) -> None:
     @broker.subscriber("q", **BATCH, ack_policy=policy)
@@ -66,7 +66,7 @@ async def test_the_policy_is_for_all(
     assert [row["state"] for row in rows] == [state, state]
 
 
-async def test_messages_settled_one_by_one(broker: SqlBroker, look: Look) -> None:
+async def test_messages_of_a_batch_are_settled_one_by_one(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("q", **BATCH, retry_strategy=None)
     async def handle(bodies: list[Any], message: SqlBrokerBatchMessage) -> None:
         good, bad, _ = message.messages
@@ -82,7 +82,7 @@ async def test_messages_settled_one_by_one(broker: SqlBroker, look: Look) -> Non
     assert "boom" in rows[2]["last_error"]
 
 
-async def test_nack_for_all(broker: SqlBroker, look: Look) -> None:
+async def test_a_nack_applies_to_the_whole_batch(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("q", **BATCH)
     async def handle(bodies: list[Any]) -> None:
         raise NackMessage(delay=3600)
@@ -111,7 +111,7 @@ class Shout:
         return [body.decode().lower() for body in msg.body]
 
 
-async def test_a_codec(broker: SqlBroker, look: Look) -> None:
+async def test_a_codec_decodes_a_batch(broker: SqlBroker, look: Look) -> None:
     got: list[Any] = []
     broker.config.broker_config.broker_codec = Shout()
 

@@ -134,7 +134,7 @@ async def test_an_invalid_id_is_refused(other: SqlBroker, wrong: Any) -> None:
         await other.admin.explain(wrong)
 
 
-async def test_no_live_subscriber(broker: SqlBroker, other: SqlBroker) -> None:
+async def test_a_queue_without_a_live_subscriber(broker: SqlBroker, other: SqlBroker) -> None:
     message_id = await broker.publish("x", "q")
     explanation = await other.admin.explain(message_id)
     assert (explanation.message_id, explanation.queue) == (message_id, "q")
@@ -169,7 +169,7 @@ async def test_a_process_that_died_without_a_stop_is_named(
     assert (alone.code, alone.worker) == ("no_live_subscriber", worker.worker)
 
 
-async def test_delayed(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
+async def test_a_delayed_message(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
     await idle(broker, other)
     message_id = await broker.publish("x", "q", delay="1h")
     [reason] = (await other.admin.explain(message_id)).reasons
@@ -179,7 +179,9 @@ async def test_delayed(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
     assert "(in 60 min)" in reason.text
 
 
-async def test_retrying(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
+async def test_a_message_that_waits_for_its_retry(
+    broker: SqlBroker, other: SqlBroker, look: Look
+) -> None:
     retry = ConstantRetryStrategy(delay_seconds=3600, max_attempts=3, max_total_delay_seconds=None)
 
     @broker.subscriber("q", **QUICK, retry_strategy=retry)
@@ -197,7 +199,7 @@ async def test_retrying(broker: SqlBroker, other: SqlBroker, look: Look) -> None
     assert reason.text.endswith(", after 1 attempt; last error: ValueError: the provider said no")
 
 
-async def test_paused(broker: SqlBroker, other: SqlBroker) -> None:
+async def test_a_message_of_a_paused_queue(broker: SqlBroker, other: SqlBroker) -> None:
     await idle(broker, other)
     await other.admin.pause("q", reason="provider down", by="Ann", until="1h")
     message_id = await broker.publish("x", "q", delay=60)
@@ -208,7 +210,9 @@ async def test_paused(broker: SqlBroker, other: SqlBroker) -> None:
     assert paused.text.endswith(" (provider down)")
 
 
-async def test_paused_in_every_process(broker: SqlBroker, other: SqlBroker) -> None:
+async def test_a_message_whose_subscribers_are_all_paused(
+    broker: SqlBroker, other: SqlBroker
+) -> None:
     worker = await idle(broker, other)
     subscriber: Any = broker.subscribers[0]
     subscriber.pause()
@@ -226,7 +230,7 @@ async def test_paused_in_every_process(broker: SqlBroker, other: SqlBroker) -> N
     )
 
 
-async def test_expired(broker: SqlBroker, other: SqlBroker) -> None:
+async def test_an_expired_message(broker: SqlBroker, other: SqlBroker) -> None:
     message_id = await broker.publish("x", "q", expires_in=0.01)
 
     async def found() -> list[str] | None:
@@ -341,7 +345,7 @@ async def put(bench: Bench, message: NewMessage) -> int:
     return message_id
 
 
-async def test_all_workers_are_taken(broker: SqlBroker, other: SqlBroker) -> None:
+async def test_a_message_while_all_workers_are_busy(broker: SqlBroker, other: SqlBroker) -> None:
     _, started = await stuck(broker, other, ordered=True)
     await broker.publish(1, "q")
     await asyncio.wait_for(started.wait(), 10)

@@ -72,7 +72,7 @@ async def scene(
     await other.dispose()
 
 
-async def test_outside_its_window(scene: Scene) -> None:
+async def test_a_message_outside_its_window(scene: Scene) -> None:
     now = await scene.broker._store.now()
     start, end = f"{(now.hour + 2) % 24:02}:00", f"{(now.hour + 3) % 24:02}:00"
     await scene.start(Window(start, end))
@@ -81,7 +81,7 @@ async def test_outside_its_window(scene: Scene) -> None:
     assert f"{reason.until:%H:%M}" == start
 
 
-async def test_a_burst_that_goes_on(scene: Scene) -> None:
+async def test_a_message_of_a_burst_that_goes_on(scene: Scene) -> None:
     await scene.start(Debounce("1h"))
     first = await scene.broker.publish(1, "q", key="a")
     reason = await scene.reason(first, "in_burst")
@@ -101,7 +101,7 @@ async def test_a_key_whose_message_is_handled(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("key", [False, True])
-async def test_slots_that_are_taken(scene: Scene, key: bool) -> None:
+async def test_a_message_without_a_free_slot(scene: Scene, key: bool) -> None:
     await scene.start(Throttle(1, per="1h", key=key), max_workers=2)
     ids = [await scene.broker.publish(n, "q", key="a") for n in range(2)]
     await scene.running(1)
@@ -110,7 +110,7 @@ async def test_slots_that_are_taken(scene: Scene, key: bool) -> None:
 
 
 @pytest.mark.parametrize(("per_key", "code"), [(False, "concurrency"), (True, "key_held")])
-async def test_leases_that_are_taken(scene: Scene, per_key: bool, code: str) -> None:
+async def test_a_message_beyond_the_concurrency(scene: Scene, per_key: bool, code: str) -> None:
     await scene.start(Concurrency(1, per_key=per_key), max_workers=3)
     ids = [await scene.broker.publish(n, "q", key="a") for n in range(2)]
     await scene.running(1)
@@ -119,7 +119,7 @@ async def test_leases_that_are_taken(scene: Scene, per_key: bool, code: str) -> 
     assert (reason.message_id, reason.worker) == (ids[0], subscriber.worker)
 
 
-async def test_a_key_that_was_claimed(scene: Scene) -> None:
+async def test_a_message_whose_key_was_claimed(scene: Scene) -> None:
     await scene.start(Once("1h"), Throttle(1, per="1h"))
     first = await scene.broker.publish(1, "q", key="a")
     await scene.running(1)

@@ -31,7 +31,7 @@ class Order(BaseModel):
     number: int
 
 
-async def test_what_a_handler_gets(broker: SqlBroker, look: Look) -> None:
+async def test_a_handler_gets_body_headers_and_message(broker: SqlBroker, look: Look) -> None:
     seen: dict[str, Any] = {}
 
     @broker.subscriber("q", **QUICK)
@@ -62,7 +62,7 @@ async def test_what_a_handler_gets(broker: SqlBroker, look: Look) -> None:
     assert message.reply_to == ""
 
 
-async def test_a_synchronous_handler(broker: SqlBroker, look: Look) -> None:
+async def test_a_handler_may_be_synchronous(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("q", **QUICK)
     def handle(body: str, message: SqlBrokerMessage) -> None:
         assert body == "x"
@@ -72,7 +72,7 @@ async def test_a_synchronous_handler(broker: SqlBroker, look: Look) -> None:
     assert (await look.archived())[0]["state"] == "COMPLETED"
 
 
-async def test_several_queues(broker: SqlBroker, look: Look) -> None:
+async def test_a_handler_may_have_several_queues(broker: SqlBroker, look: Look) -> None:
     queues: set[str] = set()
 
     @broker.subscriber("a", "b", **QUICK)
@@ -87,7 +87,7 @@ async def test_several_queues(broker: SqlBroker, look: Look) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_headers_of_foreign_producers(
+async def test_headers_of_foreign_producers_are_read(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
     bodies: list[Any] = []
@@ -129,7 +129,7 @@ async def test_a_body_that_cannot_be_decoded(broker: SqlBroker, look: Look) -> N
     assert (await look.archived())[0]["state"] == "FAILED"
 
 
-async def test_stacked_publishers(broker: SqlBroker, look: Look) -> None:
+async def test_stacked_publishers_publish_the_answer(broker: SqlBroker, look: Look) -> None:
     got: dict[str, MessageClass] = {}
 
     @broker.subscriber("in", **QUICK)
@@ -156,7 +156,7 @@ async def test_stacked_publishers(broker: SqlBroker, look: Look) -> None:
     assert {(m.priority, m.key) for m in got.values()} == {(9, "k")}
 
 
-async def test_an_answer(broker: SqlBroker, look: Look) -> None:
+async def test_an_answer_goes_to_reply_to(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("q", **QUICK)
     async def handle(body: int) -> int:
         return body * 2
@@ -172,7 +172,7 @@ async def test_an_answer(broker: SqlBroker, look: Look) -> None:
     assert headers_of(row)["correlation_id"] == "c"
 
 
-async def test_no_reply(broker: SqlBroker, look: Look) -> None:
+async def test_no_reply_publishes_no_answer(broker: SqlBroker, look: Look) -> None:
     @broker.subscriber("q", **QUICK, no_reply=True)
     async def handle(body: int) -> int:
         return body * 2
@@ -204,7 +204,9 @@ async def test_the_class_in_place_of_the_annotation(broker: SqlBroker) -> None:
         await broker.start()
 
 
-async def test_middlewares(engine: AsyncEngine, look: Look) -> None:
+async def test_middlewares_run_around_handlers_and_publishes(
+    engine: AsyncEngine, look: Look
+) -> None:
     seen: list[str] = []
 
     class Watch(BaseMiddleware):

@@ -200,14 +200,16 @@ def broker() -> SqlBroker:
 
 
 @pytest.mark.parametrize(("options", "match"), WRONG)
-def test_the_decorator_refuses(broker: SqlBroker, options: Options, match: str) -> None:
+def test_the_decorator_refuses_impossible_policies(
+    broker: SqlBroker, options: Options, match: str
+) -> None:
     with pytest.raises(SetupError, match=match):
         broker.subscriber("q", **options())
     assert broker.subscribers == []
 
 
 @pytest.mark.parametrize(("options", "match"), WRONG)
-def test_a_route_refuses(options: Options, match: str) -> None:
+def test_a_route_refuses_impossible_policies(options: Options, match: str) -> None:
     """Where the router is made, not when it is included or started."""
     with pytest.raises(SetupError, match=match):
         SqlBrokerRouter(handlers=[SqlBrokerRoute(handle, "q", **options())])

@@ -25,7 +25,7 @@ def headers_of(row: dict[str, Any]) -> Any:
     return json.loads(headers) if isinstance(headers, str) else headers
 
 
-async def test_without_a_start(broker: SqlBroker, look: Look) -> None:
+async def test_publishing_needs_no_start(broker: SqlBroker, look: Look) -> None:
     message_id = await broker.publish({"a": 1}, "q")
     row = await look.in_state("PENDING")
     assert row["id"] == message_id
@@ -42,7 +42,7 @@ async def test_without_a_start(broker: SqlBroker, look: Look) -> None:
         ("text", b"text", {"content-type": "text/plain"}),
     ],
 )
-async def test_bodies(
+async def test_bodies_of_each_type_are_encoded(
     broker: SqlBroker, look: Look, body: Any, payload: bytes, headers: Any
 ) -> None:
     await broker.publish(body, "q")
@@ -52,7 +52,7 @@ async def test_bodies(
 
 
 @pytest.mark.capability("delay, priority, key, deduplication, expiry")
-async def test_every_option(broker: SqlBroker, look: Look) -> None:
+async def test_every_option_is_stored(broker: SqlBroker, look: Look) -> None:
     await broker.publish(
         "x",
         "q",
@@ -77,13 +77,13 @@ async def test_every_option(broker: SqlBroker, look: Look) -> None:
     assert row["expires_at"] > row["next_attempt_at"]
 
 
-async def test_a_moment(broker: SqlBroker, look: Look) -> None:
+async def test_next_attempt_at_is_the_due_time(broker: SqlBroker, look: Look) -> None:
     moment = datetime(2050, 1, 1, tzinfo=timezone(timedelta(hours=5)))
     await broker.publish("x", "q", next_attempt_at=moment)
     assert (await look.in_state("PENDING"))["next_attempt_at"] == moment
 
 
-async def test_deduplication(broker: SqlBroker, look: Look) -> None:
+async def test_a_dedup_id_is_published_once(broker: SqlBroker, look: Look) -> None:
     first = await broker.publish("x", "q", dedup_id="once")
     assert first is not None
     assert await broker.publish("y", "q", dedup_id="once") is None
@@ -169,7 +169,7 @@ async def test_a_batch_is_all_or_nothing(broker: SqlBroker, look: Look) -> None:
     assert await look.rows() == []
 
 
-async def test_a_batch(broker: SqlBroker, look: Look) -> None:
+async def test_a_batch_is_published(broker: SqlBroker, look: Look) -> None:
     ids = await broker.publish_batch(
         "a",
         SqlBrokerResponse("b", queue="other", headers={"x": 2}, priority=3, key="k", delay=60),
@@ -191,11 +191,11 @@ async def test_a_batch(broker: SqlBroker, look: Look) -> None:
     assert second["next_attempt_at"] > first["next_attempt_at"]
 
 
-async def test_an_empty_batch(broker: SqlBroker) -> None:
+async def test_an_empty_batch_publishes_nothing(broker: SqlBroker) -> None:
     assert await broker.publish_batch(queue="q") == []
 
 
-async def test_a_batch_with_duplicates(broker: SqlBroker) -> None:
+async def test_duplicates_in_a_batch_are_published_once(broker: SqlBroker) -> None:
     twice = [SqlBrokerResponse(n, dedup_id="same") for n in range(2)]
     ids = await broker.publish_batch(*twice, queue="q")
     assert [i is None for i in ids] == [False, True]
@@ -210,7 +210,7 @@ async def test_a_publisher_that_starts_a_batch_with_none(broker: SqlBroker, look
 
 @pytest.mark.capability("publishing in the caller's transaction")
 @pytest.mark.parametrize("commit", [True, False])
-async def test_in_the_callers_connection(
+async def test_a_publish_joins_the_callers_connection(
     broker: SqlBroker, engine: AsyncEngine, look: Look, commit: bool
 ) -> None:
     async with engine.connect() as connection:
@@ -222,7 +222,7 @@ async def test_in_the_callers_connection(
 
 
 @pytest.mark.parametrize("commit", [True, False])
-async def test_in_the_callers_session(
+async def test_a_publish_joins_the_callers_session(
     broker: SqlBroker, engine: AsyncEngine, look: Look, commit: bool
 ) -> None:
     async with AsyncSession(engine) as session:
@@ -239,7 +239,9 @@ async def test_one_transaction_at_most(broker: SqlBroker, engine: AsyncEngine) -
             await broker.publish("x", "q", connection=connection, session=session)
 
 
-async def test_an_ended_transaction(broker: SqlBroker, engine: AsyncEngine) -> None:
+async def test_a_publish_in_an_ended_transaction_is_refused(
+    broker: SqlBroker, engine: AsyncEngine
+) -> None:
     async with engine.connect() as connection:
         pass
     with pytest.raises(PublishError):
@@ -257,7 +259,7 @@ SYNC_DRIVERS = {
 @pytest.mark.capability("publishing from synchronous code")
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("kind", ["connection", "session"])
-async def test_publish_sync(
+async def test_publish_sync_joins_a_synchronous_transaction(
     broker: SqlBroker, database: str, database_url: str, look: Look, kind: str, commit: bool
 ) -> None:
     engine = create_engine(make_url(database_url).set(drivername=SYNC_DRIVERS[database]))

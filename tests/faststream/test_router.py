@@ -35,7 +35,7 @@ async def test_the_prefix_is_for_both_sides(broker: SqlBroker, look: Look) -> No
     assert got == ["x"]
 
 
-async def test_routes(broker: SqlBroker, look: Look) -> None:
+async def test_routes_of_a_router_subscribe(broker: SqlBroker, look: Look) -> None:
     got: list[str] = []
 
     async def handle(body: str) -> str:

@@ -12,7 +12,7 @@ from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
 
-async def test_stop_consume(broker: SqlBroker, look: Look) -> None:
+async def test_stop_consume_ends_a_subscriber(broker: SqlBroker, look: Look) -> None:
     handled: list[Any] = []
 
     @broker.subscriber("q", **QUICK, ack_policy=AckPolicy.ACK)
@@ -35,7 +35,9 @@ async def test_stop_consume(broker: SqlBroker, look: Look) -> None:
     await asyncio.wait_for(broker.stop(), 5.0)
 
 
-async def test_exit_in_a_handler(broker: SqlBroker, look: Look) -> None:
+async def test_a_system_exit_in_a_handler_does_not_hang_the_stop(
+    broker: SqlBroker, look: Look
+) -> None:
     @broker.subscriber("q", **QUICK, ack_policy=AckPolicy.ACK)
     async def handle(body: Any) -> None:
         raise SystemExit
@@ -65,7 +67,7 @@ async def test_a_running_handler_ends_before_the_stop(broker: SqlBroker, look: L
     assert [row["state"] for row in await look.rows(archive=True)] == ["COMPLETED"]
 
 
-async def test_a_dynamic_subscriber(broker: SqlBroker, look: Look) -> None:
+async def test_a_subscriber_may_be_added_after_the_start(broker: SqlBroker, look: Look) -> None:
     async def handle(body: Any) -> None: ...
 
     await broker.start()

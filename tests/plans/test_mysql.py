@@ -58,18 +58,22 @@ def claim(
     return dialect.claim(connection, pairs, limit, 60.0, uuid4())
 
 
-def test_the_loose_scan(dialect: MysqlDialect, connection: Connection) -> None:
+def test_the_ready_pairs_are_found_by_a_loose_scan(
+    dialect: MysqlDialect, connection: Connection
+) -> None:
     with reads(connection, at_most=60):
         assert len(dialect.ready_pairs(connection, ["q", "other5", "empty"])) >= 3
 
 
 @pytest.mark.parametrize("limit", [1, LIMIT])
-def test_claim(dialect: MysqlDialect, connection: Connection, limit: int) -> None:
+def test_a_claim_reads_few_rows(dialect: MysqlDialect, connection: Connection, limit: int) -> None:
     with reads(connection, at_most=60 + 6 * limit):
         assert len(claim(dialect, connection, limit)) == limit
 
 
-def test_claim_when_nothing_is_due(dialect: MysqlDialect, connection: Connection) -> None:
+def test_a_claim_when_nothing_is_due_reads_few_rows(
+    dialect: MysqlDialect, connection: Connection
+) -> None:
     connection.execute(
         text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < UTC_TIMESTAMP(6)")
     )

@@ -79,7 +79,7 @@ def test_a_scan_of_many_queues_is_not_compiled(crowded: Engine) -> None:
     assert plan["Total Cost"] < jit_above / 2
 
 
-def test_the_loose_scan(crowded: Engine) -> None:
+def test_the_ready_pairs_are_found_by_a_loose_scan(crowded: Engine) -> None:
     with crowded.connect() as connection:
         plan = explain(connection, "ready_pairs", queues=["q", "other5", "empty"])
         check(plan, indexes={"message_ready"}, buffers=100)
@@ -90,7 +90,7 @@ CLAIMS = ("claim", "claim_apart", "claim_others")
 
 @pytest.mark.parametrize("name", CLAIMS)
 @pytest.mark.parametrize("limit", [1, 100])
-def test_claim(crowded: Engine, limit: int, name: str) -> None:
+def test_a_claim_reads_few_buffers(crowded: Engine, limit: int, name: str) -> None:
     """Updating 100 rows touches their pages and four indexes; reading them must add little."""
     with crowded.connect() as connection:
         binds = {"limit": limit, "lease": 60.0, "token": uuid4(), **Suspicion().binds}
@@ -102,7 +102,7 @@ def test_claim(crowded: Engine, limit: int, name: str) -> None:
         assert reading["Actual Rows"] * reading["Actual Loops"] <= limit + 2
 
 
-def test_claim_when_nothing_is_due(crowded: Engine) -> None:
+def test_a_claim_when_nothing_is_due_reads_few_buffers(crowded: Engine) -> None:
     with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(
             text("DELETE FROM message WHERE queue = 'q' AND next_attempt_at < now()")

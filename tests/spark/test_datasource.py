@@ -347,7 +347,7 @@ def test_filters_reach_the_database() -> None:
         ({"url": URL, "primary": "sesam"}, "the option 'primary' is no URL"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, str], words: str) -> None:
+def test_impossible_options_are_refused(options: dict[str, str], words: str) -> None:
     with pytest.raises(SetupError) as caught:
         parse_options(options)
     assert words in str(caught.value)

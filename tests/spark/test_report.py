@@ -335,7 +335,7 @@ def test_widths_of_buckets(spark: SparkSession) -> None:
     assert figures_._width({"first": None, "last": None}, "1s") == 1
 
 
-def test_what_cannot_be(
+def test_impossible_options_are_refused(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = plain_frame(spark, [], ARCHIVE_SCHEMA)

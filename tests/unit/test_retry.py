@@ -47,12 +47,12 @@ def ask(strategy: Any, attempts: int = 1, exception: BaseException | None = None
     )
 
 
-def test_constant() -> None:
+def test_constant_delays() -> None:
     strategy = ConstantRetryStrategy(delay_seconds=2)
     assert [ask(strategy, n) for n in (1, 2, 50)] == [2.0, 2.0, 2.0]
 
 
-def test_linear() -> None:
+def test_linear_delays() -> None:
     strategy = LinearRetryStrategy(initial_delay_seconds=1, step_seconds=3)
     assert [ask(strategy, n) for n in (1, 2, 3)] == [1.0, 4.0, 7.0]
 
@@ -132,7 +132,7 @@ def test_extreme_multipliers(multiplier: float) -> None:
 
 
 @pytest.mark.parametrize(("make", "arguments"), ALL)
-def test_limits(make: Make, arguments: dict[str, Any]) -> None:
+def test_the_limits_of_strategies(make: Make, arguments: dict[str, Any]) -> None:
     assert ask(make(**arguments), 1000) is not None
     limited = make(**arguments, max_attempts=3)
     assert ask(limited, 2) is not None
@@ -288,7 +288,7 @@ def test_a_custom_strategy_may_decide_which_errors_are_retried() -> None:
     assert retries_after(NoRetryStrategy(), ValueError())
 
 
-def test_no_retry() -> None:
+def test_no_retry_never_retries() -> None:
     strategy = NoRetryStrategy()
     assert strategy.max_attempts == 1
     assert ask(strategy) is None

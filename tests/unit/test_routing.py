@@ -110,7 +110,7 @@ def test_an_invalid_destination_is_reported(headers: dict[str, Any], problem: st
         destination_of(headers, {"front"})
 
 
-def test_unix_time() -> None:
+def test_unix_seconds_are_a_time() -> None:
     assert unix_time(-1) == datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
     for value in (1e300, float("inf"), 10**400):
         with pytest.raises(OverflowError):
@@ -134,7 +134,7 @@ def test_the_constant_shows_as_it_is_written() -> None:
         ([("d", "e"), ("a", "a")], ["a", "a"]),
     ],
 )
-def test_loops(hops: list[tuple[str, str]], loop: list[str] | None) -> None:
+def test_loops_of_forwards_are_found(hops: list[tuple[str, str]], loop: list[str] | None) -> None:
     assert find_loop(hops) == loop
 
 

@@ -33,7 +33,7 @@ def test_eight_minutes_over_five_and_one() -> None:
         ("7m", ["5m", "3m"], [(300.0, 1), (180.0, 1)]),
     ],
 )
-def test_plans(wait: Any, over: Any, plan: list[tuple[float, int]]) -> None:
+def test_the_plan_of_a_wait(wait: Any, over: Any, plan: list[tuple[float, int]]) -> None:
     assert plan_hops(wait, over) == plan
 
 
