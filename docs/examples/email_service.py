@@ -87,7 +87,7 @@ class EmailDemo:
         return await self.compare()
 
     async def kill_one(self) -> None:
-        """SIGKILL between a send and its ack, if that can be met; nobody replaces the process."""
+        """SIGKILL a process, between a send and its ack if possible; it is not replaced."""
         victim = self.processes[0]
         await asyncio.sleep(self.plan.publishing / 2)
         its_own = message.c.id.in_(select(sends.c.message_id).where(sends.c.process == victim.pid))
@@ -132,9 +132,11 @@ class EmailDemo:
             )
         console.print(*chart(sent, rules.minute), sep="\n")
         slots, moved = proof.all_slots(grants, plan.rate)[0], proof.moves(mails, rules)
+        most_slots = proof.most_within(slots, rules.minute)
+        most_moved = proof.most_within(moved, rules.minute)
         console.print(
-            f"at most {plan.rate} slots a minute; the most in any: {proof.most_within(slots, rules.minute)} slots, "
-            f"{proof.most_within(moved, rules.minute)} e-mails let through (each after its slot, by up to its max_lag "
+            f"at most {plan.rate} slots a minute; the most in any: {most_slots} slots, "
+            f"{most_moved} e-mails let through (each after its slot, by up to its max_lag "
             f"and the time of a write)"
         )
         return result

@@ -119,9 +119,7 @@ def _check_ends(
     ended: set[int] = set()
     for mail in mails:
         if mail.id not in published:
-            result.violations.append(
-                f"e-mail {mail.id} is in the archive, and nobody has published it"
-            )
+            result.violations.append(f"e-mail {mail.id} is in the archive, but was not published")
         elif mail.state == "COMPLETED" and mail.id in sent:
             result.sent += 1
             ended.add(mail.id)
@@ -186,15 +184,22 @@ def _burst_problems(burst: Burst, first_sent: dict[int, int]) -> Iterable[str]:
     for mail in burst.mails:
         sent_at = first_sent.get(mail.id)
         if mail is not newest and sent_at is not None:
-            yield f"e-mail {mail.id} of {mail.user} was sent, but the last of its burst is {newest.id}"
+            yield (
+                f"e-mail {mail.id} of {mail.user} was sent, but the last of its burst is "
+                f"{newest.id}"
+            )
         if mail is newest and sent_at is None:
             yield f"e-mail {mail.id} of {mail.user}, the last of its burst, was not sent"
         if mail is newest and sent_at is not None and sent_at < burst.end:
-            yield f"e-mail {mail.id} of {mail.user} was sent {burst.end - sent_at} us before its burst ended"
+            early = burst.end - sent_at
+            yield f"e-mail {mail.id} of {mail.user} was sent {early} us before its burst ended"
         if mail.reason == _SUPERSEDED:
             by = mail.related_id
             if by is None or by <= mail.id or by not in ids:
-                yield f"e-mail {mail.id} of {mail.user} was superseded by {by}, which is no later one of its burst"
+                yield (
+                    f"e-mail {mail.id} of {mail.user} was superseded by {by}, which is no later "
+                    f"one of its burst"
+                )
 
 
 def _check_rate(

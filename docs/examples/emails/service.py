@@ -1,5 +1,4 @@
-"""The Email service: of each user's e-mails of an hour only the last, and only so many a minute,
-whoever writes them.
+"""The Email service: each user gets only the last e-mail of an hour, rate-limited.
 
 python -m docs.examples.emails.service URL PLAN is one of its processes.
 """

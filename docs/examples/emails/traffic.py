@@ -9,7 +9,7 @@ from faststream_sqlbroker import SqlBroker
 
 
 def moments(plan: Plan) -> list[tuple[float, str]]:
-    """When somebody writes to which user: seconds from the beginning, in order."""
+    """When an e-mail is written to which user: seconds from the beginning, in order."""
     chance = random.Random(plan.seed)
     found: list[tuple[float, str]] = []
     for user in range(plan.users):
