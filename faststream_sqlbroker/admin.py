@@ -40,6 +40,7 @@ LONGEST_QUEUE_PAUSE = 100 * 365 * 86_400.0
 RELEASED_AT_ONCE = 1_000
 """Messages that are given back in one transaction."""
 LARGEST_ID = 2**63 - 1
+"""The largest BIGINT: what is beyond it would be refused by the driver, with a worse error."""
 _ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 LONGEST_TEXT = 1_000
 """Bytes of a reason, and of the name of who pauses."""

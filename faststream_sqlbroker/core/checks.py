@@ -39,6 +39,7 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 # What may be the name of a queue; the same on every database.
 
 LONGEST_NAME = 255
+"""Characters; the length of the columns that hold names and keys."""
 """Characters: the length of the columns `queue` and `key`, on every database."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

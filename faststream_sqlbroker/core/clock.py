@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 LEAST_JITTER = 0.5
+"""The shortest pause, as a part of the length asked for."""
 MOST_JITTER = 1.5
 """What a pause is multiplied by, at random: a fleet that failed together must not return as one."""
 

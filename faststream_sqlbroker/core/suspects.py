@@ -11,6 +11,7 @@ SUSPECT_AFTER = 2
 """Lost leases from which on a message may have killed its process. One is normal: a machine was
 restarted."""
 _NEVER = 2**31 - 1
+"""The largest INTEGER: no count of deliveries goes beyond it."""
 """More deliveries than any message has; the largest INTEGER of the databases."""
 
 

@@ -25,6 +25,7 @@ explained."""
 MOST_READ = 10_000
 """Subscribers that are read at most, those heard of last first."""
 _CLEANED = 100
+"""Rows that one removal deletes: it is a part of a heartbeat, which must stay short."""
 
 Known = Mapping[str, Mapping[str, Any]]
 """What each subscriber says of itself, by its name."""

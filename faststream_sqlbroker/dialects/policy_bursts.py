@@ -15,6 +15,7 @@ from faststream_sqlbroker.dialects.policy_intake import FORGET_BURSTS, burst_sco
 from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
 
 SHORTEST_BURST_RECHECK = MICROSECONDS // 20
+"""50 ms, in microseconds; see below."""
 LONGEST_BURST_RECHECK = 2 * MICROSECONDS
 """A message that waits for the one before it is looked at again after as long as that one has been
 running, within these limits: so it waits at most twice as long as it must, and many do not crowd

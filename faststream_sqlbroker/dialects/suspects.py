@@ -18,9 +18,11 @@ OTHERS = f"\n    AND NOT {SUSPECT}"
 """Passes over suspects."""
 SUSPECT_BINDS = bindparam("losses", type_=Integer), bindparam("final", type_=Integer)
 _ATTEMPTS = 6
+"""Where attempts_count is among `CLAIMED_COLUMNS`."""
 _DELIVERIES = 7
+"""Where deliveries_count is."""
 _ACQUIRED = 14
-"""LoopSemaphore among `CLAIMED_COLUMNS`."""
+"""Where acquired_at is."""
 
 
 def statement_end(suspicion: Suspicion | None) -> str:

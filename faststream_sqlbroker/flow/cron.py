@@ -19,9 +19,11 @@ MOST_MISSED = 1_000
 """Fire times that are published at most for a time when nobody ran (missed="all"), the newest ones.
 """
 LONGEST_EXPRESSION = 255
+"""Characters; the length of the column that keeps it."""
 
 _SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
 _TICK = timedelta(microseconds=1)
+"""The databases' resolution of time: the first moment after another."""
 
 
 class Cron:

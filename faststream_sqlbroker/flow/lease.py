@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 MAX_PER_STATEMENT = 5_000
+"""Leases that one statement renews: it locks their rows, and its text names each of them."""
 _LOST = "its outcome will not be written"
 
 

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 SCAN_INTERVAL = 1.0
 """Seconds for which known pairs are trusted under load."""
 SLOW_LOOK = 0.005
+"""Seconds of the server's time from which a look is slow, and for each queue so many more:"""
 SLOW_LOOK_PER_QUEUE = 0.00005
-"""Seconds of the server's time from which a look is slow."""
+"""Seconds that the look at one more queue may take."""
 SLOW_SHARE = 20
 """A slow look is followed by this many times its length without one, but for no longer than:"""
 LONGEST_SCAN_INTERVAL = 10.0
+"""Seconds; then there is a look, however slow: new priorities are found by it alone."""
 LATE_COMMITS = timedelta(seconds=1)
 """Claims begin so much before the last claimed row: what is due earlier, and committed later, waits
 for a look."""

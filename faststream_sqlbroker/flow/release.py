@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 BATCH = 1_000
+"""Rows that one transaction gives back or forgets: it locks them until it commits."""
 SEARCH_INTERVAL = 5.0
 """Most seconds between two searches while somebody holds a lease in the queues."""
 IDLE_INTERVAL = PREFETCH_LEASE
 """Most seconds between two searches while nobody does: a lease that begins right after one ends
 about then."""
 SHORTEST_WAIT = 0.02
+"""Seconds: a lease that ends in a moment must not make the loop spin."""
 
 
 class StuckReleaser:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NO_TEXT = "(the text of the error was refused by the database)"
 LESS_AFTER = 5
+"""Refusals after which a lesser outcome is tried, too."""
 DEAD_AFTER = 10
 """Refusals, after about 3 and 40 seconds: a fault that passes costs neither text nor message."""
 

@@ -42,6 +42,7 @@ LONGEST_RETRY_INTERVAL = 30.0
 """Most seconds between two tries of a fire time whose function fails; they begin with one and
 double."""
 GIVE_BACK_TIMEOUT = 2.0
+"""Seconds for the lease of a schedule to be given back; then it runs out by itself."""
 
 Make = Callable[[datetime], Awaitable[Sequence[NewMessage]]]
 """The messages of a fire time, which is aware and in the schedule's zone; called again if it fails.

@@ -21,9 +21,13 @@ from faststream_sqlbroker.core.suspects import Suspect
 ALONE = 10.0
 """Seconds a suspect may keep everything else waiting; what kills its process does so soon."""
 SLICE = 1.0
+"""Least seconds that the rest has for itself after a suspect."""
 SOLO_WAIT = 2.0
+"""Seconds that the rest waits for the process to become free for a suspect."""
 SOLO_PAUSE = 10.0
+"""Least seconds from such a wait that was in vain to the next."""
 SOLO_LIMIT = 300.0
+"""Seconds after which a suspect that is not on its last delivery runs in company."""
 
 
 def lost_leases(row: ClaimedMessage) -> int:

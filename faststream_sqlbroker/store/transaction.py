@@ -23,6 +23,7 @@ IDLE_LIMIT = 30.0
 """Most seconds for which a session may idle in a transaction of the broker's, before the server
 ends it."""
 QUICK_REPEATS = 5
+"""Repeats of what the database rolled back; deadlocks rarely take two. Then the caller decides."""
 QUICK_PAUSE = 0.01
 """Seconds before the first repeat of a rolled-back transaction; doubled each time, with jitter."""
 

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.subscriber.options import SubscriberSettings
 
 _SHORTEST_LEASE = 0.1
+"""Seconds: a renewal, due after a third, must reach the database in time."""
 LARGEST_FACTOR = 1000
+"""Fetched batches that may wait here: far more than workers start in a lease."""
 LARGEST_WEIGHT = 1000
+"""How much more often one queue may be served than another: beyond it, it starves."""
 
 
 def queue_names(queues: object) -> tuple[str, ...]:

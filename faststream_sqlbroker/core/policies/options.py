@@ -5,6 +5,7 @@ from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 MICROSECONDS = 1_000_000
+"""In a second; policies count whole ones, as the databases do."""
 """Microseconds in a second."""
 WITHOUT_KEY = ("deliver", "dead_letter")
 """What may happen to a message without the key that a policy needs."""

@@ -14,10 +14,12 @@ from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
 MOST_RATE = 1_000_000
+"""Slots of a period: one a microsecond for a period of a second."""
 """Slots in a period; one slot a microsecond is the most that the clock can tell apart."""
 MOST_KEPT = 10_000
 """Slots that are kept to grant the next; more would make every claim read and write a large row."""
 LEAST_LAG = MICROSECONDS // 10
+"""100 ms, in microseconds: what the event loop and the claim may take before a start."""
 """The least default of `max_lag`, in microseconds: with less, slots of a fast throttle would pass
 by while a claim's answer is on its way."""
 AHEAD = MICROSECONDS // 5

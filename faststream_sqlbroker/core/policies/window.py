@@ -20,6 +20,7 @@ _LONGEST = timedelta(days=14)
 """More than any window stays open. One that is closed on a single day of the week stays open for 12
 days if its zone skips that day."""
 _SMALLEST = timedelta(microseconds=1)
+"""The databases' resolution of time: the moment before another."""
 """The resolution of times: the moment just before another."""
 
 

@@ -14,6 +14,7 @@ ErrorClasses = type[BaseException] | Sequence[type[BaseException]]
 """An exception class, or several."""
 
 _MOST_STEPS = 10**15
+"""More make no difference to a delay, and a float still counts them one by one."""
 """Attempts; every integer up to this is exact as a float."""
 
 LARGEST = 1e300

@@ -1,7 +1,9 @@
 """Error numbers of MySQL and MariaDB, and of their clients, by what they mean for the broker."""
 
 DUPLICATE_ENTRY = 1062
+"""A unique index has the value already."""
 LOCK_WAIT_TIMEOUT = 1205
+"""A lock was waited for too long; only the statement is rolled back, not its transaction."""
 TRANSIENT_CODES = frozenset(
     {
         1020,

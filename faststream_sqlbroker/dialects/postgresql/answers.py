@@ -16,6 +16,7 @@ from faststream_sqlbroker.core.rows import (
 _DUE = itemgetter(10, 0)
 """Due time (as bytes that sort like it) and id among `CLAIMED_COLUMNS`."""
 _NEGATIVE = 0x80
+"""The first byte from which a big-endian number is negative: a time before 2000."""
 
 
 def read_claimed(rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
