@@ -147,8 +147,10 @@ class Process:
     def __init__(
         self, command: list[str], become: Callable[[], None], folder: Path, port: int
     ) -> None:
-        """Nothing runs before `start`."""
-        self._command, self._become, self._folder, self.port = command, become, folder, port
+        self._command = command
+        self._become = become
+        self._folder = folder
+        self.port = port
         self._server: subprocess.Popen[bytes] | None = None
         self._postgresql = "postgres" in command[0]
 

@@ -121,7 +121,6 @@ class Book:
     """All results, written after each change."""
 
     def __init__(self, code: str) -> None:
-        """Starts with what was written before."""
         self.code = code
         self.results: dict[tuple[str, str], Result] = {}
         if RESULTS.exists():
@@ -166,7 +165,6 @@ class OwnServers:
     """Servers of single cells, used again by the cell's next seed."""
 
     def __init__(self) -> None:
-        """Nothing runs before it is needed."""
         self._idle: dict[tuple[str, str], list[tuple[OwnServer, ExitStack]]] = defaultdict(list)
 
     @contextlib.contextmanager

@@ -77,8 +77,8 @@ def plan_windows(
         horizon: Later rows may still come.
         recheck: Seconds before the horizon in which recorded windows are looked at again.
     """
-    # The cases of since, oldest and recorded are few and depend on each other: in one place it shows
-    # that no window is left out between them.
+    # The cases of since, oldest and recorded depend on each other: in one place it shows that no
+    # window is left out between them.
     end = horizon if selection.until is None else min(horizon, selection.until)
     again = {
         one for one in recorded if one.end <= end and one.end > horizon - timedelta(seconds=recheck)

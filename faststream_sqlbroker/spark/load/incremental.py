@@ -134,8 +134,8 @@ def new_rows(
         if max_window is None
         else timedelta(seconds=positive_seconds("max_window", max_window))
     )
-    # The order of these steps is what makes each row come once, so they stay in one function: read
-    # the watermark, find the horizon, take the snapshot, write the window's end, read, mark it done.
+    # The order of these steps makes each row come once, so they stay in one function: read the
+    # watermark, find the horizon, take the snapshot, write the window's end, read, mark it done.
     address = parse_address(url)
     database = database_of(address)
     file = WatermarkFile(spark, state, describe_source(address, selection, source))
