@@ -63,7 +63,8 @@ def confirm(folder: Path) -> None:
 
 def compare(found: Sequence[Suite], rounds: int) -> bool:
     """Run all, print a row for each comparison; whether every target is reached."""
-    rows, all_reached = [], True
+    rows = []
+    all_reached = True
     for suite in found:
         print(f"{suite.name}:", flush=True)
         results = interleaved(suite.variants, rounds)

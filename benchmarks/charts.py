@@ -11,8 +11,12 @@ from benchmarks.harness import RESULTS, Result
 from benchmarks.report import AXES, FIGURES, TITLES, Content, taken
 
 COLUMNS = 2
-WIDTH, HEIGHT = 6.5, 2.8
+WIDTH = 6.5
 """Inches of one chart."""
+
+HEIGHT = 2.8
+"""Inches of one chart."""
+
 MISSING = (
     "The charts need matplotlib, the extra `bench`: pip install -c constraints.txt -e '.[bench]'"
 )
@@ -80,7 +84,8 @@ def _measured(runs: Runs, name: str) -> dict[str, Spread]:
 
 def _bars(axis: Any, runs: Runs, told: dict[str, Any]) -> None:
     """A group of bars for each variant, the first at the top."""
-    names, places = _alike(told["shows"]), {variant: n for n, variant in enumerate(runs)}
+    names = _alike(told["shows"])
+    places = {variant: n for n, variant in enumerate(runs)}
     thick = 0.8 / len(names)
     for n, name in enumerate(names):
         found = _measured(runs, name)

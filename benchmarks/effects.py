@@ -17,7 +17,8 @@ EFFECT = text("INSERT INTO effects (n) VALUES (:n)")
 
 async def _consume(url: str, count: int, *, transactional: bool) -> dict[str, Any]:
     engine = engine_of(url, **({} if url.startswith("sqlite") else {"pool_size": 2 * WORKERS}))
-    broker, seen = SqlBroker(engine, logger=None), []
+    broker = SqlBroker(engine, logger=None)
+    seen = []
 
     if transactional:
 

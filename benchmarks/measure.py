@@ -83,7 +83,8 @@ def clock() -> Iterator[Clock]:
     gc.freeze()
     result = Clock.last = Clock()
     counter = _counter()
-    before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    started = time.perf_counter()
     try:
         yield result
     finally:
@@ -96,7 +97,8 @@ def clock() -> Iterator[Clock]:
 def answer(scenarios: dict[str, Callable[..., dict[str, Any]]]) -> None:
     """Run `SCENARIO JSON_OPTIONS` of the command line; print its result as the last line of
     standard output."""
-    name, options = sys.argv[1], json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
+    name = sys.argv[1]
+    options = json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
     result = scenarios[name](**options)
     if Clock.last is not None and Clock.last.instructions is not None:
         result["instructions_each"] = Clock.last.instructions / result["count"]

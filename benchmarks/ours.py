@@ -77,13 +77,15 @@ def subscriber_of(broker: SqlBroker, seen: Seen, *, archive: bool, shape: str) -
 
 
 async def _dispatch(count: int, shape: str) -> dict[str, Any]:
-    broker, seen = SqlBroker("sqlite+aiosqlite:///unused.db", logger=None), []
+    broker = SqlBroker("sqlite+aiosqlite:///unused.db", logger=None)
+    seen = []
     subscriber_of(broker, seen, archive=True, shape=shape)
     [subscriber] = broker.subscribers
     await broker.connect()
     await subscriber.prepare()
     subscriber.running = True
-    now, token = datetime.now(timezone.utc), uuid4()
+    now = datetime.now(timezone.utc)
+    token = uuid4()
     headers = HEADERS
     rows = [
         ClaimedMessage(
@@ -125,7 +127,8 @@ def dispatch(count: int, shape: str = "typed") -> dict[str, Any]:
 
 async def _consume(url: str, count: int, shape: str, *, archive: bool) -> dict[str, Any]:
     engine = engine_of(url)
-    broker, seen = SqlBroker(engine, logger=None), []
+    broker = SqlBroker(engine, logger=None)
+    seen = []
     subscriber_of(broker, seen, archive=archive, shape=shape)
     await broker.create_tables()
     await fill(engine, count, QUEUE)
@@ -206,7 +209,9 @@ def publish_bulk(url: str, count: int) -> dict[str, Any]:
 
 async def _listen(url: str, count: int, arrived: Any) -> None:
     engine = engine_of(url)
-    broker, done, seen = SqlBroker(engine, logger=None), asyncio.Event(), 0
+    broker = SqlBroker(engine, logger=None)
+    done = asyncio.Event()
+    seen = 0
 
     @broker.subscriber(QUEUE)
     async def handle(message: dict) -> None:
@@ -231,7 +236,8 @@ async def _send(
     url: str, count: int, pause: float, start: Callable[[], Any], arrived: Any
 ) -> list[float]:
     engine = engine_of(url)
-    broker, sent = SqlBroker(engine, logger=None), list[float]()
+    broker = SqlBroker(engine, logger=None)
+    sent = list[float]()
     await broker.create_tables()
     await broker.connect()
     process = start()

@@ -24,7 +24,8 @@ class Slot:
     """Counts in one place of an array that processes share."""
 
     def __init__(self, counts: Any, index: int) -> None:
-        self._counts, self._index = counts, index
+        self._counts = counts
+        self._index = index
 
     def append(self, _n: int, /) -> None:
         """Count one."""
@@ -96,7 +97,8 @@ def consume(url: str, count: int, processes: int) -> dict[str, Any]:
         context.Array("q", processes, lock=False),
         context.Array("d", processes, lock=False),
     )
-    barrier, stop = context.Barrier(processes + 1), context.Event()
+    barrier = context.Barrier(processes + 1)
+    stop = context.Event()
     shared = counts, cpu, barrier, stop
     children = [
         context.Process(target=_child, args=(url, n, *shared), daemon=True)

@@ -53,7 +53,8 @@ async def _publish(url: str, rate: int, seconds: int, pipe: Any) -> None:
     """Says when it is ready, starts when told to, then says when it started and how far it ever was
     behind."""
     engine = engine_of(url)
-    broker, behind = SqlBroker(engine, logger=None), 0.0
+    broker = SqlBroker(engine, logger=None)
+    behind = 0.0
     await broker.connect()
     pipe.send("ready")
     pipe.recv()
@@ -132,7 +133,8 @@ async def _consume(
 
 async def _rate(url: str, rate: int, seconds: int, *, held: bool) -> dict[str, Any]:
     engine = engine_of(url)
-    broker, record = SqlBroker(engine, logger=None), Record(bytearray(rate * seconds))
+    broker = SqlBroker(engine, logger=None)
+    record = Record(bytearray(rate * seconds))
 
     @broker.subscriber(QUEUE)
     async def handle(message: dict) -> None:

@@ -130,7 +130,8 @@ async def _consume(url: str, count: int) -> dict[str, Any]:
     engine = engine_of(url)
     await SqlBroker(engine, logger=None).create_tables()
     await fill(engine, count, QUEUE)
-    first, second = await asyncpg.connect(url), await asyncpg.connect(url)
+    first = await asyncpg.connect(url)
+    second = await asyncpg.connect(url)
     handled = 0
     with clock() as c:
         settling: asyncio.Task[str] | None = None

@@ -22,7 +22,12 @@ DAY = 86_400.0
 LIMIT = 100
 """Rows of a claim, as by default."""
 LEASE = 600.0
-WARM, TIMES = 5, 30
+WARM = 5
+"""Runs before the measured ones, which fill caches."""
+
+TIMES = 30
+"""Measured runs."""
+
 EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
 
 
@@ -31,7 +36,9 @@ class Claiming:
     them."""
 
     def __init__(self, engine: AsyncEngine, connection: asyncpg.Connection, dialect: Any) -> None:
-        self._engine, self._connection, self._dialect = engine, connection, dialect
+        self._engine = engine
+        self._connection = connection
+        self._dialect = dialect
 
     def _sent(self, query: Query[Any]) -> tuple[str, list[Any]]:
         """Text and binds as `store.driver` sends them."""
@@ -129,7 +136,8 @@ async def _throughput(
     url: str, ready: int, count: int, payload: int | None, archive: int
 ) -> dict[str, Any]:
     engine = engine_of(url)
-    broker, seen = SqlBroker(engine, logger=None), list[int]()
+    broker = SqlBroker(engine, logger=None)
+    seen = list[int]()
 
     @broker.subscriber(QUEUE)
     async def handle(message: dict) -> None:

@@ -19,7 +19,8 @@ CROWD = 100_000
 SIZES = {100: 20_000, 1_024: 10_000, 10_240: 4_000, 102_400: 1_000, 1_048_576: 200}
 """Messages that are handled, by the bytes of their bodies."""
 STARTS_ENDS = ("p99_start", "p99_end", "claim_start", "claim_end")
-ONE, TWO = "1 process", "2 processes"
+ONE = "1 process"
+TWO = "2 processes"
 CLAIMS = ("claim", "look", "claim_buffers", "look_buffers")
 
 
@@ -44,7 +45,8 @@ def claims(sizes: Sequence[int]) -> Suite:
 
 
 def _queues() -> list[Suite]:
-    one, many = "1 queue", "1,000 queues"
+    one = "1 queue"
+    many = "1,000 queues"
     crowd = {"ready": CROWD, "future": CROWD}
     spread = [_scenario(one, "claim", **crowd), _scenario(many, "claim", **crowd, queues=1_000)]
     cost = Comparison(
@@ -66,7 +68,8 @@ def _queues() -> list[Suite]:
 
 
 def _archive(rows: int) -> list[Suite]:
-    empty, full = "empty archive", f"archive of {rows:,}"
+    empty = "empty archive"
+    full = f"archive of {rows:,}"
     crowd = {"ready": CROWD, "future": CROWD}
     claiming = [_scenario(empty, "claim", **crowd), _scenario(full, "claim", **crowd, archive=rows)]
     queue = {"ready": 40_000, "count": 20_000}
@@ -103,10 +106,12 @@ def _speed_up(runs: Round) -> float | None:
     With T of a process's and D of the server's CPU seconds a message, one process handles at most 1
     ÷ T messages a second, and two that share the cores with the server 2 ÷ (T + D).
     """
-    one, two = runs[ONE], runs[TWO]
+    one = runs[ONE]
+    two = runs[TWO]
     if two["db_cpu_each"] is None:
         return None
-    own, server = two["cpu_each"], two["db_cpu_each"]
+    own = two["cpu_each"]
+    server = two["db_cpu_each"]
     return float(two["rate"] / one["rate"] / (2 * own / (own + server)))
 
 
@@ -167,7 +172,8 @@ def held_snapshot(seconds: int) -> Suite:
 def rate(seconds: int) -> list[Suite]:
     """1 000 messages a second: without a snapshot, with one, and with one but without what is done
     about it."""
-    free, off = "no snapshot", "held snapshot, every claim from the beginning"
+    free = "no snapshot"
+    off = "held snapshot, every claim from the beginning"
     variants = [
         _at_rate(free, seconds),
         _at_rate(HELD, seconds, held=True),

@@ -14,7 +14,8 @@ def server_cpu() -> float | None:
 
     In steps of 10 ms. None where none can be seen: without /proc, or with the server elsewhere.
     """
-    ticks, seen = 0, False
+    ticks = 0
+    seen = False
     for file in _PROCESSES.glob("[0-9]*/stat"):
         try:
             _, _, after = file.read_text().partition("(")

@@ -112,7 +112,8 @@ def suites() -> list[Suite]:
         Suite("PostgreSQL by partitions", _variants(names), shows=("rate",), axis="partitions")
     )
     for kind, title in (("mariadb", "MariaDB"), ("sqlite", "SQLite")):
-        ours, plain = f"ours, {title}", f"Spark's defaults, {title}"
+        ours = f"ours, {title}"
+        plain = f"Spark's defaults, {title}"
         comparison = Comparison(
             f"{title}: 2 partitions ÷ Spark's JDBC defaults", over(ours, plain), least=1.0
         )
@@ -138,7 +139,8 @@ def measure(rounds: int, rows: int) -> dict[str, dict[str, list[Result]]]:
             urls[kind] = stack.enter_context(database(kind))
             fill_archive(urls[kind], kind, count)
             print(f"  filled {kind}: {count:,} rows", flush=True)
-        small, large = stack.enter_context(runner(HEAP)), stack.enter_context(runner(LARGE_HEAP))
+        small = stack.enter_context(runner(HEAP))
+        large = stack.enter_context(runner(LARGE_HEAP))
         for n in range(-1, rounds):  # the first is not counted: Java compiles what it runs often
             for name, suite, result in _round(urls, counts, small, large, check=n < 0):
                 if n >= 0:
@@ -156,7 +158,8 @@ def measure(rounds: int, rows: int) -> dict[str, dict[str, list[Result]]]:
 def _round(
     urls: dict[str, str], counts: dict[str, int], small: Runner, large: Runner, *, check: bool
 ) -> Iterator[tuple[str, str, Result]]:
-    url, count = urls["postgresql"], counts["postgresql"]
+    url = urls["postgresql"]
+    count = counts["postgresql"]
     load = {"url": url, "count": count, "check": check}
     yield "COPY binary, 1 connection", "PostgreSQL", copy(url, count)
     for n in PARTITIONS:

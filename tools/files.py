@@ -31,7 +31,8 @@ def report(changed: list[Path], cure: str, *, check: bool) -> int:
 
 def with_block(text: str, name: str, content: str) -> str:
     """`text` with `content` between `<!-- name -->` and `<!-- /name -->`."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    begin = f"<!-- {name} -->\n"
+    end = f"<!-- /{name} -->"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     return before + begin + content + end + after

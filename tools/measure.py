@@ -184,7 +184,8 @@ def riddle_words(file: File) -> Iterator[Place]:
     """Words that hide the subject; names count, a quoted word such as a user's name does not."""
     for number, line in enumerate(file.lines, 1):
         for found in WORD.finditer(line):
-            before, after = line[: found.start()], line[found.end() :]
+            before = line[: found.start()]
+            after = line[found.end() :]
             if not (before.endswith(('"', "'")) and after.startswith(('"', "'"))):
                 yield file.place(number)
 

@@ -65,7 +65,8 @@ def picture() -> str:
                 drawing.add(elements.Dot(radius=0.15).at(start))
             else:
                 leaves, enters, bend = ARROWS[source, target]
-                start, end = getattr(boxes[source], leaves), getattr(boxes[target], enters)
+                start = getattr(boxes[source], leaves)
+                end = getattr(boxes[target], enters)
                 arrow = elements.Arc2(k=bend, arrow="->").at(start).to(end)
             drawing.add(arrow.label(str(number)))
     return str(drawing.get_imagedata("svg").decode()) + "\n"

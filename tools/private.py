@@ -241,7 +241,8 @@ def serving(
     data: Path, become: Callable[[], None], settings: Mapping[str, str]
 ) -> Iterator[tuple[str, Process]]:
     """The server of the folder `data`, and the URL of its administrator."""
-    folder, port = data.parent, free_port()
+    folder = data.parent
+    port = free_port()
     options = {
         "listen_addresses": "127.0.0.1",
         "unix_socket_directories": str(folder),
@@ -284,7 +285,9 @@ def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
     server = needed("mariadbd", "mariadb-server", *places)
     installer = needed("mariadb-install-db", "mariadb-server", *places)
     with folder_of("mysql") as (folder, become):
-        data, temporary, port = folder / "data", folder / "tmp", free_port()
+        data = folder / "data"
+        temporary = folder / "tmp"
+        port = free_port()
         for made in (data, temporary):
             made.mkdir()
             shutil.chown(made, folder.owner())
@@ -324,7 +327,8 @@ def mysql(*more: str) -> Iterator[tuple[str, Process]]:
     """
     server = _mysqld()
     with folder_of("mysql") as (folder, become):
-        temporary, port = folder / "tmp", free_port()
+        temporary = folder / "tmp"
+        port = free_port()
         temporary.mkdir()
         shutil.chown(temporary, folder.owner())
         common = ["--no-defaults", f"--datadir={folder / 'data'}", "--secure-file-priv="]
@@ -378,7 +382,8 @@ def pgbouncer(url: str) -> Iterator[int]:
     server = needed("pgbouncer", "pgbouncer", "/usr/sbin", "/usr/bin", "/usr/local/bin")
     target = psycopg.conninfo.conninfo_to_dict(url.replace("+psycopg", ""))
     with folder_of("postgres") as (folder, become):
-        port, config = free_port(), folder / "pgbouncer.ini"
+        port = free_port()
+        config = folder / "pgbouncer.ini"
         config.write_text(
             f"""[databases]
 * = host={target["host"]} port={target["port"]} user={target["user"]}

@@ -41,8 +41,11 @@ share a port: what answers there is asked what it is."""
 FAMILY = ("mariadb", "mysql")
 """Kinds whose servers take each other's clients."""
 
-QUICK, PATIENT = 2, 30
-"""Seconds that a server gets to let us in: where one may be, and where we were told that one is."""
+QUICK = 2
+"""Seconds to wait for a server that may or may not be there."""
+
+PATIENT = 30
+"""Seconds to wait for a server that the environment names."""
 
 PATIENCE = 10.0
 """Seconds that the command gets to end by itself when we are told to."""
@@ -172,7 +175,8 @@ def main(arguments: list[str]) -> int:
     head, separator, command = _split(arguments)
     kinds = list(VARIABLES)
     if len(head) == 3 and head[1] == "--only" and head[2] in VARIABLES:
-        kinds, head = [head[2]], head[:1]
+        kinds = [head[2]]
+        head = head[:1]
     if head != ["run"] or not separator or not command:
         print(__doc__, file=sys.stderr)
         return 2

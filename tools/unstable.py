@@ -130,7 +130,8 @@ def _download(folder: Path, mirror: str) -> list[Path]:
     Raises:
         DownloadError: it failed twice.
     """
-    apt, debs = folder / "apt", folder / "debs"
+    apt = folder / "apt"
+    debs = folder / "debs"
     for part in (apt / "etc", apt / "state/lists/partial", apt / "cache/archives/partial", debs):
         part.mkdir(parents=True)
     (apt / "etc/sources.list").write_text(f"deb [signed-by={KEYS}] {mirror} sid main\n")

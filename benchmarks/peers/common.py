@@ -270,7 +270,8 @@ def _listen(
 
 async def _listening(consumer: Any, url: str, count: int, pause: float, pipe: Any) -> None:
     arrived: list[tuple[int, float]] = []
-    warm, done = asyncio.Event(), asyncio.Event()
+    warm = asyncio.Event()
+    done = asyncio.Event()
 
     def take(n: int) -> None:
         arrived.append((n, time.monotonic()))

@@ -14,7 +14,8 @@ def environment(peer: str) -> Path:
     requirements."""
     requirements = REQUIREMENTS / f"{peer}.txt"
     folder = HERE / ".venvs" / peer
-    python, stamp = folder / "bin" / "python", folder / "requirements.stamp"
+    python = folder / "bin" / "python"
+    stamp = folder / "requirements.stamp"
     wanted = f"{sys.version}\n{requirements.read_text()}"
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python

@@ -200,7 +200,9 @@ class Matrix:
         self, arguments: argparse.Namespace, book: Book, admin: dict[str, Engine | str | None]
     ) -> None:
         """`admin` has an administrator's engine for each kind of database, or why there is none."""
-        self._arguments, self._book, self._admin = arguments, book, admin
+        self._arguments = arguments
+        self._book = book
+        self._admin = admin
         self._servers = OwnServers()
         self._until = time.monotonic() + 60 * arguments.minutes
         wanted = [
@@ -240,7 +242,8 @@ class Matrix:
             result.skipped = missing
             self._book.write(result)
             return
-        started, rounds = time.monotonic(), self._arguments.rounds
+        started = time.monotonic()
+        rounds = self._arguments.rounds
         try:
             # Servers and databases take seconds to make, in which the other cells must go on.
             async with in_a_thread(self._prepared(result)) as (folder, place, database):
@@ -273,7 +276,8 @@ class Matrix:
         Raises:
             CannotStartError: this machine does not give it.
         """
-        fault, kind = FAULTS[result.fault], result.kind
+        fault = FAULTS[result.fault]
+        kind = result.kind
         with ExitStack() as stack:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
