@@ -146,16 +146,28 @@ class PublishCoalescer:
         """Run `query` on the kept connection: whoever publishes alone needs nobody else's task."""
         driver, self._idle = self._idle, None
         try:
-            return await self._shortcut.fetch(driver, query, timeout=self._timeout)
+            return await self._fetch(driver, query, self._timeout)
+        finally:
+            self._park(driver)
+
+    async def _fetch(self, driver: Any, query: Query[T], timeout: float) -> T:
+        """Send `query`: the one way to send on the kept connection, and to judge what fails there.
+
+        Raises:
+            DBAPIError: the server has refused it, so nothing was written.
+            UnknownOutcomeError: it may have been written; the connection is ended, as it is after a
+                cancellation.
+        """
+        try:
+            return await self._shortcut.fetch(driver, query, timeout=timeout)
         except DBAPIError:
             raise
         except BaseException as error:
+            # The server may still be at it: a later statement must not get this one's answer.
             abort(driver)
             if not isinstance(error, Exception):
                 raise
             raise self._unknown(error) from error
-        finally:
-            self._park(driver)
 
     def _park(self, driver: Any) -> None:
         """Keep `driver` for the next publish, if it comes soon, and while the pump keeps its
@@ -271,19 +283,18 @@ class PublishCoalescer:
         group = self._group
         left = group[0].deadline - self.loop.time()
         try:
-            result = await self._shortcut.fetch(
-                driver, self._query(group), timeout=max(0.001, left)
-            )
+            result = await self._fetch(driver, self._query(group), max(0.001, left))
         except DBAPIError as error:
             self._checkouts.note(error)
             return False
-        except BaseException as error:
-            fail(group, self._unknown(error), error)
-            abort(driver)
+        except UnknownOutcomeError as error:
+            fail(group, error)
             await connection.invalidate()
-            if not isinstance(error, Exception):
-                raise
             return True
+        except BaseException as error:  # cut off: those who wait hear of it, too
+            fail(group, self._unknown(error), error)
+            await connection.invalidate()
+            raise
         answer(group, result)
         return True
 
