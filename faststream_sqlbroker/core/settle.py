@@ -70,6 +70,7 @@ def settle(
         attempted: Whether a handler was started.
     """
     base = Settlement(row.id, row.lease_token, None, attempted=attempted, ended_after=ended_after)
+    # One match over all outcomes: it is the table of decisions, so it is not split.
     match outcome:
         case Ack():
             return _final(base, MessageState.COMPLETED, rules.retain_on_ack)

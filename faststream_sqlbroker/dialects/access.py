@@ -154,15 +154,23 @@ def _ask_postgresql(connection: Connection, wanted: Sequence[Right]) -> Access:
         for at, right in enumerate(asked)
         if at in lacked
     ]
+    lacks += _grants(connection, denied, known, user)
+    return Access(f"the role {user}", lacks)
+
+
+def _grants(
+    connection: Connection, denied: Sequence[Denied], known: dict[str, Any], user: str
+) -> Iterator[Lack]:
+    """What is denied on each table, and on the sequence of its ids."""
+    quote = connection.dialect.identifier_preparer.quote
     for table, of_table in _by_table(denied):
         name = f"{quote(known[table.name].schema)}.{quote(table.name)}"
         if rest := [each for each in of_table if each[0].verb != "USAGE"]:
-            lacks.append(_granted(connection, rest, name, quote(user)))
+            yield _granted(connection, rest, name, quote(user))
         if ids := [each for each in of_table if each[0].verb == "USAGE"]:
             statement = text("SELECT pg_get_serial_sequence(:name, 'id')")
             sequence = connection.execute(statement, {"name": name}).scalar_one()
-            lacks.append(_granted(connection, ids, f"SEQUENCE {sequence}", quote(user)))
-    return Access(f"the role {user}", lacks)
+            yield _granted(connection, ids, f"SEQUENCE {sequence}", quote(user))
 
 
 def _lacked(

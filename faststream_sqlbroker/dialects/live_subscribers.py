@@ -1,5 +1,6 @@
-"""Rows of the policy state that tell which subscribers live and which queues are paused; the same
-everywhere.
+"""Registrations of live subscribers and pauses of queues: rows of the policy state.
+
+The statements are the same on every database.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,29 +14,30 @@ from faststream_sqlbroker.dialects.policy_state import upsert
 from faststream_sqlbroker.schema.types import clock, later
 
 SUBSCRIBER = "subscriber"
-"""The scope of who lives; the key is the subscriber's name."""
+"""Scope of registrations; the key is the subscriber's name."""
 PAUSED = "paused"
-"""The scope of what is paused; the key is the queue."""
+"""Scope of pauses; the key is the queue."""
 PAUSES_CHANGED = " "
-"""What is sent to listeners when a queue is paused or resumed: no queue can have this name."""
+"""Sent to listeners when a queue is paused or resumed. No queue can have this name."""
 
 KEPT_SECONDS = 3600
-"""How long a subscriber that has ended without a word is remembered, so that what it held can be
-explained."""
+"""How long the registration of a crashed subscriber is kept after its lease has run out, so that
+`explain` can name the holder of its messages."""
 MOST_READ = 10_000
-"""Subscribers that are read at most, those heard of last first."""
+"""Registrations that are read at most, those with the latest heartbeat first."""
 _CLEANED = 100
-"""Rows that one removal deletes: it is a part of a heartbeat, which must stay short."""
+"""Rows of a scope that one heartbeat removes at most, so that it stays short."""
 
 Known = Mapping[str, Mapping[str, Any]]
-"""What each subscriber says of itself, by its name."""
+"""Each subscriber's description of itself, by its name."""
 
 
 def announce(
     connection: Connection, table: Table, known: Known, changed: set[str], lease: float
 ) -> None:
-    """Write that the subscribers `known` live, for `lease` seconds from now; what they say of
-    themselves if `changed`.
+    """Renew the registrations of the subscribers `known` for `lease` seconds from now.
+
+    The description is rewritten only for those in `changed`.
     """
     ends = {
         "lease_expires_at": later(bindparam("lease")),
@@ -54,7 +56,7 @@ def announce(
 
 
 def leave(connection: Connection, table: Table, names: Sequence[str]) -> None:
-    """These subscribers have ended."""
+    """Remove the registrations of these subscribers."""
     one = and_(table.c.scope == SUBSCRIBER, table.c.key == bindparam("name"))
     connection.execute(delete(table).where(one), [{"name": name} for name in names])
 
@@ -65,8 +67,8 @@ def clean(connection: Connection, table: Table) -> None:
     for scope in (PAUSED, SUBSCRIBER):
         old = select(table.c.key).where(table.c.scope == scope, over).limit(_CLEANED)
         if keys := connection.execute(old).scalars().all():
-            # One by one, by the primary key: by a list MariaDB would wait for rows that somebody
-            # has locked.
+            # One by one, by the primary key. For a list of keys MariaDB may scan the table, and
+            # would wait for rows that another transaction has locked.
             one = and_(table.c.scope == scope, table.c.key == bindparam("name"), over)
             connection.execute(delete(table).where(one), [{"name": key} for key in keys])
 
@@ -74,7 +76,7 @@ def clean(connection: Connection, table: Table) -> None:
 def read_subscribers(
     connection: Connection, table: Table, *, ended: bool = False
 ) -> list[LiveSubscriber]:
-    """The subscribers that live, with `ended` also those remembered; the last heard of first."""
+    """The live subscribers, with `ended` also crashed ones; the latest heartbeat first."""
     statement = select(table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at)
     statement = statement.where(table.c.scope == SUBSCRIBER)
     if not ended:
@@ -110,8 +112,9 @@ def pause(
     until: datetime | float | None,
     info: Mapping[str, Any],
 ) -> None:
-    """Pause `queue` until a time, for some seconds or for good; a pause that is there goes on with
-    the new words.
+    """Pause `queue` until a time, for some seconds, or (None) until it is resumed.
+
+    If the queue is paused already, the pause gets the new end and the new reason.
     """
     connection.execute(delete(table).where(_pause_of(table, queue), table.c.expires_at < clock()))
     ends: Any = null() if until is None else until
@@ -131,7 +134,7 @@ def pause(
 
 
 def resume(connection: Connection, table: Table, queue: str) -> bool:
-    """End the pause of `queue`; whether there was one."""
+    """End the pause of `queue`; returns whether there was one."""
     of = _pause_of(table, queue)
     was = connection.execute(
         select(table.c.key).where(of, _lasting(table)).with_for_update()
@@ -174,4 +177,4 @@ def _micros(seconds: float) -> int:
 
 
 def _words(info: Mapping[str, Any]) -> tuple[str, str | None]:
-    return str(info.get("by", "somebody")), info.get("reason")
+    return str(info.get("by", "an operator")), info.get("reason")

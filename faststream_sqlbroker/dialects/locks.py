@@ -1,8 +1,9 @@
-"""Locks by key: rows of the policy state, which stay for ever, for the sake of their counters.
+"""Locks by key: rows of the policy state. They are never removed, because their counter is the
+fence: it must not start again.
 
-The same on every database. A free lock has no token, or one whose lease is over by the database's
-clock; whoever takes it puts a new token there and raises the counter. Every later write names the
-token.
+The statements are the same on every database. A lock is free if it has no token, or if its lease
+has run out by the database's clock. Taking it writes a new token and raises the counter. Every
+later write names the token.
 """
 
 from collections.abc import Sequence
@@ -33,9 +34,10 @@ LOCK = "lock"
 def acquire(
     connection: Connection, table: Table, key: str, token: UUID, lease: float, worker: str
 ) -> int | None:
-    """Take the lock `key` for `lease` seconds if it is free; its fence, or None.
+    """Take the lock `key` for `lease` seconds if it is free; returns its fence, or None.
 
-    Repeated with the token that has it, this lengthens the lease and gives the same fence.
+    A repeated call with the holder's token extends the lease and returns the same fence. So it
+    can be repeated when the answer to its COMMIT was lost.
     """
     values = {
         "lease_token": token,
@@ -66,7 +68,8 @@ def _acquire_in_steps(
 ) -> int | None:
     c = table.c
     ours = select(table.c.counter).where(_of(table, key), table.c.lease_token == token)
-    # In this order: what is assigned first is what the rest reads.
+    # MySQL assigns from left to right and reads new values: the counter must be set while
+    # lease_token still is the old one.
     taken = update(table).where(_of(table, key), _free(table, token))
     connection.execute(
         taken.ordered_values(
@@ -75,28 +78,33 @@ def _acquire_in_steps(
     )
     fence: int | None = connection.execute(ours).scalar_one_or_none()
     if fence is None and connection.execute(select(c.key).where(_of(table, key))).first() is None:
+        # A race: another process may insert the row first. Then this statement changes nothing,
+        # and the token read below is not ours.
         connection.execute(mysql.insert(table).values(new).on_duplicate_key_update(scope=c.scope))
         fence = connection.execute(ours).scalar_one_or_none()
     return fence
 
 
 def extend(connection: Connection, table: Table, key: str, token: UUID, lease: float) -> bool:
-    """Lengthen the lease of `token` to `lease` seconds from now; false if somebody else has, or
-    had, the lock.
+    """Extend the lease of `token` to `lease` seconds from now.
+
+    False if another token has taken the lock since. A lease that ran out, but was not taken, is
+    extended: nothing happened under the lock that its holder could miss.
     """
     held = update(table).where(_of(table, key), table.c.lease_token == token)
     return _wrote(connection, held.values(lease_expires_at=_from_now(lease)))
 
 
 def release(connection: Connection, table: Table, key: str, token: UUID) -> bool:
-    """Give the lock back; false if `token` has it no more."""
+    """Give the lock back; false if `token` no longer holds it."""
     held = update(table).where(_of(table, key), table.c.lease_token == token)
     return _wrote(connection, held.values(lease_token=None, lease_expires_at=None))
 
 
 def force(connection: Connection, table: Table, key: str) -> bool:
-    """Take the lock from whoever has it, and raise the counter above the fence given out; whether
-    it was held.
+    """Take the lock from its holder; returns whether it was held.
+
+    The counter is raised, so that the holder's fence is no longer the newest.
     """
     held = update(table).where(_of(table, key), table.c.lease_token.is_not(None))
     return _wrote(
@@ -106,7 +114,7 @@ def force(connection: Connection, table: Table, key: str) -> bool:
 
 
 def held(connection: Connection, table: Table, limit: int) -> Sequence[HeldLock]:
-    """Up to `limit` locks that somebody has, by key."""
+    """Up to `limit` locks that are held, by key."""
     c = table.c
     statement = select(c.key, c.counter, c.created_at, c.lease_expires_at, c.info)
     statement = statement.where(

@@ -30,12 +30,12 @@ from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import ordered_sql
 from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
-from faststream_sqlbroker.dialects.sizes import chunks, parts_that_fit
+from faststream_sqlbroker.dialects.sizes import SizeLimit, chunks, parts_that_fit
 from faststream_sqlbroker.dialects.suspects import OTHERS
 from faststream_sqlbroker.schema.tables import Tables
 
 ROWS_PER_INSERT = (512, 64, 8, 1)
-"""Sizes of multi-row inserts: few texts to compile and keep."""
+"""Sizes of multi-row inserts: few statements to compile and cache."""
 
 INSERT_COLUMNS = (
     "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
@@ -221,7 +221,7 @@ class MultiStatementDialect(Dialect):
     def take(
         self, connection: Connection, found: Sequence[ClaimedMessage], lease: float, token: UUID
     ) -> None:
-        """Lease what was found, where finding did not."""
+        """Lease the rows found, unless `find` has leased them already."""
 
     def claim_ids(
         self,
@@ -254,8 +254,8 @@ class MultiStatementDialect(Dialect):
     ) -> set[int]:
         """Lock, lengthen; with `skip_locked` what is locked elsewhere is only looked up."""
         if not skip_locked:
-            # Locked by id alone: what is not ours any more may be locked for long by who has it
-            # now.
+            # `lock` locks by id alone. A row whose lease was lost may be locked for long by its new
+            # holder, so only rows that are still held are locked.
             held = self.still_held(connection, leases)
             leases = [each for each in leases if each[0] in held]
         free = self.lock(connection, leases, skip_locked=skip_locked)
@@ -301,7 +301,12 @@ class MultiStatementDialect(Dialect):
                 connection.execute(self.sql["archive"], {"rows": rows})
         for part in chunks(leaving):
             connection.execute(self.sql["delete"], self.delete_binds([s.id for s in part]))
-        staying = [s for s in ours if not s.leaves]
+        self._update(connection, limit, [s for s in ours if not s.leaves])
+
+    def _update(
+        self, connection: Connection, limit: SizeLimit, staying: Sequence[Settlement]
+    ) -> None:
+        """Update rows that stay in the message table; then bodies and headers, which few change."""
         for part in chunks(staying):
             for rows in parts_that_fit(limit, part, rows_json):
                 connection.execute(self.sql["update"], {"rows": rows})
@@ -322,7 +327,7 @@ def lease_binds(lease: float, token: UUID) -> dict[str, Any]:
 def note_prefetched(
     found: Sequence[ClaimedMessage], prefetch: Prefetch
 ) -> Sequence[ClaimedMessage]:
-    """Mark the rows that wait for a worker; the others."""
+    """Mark the rows that wait for a worker; returns the other rows."""
     for row in found[prefetch.after :]:
         row.prefetched = True
     return found[: prefetch.after]

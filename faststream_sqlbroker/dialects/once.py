@@ -1,5 +1,5 @@
-"""Keys that are handled at most once: claimed before the handler starts, kept for a time, never
-given back by a crash.
+"""Keys of policy Once: claimed before the handler starts, and kept for a time. A crash does not
+give them back.
 
 Scope "once:<queue>", key the message's. The token names the delivery that claimed it, so that a
 claim whose COMMIT was not answered can be repeated.
@@ -18,16 +18,16 @@ from faststream_sqlbroker.schema.types import clock, later
 
 Lock = Callable[..., set[int]]
 KEPT = 86_400.0
-"""Seconds that a claim is known after its ttl: by then a message that crashed has come back."""
+"""Seconds that a claim is kept after its ttl: longer than a crashed message takes to come back."""
 
 
 class Verdict(Enum):
-    """What is to become of a message before its handler starts."""
+    """What happens to a message whose handler would start now."""
 
     START = "its key is claimed for it"
     LOST = "its lease is gone"
     DUPLICATE = "another message has claimed its key"
-    UNKNOWN = "it has claimed its key before, and nobody knows how far its handler came"
+    UNKNOWN = "it has claimed its key before, and it is not known how far its handler got"
 
 
 def claim_keys(
@@ -38,14 +38,17 @@ def claim_keys(
     ttl: float,
     worker: str,
 ) -> dict[int, tuple[Verdict, int | None]]:
-    """Claim the keys of `rows` for `ttl` seconds; what is to become of each, and which message has
-    its key.
+    """Claim the keys of `rows` for `ttl` seconds.
+
+    Returns:
+        By id the verdict on each row, and the message that has its key.
     """
     held = lock(connection, [(row.id, row.lease_token) for row in rows])
     verdicts: dict[int, tuple[Verdict, int | None]] = {
         row.id: (Verdict.LOST, None) for row in rows if row.id not in held
     }
-    # One after the other by key: two claims of the same keys meet in the same order.
+    # In the order of keys: two transactions that claim the same keys lock them in the same order,
+    # so they cannot deadlock.
     for row in sorted(
         (r for r in rows if r.id in held), key=lambda r: (r.queue, r.key or "", r.id)
     ):
@@ -66,7 +69,7 @@ def _claim_key(
         "info": literal(info, table.c.info.type),
     }
     binds = {"kept": round((ttl + KEPT) * 1_000_000)}
-    # Makes the row, or locks the one that is there.
+    # Inserts the row, or locks the existing one, so that what is read below stays true.
     new = {"scope": ONCE + row.queue, "key": row.key}
     upsert(connection, table, [{**new, **binds}], replaced=("scope",), **values)
     known = select(table.c.lease_token, table.c.info, table.c.created_at, clock()).where(one)
@@ -76,9 +79,9 @@ def _claim_key(
     other = info["message"]
     over = since + timedelta(seconds=info["ttl"]) <= now
     if other == row.id and (not over or row.deliveries_count - 1 > row.attempts_count):
-        # A mark for who lists unknown outcomes. The claim is no delivery's any more: were a slow
-        # one to give it back now, the message would go from that list, and another of its key would
-        # run.
+        # lease_expires_at puts the row on the list of unknown outcomes. The token is removed,
+        # because the earlier delivery may still be running, only slowly. If it gave its claim back
+        # now, the message would leave that list, and another message of its key would run.
         connection.execute(
             update(table).where(one).values(lease_expires_at=clock(), lease_token=null())
         )
@@ -90,12 +93,12 @@ def _claim_key(
 
 
 def _delivery(row: ClaimedMessage) -> UUID:
-    """A token of this delivery alone; that of its lease is shared by all of its claim."""
+    """A token of this delivery alone; all rows of one claim share their lease token."""
     return UUID(int=row.lease_token.int ^ row.id)
 
 
 def give_back_keys(connection: Connection, table: Table, rows: Sequence[ClaimedMessage]) -> None:
-    """Forget the claims of these deliveries."""
+    """Remove the claims of these deliveries; claims of others stay."""
     for row in sorted(rows, key=lambda r: (r.queue, r.key or "")):
         one = table.c.scope == ONCE + row.queue, table.c.key == row.key
         connection.execute(delete(table).where(*one, table.c.lease_token == _delivery(row)))

@@ -1,14 +1,14 @@
-"""Claims for ordered=True: of each key one message at a time, in the order of ids.
+"""Claims for ordered=True: one message of each key at a time, in the order of ids.
 
-Two claims that read before either has committed could lease two messages of a key: a message with a
-lower id, committed late, is the head of its key while a later one is being handled, and only the
-first claim's commit shows that. So one claim of a queue runs at a time: it locks the queue's row of
-the policy state, and what it reads afterwards (READ COMMITTED) is what the one before it has left.
-A claim that finds the row locked does not wait, and comes back. SQLite has one writer anyway.
+The race: a message with a lower id may be committed late, when a later message of its key is
+leased already. Two claims that read before either has committed could then lease both. So one
+claim of a queue runs at a time. It locks the queue's row of the policy state, and then reads (READ
+COMMITTED) what the claim before it has committed. A claim that finds the row locked does not wait;
+it is repeated soon. SQLite has one writer, so it needs no lock.
 
-Looking for heads is bounded, however many messages wait behind a key that cannot go on: first the
-oldest due messages, a window of them; only where it was full and gave too few, the keys themselves,
-and the messages without a key, a page of each from where the last claim stopped.
+The search for heads is bounded, however many messages wait behind a key that is busy. It reads a
+window of the oldest due messages. Only if the window was full and gave too few heads, it reads a
+page of keys and a page of messages without a key, from where the last claim stopped.
 """
 
 from collections import Counter
@@ -107,10 +107,10 @@ class OrderedClaims:
         A message without a key is its own head. `cursors` is read and written.
 
         Returns:
-            The rows, and in how many seconds to look again: 0 if somebody else claims right now or
-            there is more to look at, else when the first waiting head is due; None if that is not
-            known.
+            The rows, and in how many seconds to claim again: 0 if another claim runs right now or
+            there is more to read, else when the first waiting head is due; None: not known.
         """
+        # Lock, search, lease, repeat: the steps depend on each other, so they stay in one function.
         self._dialect.mend_due_times(connection, pairs)
         queues = sorted({p.queue for p in pairs})
         locked = self._dialect.lock_order(connection, queues)
@@ -133,7 +133,7 @@ class OrderedClaims:
             rows += sorted(found, key=lambda m: rank[m.id])
             rows.suspects |= found.suspects
             taken |= set(heads.ids)
-            # What somebody else has locked must not keep the others of the queue waiting.
+            # Some heads are locked by another transaction: look for others in their place.
             if len(found) + len(found.suspects) == len(heads.ids) or len(rows) >= limit:
                 break
         if more:
@@ -150,8 +150,9 @@ class OrderedClaims:
         lease: float,
         token: UUID,
     ) -> Claimed:
-        """Lease this message if it is due in one of `queues`, the head of its key (or expired), and
-        not locked.
+        """Lease this message if it is due in one of `queues`, not locked, and the head of its key.
+
+        An expired message need not be the head: it will not be handled.
         """
         row = connection.execute(self._dialect.sql["ordered_one"], {"id": message_id}).one_or_none()
         if row is None or row[0] not in queues:

@@ -1,6 +1,4 @@
-"""Which messages of bursts that have ended are delivered: of each key one at a time, in the order
-of its bursts.
-"""
+"""Debounce at a claim: deliver one message of each key at a time, in the order of its bursts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +13,14 @@ from faststream_sqlbroker.dialects.policy_intake import FORGET_BURSTS, burst_sco
 from faststream_sqlbroker.dialects.policy_rows import Live, PolicyRows
 
 SHORTEST_BURST_RECHECK = MICROSECONDS // 20
-"""50 ms, in microseconds; see below."""
+"""Least time until a waiting message is checked again (microseconds)."""
 LONGEST_BURST_RECHECK = 2 * MICROSECONDS
-"""A message that waits for the one before it is looked at again after as long as that one has been
-running, within these limits: so it waits at most twice as long as it must, and many do not crowd
-the front."""
+"""A message that waits for the one before it is checked again after as long as that one has been
+running, at most after this. So it waits at most twice as long as it must, and many waiting messages
+do not fill every claim."""
 BURST_WAIT_LIMIT = 60 * MICROSECONDS
-"""The same where that one waits itself, for a retry say: somebody may cancel it."""
+"""The same limit if the message before waits itself, for example for a retry: an operator may
+cancel it."""
 
 
 class BurstHeads:
@@ -38,8 +37,8 @@ class BurstHeads:
         """When messages that wait for another are looked at again."""
 
     def choose(self, due: Sequence[tuple[int, str | None, int]], limit: int) -> list[int]:
-        """Up to `limit` of the messages (id, key, due time) whose turn it is; the others are put
-        off a little.
+        """Up to `limit` of the messages (id, key, due time) to deliver now; the others get a later
+        due time.
         """
         keys = {key for _, key, _ in due if key is not None}
         stored = self._rows.states(self._connection, burst_scope(self._queue), keys)
@@ -57,7 +56,7 @@ class BurstHeads:
                 chosen.append(message)
                 if key is not None:
                     taken.add(key)
-        # A slot that one had is given up: it would start at another time.
+        # A message that is put off gives up its slot, which would be for another time.
         self._rows.shift(self._connection, self._queue, waiting, 0, KEPT)
         self.later = [at for at in waiting.values() if at is not None]
         return chosen

@@ -1,9 +1,10 @@
 """Claims under scheduling policies: one claim of a queue at a time, in one transaction.
 
-Two claims that read before either has committed could each find room for the last message. So a
-claim first locks the queue's row of the policy state, and what it reads afterwards (READ COMMITTED)
-is what the one before has left. A claim that finds it locked does not wait, and comes back. Running
-messages are counted as they are leased: no counter can leak.
+The race: two claims that read before either has committed could each find room for one more
+message. So a claim first locks the queue's row of the policy state, and then reads (READ COMMITTED)
+what the claim before it has committed. A claim that finds the row locked does not wait; it is
+repeated soon. Running messages are counted by their leases: there is no counter that a crash could
+leave too high.
 """
 
 from typing import TYPE_CHECKING
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.dialects.base import Dialect
 
 LOOKED_AT = 100
-"""Least number of messages that a claim under a throttle looks at: some must not start, or ask for
-another slot."""
+"""Least number of messages that a claim under a throttle reads: some may not start yet, and some
+need another slot."""
 
 
 class PolicyClaims:
@@ -51,6 +52,7 @@ class PolicyClaims:
         self, connection: Connection, wanted: PolicyClaimRequest, memory: ScanPosition
     ) -> "Claim":
         """Lease what the policies let start; a row's `slot` says when. `memory` is changed."""
+        # The order of reads before and after the lock is what makes this right, so it is all here.
         pairs = self._dialect.ready_pairs(connection, wanted.queues)
         self._dialect.mend_due_times(connection, pairs)
         due = sorted({pair.queue for pair in pairs if pair.due_in <= 0})
@@ -58,7 +60,8 @@ class PolicyClaims:
         locked = self._dialect.lock_order(connection, due) if due else set()
         now = self.rows.now(connection) if locked else 0
         if any(isinstance(policy, Debounce) for policy in wanted.policies) and locked:
-            # A priority that has come meanwhile belongs to the bursts, too.
+            # Pairs were read before the lock. A message of a new priority, committed since, may
+            # belong to a burst, so read them again.
             pairs = self._dialect.ready_pairs(connection, sorted(locked))
         if len(locked) < len(due):
             waits.append(0.0)
@@ -133,7 +136,7 @@ class _QueueClaim:
         self.suspects |= leased.suspects
         found = [*self._lease(dead, None), *leased]
         if len(found) + len(leased.suspects) < len(dead) + len(chosen):
-            self.waits.append(0.0)  # somebody else has them locked
+            self.waits.append(0.0)  # another transaction has locked some of them
         self._refuse(found, set(dead))
         if self._bursts is not None:
             self._bursts.delivered(found)
@@ -142,7 +145,7 @@ class _QueueClaim:
             self.waits.append(self._seconds_to(at))
             self.gated = True
         elif starting < len(found):
-            self.waits.append(0.0)  # what only goes has left its place to the next
+            self.waits.append(0.0)  # rows that only end have left room for others
         return found
 
     def _starting(self, limit: int) -> list[int]:

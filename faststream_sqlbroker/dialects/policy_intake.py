@@ -1,9 +1,8 @@
-"""What policies do with messages that have become due, before any is claimed: shift, supersede,
+"""What policies do with messages that have become due, before any is claimed: put off, supersede,
 drop.
 
-Each message is looked at once by each policy, which leaves a mark on it; so a look begins where the
-last one of this process has ended, a little before. All of it runs under the queue's lock, in
-lists.
+Each policy sees each message once and marks it. So a scan begins a little before the end of the
+last scan of this process. All of it runs under the queue's lock, in lists.
 """
 
 import random
@@ -25,14 +24,15 @@ from faststream_sqlbroker.core.rows import ReadyPair
 from faststream_sqlbroker.dialects.policy_rows import SCAN, Arrival, PolicyRows
 
 LATE_COMMITS = 2 * MICROSECONDS
-"""A look begins so much before the end of the last one: what is committed later waits for a whole
-look."""
+"""A scan begins this long before the end of the last one (microseconds), to find rows that were
+committed late. Rows that were committed even later are found by the next full scan."""
 WHOLE_LOOK = 5.0
-"""Seconds between two looks at everything that is due; more if they are slow."""
+"""Seconds between two full scans of everything that is due; more if they are slow."""
 SLOW_SHARE = 20
-"""A whole look is followed by so many times its length without one."""
+"""After a full scan, none follows for this many times its length: at most 5 % of the time."""
 FORGET_BURSTS = 86_400 * MICROSECONDS
-"""How long a key is remembered after its last burst: its message may be tried again for so long."""
+"""How long a key is kept after its last burst (microseconds): a day, so that its message is still
+known when it is retried."""
 
 QueueMark = tuple[str, int, int]
 """Queue, priority, mark."""
@@ -117,6 +117,7 @@ class Intake:
         At most `limit` are granted now, as no more could start; those above them wait for the next
         claim. The expired need none.
         """
+        # Each arrival changes the log that the next one of its key sees, so all cases are one loop.
         arrivals, whole = self._arrivals(SLOT)
         self.before |= SLOT
         left: list[int] = []

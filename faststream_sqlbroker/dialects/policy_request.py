@@ -1,4 +1,4 @@
-"""What a claim under policies is given, and what it gives."""
+"""The request and the result of a claim under policies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,8 +37,7 @@ class Claim:
 
     rows: list[ClaimedMessage]
     again: float | None
-    """In how many seconds to look again: 0 if somebody else claims right now; None if that is not
-    known."""
+    """In how many seconds to claim again: 0 if another claim runs right now; None: not known."""
     gated: bool
     """Whether nothing more can start before, whatever comes."""
     more: bool = False
@@ -49,7 +48,7 @@ class Claim:
 
 @dataclass
 class ScanPosition:
-    """Where the claims of one process have stopped looking."""
+    """Where the last claims of one process stopped reading."""
 
     intake: IntakePosition = field(default_factory=IntakePosition)
     cursors: Cursors = field(default_factory=Cursors)

@@ -1,6 +1,4 @@
-"""What claims under policies read and write, in lists: messages that arrive, their due times,
-states by key.
-"""
+"""Reads and writes of claims under policies: arrivals, due times, states by key. All in lists."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -134,7 +132,7 @@ class PolicyRows:
     def discard(
         self, connection: Connection, queue: str, ends: Mapping[int, Discard], *, keep: bool
     ) -> None:
-        """End messages that nobody holds as DISCARDED, archived if `keep`."""
+        """End messages that have no lease as DISCARDED, archived if `keep`."""
         if not ends:
             return
         rows = _ends_json(ends)
@@ -143,7 +141,8 @@ class PolicyRows:
             self._run(connection, "policy_discard", rows=rows, queue=queue)
             return
         if archived:
-            # Only what is locked now is copied, and exactly that deleted.
+            # Lock first, then copy and delete exactly the locked rows: a row that another
+            # transaction takes in between must not be copied.
             held = set(self._run(connection, "policy_lock", rows=rows, queue=queue).scalars())
             rows = _ends_json({message: end for message, end in ends.items() if message in held})
             self._run(connection, "policy_archive", rows=rows, queue=queue)

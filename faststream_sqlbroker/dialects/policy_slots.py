@@ -1,4 +1,4 @@
-"""The slots of Throttle at a claim: how many may start, from when on, and what is noted of it.
+"""The slots of Throttle at a claim: how many messages may start, and when.
 
 Times are microseconds since 1970.
 """
@@ -39,8 +39,8 @@ class Slots:
         self._connection = connection
         self._queue = queue
         self._now = now
-        # Numbered among themselves: what another policy beside them would change must not forget
-        # their slots.
+        # Throttles are numbered among themselves. Adding another policy must not change the scope
+        # under which their slots are stored.
         throttles = list(enumerate(policy for policy in policies if isinstance(policy, Throttle)))
         self._lag = min((policy.max_lag for _, policy in throttles), default=None)
         self._gates = [(n, policy) for n, policy in throttles if policy.gates]
@@ -73,7 +73,7 @@ class Slots:
             return None
         throttles = [policy for _, policy in self._gates]
         logs = [[*log, *self._granted] for log in self._logs]
-        # Half of the time ahead: the claim is done before the slot has come.
+        # Half of AHEAD before the slot, so that the claim has ended when the slot comes.
         return first_slot(throttles, logs, self._now) - AHEAD // 2
 
     def on_time(
@@ -87,22 +87,14 @@ class Slots:
         """
         if self._each is None:
             return list(chosen[:limit])
-        first = at_start and self._each.when_exceeded == "wait"
-        asking = {
-            i: live[i].key
-            for i in chosen
-            if i in live
-            and not live[i].expired
-            and (
-                live[i].due < self._now - self._each.max_lag or (first and not live[i].marks & SLOT)
-            )
-        }
+        asking = self._asking(self._each, chosen, live, at_start=at_start)
         keys = {message: (key or "") if self._each.key else "" for message, key in asking.items()}
         free = {message for message, key in asking.items() if self._each.key and key is None}
         known = self._rows.states(self._connection, slot_scope(self._queue), keys.values())
         logs = {key: load_slots(known.get(key)) for key in keys.values()}
         starting: list[int] = []
         put_off: dict[int, int | None] = {}
+        # One loop: each slot taken changes the log that the next message of the key sees.
         for message in chosen:
             if len(starting) == limit:
                 break
@@ -120,6 +112,19 @@ class Slots:
         self._rows.keep(self._connection, slot_scope(self._queue), kept_slots(self._each, logs))
         self._rows.shift(self._connection, self._queue, put_off, SLOT)
         return starting
+
+    def _asking(
+        self, policy: Throttle, chosen: Sequence[int], live: Mapping[int, Live], *, at_start: bool
+    ) -> dict[int, str | None]:
+        """The messages that need a slot now, by id, with their keys."""
+        first = at_start and policy.when_exceeded == "wait"
+        earliest = self._now - policy.max_lag
+        found = {i: live[i] for i in chosen if i in live and not live[i].expired}
+        return {
+            i: each.key
+            for i, each in found.items()
+            if each.due < earliest or (first and not each.marks & SLOT)
+        }
 
     def give(self, rows: Sequence[ClaimedMessage]) -> int:
         """Tell each row when it may start, and store the slots taken; how many rows start."""

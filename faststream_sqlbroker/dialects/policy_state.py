@@ -33,10 +33,10 @@ Started = tuple[str, int]
 
 
 def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> set[str]:
-    """Lock the rows of those of `queues` that nobody else has locked, until the transaction ends;
-    which they are.
+    """Lock the rows of those of `queues` that no other transaction has locked; returns those.
 
-    The first claim of a queue makes its row, and others wait for that.
+    The locks last until the transaction ends. The first claim of a queue inserts its row; claims
+    that run at the same time wait for that insert.
     """
     ours = table.c.scope == ORDERED
 
@@ -58,7 +58,8 @@ def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> s
     missing = [queue for queue in queues if queue not in known]
     if not missing:
         return locked
-    # A row that is there already, made meanwhile, stays as it is.
+    # A race: another claim may have inserted the row since it was looked for. Then the upsert
+    # writes the value that is there.
     same = {"scope": ORDERED}
     upsert(connection, table, [{**same, "key": queue} for queue in missing], replaced=("scope",))
     return locked | find(missing, lock=True)
@@ -200,8 +201,8 @@ def forget_expired(connection: Connection, table: Table, limit: int) -> int:
 
 
 def _one(table: Table) -> ColumnElement[bool]:
-    # By a list of keys MariaDB would scan a small table, and wait for rows that somebody else has
-    # locked.
+    # One key at a time: for a list of keys MariaDB would scan a small table, and wait for rows that
+    # another transaction has locked.
     return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
 
 

@@ -1,4 +1,4 @@
-"""One statement that is a whole transaction: it may commit by itself, on whatever sends it."""
+"""A transaction of one statement: it can also run in autocommit, on the driver's connection."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from sqlalchemy import Connection, TextClause
 T = TypeVar("T")
 
 Work = Callable[[Connection], T]
-"""What is done in one transaction, which somebody else begins and commits."""
+"""The body of a transaction, which the caller begins and commits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""Schedules: rows of the policy state with scope "schedule"; the same on every database.
+"""Schedules: rows of the policy state with scope "schedule".
 
-Whoever publishes what is due has the row's lease, by a token of its own; every write names it, and
-whoever else changes the row takes it away. A row whose lease is over, or that has none, is free.
+The statements are the same on every database. The process that publishes what is due holds the
+row's lease, with a token of its own, and each of its writes names the token. A process that
+changes the schedule removes the lease. A row without a lease, or with one that has run out, is
+free.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +35,7 @@ SCHEDULE = "schedule"
 """The scope of all schedules; the key is the schedule's name."""
 
 Decide = Callable[[ScheduleState | None, datetime], ScheduleState | None]
-"""From a state and the database's now to a new state; None leaves it."""
+"""Gets a state and the database's time, gives a new state; None changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,16 @@ class Seen:
 
     state: ScheduleState | None
     busy_for: float
-    """Seconds for which somebody else has it, at most; 0 or less: it is free."""
+    """Seconds for which another process holds it at most; 0 or less: it is free."""
 
 
 def define(
     dialect: Dialect, connection: Connection, name: str, decide: Decide
 ) -> ScheduleState | None:
-    """Lock the schedule, made if it is new, and let `decide` write its state; the state then."""
+    """Lock the schedule, inserting it if it is new; write and return the state of `decide`."""
     table = dialect.tables.policy_state
-    # Makes the row, or locks the one that is there.
+    # Inserts the row, or locks the existing one: two processes that start together decide one
+    # after the other, and the second sees what the first wrote.
     upsert(
         connection,
         table,
@@ -70,7 +73,7 @@ def define(
 def read(
     dialect: Dialect, connection: Connection, names: Sequence[str]
 ) -> tuple[datetime, dict[str, Seen]]:
-    """The database's now, and the schedules `names` as far as there are any."""
+    """The database's time, and those of the schedules `names` that exist."""
     c = dialect.tables.policy_state.c
     statement = select(c.key, c.info, c.lease_expires_at).where(
         c.scope == SCHEDULE, c.key.in_(names)
@@ -89,10 +92,10 @@ def read(
 def hold(
     dialect: Dialect, connection: Connection, name: str, token: UUID, lease: float
 ) -> ScheduleState | None:
-    """Take the schedule for `lease` seconds if it is due and free; its state, or None.
+    """Take the schedule for `lease` seconds if it is due and free; returns its state, or None.
 
-    The state says until when fire times are to be published: what was decided once stays so until
-    it is done.
+    `decided_at` says until when fire times are to be published. It is kept when the schedule
+    changes hands, so that a run is finished as it was begun.
     """
     table = dialect.tables.policy_state
     row = _lock(connection, table, name)
@@ -109,7 +112,7 @@ def hold(
 
 
 def extend(connection: Connection, table: Table, name: str, token: UUID, lease: float) -> bool:
-    """Lengthen the lease of `token` to `lease` seconds from now; false if it is gone."""
+    """Extend the lease of `token` to `lease` seconds from now; false if it was lost."""
     held = update(table).where(_of(table, name), table.c.lease_token == token)
     return bool(connection.execute(held.values(lease_expires_at=_from_now(lease))).rowcount)
 
@@ -123,9 +126,9 @@ def publish(
     rows: Sequence[NewMessage],
     lease: float | None,
 ) -> bool:
-    """Insert `rows` and write `state`, if `token` has the schedule; whether it had.
+    """Insert `rows` and write `state` if `token` holds the schedule; returns whether it does.
 
-    `lease` seconds from now it is free, None: at once.
+    The lease is extended to `lease` seconds from now; None gives the schedule back.
     """
     table = dialect.tables.policy_state
     row = _lock(connection, table, name)
@@ -143,20 +146,20 @@ def publish(
 def put_off(
     connection: Connection, table: Table, name: str, token: UUID, state: ScheduleState, pause: float
 ) -> None:
-    """Give the schedule back with `state`; nobody takes it for `pause` seconds."""
+    """Give the schedule back with `state`; no process takes it for `pause` seconds."""
     row = _lock(connection, table, name)
     if row is not None and row.lease_token == token:
         _write(connection, table, name, state, None, _from_now(pause))
 
 
 def give_back(connection: Connection, table: Table, name: str, token: UUID) -> None:
-    """Let anybody take the schedule, if `token` has it."""
+    """Give the schedule back if `token` holds it."""
     held = update(table).where(_of(table, name), table.c.lease_token == token)
     connection.execute(held.values(lease_token=None, lease_expires_at=None))
 
 
 def forget(connection: Connection, table: Table, name: str) -> bool:
-    """Remove a schedule; whether it was there."""
+    """Remove a schedule; returns whether it existed."""
     return bool(connection.execute(delete(table).where(_of(table, name))).rowcount)
 
 

@@ -1,4 +1,4 @@
-"""What one message may take, and how much goes into one statement; by the database's own limit."""
+"""How large a message may be, and how much goes into one statement, by the database's limit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

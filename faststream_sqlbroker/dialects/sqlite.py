@@ -371,7 +371,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
             )
 
     def note_unusable(self, message_id: int, names: Sequence[str]) -> None:
-        """To be written right after the claim: whoever reads the archive could not read them."""
+        """Keep them until the claim ends, to be replaced: readers of the archive would fail."""
         self._unusable.append((message_id, names))
 
     def _mend_times(self, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""How statements know suspects, and how those that a claim has met are read."""
+"""How statements recognise suspects, and how the suspects that a claim found are read."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,18 +15,18 @@ SUSPECT = (
 """Whether a message runs alone, as `Suspicion.of`; `of` is the table's alias with its dot, or
 nothing."""
 OTHERS = f"\n    AND NOT {SUSPECT}"
-"""Passes over suspects."""
+"""Condition that skips suspects."""
 SUSPECT_BINDS = bindparam("losses", type_=Integer), bindparam("final", type_=Integer)
 _ATTEMPTS = 6
-"""Where attempts_count is among `CLAIMED_COLUMNS`."""
+"""Index of attempts_count in `CLAIMED_COLUMNS`."""
 _DELIVERIES = 7
-"""Where deliveries_count is."""
+"""Index of deliveries_count in `CLAIMED_COLUMNS`."""
 _ACQUIRED = 14
-"""Where acquired_at is."""
+"""Index of acquired_at in `CLAIMED_COLUMNS`."""
 
 
 def statement_end(suspicion: Suspicion | None) -> str:
-    """How the name of the statement that claims so ends."""
+    """The end of the name of the claim statement for `suspicion`."""
     if suspicion is None:
         return ""
     return "_apart" if suspicion.told else "_others"
@@ -51,5 +51,5 @@ def apart(
 def _read(row: Sequence[Any], suspicion: Suspicion) -> Suspect | None:
     try:
         return suspicion.of(int(row[_DELIVERIES]), int(row[_ATTEMPTS]))
-    except (TypeError, ValueError):  # SQLite keeps what a foreign producer has put there
+    except (TypeError, ValueError):  # SQLite keeps any value that another program has written
         return Suspect(suspicion.losses)

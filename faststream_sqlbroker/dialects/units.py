@@ -1,4 +1,4 @@
-"""Settle unit by unit: all rows of one with all that is chained to it, or nothing of it."""
+"""Settle unit by unit: all rows of a unit and the messages published with it, or nothing."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Units = dict[Unit, list[Settlement]]
 Settle = Callable[[Connection, Sequence[Settlement]], SettleResult]
 LOCK_WAIT = 1.0
-"""Seconds."""
+"""Seconds. A row that is locked for longer must not delay the other outcomes of a flush."""
 
 
 def settle_units(
@@ -26,20 +26,20 @@ def settle_units(
     skip_locked: bool = False,
     settle: Settle | None = None,
 ) -> SettleResult:
-    """Settle what can be settled whole, and insert what is chained to it.
+    """Settle the units that can be settled as a whole, and insert the messages published with them.
 
-    If a lease of a unit is lost, or with `skip_locked` a row of it locked by somebody else, its
-    rows that are still held are in neither set of the result. With `skip_locked` neither are other
-    rows that somebody else has locked, and no other lock is waited for longer than `LOCK_WAIT`
-    seconds. `settle` is the dialect's own unless it is given.
+    If a lease of a unit is lost, its rows that are still held are in neither set of the result.
+    With `skip_locked`, the same holds for rows that another transaction has locked and for all
+    rows of their units, and no lock is waited for longer than `LOCK_WAIT` seconds. `settle` is the
+    dialect's own unless it is given.
 
     Raises:
-        StoreError: a unit was written in part, as a trigger of the user's has kept a row, or a
-            message is there twice; roll back.
+        StoreError: a unit was written in part, because a trigger has kept a row, or a message is
+            in `settlements` twice. The caller must roll back.
     """
     if len({settlement.id for settlement in settlements}) < len(settlements):
-        # What is written is told by message: of two deliveries of one, the older would be taken for
-        # written, too.
+        # The result has ids of messages. With two deliveries of one message, the older one would
+        # count as written, too.
         msg = "two outcomes of one message are settled together"
         raise StoreError(msg)
     units: Units = {}
@@ -63,9 +63,7 @@ def settle_units(
 def _patience(
     dialect: "Dialect", connection: Connection, units: Units, *, skip_locked: bool
 ) -> AbstractContextManager[None]:
-    """How long to wait for locks: another transaction may stay open, and hold a `dedup_id`, for
-    ever.
-    """
+    """Limit the wait for locks: another transaction may hold a row or a `dedup_id` without end."""
     if skip_locked:
         return dialect.lock_wait_limit(connection, LOCK_WAIT)
     if dialect.outwaits_clients and any(
@@ -83,8 +81,10 @@ def _lock(
     *,
     skip_locked: bool,
 ) -> tuple[list[Settlement], set[int]]:
-    """Lock all rows, in the order of their ids; the settlements that can be written, and the ids
-    whose leases are lost.
+    """Lock all rows in the order of their ids, so that two settles cannot deadlock.
+
+    Returns:
+        The settlements that can be written, and the ids whose leases are lost.
     """
     leases = [(s.id, s.lease_token) for s in settlements]
     free = dialect.lock(connection, leases, skip_locked=skip_locked)
@@ -95,7 +95,7 @@ def _lock(
 
 
 def _chained(units: Units, settled: set[int]) -> list[NewMessage]:
-    """What goes with the units that are `settled`."""
+    """The messages to publish with the units that are `settled`."""
     chained: list[NewMessage] = []
     for unit, parts in units.items():
         written = sum(part.id in settled for part in parts)

@@ -1,4 +1,4 @@
-"""Leases of one subscriber, given back at an operator's word; the same on every database."""
+"""Leases of one subscriber, given back by an operator; the same on every database."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 def release(
     connection: Connection, dialect: "Dialect", holder: bytes, queues: Iterable[str], limit: int
 ) -> int:
-    """Give back up to `limit` rows of `queues` whose lease tokens begin with `holder`; how many.
+    """Give back up to `limit` rows of `queues` whose lease tokens begin with `holder`.
 
-    Charged, as an expired lease is. Rows that a handler's transaction has locked are left alone.
+    Returns how many. The delivery is charged, as for an expired lease. Rows that a handler's
+    transaction has locked are skipped.
     """
     table = dialect.tables.message
     rest = 16 - HOLDER_BYTES
     first = UUID(bytes=holder + b"\0" * rest)
     last = UUID(bytes=holder + b"\xff" * rest)
-    # Read without locks: others' leases are not to be waited for.
+    # Read without locks, so that no lease of another subscriber is waited for. What changes before
+    # the lock below is noticed there: it asks for the same tokens.
     find = (
         select(table.c.id, table.c.lease_token)
         .where(
@@ -54,8 +56,8 @@ def release(
             "lease_expires_at": null(),
             "policy_marks": table.c.policy_marks.bitwise_and(KEPT),
         }
-        # One by one, by the primary key: by a list MariaDB would wait for rows that are locked
-        # elsewhere.
+        # One by one, by the primary key. For a list of keys MariaDB may scan the table, and would
+        # wait for rows that another transaction has locked.
         one = update(table).where(table.c.id == bindparam("message_id")).values(given_back)
         connection.execute(one, [{"message_id": each} for each in sorted(free)])
     return len(free)

@@ -25,13 +25,13 @@ MIGRATED = ("postgresql", "mysql", "sqlite")
 def create_all(connection: Connection, tables: Tables) -> None:
     """Create what is missing of the tables and their indexes; for development and tests.
 
-    Tables that are there keep their columns: which of them are missing is for `differences` to say.
+    Existing tables keep their columns; `differences` tells which are missing.
 
     Raises:
-        SchemaError: a table of that name is somebody else's.
+        SchemaError: a table of that name belongs to another program.
     """
-    # First of all: on MySQL a transaction that has looked at a table, and then waits for this lock,
-    # is in the way of the DDL of the one that has it.
+    # Before any read: on MySQL a transaction that has read a table holds its metadata lock. If it
+    # then waited here, it would block the DDL of the process that holds this lock.
     _one_at_a_time(connection)
     foreign = foreign_tables(connection, tables)
     if foreign:
@@ -55,8 +55,10 @@ def create_all(connection: Connection, tables: Tables) -> None:
 
 
 def _one_at_a_time(connection: Connection) -> None:
-    """Workers that start together would all find nothing and all create it (SQLite: BEGIN
-    IMMEDIATE).
+    """Let one process create tables at a time.
+
+    The race: workers that start together would all find no table, and all create it. SQLite needs
+    no lock here, because BEGIN IMMEDIATE lets one transaction write at a time.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('faststream_sqlbroker'))"))
@@ -76,7 +78,7 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
     Runs in the transaction of `connection` (MySQL and MariaDB commit after each statement).
 
     Raises:
-        SchemaError: a table of that name is somebody else's.
+        SchemaError: a table of that name belongs to another program.
         MissingExtraError: Alembic is not installed.
     """
     config = config or SqlBrokerSchemaConfig()

@@ -322,7 +322,7 @@ def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData, revision: s
         schema=config.schema,
         **_options(),
     )
-    # What nobody has removed by then may be removed by anybody.
+    # After expires_at any process may remove the row.
     Index(f"{name}_expiry", table.c.expires_at, **_where("expires_at IS NOT NULL"))
     if "due_at" in table.c:
         due = Index(f"{name}_due", table.c.scope, table.c.due_at, **_where("due_at IS NOT NULL"))

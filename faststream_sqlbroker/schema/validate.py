@@ -21,15 +21,15 @@ from faststream_sqlbroker.schema.tables import Tables, sorted_indexes
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 
 OURS = {"lease_token", "lease_expires_at", "dedup_id", "publish_count"}
-"""Columns of the message table that nobody else's has."""
+"""Columns by which the broker's message table is recognised."""
 ARCHIVE_OURS = {"reason", "dedup_id", "publish_count"}
 _MISSING_TABLE = " is missing: "
 _DENIED = frozenset({1142, 1143})
-"""MySQL and MariaDB show a table's definition to nobody without SELECT on all of it."""
+"""MySQL and MariaDB show a table's definition only to users with SELECT on the whole table."""
 
 
 def foreign_tables(connection: Connection, tables: Tables) -> list[str]:
-    """Tables of our names that are somebody else's, each with what to do."""
+    """Tables with the broker's names that belong to another program, each with what to do."""
     return _foreign(inspect(connection), tables)
 
 
@@ -120,6 +120,7 @@ def _may_see(inspector: Any, table: Table) -> bool:
 def _columns(connection: Connection, inspector: Any, table: Table) -> list[str]:
     there = {c["name"]: c for c in inspector.get_columns(table.name, schema=table.schema)}
     found = []
+    # A list of independent checks of one column, in the order in which they are reported.
     for column in table.columns:
         name = f"column {table.fullname}.{column.name}"
         have = there.get(column.name)
@@ -175,12 +176,16 @@ def _kind(kind: TypeEngine[Any], connection: Connection) -> str:
         # SQLite keeps what is declared, but stores anything in it.
         return "text" if name in {"uuid", "varchar"} else name
     if connection.dialect.name in MYSQL:
-        if name == "json" and is_mariadb(connection.dialect):
-            return "longtext"  # what MariaDB makes of JSON
-        if type(kind).__name__ in {"LONGTEXT", "LONGBLOB"} or name in {"bytes", "text"}:
-            return type(kind).__name__.lower()
-        return f"varchar({length})" if name in {"uuid", "varchar"} else name
+        return _mysql_kind(kind, name, length, mariadb=is_mariadb(connection.dialect))
     return f"varchar({length})" if name == "varchar" else name
+
+
+def _mysql_kind(kind: TypeEngine[Any], name: str, length: int | None, *, mariadb: bool) -> str:
+    if name == "json" and mariadb:
+        return "longtext"  # what MariaDB makes of JSON
+    if type(kind).__name__ in {"LONGTEXT", "LONGBLOB"} or name in {"bytes", "text"}:
+        return type(kind).__name__.lower()
+    return f"varchar({length})" if name in {"uuid", "varchar"} else name
 
 
 _FAMILIES: tuple[tuple[type[TypeEngine[Any]], str], ...] = (

@@ -108,6 +108,6 @@ def check_ack_first(policies: Sequence[Policy]) -> None:
     for policy in policies:
         if isinstance(policy, Concurrency | Once | BlockingWait):
             raise SetupError(
-                "AckPolicy.ACK_FIRST removes a message before its handler starts, so that nobody "
-                f"could see any more what {policy} needs to know: use another policy"
+                "AckPolicy.ACK_FIRST removes a message before its handler starts, but "
+                f"{policy} needs the message until its handler has ended: use another policy"
             )

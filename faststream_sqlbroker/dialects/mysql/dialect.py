@@ -90,7 +90,8 @@ _PLAIN = {
 }
 _LEASED_IN = "SELECT id FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND "
 _BY_QUEUES = {
-    # Ranges of given names: by a join MySQL would read all rows of a queue that nobody has leased.
+    # The names are given as constants: with a join MySQL would read all rows of a queue that has
+    # no lease.
     "lease_ends_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), "
     "MIN(lease_expires_at)) / 1000000\n"
     "FROM {message} FORCE INDEX ({leased_index})\n"
@@ -101,8 +102,8 @@ _BY_QUEUES = {
     # locked for long.
     "claimed_by": _LEASED_IN + "lease_expires_at IS NOT NULL AND lease_token = :token",
 }
-# Unless it is told, a server scans a table of a few rows, and waits for a row that somebody else
-# has locked.
+# Without this hint the server scans a table of a few rows, and waits for rows that another
+# transaction has locked.
 _PRIMARY = "FORCE INDEX (PRIMARY)"
 _HELD = "SELECT id, lease_token FROM {message} " + _PRIMARY + " WHERE id IN :ids"
 _BY_IDS = {

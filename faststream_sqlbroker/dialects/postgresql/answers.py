@@ -16,11 +16,11 @@ from faststream_sqlbroker.core.rows import (
 _DUE = itemgetter(10, 0)
 """Due time (as bytes that sort like it) and id among `CLAIMED_COLUMNS`."""
 _NEGATIVE = 0x80
-"""The first byte from which a big-endian number is negative: a time before 2000."""
+"""Sign bit of the first byte of a timestamptz as sent: set for times before 2000."""
 
 
 def read_claimed(rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-    """`CLAIMED_COLUMNS` as messages; what needs decoding is left until somebody looks."""
+    """`CLAIMED_COLUMNS` as messages; values are decoded on first use."""
     return [
         ClaimedMessage(
             r[0],

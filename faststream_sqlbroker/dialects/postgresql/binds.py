@@ -86,19 +86,8 @@ def settle_queries(
     They write nothing if the transaction `inside` is given and is not the one that they are sent
     in. With `anew` no plan of an earlier time is used.
     """
-    acked = list[Settlement]()
-    archived = list[Settlement]()
-    deleted = list[Settlement]()
-    updated = list[Settlement]()
-    for s in settlements:
-        if s.__class__ is Acked:
-            (acked if s.archive and archive else deleted).append(s)
-        elif not s.leaves:
-            updated.append(s)
-        elif not (s.archive and archive):
-            deleted.append(s)
-        else:
-            (acked if s.plain_ack else archived).append(s)
+    # Each block is one statement and its binds, in the order in which they are sent.
+    acked, archived, deleted, updated = _by_statement(settlements, archive=archive)
     queries: list[tuple[str, dict[str, Any]]] = []
     if acked:
         ends = repr([int(s.ended_after * 1_000_000) for s in acked])
@@ -126,6 +115,26 @@ def settle_queries(
         queries.append(("update", binds))
     end, own = _variant(inside, anew=anew)
     return [Query(sql[name + end], binds | own, _ids) for name, binds in queries]
+
+
+def _by_statement(
+    settlements: Sequence[Settlement], *, archive: bool
+) -> tuple[list[Settlement], list[Settlement], list[Settlement], list[Settlement]]:
+    """Those that are acked, otherwise archived, deleted, and updated."""
+    acked = list[Settlement]()
+    archived = list[Settlement]()
+    deleted = list[Settlement]()
+    updated = list[Settlement]()
+    for s in settlements:
+        if s.__class__ is Acked:  # nearly all are, and this needs no property call
+            (acked if s.archive and archive else deleted).append(s)
+        elif not s.leaves:
+            updated.append(s)
+        elif not (s.archive and archive):
+            deleted.append(s)
+        else:
+            (acked if s.plain_ack else archived).append(s)
+    return acked, archived, deleted, updated
 
 
 def _variant(inside: str | None, *, anew: bool) -> tuple[str, dict[str, Any]]:

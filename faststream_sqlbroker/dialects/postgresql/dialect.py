@@ -1,4 +1,4 @@
-"""PostgreSQL: one statement for each step, arrays for each batch (`postgresql_sql`)."""
+"""PostgreSQL: one statement for each step, arrays for each batch (`postgresql.sql`)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -331,9 +331,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(self.sql[statement], binds, read)
 
     def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
-        """As everywhere; the statement gives what needs no decoding, or is decoded when somebody
-        looks.
-        """
+        """As everywhere; values need no decoding, or are decoded on first use."""
         return read_claimed(rows, token)
 
     def claim_ids(
@@ -361,8 +359,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         lock.
         """
         if not skip_locked:
-            # Not by the update: of a row that changes while it waits, it does not know the new
-            # ctid.
+            # The update joins on ctid. If it waited for a row that changes, it would look for the
+            # old ctid and miss the row; so wait for the locks first.
             self.lock(connection, leases)
         binds = lease_binds(leases)
         held = {r[0] for r in connection.execute(self.sql["renew"], {**binds, "lease": lease})}
