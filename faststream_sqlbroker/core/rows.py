@@ -110,6 +110,29 @@ class ClaimedMessage:
         """When it was claimed."""
         return moment(self.acquired)
 
+    def claimed(self, at: float, holder: "Holder | None" = None) -> None:
+        """It was claimed at `at` (monotonic seconds) by `holder`."""
+        self.claimed_monotonic = at
+        self.renewed_monotonic = at
+        self.holder = holder
+
+    def renewed(self, at: float, *, shorter: bool = True) -> None:
+        """Its lease was renewed at `at` (monotonic seconds); a lease stays short only if `shorter`."""
+        self.renewed_monotonic = at
+        self.prefetched = self.prefetched and shorter
+
+    def lose(self) -> None:
+        """Its lease is lost: it is another's, or will be."""
+        self.lease_lost = True
+
+    def end_publishing(self, reason: str) -> None:
+        """Nothing more can be published with its ack, for this reason."""
+        self.no_chain = reason
+
+    def settle_anew(self, outcome: Outcome | None) -> None:
+        """Record `outcome` in place of what was recorded; None forgets that."""
+        self.outcome = outcome
+
     def settle_as(self, outcome: Outcome) -> bool:
         """Record `outcome` unless there is one already; return whether it was recorded."""
         if self.outcome is not None:

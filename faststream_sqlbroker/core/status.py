@@ -94,15 +94,23 @@ def worker_name(process: str, holder: bytes) -> str:
     return f"{process[:200]}:{holder.hex()}"
 
 
-def describe(settings: Any, *, paused: bool, stopping: bool) -> dict[str, Any]:
+def describe(
+    *,
+    queues: Sequence[str],
+    max_workers: int,
+    ordered: bool,
+    policies: Sequence[object],
+    paused: bool,
+    stopping: bool,
+) -> dict[str, Any]:
     """What a subscriber tells of itself, as JSON: `subscriber_of` reads it."""
     return {
-        "queues": list(settings.queues),
-        "max_workers": settings.max_workers,
-        "ordered": settings.ordered,
+        "queues": list(queues),
+        "max_workers": max_workers,
+        "ordered": ordered,
         "paused": paused,
         "stopping": stopping,
-        "policies": [str(policy) for policy in getattr(settings, "policies", ())],
+        "policies": [str(policy) for policy in policies],
     }
 
 

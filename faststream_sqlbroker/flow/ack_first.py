@@ -1,12 +1,11 @@
 """AckPolicy.ACK_FIRST, at most once: a message is removed right before its handler starts.
 
 The removal notes the start, in the same transaction; the note goes when the handler has ended. What
-stays noted, and is not renewed, was cut off: nobody knows whether it has run.
+stays noted, and is not renewed, was cut off: whether it has run is unknown.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -38,11 +37,15 @@ class FirstAcks:
         """A start that is not renewed for `lease` seconds counts as cut off; ends are written
         within `interval`.
         """
-        self._store, self._inflight, self._rules, self._log = store, inflight, rules, log
+        self._store = store
+        self._inflight = inflight
+        self._rules = rules
+        self._log = log
         self._clock = inflight.clock
-        self._lease, self._interval, self._holder = lease, interval, uuid4()
+        self._lease = lease
+        self._interval = interval
+        self._holder = uuid4()
         self._timer: Timer | None = None
-        self.wake: Callable[[], None] = lambda: None
         self._running: dict[int, ClaimedMessage] = {}
         self._ended: list[ClaimedMessage] = []
         self._stopped = False
@@ -66,8 +69,8 @@ class FirstAcks:
         except StoreError as error:
             self._log(
                 logging.ERROR,
-                f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be committed, "
-                f"so they do not run ({error})",
+                f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be "
+                f"committed, so they do not run ({error})",
             )
             self._inflight.drop(rows)
             result = None
@@ -80,7 +83,7 @@ class FirstAcks:
         for row in rows:
             row.settle_as(Ack())
         for row in started:
-            row.renewed_monotonic = now
+            row.renewed(now)
             self._running[row.id] = row
         return started
 
@@ -94,7 +97,9 @@ class FirstAcks:
             self._late.add(task)
             task.add_done_callback(self._late.discard)
         elif self._timer is None:
-            self._timer = self._clock.call_later(self._interval, self.wake)
+            self._timer = self._clock.call_later(
+                self._interval, self._inflight.signals.starts_ended
+            )
 
     async def _write_late(self) -> None:
         """For a handler in a thread, which may outlive the stop."""
@@ -106,13 +111,13 @@ class FirstAcks:
     def _unwritten(self, why: object) -> str:
         ids = [row.id for row in self._ended]
         return (
-            f"ACK_FIRST: it could not be written that the handlers of messages {ids} have ended, so that "
-            f"admin.unknown() will list them: {why}"
+            f"ACK_FIRST: it could not be written that the handlers of messages {ids} have ended, "
+            f"so that admin.unknown() will list them: {why}"
         )
 
     async def stop(self, deadline: float) -> None:
-        """Write what has ended, by `deadline` (the event loop's time); nobody calls `tick` any
-        more.
+        """Write what has ended, by `deadline` (the event loop's time); `tick` is not called
+        any more.
         """
         self._stopped = True
         if not await persist(self.write, deadline, self._clock) and self._ended:
@@ -143,7 +148,7 @@ class FirstAcks:
         if due:
             await self._store.starts.renew(_started(due), self._holder, self._lease)
         for row in due:
-            row.renewed_monotonic = asked
+            row.renewed(asked)
 
     async def write(self) -> None:
         """Write that handlers have ended.

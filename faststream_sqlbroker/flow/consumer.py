@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,9 @@ from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.rights import Rights, outcomes_of
+from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT
+from faststream_sqlbroker.flow.signals import Signals
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 from faststream_sqlbroker.flow.worker import Worker
 
@@ -47,7 +50,7 @@ class Consumer:
         *,
         store: "Store",
         wakeups: Wakeups,
-        settings: Any,
+        settings: ConsumerSettings,
         handle: Handle,
         log: Log,
         ack_first: bool = False,
@@ -64,9 +67,15 @@ class Consumer:
         tells while its outcomes cannot be written. `cancellable` is false for handlers that run in
         a thread: cancelling would only stop waiting for it.
         """
-        self._store, self._wakeups, self._settings = store, wakeups, settings
-        self._handle, self._log, self._ack_first = handle, log, ack_first
-        self._cancellable, self._encode, self._heartbeat = cancellable, encode, heartbeat
+        self._store = store
+        self._wakeups = wakeups
+        self._settings = settings
+        self._handle = handle
+        self._log = log
+        self._ack_first = ack_first
+        self._cancellable = cancellable
+        self._encode = encode
+        self._heartbeat = heartbeat
         self._rights = rights
         self.registration = Registration(
             settings, paused=paused, on_change=self._reopened, clock=wakeups.clock
@@ -80,58 +89,73 @@ class Consumer:
         self._stopping = True
         self._stop_task: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
-        self.inflight = Inflight(self._log, self._wakeups.clock)
         self._build()
 
     def _build(self) -> None:
-        s, log, held = self._settings, self._log, self.inflight
-        self._fetcher = Fetcher(self._store, held, s, log, self.registration)
-        self._flusher = Flusher(
-            self._store, held, log, batch_size=s.flush_batch_size, interval=s.flush_interval
+        """Make the parts of one life: nothing of an earlier one, whose handlers may still run in
+        threads, reaches them.
+        """
+        s = self._settings
+        log = self._log
+        store = self._store
+        clock = self._wakeups.clock
+        signals = Signals()
+        held = self.inflight = Inflight(log, clock, signals)
+        self._keeper = LeaseKeeper(
+            store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )
-        keeper = self._keeper = LeaseKeeper(
-            self._store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
+        holder = Holder(self._keeper.extend, self._encode, self._ack_first, log)
+        self._fetcher = Fetcher(store, held, s, log, self.registration, holder)
+        self._flusher = Flusher(
+            store,
+            held,
+            log,
+            batch_size=s.flush_batch_size,
+            interval=s.flush_interval,
+            outages=self._wakeups.outages,
+            on_denied=partial(self.registration.hold, "denied"),
         )
         releaser = StuckReleaser(
-            self._store,
+            store,
             s.queues,
             log,
             interval=s.release_stuck_interval,
             released=self._released,
-            clock=held.clock,
+            clock=clock,
         )
-        self._first = None
+        self._fetch_loop = Loop("fetch", self._fetcher.tick, log, clock)
+        self._flush_loop = Loop("flush", self._flush_tick, log, clock)
+        self._repeat_loop = Loop("repeat", self._flusher.repeater.tick, log, clock)
+        self._lease_loop = Loop("lease", self._keeper.tick, log, clock)
+        self._scan_loop = Loop("scan", self._fetcher.ready.scan_in_background, log, clock)
+        self._release_loop = Loop("release-stuck", releaser.tick, log, clock)
+        self._first: FirstAcks | None = None
+        self._starts_loop: Loop | None = None
+        listeners = Signals(
+            room=self._fetch_loop.wake,
+            scans_slow=self._scan_loop.wake,
+            outcome_added=self._flusher.outcome_added,
+            flush_now=self._flusher.hurry,
+            flush_due=self._flush_loop.wake,
+            apart_added=self._repeat_loop.wake,
+            chained=self._wakeups.published,
+        )
         if self._ack_first:
             self._first = FirstAcks(
-                self._store,
+                store,
                 held,
                 self._rules,
                 log,
                 lease=s.release_stuck_timeout,
                 interval=s.flush_interval,
             )
-        self._fetch_loop = Loop("fetch", self._fetcher.tick, log, held.clock)
-        self._flush_loop = Loop("flush", self._flush_tick, log, held.clock)
-        self._repeat_loop = Loop("repeat", self._flusher.repeater.tick, log, held.clock)
-        held.on_apart = self._repeat_loop.wake
-        self._flusher.repeater.outages = self._wakeups.outages
-        self._flusher.repeater.on_denied = partial(self.registration.hold, "denied")
-        self._lease_loop = Loop("lease", keeper.tick, log, held.clock)
-        self._look_loop = Loop("look", self._fetcher.ready.scan_in_background, log, held.clock)
-        self._fetcher.on_slow = self._look_loop.wake
-        self._release_loop = Loop("release-stuck", releaser.tick, log, held.clock)
-        self._starts_loop = None
-        if self._first is not None:
-            self._starts_loop = Loop("starts", self._first.tick, log, held.clock)
-            self._first.wake = self._starts_loop.wake
-        self._flusher.wake = self._flush_loop.wake
-        held.on_outcome = self._flusher.outcome_added
-        held.on_room = self._fetch_loop.wake
-        held.hurry = self._flusher.hurry
-        held.on_chained = self._wakeups.published
-        held.holder = Holder(keeper.extend, self._encode, self._ack_first, self._log)
+            self._starts_loop = Loop("starts", self._first.tick, log, clock)
+            listeners = replace(listeners, starts_ended=self._starts_loop.wake)
         if s.ordered or any(isinstance(policy, Concurrency) for policy in s.policies):
-            held.on_settled = self._hint  # the next of its key, or of all
+            # What was written may have kept back the next message of its key, or of all.
+            listeners = replace(listeners, settled=self._hint)
+        # The parts call the loops, which call the parts: one side is known only now.
+        signals.connect(listeners)
 
     @property
     def _loops(self) -> tuple[Loop, ...]:
@@ -141,7 +165,7 @@ class Consumer:
             self._repeat_loop,
             self._lease_loop,
             self._release_loop,
-            self._look_loop,
+            self._scan_loop,
         )
         return loops if self._starts_loop is None else (*loops, self._starts_loop)
 
@@ -165,10 +189,10 @@ class Consumer:
         """Start the loops and the workers; returns at once."""
         if not self._stopping:
             return
-        self.inflight = Inflight(self._log, self._wakeups.clock)
         self.registration.begin(known=self._heartbeat is None)
         self._build()
-        self._stopping, self._stop_task = False, None
+        self._stopping = False
+        self._stop_task = None
         s = self._settings
         for n in range(s.max_workers):
             worker = Worker(
@@ -226,7 +250,7 @@ class Consumer:
 
     def _released(self) -> None:
         self._fetcher.ready.scan_soon()
-        self._look_loop.wake()
+        self._scan_loop.wake()
         self._hint()
 
     def _reopened(self) -> None:
@@ -241,9 +265,8 @@ class Consumer:
 
     async def _flush_tick(self) -> float | None:
         wait = await self._flusher.tick()
-        if self.inflight.wants_room:
-            self.inflight.wants_room = False
-            self._fetch_loop.wake()
+        # Claims stop while too many outcomes wait: some were written.
+        self.inflight.made_room()
         return wait
 
     async def _stop(self, graceful_timeout: float | None) -> None:
@@ -261,7 +284,7 @@ class Consumer:
         loops = (
             self._fetch_loop.stop(limit),
             self._release_loop.stop(limit),
-            self._look_loop.stop(0),
+            self._scan_loop.stop(0),
         )
         await asyncio.gather(*loops)
         self._end_input()
@@ -283,7 +306,8 @@ class Consumer:
         if stuck:
             self._log(
                 logging.WARNING,
-                f"{len(stuck)} handlers cannot be cancelled; the leases of their messages will run out",
+                f"{len(stuck)} handlers cannot be cancelled; the leases of their messages will "
+                "run out",
             )
 
     async def _cancel(
@@ -292,8 +316,8 @@ class Consumer:
         """Cancel; the tasks that go on all the same."""
         self._log(
             logging.WARNING,
-            f"{len(running)} handlers still ran after graceful_timeout={graceful_timeout} seconds; they are "
-            "cancelled and their messages given back",
+            f"{len(running)} handlers still ran after graceful_timeout={graceful_timeout} "
+            "seconds; they are cancelled and their messages given back",
         )
         for task in running:
             task.cancel()
@@ -350,6 +374,6 @@ class Consumer:
         if not await persist(self._fetcher.release_unanswered, deadline, self.inflight.clock):
             self._log(
                 logging.WARNING,
-                "claims without an answer could not be given back while stopping; what they may have leased comes "
-                "back when the leases run out",
+                "claims without an answer could not be given back while stopping; what they may "
+                "have leased comes back when the leases run out",
             )

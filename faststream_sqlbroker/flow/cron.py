@@ -1,5 +1,5 @@
-"""When a schedule fires: cron expressions in a time zone, and what becomes of fire times that
-nobody was there for.
+"""When a schedule fires: cron expressions in a time zone, and what becomes of missed fire
+times.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ ON_TIME = timedelta(seconds=60)
 """A fire time is missed when it is this late: a deployment or a failover is no reason to leave one
 out."""
 MOST_MISSED = 1_000
-"""Fire times that are published at most for a time when nobody ran (missed="all"), the newest ones.
+"""Fire times that are published at most after a time without a process (missed="all"): the newest.
 """
 LONGEST_EXPRESSION = 255
 """Characters; the length of the column that keeps it."""
@@ -41,7 +41,8 @@ class Cron:
             raise SetupError(
                 f"a schedule's cron expression cannot be {short(expression)}: {_EXPRESSION}"
             )
-        self.expression, self.tz = " ".join(expression.split()), tz
+        self.expression = " ".join(expression.split())
+        self.tz = tz
         self.zone = find_zone(tz, "a schedule's")
         try:
             never = self.after(_SOME_DAY) is None
@@ -54,7 +55,8 @@ class Cron:
             ValueError,
         ) as error:
             raise SetupError(
-                f"a schedule's cron expression cannot be {short(expression)} ({error}): {_EXPRESSION}"
+                f"a schedule's cron expression cannot be {short(expression)} ({error}): "
+                f"{_EXPRESSION}"
             ) from error
         if never:
             raise SetupError(
@@ -97,7 +99,7 @@ class Cron:
             span *= 4
 
     def due(self, first: datetime, until: datetime, missed: Missed) -> list[datetime]:
-        """What is to be published of the fire times from `first` (one itself) to `until`, rising."""
+        """What to publish of the fire times from `first`, itself one, to `until`; in order."""
         if missed == "all":
             return self.newest(first, until, MOST_MISSED)
         on_time = until - ON_TIME + _TICK
@@ -110,8 +112,8 @@ class Cron:
 
 
 _EXPRESSION = (
-    'give five fields, minute hour day-of-month month day-of-week, such as "0 3 * * *" for every day at 03:00, or six '
-    "with the second first"
+    'give five fields, minute hour day-of-month month day-of-week, such as "0 3 * * *" for every '
+    "day at 03:00, or six with the second first"
 )
 
 

@@ -15,6 +15,7 @@ from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.parts import take_again
 from faststream_sqlbroker.flow.policies import PolicyStarts
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST, ENDED, CurrentDelivery
+from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
@@ -28,7 +29,7 @@ class Deliveries:
     def __init__(
         self,
         inflight: Inflight,
-        settings: Any,
+        settings: ConsumerSettings,
         handle: Handle,
         settlements: Settlements,
         log: Log,
@@ -46,23 +47,24 @@ class Deliveries:
 
         `must_not_start` only asks; `may_start` settles what must not.
         """
-        self._inflight, self._settings, self._handle = inflight, settings, handle
-        self._settlements, self._log, self._raise_or_log = settlements, log, raise_or_log
-        self._may_start, self._must_not_start, self._stopping = may_start, must_not_start, stopping
-        self._transactional, self._first, self._policies = transactional, first, policies
+        self._inflight = inflight
+        self._settings = settings
+        self._handle = handle
+        self._settlements = settlements
+        self._log = log
+        self._raise_or_log = raise_or_log
+        self._may_start = may_start
+        self._must_not_start = must_not_start
+        self._stopping = stopping
+        self._transactional = transactional
+        self._first = first
+        self._policies = policies
 
     async def deliver(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
         """Run the handler on `rows`, which may start, and queue their settlements."""
-        if self._first is not None:
-            rows = await self._first.remove(rows)
-            if not rows:
-                return
-            for row in rows:
-                row.no_chain = ACK_FIRST
-        if self._policies is not None:
-            rows = await self._policies.claim_keys(rows)
-            if not rows:
-                return
+        rows = await self._claim_start(rows)
+        if not rows:
+            return
         parts: list[Rows] = []
         try:
             await self._deliver_part(rows, current_delivery, parts)
@@ -75,6 +77,16 @@ class Deliveries:
         finally:
             if parts:
                 await self._not_started(parts)
+
+    async def _claim_start(self, rows: Rows) -> Rows:
+        """Do what must be committed before the start; those of `rows` that may start."""
+        if self._first is not None:
+            rows = await self._first.remove(rows)
+            for row in rows:
+                row.end_publishing(ACK_FIRST)
+        if self._policies is not None and rows:
+            rows = await self._policies.claim_keys(rows)
+        return rows
 
     async def _next_part(self, parts: list[Rows]) -> Rows:
         """Take the first of `parts`: its rows that may still start; the others are settled.
@@ -119,9 +131,9 @@ class Deliveries:
 
     def cut_off(self, rows: Rows, error: BaseException) -> None:
         """The handler of `rows` has not come to its end, because of `error`."""
-        # A cancellation that nobody sent us was raised by the handler, which awaited what somebody
-        # cancelled. After anything else what the handler did is unknown, so the delivery is no
-        # attempt.
+        # If this task was not cancelled, the CancelledError is the handler's own failure: it has
+        # awaited a task that was cancelled. After anything else it is unknown what the handler has
+        # done, so the delivery is not counted as an attempt.
         own = isinstance(error, asyncio.CancelledError) and not cancelled()
         for row in rows:
             row.settle_as(Nack(error=error) if own else Abandon())
@@ -147,7 +159,7 @@ class Deliveries:
             finally:
                 # Before anything is committed: what comes later would be dropped in silence.
                 for row in rows:
-                    row.no_chain = ENDED
+                    row.end_publishing(ENDED)
 
         if self._transactional is not None:
             return await self._transactional.deliver(rows, run, self._settlements)
@@ -166,7 +178,8 @@ class Deliveries:
         except TimeoutError as error:
             self._log(
                 logging.ERROR,
-                f"the handler of message {rows[0].id} was cancelled after handler_timeout={timeout} seconds",
+                f"the handler of message {rows[0].id} was cancelled after "
+                f"handler_timeout={timeout} seconds",
                 message_id=rows[0].id,
             )
             for row in rows:

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST_PAUSE, LAST_PAUSE = 0.01, 0.5
-"""Seconds between two looks at queues without a due message, with jitter; each half as long again.
-"""
+FIRST_PAUSE = 0.01
+"""Seconds between the first two looks at queues without a due message, with jitter; each following
+pause is half as long again."""
+LAST_PAUSE = 0.5
+"""Most seconds between two such looks."""
 RELEASE_INTERVAL = 1.0
 """Seconds between two looks for expired leases while there is enough to take."""
 
@@ -50,7 +52,10 @@ class DirectClaimer:
 
     def __init__(self, store: "Store", wakeups: Wakeups, shielded: ShieldedCalls, log: Log) -> None:
         """Share the broker's store and wake-ups."""
-        self._store, self._wakeups, self.shielded, self._log = store, wakeups, shielded, log
+        self._store = store
+        self._wakeups = wakeups
+        self.shielded = shielded
+        self._log = log
         self.clock = wakeups.clock
         self._turns = count()
         self._released: dict[tuple[str, ...], float] = {}
@@ -71,7 +76,9 @@ class DirectClaimer:
             UnknownOutcomeError: a message may have been removed.
             StoreError: the database refused or could not be reached.
         """
-        clock, pause, arrived = self.clock, FIRST_PAUSE, asyncio.Event()
+        clock = self.clock
+        pause = FIRST_PAUSE
+        arrived = asyncio.Event()
         deadline = None if wait is None else clock.monotonic() + wait
 
         def hint(_queues: frozenset[str]) -> None:
@@ -100,7 +107,9 @@ class DirectClaimer:
         self, wanted: DirectClaimRequest, read: Callable[[ClaimedMessage], Awaitable[T]]
     ) -> tuple[T | None, float | None]:
         """A message, or None and in how many seconds to look again."""
-        token, queues, again = uuid4(), self._in_turn(wanted.queues), None
+        token = uuid4()
+        queues = self._in_turn(wanted.queues)
+        again = None
 
         async def give_back() -> None:
             if not wanted.remove:
@@ -130,10 +139,10 @@ class DirectClaimer:
         asked = self.clock.monotonic()
 
         def judge(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
-            row.claimed_monotonic = row.renewed_monotonic = asked
+            row.claimed(asked)
             outcome = refusal(row, wanted.rules, wanted.most_deliveries, self.clock)
             if outcome is not None:
-                row.outcome = outcome
+                row.settle_anew(outcome)
                 return settle(row, outcome, wanted.rules, ended_after=0.0, attempted=False), False
             return (
                 settle(row, Ack(), wanted.rules, ended_after=0.0) if wanted.remove else None
@@ -164,8 +173,9 @@ class DirectClaimer:
             result = await self._store.takes.settle(settlement, replaced)
             if not result.settled:
                 msg = (
-                    f"what became of message {settlement.id} is not known: {error}; repeated, it found nothing to "
-                    "write any more: it was written the first time, or the lease is gone"
+                    f"what became of message {settlement.id} is not known: {error}; repeated, it "
+                    "found nothing to write any more: it was written the first time, or the lease "
+                    "is gone"
                 )
                 raise UnknownOutcomeError(msg) from error
         due = not settlement.leaves and not settlement.delay
@@ -177,10 +187,10 @@ class DirectClaimer:
         """Lengthen the lease of `row` to `lease` seconds from now; false if it is gone.
 
         Raises:
-            StoreError: the database refused or could not be reached, or somebody had the row locked
-                for too long.
+            StoreError: the database refused or could not be reached, or the row was locked
+                elsewhere for too long.
         """
         asked = self.clock.monotonic()
         held = await self._store.renew([(row.id, row.lease_token)], lease)
-        row.renewed_monotonic = asked
+        row.renewed(asked)
         return row.id in held

@@ -2,12 +2,12 @@
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Prefetch, ReadyPair
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Holder, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
@@ -18,6 +18,7 @@ from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, prefetch_lease
 from faststream_sqlbroker.flow.ready import SCAN_INTERVAL, Ready
 from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.solo_run import SoloRuns, Turn
 from faststream_sqlbroker.flow.stride_scheduler import StrideScheduler
 from faststream_sqlbroker.flow.wakeup import ALL
@@ -49,21 +50,26 @@ class Fetcher:
         self,
         store: "Store",
         inflight: Inflight,
-        settings: Any,
+        settings: ConsumerSettings,
         log: Log,
         registration: Registration,
+        holder: Holder | None = None,
     ) -> None:
         """`settings` gives batch size, intervals and the length of a lease; `registration` the
         queues and tokens.
+
+        `holder` goes with each claimed row.
         """
-        self._store, self._inflight, self._settings = store, inflight, settings
-        self._log, self._registration = log, registration
+        self._store = store
+        self._inflight = inflight
+        self._settings = settings
+        self._log = log
+        self._registration = registration
+        self._holder = holder
         self._clock = inflight.clock
         self.ready = Ready(store, settings.queues, self._clock)
         self.ready.restrict(registration.open)
         self._unlooked = True
-        self.on_slow: Callable[[], None] = lambda: None
-        """Called when looks are slow, and left to somebody else."""
         self._hinted: frozenset[str] | None = None
         self._hinted_at = float("-inf")
         self._first_wait = min(
@@ -74,7 +80,9 @@ class Fetcher:
         self._look_again = True
         self._solo_runs = SoloRuns()
         self._suspicion = Suspicion.under(settings.max_deliveries)
-        self._cursors, self._memory, self._gated = Cursors(), ScanPosition(), False
+        self._cursors = Cursors()
+        self._memory = ScanPosition()
+        self._gated = False
         self._more = False
         self._shares = (
             StrideScheduler(settings.queues, settings.weights) if settings.weights else None
@@ -88,7 +96,8 @@ class Fetcher:
         quickly again.
         """
         if self._hinted is None:
-            self._hinted, self._hinted_at = queues, self._clock.monotonic()
+            self._hinted = queues
+            self._hinted_at = self._clock.monotonic()
         elif self._hinted != ALL:
             self._hinted = ALL if queues == ALL else self._hinted | queues
         self._look_again = True
@@ -110,12 +119,12 @@ class Fetcher:
     @property
     def _longest_wait(self) -> float:
         """Seconds that a row waits behind running handlers."""
-        return float(LONGEST_WAIT + self._settings.min_fetch_interval)
+        return LONGEST_WAIT + self._settings.min_fetch_interval
 
     @property
     def _free(self) -> int:
         """Workers that wait for a row."""
-        return int(self._settings.max_workers) - max(self._inflight.busy, self._inflight.running)
+        return self._settings.max_workers - max(self._inflight.busy, self._inflight.running)
 
     def window(self) -> int:
         """Rows that may wait here: those that the workers will start soon, or at once."""
@@ -123,7 +132,7 @@ class Fetcher:
         a_run = s.fetch_batch_size if s.batch else 1
         if self._one_by_one:
             # What waits for a worker here keeps its key, or its slot, from everybody.
-            return int(max(0, self._free) * a_run)
+            return max(0, self._free) * a_run
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
         horizon = max(HORIZON, s.min_fetch_interval)  # a full fetch is enough until the next
         return min(
@@ -132,14 +141,15 @@ class Fetcher:
 
     def room(self, window: int) -> int:
         """Rows that may be claimed now if `window` may wait; 0 while the flush is behind."""
-        s, held = self._settings, self._inflight
+        s = self._settings
+        held = self._inflight
         unwritten = len(held.queued) + held.writing_count
         if (
             unwritten >= 2 * max(s.flush_batch_size, s.fetch_batch_size)
             or held.apart_count >= MOST_APART
         ):
             return 0
-        return int(min(s.fetch_batch_size, window - held.waiting.qsize()))
+        return min(s.fetch_batch_size, window - held.waiting.qsize())
 
     async def tick(self) -> float:
         """Claim once; seconds until the next look."""
@@ -150,7 +160,8 @@ class Fetcher:
             self._inflight.give_back_stale(self._longest_wait)
         if self._registration.stopping or not self._registration.open:
             return self._wait_for_room()
-        alone, now = self._inflight.empty, self._clock.monotonic()
+        alone = self._inflight.empty
+        now = self._clock.monotonic()
         turn = self._solo_runs.turn(alone=alone, now=now)
         if turn is Turn.DRAIN:
             self._inflight.give_back_waiting()
@@ -160,6 +171,10 @@ class Fetcher:
         if turn is Turn.SUSPECT:
             await self._claim_suspect(alone=alone)
             return 0.0
+        return await self._claim_due(turn, now)
+
+    async def _claim_due(self, turn: Turn, now: float) -> float:
+        """Claim what is due, as much as there is room for; seconds until the next look."""
         limit = self._find_room()
         if limit < 1:
             return self._wait_for_room()
@@ -177,7 +192,8 @@ class Fetcher:
     async def _claim_ready(
         self, limit: int, suspicion: Suspicion | None
     ) -> tuple[Claimed, float | None]:
-        ready, hinted = self.ready, self._hinted
+        ready = self.ready
+        hinted = self._hinted
         self._hinted = None
         if self._settings.policies:
             return await self._claim_scheduled(limit, suspicion)
@@ -186,9 +202,9 @@ class Fetcher:
             or self._settings.ordered
             or self._clock.monotonic() - self._hinted_at > HORIZON / 2
         ):
-            # Not twice without a look between: a pair that nobody knows yet may be of a higher
-            # priority. Nor when it has waited for room: a look costs less than that, and few
-            # messages are claimed at a time.
+            # Not twice without a scan between: a pair that is not known yet may have a higher
+            # priority. Nor when the hint has waited for room: a scan costs less than that wait,
+            # and few messages are claimed at a time.
             hinted = None
         if ready.looked and (ready.slow or hinted is not None):
             self._unlooked = True
@@ -196,15 +212,19 @@ class Fetcher:
             if ready.slow or rows:
                 return rows, again
         if self._look_again or not ready.looked or ready.age >= self._look_interval:
-            self._look_again = False
-            try:
-                await ready.scan()
-                self._unlooked = False
-            finally:
-                if ready.slow:
-                    self.on_slow()
+            await self._scan()
         due = ready.due()
         return await self._claim(due, limit, suspicion) if due else (Claimed(), None)
+
+    async def _scan(self) -> None:
+        self._look_again = False
+        try:
+            await self.ready.scan()
+            self._unlooked = False
+        finally:
+            # Also after a scan that was cut off because it was slow.
+            if self.ready.slow:
+                self._inflight.signals.scans_slow()
 
     def _known(self, hinted: frozenset[str] | None) -> list[ReadyPair]:
         # Without a look in between, queues with nothing new would be left out for long; shares take
@@ -230,7 +250,8 @@ class Fetcher:
         self, due: Sequence[ReadyPair], limit: int, suspicion: Suspicion | None
     ) -> tuple[Claimed, float | None]:
         lease = self._settings.release_stuck_timeout
-        shorter, starting = prefetch_lease(lease), self._starting()
+        shorter = prefetch_lease(lease)
+        starting = self._starting()
         prefetch = Prefetch(starting, shorter) if shorter < lease and starting < limit else None
         with self._noting_the_unanswered() as token:
             if self._settings.ordered:
@@ -248,7 +269,8 @@ class Fetcher:
         self, limit: int, suspicion: Suspicion | None, *, only: int | None = None
     ) -> tuple[Claimed, float | None]:
         """As `_claim`, under the subscriber's policies."""
-        s, queues = self._settings, self.ready.queues_in_turn()
+        s = self._settings
+        queues = self.ready.queues_in_turn()
         if self._shares is not None:
             queues = self._shares.order(queues)
         with self._noting_the_unanswered() as token:
@@ -264,7 +286,8 @@ class Fetcher:
                 only,
             )
             claim, self._memory = await self._store.policies.claim(wanted, self._memory)
-        self._gated, self._more = claim.gated, claim.more
+        self._gated = claim.gated
+        self._more = claim.more
         if self._shares is not None and only is None:
             self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
         return Claimed(claim.rows, claim.suspects), claim.again
@@ -276,7 +299,8 @@ class Fetcher:
             rows, _ = await self._claim_scheduled(1, None, only=message_id)
         else:
             with self._noting_the_unanswered() as token:
-                lease, queues = s.release_stuck_timeout, self._registration.open
+                lease = s.release_stuck_timeout
+                queues = self._registration.open
                 rows = await self._store.claim_one(
                     message_id, queues, lease, token, ordered=s.ordered
                 )
@@ -285,11 +309,10 @@ class Fetcher:
             self._add(rows)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
-        self._inflight.add(rows)
+        self._inflight.add(rows, self._holder)
         if len(self._registration.open) < len(self._settings.queues):
-            self._inflight.keep_waiting(
-                self._registration.open
-            )  # a queue may have been paused meanwhile
+            # A queue may have been paused while the claim ran.
+            self._inflight.keep_waiting(self._registration.open)
 
     @contextmanager
     def _noting_the_unanswered(self) -> Iterator[UUID]:
@@ -302,7 +325,7 @@ class Fetcher:
             raise
 
     async def release_unanswered(self) -> None:
-        """Give back what claims without an answer may have leased: nobody works on it.
+        """Give back what claims without an answer may have leased: no worker has it.
 
         Raises:
             TransientStoreError: not all of it; call again.
@@ -319,7 +342,10 @@ class Fetcher:
         except StoreError as error:
             # Claims go on: at worst these rows come back when their leases have run out.
             self._release_again_at = self._clock.monotonic() + RELEASE_PAUSE
-            text = f"claims without an answer are not given back yet, again in {RELEASE_PAUSE} s: {error}"
+            text = (
+                f"claims without an answer are not given back yet, again in {RELEASE_PAUSE} s: "
+                f"{error}"
+            )
             # A passing failure is told by the claim that meets it, too.
             self._log(
                 logging.DEBUG if isinstance(error, TransientStoreError) else logging.WARNING, text
@@ -327,10 +353,12 @@ class Fetcher:
 
     def _find_room(self) -> int:
         """How many rows to claim now; 0 if it is not worth a claim."""
-        s, held, window = self._settings, self._inflight, self.window()
+        s = self._settings
+        held = self._inflight
+        window = self.window()
         # A claim of one row for each finished one would cost a statement a message.
         worthwhile = max(1, min(s.fetch_batch_size // 2, window - window // 2))
-        held.low_water = window if self._one_by_one else window - worthwhile
+        held.ask_below(window if self._one_by_one else window - worthwhile)
         # Where few wait, what is more urgent than they are must be seen before they are all.
         self._look_interval = SCAN_INTERVAL if window >= s.fetch_batch_size else HORIZON / 2
         limit = self.room(window)
@@ -344,32 +372,36 @@ class Fetcher:
 
     def _wait_for_room(self) -> float:
         # Workers and flush wake the loop; a lost lease makes room without either.
-        self._inflight.wants_room = True
+        self._inflight.want_room()
         return self._not_beyond_stale(min(1.0, self._settings.max_fetch_interval))
 
     def _not_beyond_stale(self, wait: float) -> float:
         stale_in = self._inflight.stale_in(self._longest_wait)
-        return float(wait if stale_in is None else min(wait, max(stale_in, SHORTEST_STALE_WAIT)))
+        return wait if stale_in is None else min(wait, max(stale_in, SHORTEST_STALE_WAIT))
 
     def _next_wait(self, claimed: int, limit: int, again: float | None, *, took: float) -> float:
         s = self._settings
         if claimed >= limit or self._more or (claimed and again == 0):
             self._idle_wait = self._first_wait
-            # While nobody knows how long the handler takes, a fetch is small, however much there
-            # is.
-            interval = float(s.min_fetch_interval if self._inflight.times.recent else 0)
+            # Until a handler has ended, its time is unknown and a fetch is small, however many
+            # messages are due: no pause then.
+            interval = s.min_fetch_interval if self._inflight.times.recent else 0.0
             self._not_before = self._clock.monotonic() + interval
             return interval
         if again == 0:
-            # More to look at, or somebody else's turn: soon, but for a quarter of the time at most.
-            return float(max(s.min_fetch_interval, 3 * took))
+            # More to look at, or another's turn: soon, but for a quarter of the time at most.
+            return max(s.min_fetch_interval, 3 * took)
         if self._gated and again is not None:
-            return float(min(again, s.max_fetch_interval))
+            return min(again, s.max_fetch_interval)
         self._look_again = True
         if claimed:
             self._idle_wait = self._first_wait
+        return self._idle(again)
+
+    def _idle(self, again: float | None) -> float:
+        """Seconds to wait at an empty queue, and longer the next time; `again` is a limit."""
         wait = self._idle_wait
-        self._idle_wait = min(s.max_fetch_interval, self._idle_wait * 1.5)
+        self._idle_wait = min(self._settings.max_fetch_interval, self._idle_wait * 1.5)
         limits = [] if again is None else [again]
         if self.ready.slow:
             limits.append(SLOW_IDLE_WAIT)

@@ -5,16 +5,16 @@ repeated apart from the queue (`repeat`), so that one bad outcome never delays t
 """
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Timer
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, persist
+from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State, cut
 from faststream_sqlbroker.flow.outcome_writer import write
-from faststream_sqlbroker.flow.repeat import Repeater
+from faststream_sqlbroker.flow.repeat import OnDenied, Repeater
 from faststream_sqlbroker.store.errors import NotConnectedError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 LOCKED_PAUSE = 0.5
-"""Seconds to the next look when all that is left is locked by somebody else."""
+"""Seconds to the next look when all that is left is locked by other sessions."""
 APART_AFTER = 2
 """Failures in a row, for a passing reason, after which a batch is set apart: a failure may cost the
 time limit."""
@@ -36,28 +36,38 @@ class Flusher:
     """
 
     def __init__(
-        self, store: "Store", inflight: Inflight, log: Log, *, batch_size: int, interval: float
+        self,
+        store: "Store",
+        inflight: Inflight,
+        log: Log,
+        *,
+        batch_size: int,
+        interval: float,
+        outages: Outages | None = None,
+        on_denied: OnDenied = lambda _denied: None,
     ) -> None:
-        """`interval` in seconds."""
-        self._store, self._inflight, self._clock = store, inflight, inflight.clock
-        self._batch_size, self._interval = batch_size, interval
-        self.repeater = Repeater(store, inflight, log)
+        """`interval` in seconds; `outages` and `on_denied` are the repeater's."""
+        self._store = store
+        self._inflight = inflight
+        self._clock = inflight.clock
+        self._batch_size = batch_size
+        self._interval = interval
+        self.repeater = Repeater(store, inflight, log, outages=outages, on_denied=on_denied)
         self._hurried = False
         self._past_locked = False
-        """Whether rows that somebody else has locked are passed over: the last flush may have
+        """Whether rows that other sessions have locked are passed over: the last flush may have
         failed for them."""
         self._failures = 0
         self._settled_then = -1
         """What was written when a batch was set apart last."""
         self._timer: Timer | None = None
-        self.wake: Callable[[], None] = lambda: None
 
     def outcome_added(self) -> None:
         """Start the timer with the first outcome; flush a full batch at once."""
         if len(self._inflight.queued) >= self._batch_size:
             self.hurry()
             return
-        self._inflight.notify_at = self._batch_size
+        self._inflight.notify_at(self._batch_size)
         if self._timer is None:
             self._timer = self._clock.call_later(self._interval, self.hurry)
 
@@ -66,16 +76,18 @@ class Flusher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._inflight.notify_at = 1
+        self._inflight.notify_at(1)
         if self._inflight.queued:
-            self._hurried, self._inflight.notify_at = True, sys.maxsize
-            self.wake()
+            self._hurried = True
+            self._inflight.notify_at(sys.maxsize)
+            self._inflight.signals.flush_due()
 
     async def tick(self) -> float | None:
         """Write one batch if it is time; None waits for `hurry`."""
         if not self._hurried:
             return None
-        self._hurried, self._inflight.notify_at = False, 1
+        self._hurried = False
+        self._inflight.notify_at(1)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,7 +104,8 @@ class Flusher:
         """Write up to a batch of outcomes; on a passing failure they stay, in order, or are set
         apart.
 
-        After one, rows that somebody else has locked are passed over: it may have been for them.
+        After a failure, rows that other sessions have locked are passed over: they may be the
+        cause.
 
         Returns:
             Whether any was dealt with.
@@ -149,7 +162,8 @@ class Flusher:
             return False
         if settled == self._settled_then and not self._may_add_apart():
             return False
-        self._failures, self._settled_then = 0, settled
+        self._failures = 0
+        self._settled_then = settled
         return True
 
     def _may_add_apart(self) -> bool:

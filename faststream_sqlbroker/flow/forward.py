@@ -7,7 +7,7 @@ queue or in the next, never in both and never in none. Bodies are not looked at.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Outcome, Reject, Relocate
@@ -16,7 +16,6 @@ from faststream_sqlbroker.core.routing import (
     DESTINATION_HEADER,
     MOST_HOPS,
     PUBLISH_AFTER_HEADER,
-    Destination,
     destination_of,
     due_of,
 )
@@ -24,6 +23,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 CLOCK_STEP = 0.001
 """Seconds that a database's clock may be behind itself: SQLite's has milliseconds."""
@@ -34,18 +34,22 @@ Named = Callable[[str, ClaimedMessage, Log], None]
 class Forward:
     """A consumer's `handle`, for batches, that decides where each message goes."""
 
-    def __init__(self, settings: Any, log: Log, named: Named, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, log: Log, named: Named, clock: Clock | None = None
+    ) -> None:
         """`settings` are the subscriber's; `log` is told of messages that cannot go on, or say
         nothing usable.
 
         `named` is told of destinations that only messages name: see `Destinations.named`.
         """
-        self._queues, self._log, self._named = frozenset(settings.queues), log, named
+        self._queues = frozenset(settings.queues)
+        self._log = log
+        self._named = named
         self._clock = clock or Clock()
         self._dead_letter_queue = settings.dead_letter_queue
         self._allowed = None if settings.destinations is None else frozenset(settings.destinations)
         to = settings.forward_to
-        self._move = None if isinstance(to, Destination) else Relocate(to, is_hop=True)
+        self._move = Relocate(to, is_hop=True) if isinstance(to, str) else None
 
     async def __call__(self, rows: Sequence[ClaimedMessage]) -> None:
         """Give each of `rows` its outcome."""
@@ -59,8 +63,8 @@ class Forward:
         if row.hops < MOST_HOPS:
             return self._move or self._by_headers(row, undated)
         text = (
-            f"forward_to has moved it on {row.hops} times since a handler last did, so its queues lead round: look where "
-            "they go"
+            f"forward_to has moved it on {row.hops} times since a handler last did, so its queues "
+            "lead round: look where they go"
         )
         return self._dead_letter(row, TOO_MANY_HOPS, ValueError(text))
 
@@ -73,7 +77,10 @@ class Forward:
         if self._allowed is None:
             self._named(queue, row, self._log)
         elif queue not in self._allowed:
-            text = f"its header {DESTINATION_HEADER!r} names {short(queue)}, which is not among the subscriber's destinations"
+            text = (
+                f"its header {DESTINATION_HEADER!r} names {short(queue)}, which is not among the "
+                "subscriber's destinations"
+            )
             return self._dead_letter(row, DESTINATION_NOT_ALLOWED, ValueError(text))
         try:
             # Of a producer whose clock is ahead the time of its row is to come.
@@ -101,8 +108,8 @@ class Forward:
         self._say(
             first,
             logging.WARNING,
-            f"it is moved at once{others}: no header {PUBLISH_AFTER_HEADER!r} and no next_attempt_at after "
-            f"created_at says when; the header with 0 says at once",
+            f"it is moved at once{others}: no header {PUBLISH_AFTER_HEADER!r} and no "
+            "next_attempt_at after created_at says when; the header with 0 says at once",
         )
 
     def _say(self, row: ClaimedMessage, level: int, text: str) -> None:
@@ -121,8 +128,7 @@ def _until(due: datetime, row: ClaimedMessage, clock: Clock) -> float:
 # Destinations that only messages name: whether a live subscriber has such a queue; asked, and told,
 # once for each.
 #
-# A name with a slip of the pen is a queue as any other: its messages wait there for ever, and
-# nobody is told.
+# A misspelt name is a queue like any other: its messages would wait there for ever, unnoticed.
 
 MOST_NAMES = 1_000
 """Names that are asked about: messages may name any number, and each is remembered."""
@@ -144,12 +150,13 @@ class Destinations:
         """A name is asked about `patience` seconds after it was first given: its subscriber may be
         starting.
         """
-        self._patience, self._clock = patience, clock or Clock()
+        self._patience = patience
+        self._clock = clock or Clock()
         self._asked: set[str] = set()
         self._open: dict[str, _First] = {}
 
     def named(self, queue: str, row: ClaimedMessage, log: Log) -> None:
-        """`row` is moved to `queue`, as its header says; `log` is told if nobody has such a queue."""
+        """`row` is moved to `queue`, as its header says; `log` is told if no subscriber has it."""
         if queue not in self._asked and len(self._asked) < MOST_NAMES:
             self._asked.add(queue)
             self._open[queue] = _First(self._clock.monotonic(), row.id, row.queue, log)
@@ -166,9 +173,9 @@ class Destinations:
             del self._open[queue]
             if queue not in known:
                 text = (
-                    f"message {first.message_id} of queue {first.queue!r} named the destination {short(queue)}, and no "
-                    "live subscriber has a queue of this name: what is moved there waits until one comes. destinations= "
-                    "says which names are meant"
+                    f"message {first.message_id} of queue {first.queue!r} named the destination "
+                    f"{short(queue)}, and no live subscriber has a queue of this name: what is "
+                    "moved there waits until one comes. destinations= says which names are meant"
                 )
                 first.log(logging.WARNING, text, message_id=first.message_id)
 

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 INTERVAL = 5.0
 """Seconds between two signs of life."""
-SHORTEST, LONGEST = 0.1, 3600.0
+SHORTEST_INTERVAL = 0.1
+"""Seconds: a shorter interval would cost more statements than it tells."""
+LONGEST_INTERVAL = 3600.0
+"""Seconds: with a longer one a dead subscriber would count as alive for most of a day."""
 LEASE_INTERVALS = 4
 """Intervals without a sign of life after which a subscriber no longer counts as alive."""
 CLEAN_INTERVAL = 60.0
@@ -51,13 +54,15 @@ class Heartbeat:
         Raises:
             SetupError: `interval` is none, or shorter than 100 ms or longer than an hour.
         """
-        self._store, self._log = store, log
+        self._store = store
+        self._log = log
         self._clock = clock or Clock()
         self._outages = Outages(log, self._clock) if outages is None else outages
         self._interval = parse_duration(interval, name="presence_interval")
-        if not SHORTEST <= self._interval <= LONGEST:
+        if not SHORTEST_INTERVAL <= self._interval <= LONGEST_INTERVAL:
             msg = (
-                f"presence_interval must be from {SHORTEST} s to {LONGEST:.0f} s, got {interval!r}"
+                f"presence_interval must be from {SHORTEST_INTERVAL} s to {LONGEST_INTERVAL:.0f} "
+                f"s, got {interval!r}"
             )
             raise SetupError(msg)
         self._registrations: dict[str, Registration] = {}
@@ -98,7 +103,10 @@ class Heartbeat:
                 async with self._lock:
                     await self._store.live_subscribers.leave([registration.name])
         except (StoreError, TimeoutError) as error:
-            text = f"the end of the subscriber {registration.name} is not written, it is known when its lease ends: {error}"
+            text = (
+                f"the end of the subscriber {registration.name} is not written, it is known when "
+                f"its lease ends: {error}"
+            )
             self._log(logging.INFO, text)
 
     def heard(self, paused: frozenset[str]) -> None:
@@ -116,13 +124,14 @@ class Heartbeat:
         """Give a sign of life and ask what is paused; seconds until the next time.
 
         Raises:
-            StoreError: nobody was told anything; call again.
+            StoreError: nothing was told; call again.
         """
         async with self._lock:
             registrations = dict(self._registrations)
             known = {name: registration.describe() for name, registration in registrations.items()}
             changed = {name for name, says in known.items() if self._written.get(name) != says}
-            clean, heard_count = self._clock.monotonic() >= self._clean_at, self._heard_count
+            clean = self._clock.monotonic() >= self._clean_at
+            heard_count = self._heard_count
             lease = self._interval * LEASE_INTERVALS
             paused = await self._store.live_subscribers.announce(known, changed, lease, clean=clean)
             self._written = known

@@ -2,7 +2,7 @@
 about them.
 """
 
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Release
@@ -12,6 +12,7 @@ from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
 from faststream_sqlbroker.flow.outcomes import Outcomes
 from faststream_sqlbroker.flow.prefetch import HandlerTimes, prefetch_lease
+from faststream_sqlbroker.flow.signals import Signals
 
 
 def release(row: ClaimedMessage) -> Settlement:
@@ -24,9 +25,14 @@ class Inflight(Outcomes):
     written or lost.
     """
 
-    def __init__(self, log: Log = lambda *_, **__: None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        log: Log = lambda *_, **__: None,
+        clock: Clock | None = None,
+        signals: Signals | None = None,
+    ) -> None:
         """Hold nothing; `log` is told of lost leases."""
-        super().__init__(log, clock)
+        super().__init__(log, clock, signals)
         self.running = 0
         """Handlers that run."""
         self.busy = 0
@@ -35,9 +41,7 @@ class Inflight(Outcomes):
         self.low_water = 0
         """The fetch loop is asked for more when no more than so many rows wait."""
         self.wants_room = False
-        """Whether the fetch loop waits for `on_room`."""
-        self.on_room: Callable[[], None] = lambda: None
-        self.hurry: Callable[[], None] = lambda: None
+        """Whether the fetch loop waits for signal `room`."""
 
     @property
     def empty(self) -> bool:
@@ -55,6 +59,20 @@ class Inflight(Outcomes):
             return False
         return len(self.held) <= self.apart_count - len(self._overtaken)
 
+    def want_room(self) -> None:
+        """Give signal `room` as soon as there may be room: the fetch loop has found none."""
+        self.wants_room = True
+
+    def ask_below(self, count: int) -> None:
+        """Ask the fetch loop for more when no more than `count` rows wait."""
+        self.low_water = count
+
+    def made_room(self) -> None:
+        """Give signal `room`, if the fetch loop waits for it."""
+        if self.wants_room:
+            self.wants_room = False
+            self.signals.room()
+
     def give_back(self, rows: Iterable[ClaimedMessage]) -> None:
         """Queue the release of rows that were not started, and flush soon; lost ones are no longer
         ours.
@@ -62,7 +80,7 @@ class Inflight(Outcomes):
         for row in rows:
             if not row.lease_lost:
                 self.finish(release(row))
-        self.hurry()
+        self.signals.flush_now()
 
     def give_back_waiting(self) -> None:
         """Give back everything that waits for a worker."""
@@ -77,7 +95,8 @@ class Inflight(Outcomes):
         """Give back what has waited for a worker for more than `longest` seconds: others may begin
         it sooner.
         """
-        items, before = self.waiting.items, self.clock.monotonic() - longest
+        items = self.waiting.items
+        before = self.clock.monotonic() - longest
         stale = [row for row in items if row is not None and row.claimed_monotonic < before]
         if stale:
             kept = [row for row in items if row is None or row.claimed_monotonic >= before]
@@ -111,7 +130,7 @@ class Inflight(Outcomes):
         """
         self._drop_overtaken(batch)
         units = dict.fromkeys(s.unit for s in batch.parts if s.unit in denied)
-        batch.parts = [s for s in batch.parts if s.unit not in units]
+        batch.keep([s for s in batch.parts if s.unit not in units])
         after(batch.state, Event.ANSWER_DENIED)
         for unit in units:
             if unit is not None and unit.fallback is not None:
@@ -122,11 +141,14 @@ class Inflight(Outcomes):
 
         Not those whose handlers have asked for more than `lease`, which would be shortened.
         """
-        now, being_written = self.clock.monotonic(), self.being_written()
-        third, shorter = lease / 3, prefetch_lease(lease) / 3
+        now = self.clock.monotonic()
+        being_written = self.being_written()
+        third = lease / 3
+        shorter = prefetch_lease(lease) / 3
 
         def is_old(row: ClaimedMessage) -> bool:
-            held, limit = now - row.renewed_monotonic, shorter if row.prefetched else third
+            held = now - row.renewed_monotonic
+            limit = shorter if row.prefetched else third
             return held >= limit and (
                 held >= 2 * limit or (row.id, row.lease_token) not in being_written
             )

@@ -24,9 +24,12 @@ class LeaseKeeper:
         self, store: "Store", inflight: Inflight, log: Log, *, lease: float, max_lease: float | None
     ) -> None:
         """`lease` and `max_lease` in seconds."""
-        self._store, self._inflight, self._log = store, inflight, log
+        self._store = store
+        self._inflight = inflight
+        self._log = log
         self._clock = inflight.clock
-        self._lease, self._max_lease = lease, max_lease
+        self._lease = lease
+        self._max_lease = max_lease
 
     async def tick(self) -> float:
         """Renew what is due, what waits for a worker by the shorter lease; look again after a
@@ -48,7 +51,7 @@ class LeaseKeeper:
         are lost.
 
         Raises:
-            StoreError: the database could not be asked, or somebody else had a row locked for too
+            StoreError: the database could not be asked, or a row was locked elsewhere for too
                 long.
         """
         await self._renew(rows, self._lease, skip_locked=False)
@@ -63,8 +66,7 @@ class LeaseKeeper:
             held = await self._store.renew(leases, lease, skip_locked=skip_locked)
             for row in part:
                 if row.id in held:
-                    row.renewed_monotonic = asked
-                    row.prefetched = row.prefetched and lease < self._lease
+                    row.renewed(asked, shorter=lease < self._lease)
             self._inflight.lose([row for row in part if row.id not in held], "renew", _LOST)
 
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
@@ -72,13 +74,14 @@ class LeaseKeeper:
         are still held.
 
         Inside a handler's transaction its locks are the leases, and are only looked after.
-        Elsewhere a row that somebody else has locked is waited for.
+        Elsewhere a row that another session has locked is waited for.
 
         Raises:
-            StoreError: the database could not be asked, or somebody else had a row locked for too
+            StoreError: the database could not be asked, or a row was locked elsewhere for too
                 long.
         """
-        asked, transaction = self._clock.monotonic(), current.get()
+        asked = self._clock.monotonic()
+        transaction = current.get()
         leases = [(r.id, r.lease_token) for r in rows if not r.lease_lost]
         if transaction is not None:
             held = await transaction.hold(leases, max(seconds, self._lease))
@@ -87,7 +90,7 @@ class LeaseKeeper:
             held = await self._store.renew(leases, max(seconds, self._lease, longest))
         for row in rows:
             if row.id in held and transaction is None:
-                row.renewed_monotonic, row.prefetched = asked, False
+                row.renewed(asked, shorter=False)
                 row.held_until = max(row.held_until, asked + seconds)
         lost = [row for row in rows if row.id not in held]
         self._inflight.lose(lost, "renew", _LOST)

@@ -49,10 +49,15 @@ class Lock:
         clock: Clock,
     ) -> None:
         """`lease` in seconds, `since` by the monotonic clock, before the lock was asked for."""
-        self._store, self._log, self._token = store, log, token
+        self._store = store
+        self._log = log
+        self._token = token
         self._clock = clock
-        self._key, self._fence, self._lease = key, fence, lease
-        self._since, self._until = since, since + lease
+        self._key = key
+        self._fence = fence
+        self._lease = lease
+        self._since = since
+        self._until = since + lease
         self._lost = self._ended = False
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -67,8 +72,7 @@ class Lock:
         """How often this key was locked so far, this time included: a later holder's is always
         greater.
 
-        Whoever guards something outside of this database can refuse a fence lower than one it has
-        seen.
+        A resource outside of this database can refuse a fence that is lower than one it has seen.
         """
         return self._fence
 
@@ -98,7 +102,7 @@ class Lock:
             lease: Its new length, also for the renewals that follow; None keeps the old one.
 
         Raises:
-            LockLostError: somebody else has, or had, the lock since, it was taken away, or the
+            LockLostError: another holder has, or had, the lock since, it was taken away, or the
                 block has ended.
             SetupError: `lease` is no length of time longer than 0.
             StoreError: the database refused or could not be reached; the lease is as it was, or
@@ -112,20 +116,25 @@ class Lock:
     async def _extend(self, lease: float) -> None:
         if self._ended or self._lost:
             raise self._lost_error()
-        asked, before, until = self._clock.monotonic(), self._lease, self._until
+        asked = self._clock.monotonic()
+        before = self._lease
+        until = self._until
         # Should it become shorter, and the answer be lost.
-        self._lease, self._until = lease, min(until, asked + lease)
+        self._lease = lease
+        self._until = min(until, asked + lease)
         try:
             mine = await self._store.locks.extend(self._key, self._token, lease)
         except UnknownOutcomeError:
             raise
         except StoreError:
-            self._lease, self._until = before, until
+            self._lease = before
+            self._until = until
             raise
         if not mine:
             self._lost = True
             raise self._lost_error()
-        self._since, self._until = asked, asked + lease
+        self._since = asked
+        self._until = asked + lease
 
     async def keep(self) -> None:
         """Renew after each third of the lease until `end` or until the lock is lost."""
@@ -140,7 +149,7 @@ class Lock:
                     async with self._clock.timeout(due):
                         await self._changed.wait()
                 if not failures:
-                    continue  # it may have been extended meanwhile
+                    continue  # it may have been extended during the wait
             failures = await self._renew(failures)
 
     async def _renew(self, failures: int) -> int:
@@ -151,7 +160,10 @@ class Lock:
         except LockLostError as error:
             self._log(logging.WARNING, str(error))
         except StoreError as error:
-            text = f"the lease of the lock {self._key!r} (fence {self._fence}) was not renewed, again soon: {error}"
+            text = (
+                f"the lease of the lock {self._key!r} (fence {self._fence}) was not renewed, "
+                f"again soon: {error}"
+            )
             self._log(logging.WARNING, text)
             return failures + 1
         return 0
@@ -184,27 +196,31 @@ class Lock:
             )
         elif self._lost:
             text = (
-                f"the lock {self._key!r} (fence {self._fence}) is lost: its lease ran out or was taken away, "
-                "and somebody else may have it; undo or repeat what was done under it"
+                f"the lock {self._key!r} (fence {self._fence}) is lost: its lease ran out or was "
+                "taken away, and another holder may have it; undo or repeat what was done under it"
             )
         else:
             text = (
-                f"the lease of the lock {self._key!r} (fence {self._fence}) has run out unrenewed, and "
-                "somebody else may have it; extend() asks the database"
+                f"the lease of the lock {self._key!r} (fence {self._fence}) has run out "
+                "unrenewed, and another holder may have it; extend() asks the database"
             )
         return LockLostError(text)
 
 
-FIRST_PAUSE, LAST_PAUSE = 0.01, 0.5
-"""Seconds between two tries for a lock that somebody else has, with jitter; each half as long
-again."""
+FIRST_PAUSE = 0.01
+"""Seconds between the first two tries for a lock that is held elsewhere, with jitter; each
+following pause is half as long again."""
+LAST_PAUSE = 0.5
+"""Most seconds between two such tries."""
 
 
 class _Place:
     """Where those of this process wait for one key, in turn: only the first asks the database."""
 
     def __init__(self) -> None:
-        self.turn, self.freed, self.waiting = asyncio.Lock(), asyncio.Event(), 0
+        self.turn = asyncio.Lock()
+        self.freed = asyncio.Event()
+        self.waiting = 0
 
 
 class Locks:
@@ -218,7 +234,9 @@ class Locks:
         clock: Clock | None = None,
     ) -> None:
         """No caller waits."""
-        self._store, self._shielded, self._log = store, shielded, log
+        self._store = store
+        self._shielded = shielded
+        self._log = log
         self._clock = clock or Clock()
         # Two event loops of a process share nothing.
         self._places: dict[tuple[int, str], _Place] = {}
@@ -247,19 +265,20 @@ class Locks:
         if mine or (mine is None and held):
             if mine is None:
                 text = (
-                    f"the lock {lock.key!r} (fence {lock.fence}) is not known to be given back; it is free when its "
-                    "lease has run out"
+                    f"the lock {lock.key!r} (fence {lock.fence}) is not known to be given back; "
+                    "it is free when its lease has run out"
                 )
                 self._log(logging.WARNING, text)
             return None
         return LockLostError(
-            f"the lock {lock.key!r} (fence {lock.fence}) was lost before the end of its block, and somebody else "
-            "may have had it: what the block did may have been unprotected"
+            f"the lock {lock.key!r} (fence {lock.fence}) was lost before the end of its block, "
+            "and another holder may have had it: what the block did may have been unprotected"
         )
 
     async def _acquire(self, key: str, lease: float, wait: float | None) -> Lock:
         deadline = None if wait is None else self._clock.monotonic() + wait
-        token, place = uuid4(), (id(asyncio.get_running_loop()), key)
+        token = uuid4()
+        place = (id(asyncio.get_running_loop()), key)
         if wait == 0:
             lock = await self._try(key, token, lease)
             if lock is None:
@@ -283,13 +302,17 @@ class Locks:
         patient = here.turn.locked()
         async with self._clock.timeout_at(deadline):
             await here.turn.acquire()
-        clock, pause, failures = self._clock, FIRST_PAUSE, 0
+        clock = self._clock
+        pause = FIRST_PAUSE
+        failures = 0
         try:
             while True:
                 here.freed.clear()
                 late = deadline is not None and clock.monotonic() >= deadline
                 try:
-                    lock, failures, patient = await self._try(key, token, lease), 0, True
+                    lock = await self._try(key, token, lease)
+                    failures = 0
+                    patient = True
                 except TransientStoreError as error:
                     if late or not patient:
                         raise  # at the very first try it may be a wrong address
@@ -310,7 +333,8 @@ class Locks:
 
     async def _try(self, key: str, token: UUID, lease: float) -> Lock | None:
         """Take the lock if it is free; cancelled, or without an answer, it is given back."""
-        asked, store = self._clock.monotonic(), self._store
+        asked = self._clock.monotonic()
+        store = self._store
 
         async def give_back() -> None:
             await store.locks.release(key, token)
@@ -336,7 +360,8 @@ class Locks:
 
 
 def _not_acquired(key: str, wait: float | None) -> LockNotAcquiredError:
-    what = "somebody has it" if wait == 0 else f"somebody else had it for {wait} seconds"
+    what = "it is taken" if wait == 0 else f"it was taken for {wait} seconds"
     return LockNotAcquiredError(
-        f"the lock {key!r} was not acquired: {what}; wait longer, or ask broker.admin.locks() who has it"
+        f"the lock {key!r} was not acquired: {what}; wait longer, or ask broker.admin.locks() who "
+        "has it"
     )

@@ -116,7 +116,10 @@ class Loop:
         if isinstance(error, StoreError) and self._outages is not None:
             self._outages.failed(self, f"{self.name} loop", error)
             return
-        text = f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: {error!r}"
+        text = (
+            f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: "
+            f"{error!r}"
+        )
         self._log(logging.CRITICAL, text, exc_info=error)
 
     async def _sleep_unless_stopping(self, seconds: float) -> None:
@@ -154,7 +157,7 @@ async def persist(work: Callable[[], Awaitable[None]], deadline: float, clock: C
 
 
 def cancelled() -> bool:
-    """Whether the running task itself is told to end, or is closed after its event loop has ended."""
+    """Whether the running task is told to end, or is closed after its event loop has ended."""
     try:
         task = asyncio.current_task()
     except RuntimeError:

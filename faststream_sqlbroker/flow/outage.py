@@ -36,7 +36,8 @@ class Outages:
 
     def __init__(self, log: Log, clock: Clock | None = None) -> None:
         """`log` gets the two lines."""
-        self._log, self._clock = log, clock or Clock()
+        self._log = log
+        self._clock = clock or Clock()
         self._lasting: dict[str, _Lasting] = {}
         """By the name of a kind of loop; "" is the outage of all."""
 
@@ -86,7 +87,8 @@ class Outages:
         if lasting.failing:
             return
         del self._lasting[kind]
-        took, total = self._clock.monotonic() - lasting.begin, lasting.counts.total()
+        took = self._clock.monotonic() - lasting.begin
+        total = lasting.counts.total()
         counts = ", ".join(f"{name} {count}" for name, count in sorted(lasting.counts.items()))
         failures = "1 failure" if total == 1 else f"{total} failures"
         if stopped:

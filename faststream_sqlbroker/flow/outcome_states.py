@@ -51,8 +51,12 @@ class Event(Enum):
     LOST = "lease lost"
 
 
-_W, _R, _Q = State.WAITING, State.RUNNING, State.QUEUED
-_SENT, _APART, _REFUSED = State.WRITING, State.SET_APART, State.REFUSED
+_W = State.WAITING
+_R = State.RUNNING
+_Q = State.QUEUED
+_SENT = State.WRITING
+_APART = State.SET_APART
+_REFUSED = State.REFUSED
 
 TRANSITIONS: tuple[tuple[State | None, Event, State], ...] = (
     (None, Event.CLAIMED, _W),
@@ -112,6 +116,24 @@ class Batch:
         """Its deliveries."""
         return {(s.id, s.lease_token) for s in self.parts}
 
+    def move(self, event: Event) -> None:
+        """Go where `event` leads."""
+        self.state = after(self.state, event)
+
+    def send_again(self) -> None:
+        """It is sent again, from where it waits."""
+        self.origin = self.state
+        self.move(Event.SENT_AGAIN)
+
+    def keep(self, parts: list[Settlement]) -> None:
+        """Only `parts` of it are left."""
+        self.parts = parts
+
+    def wait(self, until: float, settled_count: int) -> None:
+        """Wait `until` then (monotonic seconds) to be sent again; so many outcomes are written."""
+        self.due = until
+        self.settled_then = settled_count
+
 
 def unit_end(parts: Sequence[Settlement], end: int) -> int:
     """`end`, or further, so that no unit is cut."""
@@ -144,7 +166,7 @@ def _carries(settlement: Settlement) -> bool:
 
 
 def least_tried(batches: Iterable[Batch], now: float) -> Batch | None:
-    """Of what is refused or set apart and due, what was tried least: it may not hang as others do."""
+    """Of what is apart and due, the least tried: it may not hang like others."""
     due = [b for b in batches if b.state in APART_STATES and b.due <= now]
     return min(due, key=lambda b: (b.tries, any(map(_carries, b.parts)), b.due), default=None)
 
@@ -153,7 +175,7 @@ def may_cut(batch: Batch, batches: Iterable[Batch], settled_count: int) -> bool:
     """Whether to cut `batch`, one of `batches` that has failed once more, though it may be a whole
     outage.
 
-    Others have been written meanwhile, or there are few parts yet, or it has failed for long.
+    Others have been written since, or there are few parts yet, or it has failed for long.
     """
     if settled_count > batch.settled_then or batch.tries + 1 >= CUT_ANYWAY:
         return True

@@ -1,5 +1,6 @@
-"""Send a batch of outcomes: in halves where the database refuses it, so that each culprit is found."""
+"""Send a batch of outcomes, in halves where the database refuses it: so each culprit is found."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import Settlement, SettleResult
@@ -25,7 +26,7 @@ async def write(store: "Store", outcomes: Outcomes, batch: Batch, *, skip_locked
         store: Where to.
         outcomes: Told what the database has dealt with, also before an error.
         batch: In state WRITING.
-        skip_locked: Whether rows that somebody else has locked are passed over, with their units.
+        skip_locked: Whether rows that other sessions have locked are passed over, with their units.
 
     Returns:
         The units that were refused by themselves, with the errors; they stay in `batch`.
@@ -33,7 +34,8 @@ async def write(store: "Store", outcomes: Outcomes, batch: Batch, *, skip_locked
     Raises:
         TransientStoreError: what is left in `batch` is not known to be written.
     """
-    result, refused = SettleResult(), Refused()
+    result = SettleResult()
+    refused = Refused()
     try:
         await _write(store, batch.parts, result, refused, skip_locked=skip_locked)
     except BaseException as error:
@@ -66,25 +68,36 @@ async def _write(
     except TransientStoreError:
         raise
     except StoreError as error:
-        if isinstance(error, AccessError) and error.only_answers:
-            # Those without an answer are not held up by the search for the others.
-            plain = [s for s in parts if s.unit is None or not s.unit.chained]
-            parts = [s for s in parts if s.unit is not None and s.unit.chained]
-            if error.every_answer:
-                refused += [(settlement, error) for settlement in parts]
-                parts = []
-            if plain:
-                await _write(store, plain, result, refused, skip_locked=skip_locked)
-            if not parts:
-                return
-        half = unit_end(parts, len(parts) // 2)
-        if half == len(parts):
-            half = unit_end(parts, 1)
-        if half == len(parts):
-            refused += [(settlement, error) for settlement in parts]
-            return
-        await _write(store, parts[:half], result, refused, skip_locked=skip_locked)
-        await _write(store, parts[half:], result, refused, skip_locked=skip_locked)
+        for smaller in _smaller(parts, refused, error):
+            await _write(store, smaller, result, refused, skip_locked=skip_locked)
         return
     result.settled |= written.settled
     result.lost |= written.lost
+
+
+def _smaller(
+    parts: list[Settlement], refused: Refused, error: StoreError
+) -> Iterator[list[Settlement]]:
+    """What to send in place of `parts`, which the database has refused with `error`.
+
+    A unit that is refused by itself is added to `refused`, after what was sent before it.
+    """
+    if isinstance(error, AccessError) and error.only_answers:
+        # Those without an answer are not held up by the search for the others.
+        plain = [s for s in parts if s.unit is None or not s.unit.chained]
+        parts = [s for s in parts if s.unit is not None and s.unit.chained]
+        if error.every_answer:
+            refused += [(settlement, error) for settlement in parts]
+            parts = []
+        if plain:
+            yield plain
+        if not parts:
+            return
+    half = unit_end(parts, len(parts) // 2)
+    if half == len(parts):
+        half = unit_end(parts, 1)
+    if half == len(parts):
+        refused += [(settlement, error) for settlement in parts]
+    else:
+        yield parts[:half]
+        yield parts[half:]

@@ -7,7 +7,7 @@ that it is in. Outcomes that the database has, or has not taken, are in a `Batch
 theirs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from faststream_sqlbroker.core.clock import Clock
@@ -30,19 +30,27 @@ from faststream_sqlbroker.flow.outcome_states import (
     unit_end,
 )
 from faststream_sqlbroker.flow.publish_on_ack import filled_queues
+from faststream_sqlbroker.flow.signals import Signals
 
 MOST_APART = 1_000
-"""Outcomes that are refused or set apart before claims stop: each is a message that nobody else can
-have."""
+"""Outcomes that are refused or set apart before claims stop: each is a message that no other
+process can have."""
 
 
 class Outcomes:
     """The deliveries of one subscriber, each in one `State`."""
 
-    def __init__(self, log: Log = lambda *_, **__: None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        log: Log = lambda *_, **__: None,
+        clock: Clock | None = None,
+        signals: Signals | None = None,
+    ) -> None:
         """Hold nothing; `log` is told of each lost delivery, once."""
         self.clock = clock or Clock()
         """The broker's; the loops of the subscriber take it from here."""
+        self.signals = Signals() if signals is None else signals
+        """The other parts of the subscriber, each of which takes them from here."""
         self.lost_leases = LostLeases(log)
         self.held: dict[int, ClaimedMessage] = {}
         """All that are ours, by message."""
@@ -54,15 +62,9 @@ class Outcomes:
         """WRITING, SET_APART and REFUSED."""
         self._overtaken: dict[Mark, ClaimedMessage] = {}
         """WRITING, while their messages have come to us again: the database's answer decides."""
-        self.holder: Holder | None = None
-        """Given to each row for what its handler may ask."""
-        self.notify_at = 1
-        """Outcomes of which `on_outcome` is to be told next: a call a message would say nothing
-        new."""
-        self.on_outcome: Callable[[], None] = lambda: None
-        self.on_apart: Callable[[], None] = lambda: None
-        self.on_settled: Callable[[], None] = lambda: None
-        self.on_chained: Callable[[set[str]], None] = lambda _queues: None
+        self._notify_at = 1
+        """Outcomes of which `outcome_added` is given next: a call a message would say nothing new.
+        """
         self.claimed_count = 0
         self.settled_count = 0
 
@@ -76,7 +78,7 @@ class Outcomes:
         """Deliveries that are gone, whose outcome an unanswered COMMIT may have written."""
         return self.lost_leases.unknown_count
 
-    # -- what is where --------------------------------------------------------------------------------
+    # -- what is where -----------------------------------------------------------------------------
 
     @property
     def writing_count(self) -> int:
@@ -123,10 +125,16 @@ class Outcomes:
             return State.WRITTEN
         return State.WAITING if any(item is row for item in self.waiting.items) else State.RUNNING
 
-    # -- to WAITING and QUEUED ------------------------------------------------------------------------
+    # -- to WAITING and QUEUED ---------------------------------------------------------------------
 
-    def add(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Take in freshly claimed rows, which wait for a worker."""
+    def add(self, rows: Sequence[ClaimedMessage], holder: Holder | None = None) -> None:
+        """Take in freshly claimed rows, which wait for a worker.
+
+        `holder` is given to each of them, for what its handler may ask.
+        """
+        now = self.clock.monotonic()
+        for row in rows:
+            row.claimed(now, holder)
         self._take_in(rows)
         self.waiting.extend(rows)
 
@@ -136,10 +144,8 @@ class Outcomes:
         Not those that are being written: such an outcome may be what made the row claimable, so the
         database decides.
         """
-        now, older, holder = self.clock.monotonic(), [], self.holder
+        older = []
         for row in rows:
-            row.claimed_monotonic = row.renewed_monotonic = now
-            row.holder = holder
             if row.id in self.held:
                 older.append(self.held[row.id])
             self.held[row.id] = row
@@ -155,19 +161,23 @@ class Outcomes:
                 CAME_BACK,
             )
 
+    def notify_at(self, count: int) -> None:
+        """Give `outcome_added` when so many outcomes wait, and with each that comes then."""
+        self._notify_at = count
+
     def finish(self, settlement: Settlement) -> None:
         """Queue a settlement for the flush."""
         self.queued.append(settlement)
-        if len(self.queued) >= self.notify_at:
-            self.on_outcome()
+        if len(self.queued) >= self._notify_at:
+            self.signals.outcome_added()
 
     def finish_all(self, settlements: Iterable[Settlement]) -> None:
         """`finish` for what ended together."""
         self.queued += settlements
-        if len(self.queued) >= self.notify_at:
-            self.on_outcome()
+        if len(self.queued) >= self._notify_at:
+            self.signals.outcome_added()
 
-    # -- to WRITING -----------------------------------------------------------------------------------
+    # -- to WRITING --------------------------------------------------------------------------------
 
     def take(self, size: int) -> Batch:
         """The first of the queue, `size` or a few more: units stay whole."""
@@ -184,7 +194,7 @@ class Outcomes:
         batch = least_tried(self.batches, now)
         if batch is None:
             return None
-        batch.origin, batch.state = batch.state, after(batch.state, Event.SENT_AGAIN)
+        batch.send_again()
         return batch
 
     def next_due(self) -> float | None:
@@ -212,7 +222,7 @@ class Outcomes:
         """
         self.lost_leases.unanswered |= batch.marks
 
-    # -- from WRITING ---------------------------------------------------------------------------------
+    # -- from WRITING ------------------------------------------------------------------------------
 
     def answered(
         self,
@@ -232,24 +242,28 @@ class Outcomes:
         parts: Sequence[Settlement] = batch.parts
         if len(result.settled) == len(parts) and not self.lost_leases.unanswered:
             parts = self._written_acks(parts)
-        done = result.settled | result.lost if parts else ()
-        batch.parts = [s for s in parts if s.id not in done]
-        filled = set[str]()
-        for settlement in parts:
-            if settlement.id in result.settled:
-                self._let_go(settlement)
-                self.lost_leases.unanswered.discard((settlement.id, settlement.lease_token))
-                self.settled_count += 1
-                if settlement.unit is not None or settlement.queue is not None:
-                    filled |= filled_queues(settlement)
+        done = result.settled | result.lost
+        batch.keep([s for s in parts if s.id not in done])
+        filled = self._written([s for s in parts if s.id in result.settled])
         if result.lost:
             self._answered_lost(batch, [s for s in parts if s.id in result.lost], phase, rest)
         if not batch.parts:
             self.batches.remove(batch)
         if result.settled:
-            self.on_settled()
+            self.signals.settled()
         if filled:
-            self.on_chained(filled)
+            self.signals.chained(filled)
+
+    def _written(self, settlements: Sequence[Settlement]) -> set[str]:
+        """Let go of what was written; the queues in which something is due at once since."""
+        filled = set[str]()
+        for settlement in settlements:
+            self._let_go(settlement)
+            self.lost_leases.unanswered.discard((settlement.id, settlement.lease_token))
+            if settlement.unit is not None or settlement.queue is not None:
+                filled |= filled_queues(settlement)
+        self.settled_count += len(settlements)
+        return filled
 
     def _answered_lost(self, batch: Batch, lost: list[Settlement], phase: str, rest: str) -> None:
         units: Units = {}
@@ -267,7 +281,8 @@ class Outcomes:
 
     def _written_acks(self, batch: Sequence[Settlement]) -> list[Settlement]:
         """Let go of the plain acks of `batch`, which were all written; the others."""
-        others, held = [], self.held
+        others = []
+        held = self.held
         for settlement in batch:
             row = held.pop(settlement.id, None)
             if (
@@ -303,7 +318,7 @@ class Outcomes:
         self._drop_overtaken(batch)
         ids = {s.id for s in refused}
         ours = [s for s in batch.parts if s.id in ids]
-        batch.parts = [s for s in batch.parts if s.id not in ids]
+        batch.keep([s for s in batch.parts if s.id not in ids])
         state = after(batch.state, Event.REFUSED)
         while ours:
             end = unit_end(ours, 1)
@@ -335,21 +350,19 @@ class Outcomes:
         if not batch.parts:
             return
         batch.tries += failed
-        batch.due, batch.settled_then = (
-            self.clock.monotonic() + backoff(max(1, batch.tries), self.clock),
-            self.settled_count,
-        )
+        until = self.clock.monotonic() + backoff(max(1, batch.tries), self.clock)
+        batch.wait(until, self.settled_count)
         self.batches.append(batch)
-        self.on_apart()
+        self.signals.apart_added()
 
     def _leave(self, batch: Batch, event: Event) -> None:
         """`batch` leaves WRITING; where it goes says `event`."""
         if batch in self.batches:
             self._drop_overtaken(batch)
             self.batches.remove(batch)
-            batch.state = after(batch.state, event)
+            batch.move(event)
 
-    # -- to LOST --------------------------------------------------------------------------------------
+    # -- to LOST -----------------------------------------------------------------------------------
 
     def lose(self, rows: Iterable[ClaimedMessage], phase: str, rest: str) -> None:
         """The leases of `rows` are gone. Those that are not ours any more, or being written, are
@@ -367,11 +380,11 @@ class Outcomes:
             )
 
     def drop(self, rows: Iterable[ClaimedMessage]) -> None:
-        """Nothing of `rows`, which are with a worker, may be written any more; whoever calls has
-        said why.
+        """Nothing of `rows`, which are with a worker, may be written any more; the caller has
+        logged why.
         """
         for row in rows:
-            row.lease_lost = True
+            row.lose()
             self.lost_leases.unanswered.discard((row.id, row.lease_token))
             if self.held.get(row.id) is row:
                 del self.held[row.id]
@@ -390,11 +403,7 @@ class Outcomes:
         waits = [b for b in self.batches if b.state in APART_STATES]
         units: Units = {}
         for parts in (self.queued, *(b.parts for b in waits)):
-            lost = [s for s in parts if (s.id, s.lease_token) in marks]
-            for settlement in lost:
-                note_unit(units, settlement)
-            if lost:
-                parts[:] = [s for s in parts if (s.id, s.lease_token) not in marks]
+            _take_from(parts, marks, units)
         if units:
             self._break_queued(units)
             for batch in waits:
@@ -405,11 +414,12 @@ class Outcomes:
         """What of `batch` was not written, and has come to us again, is lost."""
         if not self._overtaken:
             return
-        overtaken, units = batch.marks & self._overtaken.keys(), Units()
+        overtaken = batch.marks & self._overtaken.keys()
+        units = Units()
         for settlement in batch.parts:
             if (settlement.id, settlement.lease_token) in overtaken:
                 self._note_lost(settlement, "settle", CAME_BACK, units)
-        batch.parts = [s for s in batch.parts if (s.id, s.lease_token) not in overtaken]
+        batch.keep([s for s in batch.parts if (s.id, s.lease_token) not in overtaken])
         self._break(batch, units)
 
     def _break(self, batch: Batch, units: Units) -> None:
@@ -419,7 +429,7 @@ class Outcomes:
         broken = [s for s in batch.parts if s.unit in units]
         if broken and batch.origin is not State.RUNNING:
             after(batch.state, Event.BROKEN)
-            batch.parts = [s for s in batch.parts if s.unit not in units]
+            batch.keep([s for s in batch.parts if s.unit not in units])
             self.lost_leases.tell_broken(broken, units)
             self.finish_all([sent_back(s) for s in broken])
 
@@ -444,5 +454,14 @@ class Outcomes:
         row = self._let_go(settlement)
         self.lost_leases.tell(settlement, row, phase, rest)
         if row is not None:
-            row.lease_lost = True
+            row.lose()
         note_unit(units, settlement)
+
+
+def _take_from(parts: list[Settlement], marks: set[Mark], units: Units) -> None:
+    """Take the deliveries `marks` out of `parts`, and note in `units` what is broken by that."""
+    lost = [s for s in parts if (s.id, s.lease_token) in marks]
+    for settlement in lost:
+        note_unit(units, settlement)
+    if lost:
+        parts[:] = [s for s in parts if (s.id, s.lease_token) not in marks]

@@ -21,7 +21,8 @@ def take_again(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
         return rows, []
     ended = [row for row in rows if not isinstance(row.outcome, Again)]
     for _, row in again:
-        row.outcome, row.no_chain = (Ack(), ACK_FIRST) if ack_first else (None, "")
+        row.settle_anew(Ack() if ack_first else None)
+        row.end_publishing(ACK_FIRST if ack_first else "")
         row.chained = ()
     again.sort(key=itemgetter(0))
     return ended, [[row for _, row in pairs] for _, pairs in groupby(again, key=itemgetter(0))]

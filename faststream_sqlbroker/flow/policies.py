@@ -54,7 +54,7 @@ def missed_slot(row: ClaimedMessage, clock: Clock) -> bool:
 
 
 def _may_run_again(row: ClaimedMessage) -> bool:
-    """Whether the key of `row` is free again: nothing was done for it, or its handler has said so."""
+    """Whether the key of `row` is free again: nothing was done for it, or its handler says so."""
     outcome = row.outcome
     if isinstance(outcome, Relocate):
         # Where it stays it would find its own key taken; elsewhere it has another.
@@ -79,8 +79,12 @@ class PolicyStarts:
         stopping: Callable[[], bool],
     ) -> None:
         """`stopping` ends a rest."""
-        self._settlements, self._clock = settlements, inflight.clock
-        self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
+        self._settlements = settlements
+        self._clock = inflight.clock
+        self._store = store
+        self._inflight = inflight
+        self._log = log
+        self._stopping = stopping
         self._once = next((policy for policy in policies if isinstance(policy, Once)), None)
         self._rest = next(
             (policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0
@@ -174,8 +178,8 @@ class PolicyStarts:
             await self._clock.sleep(backoff(failures, self._clock))
 
     async def _cut_off(self, rows: Rows, keyed: Rows) -> None:
-        """Give back `rows`, which do not start: first their keys, or whoever gets them next would
-        not run them.
+        """Give back `rows`, which do not start: first their keys: the next process to get
+        them would otherwise find the keys taken, and not run them.
         """
         await self._give_back(keyed)
         self._inflight.give_back(row for row in rows if not row.lease_lost)
@@ -187,8 +191,8 @@ class PolicyStarts:
         if is_told(self._failures):
             self._log(
                 logging.WARNING,
-                f"the keys of messages {[row.id for row in rows]} cannot be claimed, so they do not run now; again in "
-                f"{pause:.1f} s: {error}",
+                f"the keys of messages {[row.id for row in rows]} cannot be claimed, so they do "
+                f"not run now; again in {pause:.1f} s: {error}",
                 message_id=rows[0].id,
             )
         try:
@@ -196,7 +200,7 @@ class PolicyStarts:
         finally:
             for row in rows:
                 if isinstance(error, UnknownOutcomeError):
-                    self._inflight.drop([row])  # whoever gets it next finds out
+                    self._inflight.drop([row])  # the next delivery finds out
                 else:
                     self._end(row, Release())
 
@@ -228,7 +232,7 @@ class PolicyStarts:
             if _may_run_again(row):
                 again.append(row)
             elif isinstance(row.outcome, Nack):
-                row.outcome = Reject(FAILED_ONCE, row.outcome.error)
+                row.settle_anew(Reject(FAILED_ONCE, row.outcome.error))
         return again
 
     async def _give_back(self, rows: Rows) -> None:
@@ -246,5 +250,8 @@ class PolicyStarts:
             await self._clock.sleep(backoff(failures, self._clock))
 
     def _not_given_back(self, rows: Rows, error: StoreError) -> None:
-        text = f"the keys of messages {[row.id for row in rows]} could not be given back, so they do not run again"
+        text = (
+            f"the keys of messages {[row.id for row in rows]} could not be given back, so they do "
+            "not run again"
+        )
         self._log(logging.ERROR, f"{text}: {error}", message_id=rows[0].id)

@@ -20,7 +20,8 @@ class Publisher:
 
     def __init__(self, store: "Store", wakeups: Wakeups) -> None:
         """Share the broker's store and wake-ups."""
-        self._store, self._wakeups = store, wakeups
+        self._store = store
+        self._wakeups = wakeups
 
     async def publish(
         self,

@@ -24,7 +24,8 @@ class CurrentDelivery:
 
     def __init__(self, store: "Store") -> None:
         """Nothing is handled yet; made in the worker's own task."""
-        self.store, self.task = store, asyncio.current_task()
+        self.store = store
+        self.task = asyncio.current_task()
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
 
 
@@ -43,10 +44,8 @@ def join(
     Raises:
         PublishError: it was not, and `required`.
     """
-    here, first = current_delivery.get(), told[0] if told else None
-    if here is not None and first is None and asyncio.current_task() is here.task:
-        own = here.delivery
-        first = own if isinstance(own, ClaimedMessage) else next(iter(own), None)
+    here = current_delivery.get()
+    first = told[0] if told else _own_first(here)
     if here is not None and here.store is not store:
         refusal = _ELSEWHERE
     elif here is None or first is None:
@@ -61,6 +60,14 @@ def join(
     return False
 
 
+def _own_first(here: CurrentDelivery | None) -> ClaimedMessage | None:
+    """The first row of the delivery `here`, if the worker's own task asks."""
+    if here is None or asyncio.current_task() is not here.task:
+        return None
+    rows = here.delivery
+    return rows if isinstance(rows, ClaimedMessage) else next(iter(rows), None)
+
+
 def due_queues(rows: Iterable[NewMessage]) -> set[str]:
     """Queues in which something is due at once."""
     return {row.queue for row in rows if not row.delay and row.next_attempt_at is None}
@@ -73,18 +80,18 @@ def filled_queues(settlement: Settlement) -> set[str]:
 
 
 _NONE = (
-    "with_ack=True joins the ack of the message that is being handled, and none is: publish inside a "
-    "handler of this broker, or leave it out"
+    "with_ack=True joins the ack of the message that is being handled, and none is: publish "
+    "inside a handler of this broker, or leave it out"
 )
 _ELSEWHERE = (
     "with_ack=True joins the ack of the message that is being handled, which is another broker's: "
     "leave it out, or stack a publisher"
 )
 ENDED = (
-    "with_ack=True joins the ack of the message that is being handled, but its handler has ended: await "
-    "the publish inside the handler"
+    "with_ack=True joins the ack of the message that is being handled, but its handler has ended: "
+    "await the publish inside the handler"
 )
 ACK_FIRST = (
-    "with_ack=True cannot be used with AckPolicy.ACK_FIRST, under which the message is acked before its "
-    "handler starts: leave it out, or choose another policy"
+    "with_ack=True cannot be used with AckPolicy.ACK_FIRST, under which the message is acked "
+    "before its handler starts: leave it out, or choose another policy"
 )

@@ -3,8 +3,8 @@
 A look finds every pair that has rows and its first due time. Where another session holds a snapshot
 for long (a backup, a report), PostgreSQL can remove no dead row, and a look crawls over all that
 were ever claimed: 0.3 ms for a thousand of them, and so does each claim. While looks are slow,
-claims therefore begin where the last one ended, a little before, and looks go on beside them: for a
-twentieth of the time, but every ten seconds at least.
+claims therefore begin where the last one ended, a little before, and looks go on in the background:
+for a twentieth of the time, but every ten seconds at least.
 """
 
 from collections.abc import Container, Sequence
@@ -25,7 +25,8 @@ SLOW_LOOK = 0.005
 SLOW_LOOK_PER_QUEUE = 0.00005
 """Seconds that the look at one more queue may take."""
 SLOW_SHARE = 20
-"""A slow look is followed by this many times its length without one, but for no longer than:"""
+"""A slow look is followed by this many times its length without one, but for no longer than
+`LONGEST_SCAN_INTERVAL`."""
 LONGEST_SCAN_INTERVAL = 10.0
 """Seconds; then there is a look, however slow: new priorities are found by it alone."""
 LATE_COMMITS = timedelta(seconds=1)
@@ -42,7 +43,8 @@ class Ready:
 
     def __init__(self, store: "Store", queues: Sequence[str], clock: Clock | None = None) -> None:
         """Take every queue to have messages of priority 0."""
-        self._store, self._queues = store, queues
+        self._store = store
+        self._queues = queues
         self._clock = clock or Clock()
         self._found = ReadyPairs()
         self._known: dict[Pair, None] = {(queue, 0): None for queue in queues}
@@ -74,12 +76,15 @@ class Ready:
         except TransientStoreError:
             # Perhaps because it is slow. Claims go on without; the next look decides.
             now = self._clock.monotonic()
-            self._looked_at, self._took, self.slow = now, now - asked, True
+            self._looked_at = now
+            self._took = now - asked
+            self.slow = True
             self.looked = self.looked or self._took >= LONGEST_SCAN_INTERVAL
             raise
         self.looked = True
         self._looked_at = self._clock.monotonic()
-        self._found, self._took = found, found.took
+        self._found = found
+        self._took = found.took
         same = restricted == self._restricted
         if not same:
             self._leave_out_others()
@@ -101,8 +106,8 @@ class Ready:
             self._begin[pair] = min(begin, self._begin.get(pair, begin))
 
     async def scan_in_background(self) -> float | None:
-        """Look while claims do without, if it is time; seconds until the next one, None when nobody
-        needs it.
+        """Look while claims do without, if it is time; seconds until the next one, None when it
+        is not needed.
 
         Raises:
             StoreError: as `look`.
@@ -151,7 +156,7 @@ class Ready:
         last = {(row.queue, row.priority): row for row in rows}
         for asked in pairs:
             pair = asked.queue, asked.priority
-            # A look that has ended meanwhile may have found an earlier row.
+            # A look that has ended since the claim began may have found an earlier row.
             if pair in last and self._begin.get(pair) == asked.since:
                 self._begin[pair] = last[pair].next_attempt_at - LATE_COMMITS
 
@@ -182,7 +187,7 @@ class Ready:
 
     def _in_turn(self, pairs: list[ReadyPair]) -> list[ReadyPair]:
         if len(self._queues) <= 1:
-            return pairs if len(pairs) < 2 else sorted(pairs, key=lambda p: -p.priority)  # noqa: PLR2004
+            return sorted(pairs, key=lambda p: -p.priority)
         self._turn = (self._turn + 1) % len(self._queues)
         rank = {q: (n - self._turn) % len(self._queues) for n, q in enumerate(self._queues)}
         return sorted(pairs, key=lambda p: (rank[p.queue], -p.priority))

@@ -1,4 +1,4 @@
-"""One subscriber as the fleet knows it: its name, what it says of itself, and where it may claim."""
+"""One subscriber as the fleet knows it: its name, what it tells, and where it may claim."""
 
 import os
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from uuid import UUID
 
 from faststream_sqlbroker.core.clock import Clock, Timer
 from faststream_sqlbroker.core.status import HOLDER_BYTES, describe, worker_name
+from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.store.live_subscribers import process_name
 
 FIRST_WAIT = 5.0
@@ -23,7 +24,7 @@ class Registration:
 
     def __init__(
         self,
-        settings: Any,
+        settings: ConsumerSettings,
         *,
         paused: bool,
         on_change: Callable[[], None],
@@ -32,10 +33,12 @@ class Registration:
         """`paused` is the subscriber's own; `on_change` is called when other queues are open than
         before.
         """
-        self._settings, self._on_change = settings, on_change
+        self._settings = settings
+        self._on_change = on_change
         self._clock = clock or Clock()
         self._holder = os.urandom(HOLDER_BYTES)
-        self.paused, self.stopping = paused, False
+        self.paused = paused
+        self.stopping = False
         self._holds: set[str] = set()
         self._closed: frozenset[str] | None = frozenset()
         self._timer: Timer | None = None
@@ -48,11 +51,20 @@ class Registration:
 
     def describe(self) -> dict[str, Any]:
         """What the fleet is told."""
-        return describe(self._settings, paused=self.paused, stopping=self.stopping)
+        settings = self._settings
+        return describe(
+            queues=settings.queues,
+            max_workers=settings.max_workers,
+            ordered=settings.ordered,
+            policies=settings.policies,
+            paused=self.paused,
+            stopping=self.stopping,
+        )
 
     def begin(self, *, known: bool) -> None:
-        """It starts; unless it is `known` that nothing is paused, somebody will call `told`."""
-        self.stopping, self._closed = False, frozenset() if known else None
+        """It starts; unless it is `known` that nothing is paused, the heartbeat calls `told`."""
+        self.stopping = False
+        self._closed = frozenset() if known else None
         self._holds.clear()
         if not known:
             self._timer = self._clock.call_later(FIRST_WAIT, self.told, frozenset())
@@ -92,7 +104,8 @@ class Registration:
             self._timer = None
 
     def _find_open(self) -> tuple[str, ...]:
-        closed, queues = self._closed, self._settings.queues
+        closed = self._closed
+        queues = self._settings.queues
         return (
             ()
             if self.paused or self.held or closed is None

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 BATCH = 1_000
 """Rows that one transaction gives back or forgets: it locks them until it commits."""
 SEARCH_INTERVAL = 5.0
-"""Most seconds between two searches while somebody holds a lease in the queues."""
+"""Most seconds between two searches while leases are held in the queues."""
 IDLE_INTERVAL = PREFETCH_LEASE
-"""Most seconds between two searches while nobody does: a lease that begins right after one ends
+"""Most seconds between two searches while none is held: a lease that begins right after one ends
 about then."""
 SHORTEST_WAIT = 0.02
 """Seconds: a lease that ends in a moment must not make the loop spin."""
@@ -44,8 +44,11 @@ class StuckReleaser:
 
         `released` is called when rows came back.
         """
-        self._store, self._queues, self._log = store, queues, log
-        self._interval, self._released = interval, released
+        self._store = store
+        self._queues = queues
+        self._log = log
+        self._interval = interval
+        self._released = released
         self._clock = clock or Clock()
         self._clean_at = float("-inf")
 
@@ -76,8 +79,8 @@ class StuckReleaser:
         if ended := await self._store.silent.end():
             self._log(
                 logging.WARNING,
-                f"database sessions {ended} were ended: their clients had been silent for long in the middle of a "
-                "statement, and they kept rows of the broker locked",
+                f"database sessions {ended} were ended: their clients had been silent for long in "
+                "the middle of a statement, and they kept rows of the broker locked",
             )
         forgotten = await self._store.policies.forget_expired(BATCH)
         wait = 0.0 if forgotten == BATCH else self._interval

@@ -29,22 +29,39 @@ NO_TEXT = "(the text of the error was refused by the database)"
 LESS_AFTER = 5
 """Refusals after which a lesser outcome is tried, too."""
 DEAD_AFTER = 10
-"""Refusals, after about 3 and 40 seconds: a fault that passes costs neither text nor message."""
+"""Refusals after which a message becomes a dead letter: after about 40 s, so that a fault that
+passes costs no message."""
+
+
+OnDenied = Callable[[bool], None]
 
 
 class Repeater:
     """Sends again what is refused or set apart, with growing pauses."""
 
-    def __init__(self, store: "Store", inflight: Inflight, log: Log) -> None:
-        """Share the subscriber's `inflight`."""
-        self._store, self._inflight, self._log = store, inflight, log
-        self.outages = Outages(log, inflight.clock)
-        self.on_denied: Callable[[bool], None] = lambda _denied: None
-        """Told that a right or a table is missing for outcomes that carry nothing of their own, and
-        that this is over."""
-        self._denied_count, self._told_at = 0, 1
-        """Messages whose answers may not be published, and of how many the log says so next: a
-        producer may send many."""
+    def __init__(
+        self,
+        store: "Store",
+        inflight: Inflight,
+        log: Log,
+        *,
+        outages: Outages | None = None,
+        on_denied: OnDenied = lambda _denied: None,
+    ) -> None:
+        """Share the subscriber's `inflight`.
+
+        `on_denied` is told that a right or a table is missing for outcomes that carry nothing of
+        their own, and that this is over.
+        """
+        self._store = store
+        self._inflight = inflight
+        self._log = log
+        self._outages = Outages(log, inflight.clock) if outages is None else outages
+        self._on_denied = on_denied
+        self._denied_count = 0
+        """Messages whose answers may not be published."""
+        self._told_at = 1
+        """Of how many such messages the log says so next: a producer may send many."""
         self._failed_at = -1
         """What was written when something failed last."""
 
@@ -60,7 +77,7 @@ class Repeater:
             return
         self._inflight.refuse(batch, [settlement for settlement, _ in refused])
         if any(isinstance(error, AccessError) and s.unit is None for s, error in refused):
-            self.on_denied(True)
+            self._on_denied(True)
         self._tell(
             logging.ERROR, [s for s, _ in refused], "were refused by the database", refused[0][1]
         )
@@ -81,9 +98,9 @@ class Repeater:
         if self._denied_count >= self._told_at:
             self._told_at = 2 * self._denied_count
             text = (
-                f"the answers of {self._denied_count} messages until now ({_few(nacked)}) may not be published, so their "
-                "attempts have failed; grant it, or give the subscriber no_reply=True, which drops what producers ask "
-                f"for by reply_to: {error}"
+                f"the answers of {self._denied_count} messages until now ({_few(nacked)}) may not "
+                "be published, so their attempts have failed; grant it, or give the subscriber "
+                f"no_reply=True, which drops what producers ask for by reply_to: {error}"
             )
             self._log(logging.ERROR, text, message_id=nacked[0].id)
         return [(s, error) for s, error in refused if s.unit not in denied]
@@ -97,9 +114,12 @@ class Repeater:
     def _tell(
         self, level: int, parts: Sequence[Settlement], what: str, error: BaseException
     ) -> None:
-        if isinstance(error, TransientStoreError) and self.outages.stops_all:
+        if isinstance(error, TransientStoreError) and self._outages.stops_all:
             return  # not for the sake of these messages
-        text = f"the outcomes of {len(parts)} messages {what} ({_few(parts)}); they are kept and tried again: {error}"
+        text = (
+            f"the outcomes of {len(parts)} messages {what} ({_few(parts)}); they are kept and "
+            f"tried again: {error}"
+        )
         self._log(level, text, message_id=parts[0].id)
 
     async def tick(self) -> float | None:
@@ -109,7 +129,7 @@ class Repeater:
             await self._send(batch)
         due = self._inflight.next_due()
         if due is None:
-            self.on_denied(False)
+            self._on_denied(False)
         return None if due is None else max(0.0, due - self._inflight.clock.monotonic())
 
     async def _send(self, batch: Batch) -> None:
@@ -151,12 +171,13 @@ class Repeater:
                 raise
             self._inflight.answered(batch, result)
             if parts[0].unit is None and not n and result.settled:
-                self.on_denied(False)
+                self._on_denied(False)
             if n and result.settled:
                 self._log(
                     logging.ERROR,
-                    f"the outcome of messages {[s.id for s in version]} was refused {batch.tries} times; it is settled as "
-                    f"{version[0].state and version[0].state.name} without what may be the cause",
+                    f"the outcome of messages {[s.id for s in version]} was refused {batch.tries} "
+                    f"times; it is settled as {version[0].state and version[0].state.name} "
+                    "without what may be the cause",
                     message_id=version[0].id,
                 )
             return False
@@ -183,6 +204,7 @@ def lesser(
     a text is left out; what cannot go to another queue becomes a dead letter, where there is an
     `archive` to keep it.
     """
+    # Many branches, in the order in which they are tried: the least loss first.
     if tries < LESS_AFTER:
         return
     unit = parts[0].unit

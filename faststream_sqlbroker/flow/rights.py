@@ -11,7 +11,7 @@ import logging
 from enum import Enum
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.core.clock import Clock
@@ -19,6 +19,7 @@ from faststream_sqlbroker.exceptions import RightsError, StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -56,7 +57,8 @@ class Rights:
         clock: Clock | None = None,
     ) -> None:
         """Nothing is asked before `check`; `outages` is told when the database cannot be asked."""
-        self._store, self._log = store, log
+        self._store = store
+        self._log = log
         self._clock = clock or Clock()
         self._outages = Outages(log, self._clock) if outages is None else outages
         self._checked: Activities = frozenset()
@@ -65,7 +67,9 @@ class Rights:
         self._access = Access("")
         self._doubted: dict[Activity, float] = {}
         """What was refused without being declared, and until when it counts (monotonic seconds)."""
-        self._questions, self._answered, self._answered_at = count(1), 0, -inf
+        self._questions = count(1)
+        self._answered = 0
+        self._answered_at = -inf
         self._asked_for: Activities = frozenset()
         self._task: asyncio.Task[None] | None = None
         store.on_denied(self.doubt, self.find_lacks)
@@ -121,7 +125,8 @@ class Rights:
             self._start()
 
     def _start(self) -> None:
-        loop, task = asyncio.get_running_loop(), self._task
+        loop = asyncio.get_running_loop()
+        task = self._task
         if task is None or task.done() or task.get_loop() is not loop:
             self._task = loop.create_task(self._ask(), name="sqlbroker-rights")
 
@@ -132,7 +137,9 @@ class Rights:
             task.cancel()
             await asyncio.wait((task,))
         self._outages.left(self)
-        self._mode, self._access, self._checked = Mode.FINE, Access(""), frozenset()
+        self._mode = Mode.FINE
+        self._access = Access("")
+        self._checked = frozenset()
         self._doubted.clear()
 
     async def _ask(self) -> None:
@@ -145,7 +152,8 @@ class Rights:
 
     async def _asked(self) -> bool:
         """Whether nothing is missing."""
-        number, asked = next(self._questions), self._wanted()
+        number = next(self._questions)
+        asked = self._wanted()
         try:
             access = await self._store.find_lacks(asked)
         except StoreError as error:
@@ -158,7 +166,9 @@ class Rights:
         self._outages.worked(self)
         if number < self._answered:
             return self._mode is Mode.FINE  # a later question has been answered before
-        self._answered, self._answered_at, self._asked_for = number, self._clock.monotonic(), asked
+        self._answered = number
+        self._answered_at = self._clock.monotonic()
+        self._asked_for = asked
         if access.lacks:
             if access != self._access:
                 held = any(
@@ -212,12 +222,12 @@ class Rights:
             registration.hold("lacks", bool(lacked & activities))
 
 
-def activities_of(settings: Any, *, ack_first: bool, archive: bool) -> Activities:
+def activities_of(settings: ConsumerSettings, *, ack_first: bool, archive: bool) -> Activities:
     """What a subscriber with `settings` does; `archive` is whether there is one."""
     return outcomes_of(settings, ack_first=ack_first, archive=archive) | {Activity.STATE}
 
 
-def outcomes_of(settings: Any, *, ack_first: bool, archive: bool) -> Activities:
+def outcomes_of(settings: ConsumerSettings, *, ack_first: bool, archive: bool) -> Activities:
     """What of it its claims and outcomes cannot do without: a plain subscriber goes on without
     signs of life.
     """

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # schedule.
 #
 # No transaction is open while a message is made, as a function of the user's may take long; the
-# schedule is leased meanwhile. The message and the mark that its fire time is done are committed
-# together, by the holder of the lease only.
+# schedule is leased while it runs. The message and the mark that its fire time is done are
+# committed together, by the holder of the lease only.
 
 LEASE = 10.0
 """Seconds after which another process goes on with what a dead one has begun."""
@@ -64,7 +64,9 @@ class Firing:
 
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
         """Share the broker's store and wake-ups."""
-        self._schedules, self._wakeups, self._log = store.schedules, wakeups, log
+        self._schedules = store.schedules
+        self._wakeups = wakeups
+        self._log = log
         self._clock = wakeups.clock
         self._crons: dict[tuple[str, str], Cron] = {}
 
@@ -79,13 +81,13 @@ class Firing:
         return self._crons[definition]
 
     async def fire(self, planned: Planned) -> None:
-        """Publish the fire times of `planned` that are due, one after the other, unless somebody
-        else does.
+        """Publish the fire times of `planned` that are due, one after the other, unless another
+        process does.
 
         A fire time of which no message can be made stays due, and is put off.
 
         Raises:
-            StoreError: the database failed; whoever comes next goes on where this ended.
+            StoreError: the database failed; the next process goes on where this ended.
         """
         token = uuid4()
         try:
@@ -95,15 +97,16 @@ class Firing:
             async with self._kept(planned.name, token):
                 await self._publish(planned, state, token)
         except (asyncio.CancelledError, StoreError):
-            # Nobody need wait for the lease, which may be held unanswered. What was published
-            # meanwhile stays so.
+            # Other processes need not wait until the lease ends, which may be held even if the
+            # answer was lost. What was published until now stays published.
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(GIVE_BACK_TIMEOUT):
                     await self._schedules.give_back(planned.name, token)
             raise
 
     async def _publish(self, planned: Planned, state: ScheduleState, token: UUID) -> None:
-        first, until = state.next_at, state.decided_at
+        first = state.next_at
+        until = state.decided_at
         assert first is not None  # noqa: S101 - what is held is due
         assert until is not None  # noqa: S101 - and says what is
         try:
@@ -142,8 +145,8 @@ class Firing:
         lease = None if ended else LEASE
         if not await self._schedules.publish(planned.name, token, state, rows, lease):
             text = (
-                f"the schedule {planned.name!r} was taken from this process, or redefined, before its message was "
-                "written; whoever has it publishes it"
+                f"the schedule {planned.name!r} was taken from this process, or redefined, before "
+                "its message was written; the process that has it publishes it"
             )
             self._log(logging.WARNING, text)
             return False
@@ -157,8 +160,8 @@ class Firing:
         count = state.failures_count + 1
         pause = min(LONGEST_RETRY_INTERVAL, 2.0 ** min(state.failures_count, 10))
         text = (
-            f"no message could be made for the schedule {planned.name!r} at {state.next_at} ({count} times in a row), "
-            f"again in {pause:.0f} s: {error!r}"
+            f"no message could be made for the schedule {planned.name!r} at {state.next_at} "
+            f"({count} times in a row), again in {pause:.0f} s: {error!r}"
         )
         self._log(logging.ERROR, text, exc_info=error)
         await self._schedules.put_off(
@@ -172,12 +175,15 @@ class Firing:
             return
         upto = f"before {times[0]}" if times else f"until {until}"
         level = logging.WARNING if planned.missed == "all" else logging.INFO
-        text = f"the schedule {planned.name!r} leaves out its fire times from {first} {upto}, which nobody was there for"
+        text = (
+            f"the schedule {planned.name!r} leaves out its fire times from {first} {upto}, when "
+            "no process ran"
+        )
         self._log(level, f'{text} (missed="{planned.missed}")')
 
     @asynccontextmanager
     async def _kept(self, name: str, token: UUID) -> "AsyncIterator[None]":
-        """Renew the lease meanwhile."""
+        """Renew the lease inside of the block."""
         keeper = asyncio.create_task(self._keep(name, token), name="sqlbroker-schedule-lease")
         try:
             yield
@@ -200,7 +206,7 @@ class Firing:
 LONGEST_NAP = 30.0
 """Seconds after which it looks again: another process may have redefined a schedule."""
 BUSY_NAP = 1.0
-"""Seconds until a schedule that somebody else publishes is looked at again."""
+"""Seconds until a schedule that another process publishes is looked at again."""
 SOON = 0.002
 """Seconds: clocks are read in milliseconds."""
 
@@ -210,7 +216,9 @@ class Scheduler:
 
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
         """Nothing runs before `start`."""
-        self._store, self._log, self._outages = store, log, wakeups.outages
+        self._store = store
+        self._log = log
+        self._outages = wakeups.outages
         self._clock = wakeups.clock
         self._firing = Firing(store, wakeups, log)
         self._planned: dict[str, Planned] = {}
@@ -299,7 +307,7 @@ class Scheduler:
         return ScheduleState(*definition, planned.cron.after(now), last_at)
 
     def _check(self, planned: Planned, seen: "Seen | None", now: datetime) -> float:
-        """Begin to fire `planned` if it is due and free; seconds until it is to be looked at again."""
+        """Begin to fire `planned` if it is due and free; seconds until the next look at it."""
         if planned.name in self._tasks:
             return LONGEST_NAP  # its end wakes the loop
         if seen is None or seen.state is None:
@@ -342,18 +350,22 @@ class Scheduler:
         """Whether this process can fire by what the database says, which another version may have
         written.
         """
-        wanted, coming = planned.cron.definition, state.definition_to_come
+        wanted = planned.cron.definition
+        coming = state.definition_to_come
         try:
             for definition in {(state.expression, state.tz), coming}:
                 self._firing.cron(definition)
         except SetupError as error:
-            text = f"the schedule {planned.name!r} is left to other processes, this one cannot read it: {error}"
+            text = (
+                f"the schedule {planned.name!r} is left to other processes, this one cannot read "
+                f"it: {error}"
+            )
             self._say_once(logging.WARNING, text)
             return False
         if coming != wanted:
             text = (
-                f"the schedule {planned.name!r} fires by {coming}, as the process that was started last declares it; "
-                f"here it is declared as {wanted}"
+                f"the schedule {planned.name!r} fires by {coming}, as the process that was "
+                f"started last declares it; here it is declared as {wanted}"
             )
             self._say_once(logging.INFO, text)
         return True

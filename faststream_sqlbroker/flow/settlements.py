@@ -6,7 +6,7 @@ from functools import partial
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Release, Relocate
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, acked, settle
 from faststream_sqlbroker.exceptions import AccessError, PublishError
 from faststream_sqlbroker.flow.loop import Log
@@ -20,7 +20,9 @@ class Settlements:
 
     def __init__(self, rules: SettleRules, log: Log, clock: Clock | None = None) -> None:
         """`log` is told of messages without an outcome."""
-        self._rules, self._log, self._clock = rules, log, clock or Clock()
+        self._rules = rules
+        self._log = log
+        self._clock = clock or Clock()
 
     def __call__(self, rows: list[ClaimedMessage]) -> list[Settlement]:
         """What the outcomes of one call of the handler mean.
@@ -36,26 +38,35 @@ class Settlements:
                 for row in rows
                 if not row.lease_lost
             ]
-        for row in rows:
-            if row.outcome is None:
-                self._log(
-                    logging.ERROR,
-                    f"message {row.id} of queue {row.queue!r} was not updated after processing: the handler "
-                    "neither acked, nacked nor rejected it; it is archived as FAILED",
-                    message_id=row.id,
-                )
+        self._tell_unsettled(rows)
         unit = self._unit(rows) if chained else []
-        settlements = [self.one(row, row.outcome, attempted=True) for row in unit]
-        if unit:
-            ended = [settlement.ended_after for settlement in settlements]
-            joined = Unit(chained, partial(self._without_answer, unit, ended))
-            for settlement in settlements:
-                settlement.unit = joined
+        settlements = self._joined(unit, chained) if unit else []
         joined_ids = {row.id for row in unit}
         for row in rows:
             if not row.lease_lost and row.id not in joined_ids:
                 attempted = not isinstance(row.outcome, Release | Abandon)
                 settlements.append(self.one(row, row.outcome, attempted=attempted))
+        return settlements
+
+    def _tell_unsettled(self, rows: Sequence[ClaimedMessage]) -> None:
+        for row in rows:
+            if row.outcome is None:
+                self._log(
+                    logging.ERROR,
+                    f"message {row.id} of queue {row.queue!r} was not updated after processing: "
+                    "the handler neither acked, nacked nor rejected it; it is archived as FAILED",
+                    message_id=row.id,
+                )
+
+    def _joined(
+        self, rows: Sequence[ClaimedMessage], chained: Sequence[NewMessage]
+    ) -> list[Settlement]:
+        """Settlements of `rows` that are written together with what is `chained` to them."""
+        settlements = [self.one(row, row.outcome, attempted=True) for row in rows]
+        ended = [settlement.ended_after for settlement in settlements]
+        unit = Unit(chained, partial(self._without_answer, rows, ended))
+        for settlement in settlements:
+            settlement.unit = unit
         return settlements
 
     def _unit(self, rows: Sequence[ClaimedMessage]) -> list[ClaimedMessage]:
@@ -65,7 +76,7 @@ class Settlements:
         if not lost:
             return unit
         for row in unit:
-            row.outcome = Abandon()
+            row.settle_anew(Abandon())
         if others := [row.id for row in unit if not row.lease_lost]:
             self._log(logging.WARNING, broken_text(others, lost), message_id=others[0])
         return []

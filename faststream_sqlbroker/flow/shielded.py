@@ -1,4 +1,7 @@
-"""Work whose effect nobody would know of, were it cut off: it goes on, and is undone."""
+"""Finish a database call after its caller was cancelled, then undo it.
+
+If the call were cut off, its effect would be unknown.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -47,9 +50,7 @@ class ShieldedCalls:
 
 
 async def patiently(task: "asyncio.Task[Any]", seconds: float) -> None:
-    """Wait for `task` for up to `seconds`, whoever cancels us meanwhile: the cancellation is the
-    caller's to raise.
-    """
+    """Wait for `task` for up to `seconds`, even if cancelled: the caller raises that later."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
     while not task.done() and (left := deadline - clock()) > 0:

@@ -59,13 +59,23 @@ class SoloRuns:
         """The length of the last hold."""
         self._others_until = float("-inf")
 
+    def _still_runs(self, *, alone: bool, now: float) -> bool:
+        """Whether a suspect runs that may keep everything else waiting; else the others' time
+        begins.
+        """
+        if self._started_at is None:
+            return False
+        ran = now - self._started_at
+        if not alone and ran < ALONE:
+            return True
+        self._started_at = None
+        self._others_until = now + max(SLICE, min(ran, ALONE))
+        return False
+
     def turn(self, *, alone: bool, now: float) -> Turn:
         """What to claim; `alone` says that the process holds nothing."""
-        if self._started_at is not None:
-            ran = now - self._started_at
-            if not alone and ran < ALONE:
-                return Turn.NONE
-            self._started_at, self._others_until = None, now + max(SLICE, min(ran, ALONE))
+        if self._still_runs(alone=alone, now=now):
+            return Turn.NONE
         if not self._known:
             return Turn.ANY
         if now < self._others_until:
@@ -78,7 +88,8 @@ class SoloRuns:
             self._hold_until = now + self._hold
         if now < self._hold_until:
             return Turn.DRAIN
-        self._hold_until, self._others_until = None, now + max(SOLO_PAUSE, self._hold)
+        self._hold_until = None
+        self._others_until = now + max(SOLO_PAUSE, self._hold)
         return Turn.OTHERS
 
     def waits(self, now: float) -> bool:
@@ -97,7 +108,8 @@ class SoloRuns:
     def started(self, *, alone: bool, now: float) -> None:
         """A suspect has been claimed."""
         if alone:
-            self._started_at, self._hold = now, SOLO_WAIT
+            self._started_at = now
+            self._hold = SOLO_WAIT
 
     def met(self, suspects: Mapping[int, Suspect], now: float) -> None:
         """A claim has met `suspects`."""

@@ -32,9 +32,15 @@ def refusal(
 def refusal_text(row: ClaimedMessage, outcome: Reject) -> str:
     """What to log of it."""
     if outcome.error is not None:
-        return f"message {row.id} of queue {row.queue!r} cannot be read and is rejected: {outcome.error}"
+        return (
+            f"message {row.id} of queue {row.queue!r} cannot be read and is rejected: "
+            f"{outcome.error}"
+        )
     if outcome.reason not in {MAX_DELIVERIES, MAX_ATTEMPTS}:
-        return f"message {row.id} of queue {row.queue!r} becomes a dead letter by a policy: {outcome.reason}"
+        return (
+            f"message {row.id} of queue {row.queue!r} becomes a dead letter by a policy: "
+            f"{outcome.reason}"
+        )
     return (
         f"Message delivery limit was exceeded for message {row.id} of queue {row.queue!r} "
         f"({outcome.reason}: {row.deliveries_count} deliveries, {row.attempts_count} attempts)"

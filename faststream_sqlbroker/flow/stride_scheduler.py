@@ -40,11 +40,11 @@ class StrideScheduler:
         if not queues:
             return
         if not more:
-            # Every queue was asked and has nothing else: whoever is first next time, nobody waits
-            # for it.
+            # Every queue was asked and has nothing else: all begin anew, as none has to wait.
             self._paid = dict.fromkeys(self._paid, 0.0)
             return
-        last, place = 0, {queue: n for n, queue in enumerate(queues)}
+        last = 0
+        place = {queue: n for n, queue in enumerate(queues)}
         for row in rows:
             self._paid[row.queue] += 1 / self._weights[row.queue]
             last = max(last, place[row.queue])

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Reject, Release, Relocate
 from faststream_sqlbroker.core.policies import Once
@@ -28,6 +28,7 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled, is_told
 from faststream_sqlbroker.flow.lost_leases import broken_text
 from faststream_sqlbroker.flow.prefetch import prefetch_lease
+from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT, patiently
 from faststream_sqlbroker.flow.solo_run import lost_leases
 
@@ -59,7 +60,7 @@ class TransactionalDeliveries:
         self,
         store: "Store",
         inflight: Inflight,
-        settings: Any,
+        settings: ConsumerSettings,
         log: Log,
         *,
         stopping: Callable[[], bool],
@@ -67,7 +68,10 @@ class TransactionalDeliveries:
         """Share the `inflight` of the subscriber with `settings`; `stopping` tells whether it is to
         end.
         """
-        self._store, self._inflight, self._log, self._stopping = store, inflight, log, stopping
+        self._store = store
+        self._inflight = inflight
+        self._log = log
+        self._stopping = stopping
         self._clock = inflight.clock
         self._lease = settings.release_stuck_timeout
         self._once = any(isinstance(policy, Once) for policy in settings.policies)
@@ -90,7 +94,8 @@ class TransactionalDeliveries:
             run: Runs the handler; afterwards each row has its outcome.
             settlements: What the outcomes mean, with what is chained to them.
         """
-        started, renewed = False, min(row.renewed_monotonic for row in rows)
+        started = False
+        renewed = min(row.renewed_monotonic for row in rows)
         lease = prefetch_lease(self._lease) if any(row.prefetched for row in rows) else self._lease
         unstarted: Rows = []
         left: Rows | None = None
@@ -99,7 +104,8 @@ class TransactionalDeliveries:
             async with self._store.transaction() as transaction:
                 opened = transaction
                 rows, unstarted = await self._lock(transaction, rows)
-                started, self._failures = True, 0
+                started = True
+                self._failures = 0
                 token = current.set(transaction)
                 try:
                     if rows:
@@ -108,18 +114,12 @@ class TransactionalDeliveries:
                     current.reset(token)
                 left = await self._commit(transaction, rows, settlements) if rows else []
         except BaseException as error:
-            if isinstance(error, Exception) and not started:
+            if not started and isinstance(error, Exception):
                 return await self._not_started(rows, error)
-            if not started and isinstance(error, asyncio.CancelledError):
+            if started:
+                await self._failed_late(error, opened, rows, left)
+            elif isinstance(error, asyncio.CancelledError):
                 _release(rows)
-            elif left is not None and len(left) < len(rows):
-                # Committed, though its connection did not come back.
-                self._inflight.drop([row for row in rows if row not in left])
-            else:
-                _abandon(rows)  # rolled back: the flush must not ack it
-            none_committed = left is None or left == rows
-            if started and none_committed and isinstance(error, Exception | asyncio.CancelledError):
-                await self._cut_off(opened, rows)
             raise
         if left and not transaction.proven:
             left = await self._ended(transaction.locked, left)
@@ -128,6 +128,25 @@ class TransactionalDeliveries:
             await self._renew(left)
         await self._name_what_is_missing(transaction, left)
         return [*left, *unstarted]
+
+    async def _failed_late(
+        self,
+        error: BaseException,
+        transaction: "HandlerTransaction | None",
+        rows: Rows,
+        left: Rows | None,
+    ) -> None:
+        """`error` came after the handler's start; `left` is what the commit has left, if there was
+        one.
+        """
+        if left is not None and len(left) < len(rows):
+            # Committed, though its connection did not come back.
+            self._inflight.drop([row for row in rows if row not in left])
+        else:
+            _abandon(rows)  # rolled back: the flush must not ack it
+        none_committed = left is None or left == rows
+        if none_committed and isinstance(error, Exception | asyncio.CancelledError):
+            await self._cut_off(transaction, rows)
 
     async def _run(
         self, transaction: "HandlerTransaction", run: Callable[[Rows], Awaitable[None]], rows: Rows
@@ -149,7 +168,7 @@ class TransactionalDeliveries:
         lost = [row for row in rows if row.id not in held]
         self._lost(lost)
         for row in lost:
-            row.outcome = Release()
+            row.settle_anew(Release())
         return [row for row in rows if row.id in held], lost
 
     async def _renew(self, rows: Rows) -> None:
@@ -163,7 +182,7 @@ class TransactionalDeliveries:
             return  # the flush finds out what is lost
         for row in rows:
             if row.id in held:
-                row.renewed_monotonic, row.prefetched = asked, False
+                row.renewed(asked, shorter=False)
 
     async def _not_started(self, rows: Rows, error: Exception) -> Rows:
         self._failures += 1
@@ -172,13 +191,13 @@ class TransactionalDeliveries:
         if not known or is_told(self._failures):
             self._log(
                 logging.WARNING if known else logging.ERROR,
-                f"no transaction for the handler of messages {[row.id for row in rows]}, which are given back; "
-                f"again in {pause:.1f} s: {error if known else repr(error)}",
+                f"no transaction for the handler of messages {[row.id for row in rows]}, which "
+                f"are given back; again in {pause:.1f} s: {error if known else repr(error)}",
                 exc_info=None if known else error,
                 message_id=rows[0].id,
             )
         for row in rows:
-            row.outcome = Release()
+            row.settle_anew(Release())
         await self._clock.sleep(pause)
         return rows
 
@@ -188,6 +207,7 @@ class TransactionalDeliveries:
         rows: Rows,
         settlements: Callable[[Rows], list[Settlement]],
     ) -> Rows:
+        # Many branches, in one function: each is one way in which a COMMIT can end.
         if not any(isinstance(row.outcome, Ack | Relocate) for row in rows):
             await transaction.prove()
             return rows
@@ -213,13 +233,13 @@ class TransactionalDeliveries:
                 if transaction.was_silent(error)
                 else self._passing(rows, error)
             )
-        except Exception as error:  # noqa: BLE001 - a constraint of the user's, checked at the flush of the session
+        except Exception as error:  # noqa: BLE001 - a constraint, checked at the session's flush
             return _failed(rows, error)
         self._lost([row for row in rows if row.id in result.lost])
         return self._abandoned(rows) if result.lost else later
 
     async def _cut_off(self, transaction: "HandlerTransaction | None", rows: Rows) -> None:
-        """The handler was cut off: the transaction may have been committed before, behind our back."""
+        """The handler was cut off: it may have committed the transaction before, unknown to us."""
         ours = [row for row in rows if not row.lease_lost]
         if ours and transaction is not None and not transaction.proven:
             await self._ended(transaction.locked, ours)
@@ -263,20 +283,22 @@ class TransactionalDeliveries:
                 if failures == 1:  # what the answer means is told at the end
                     self._log(
                         logging.WARNING,
-                        f"nobody knows whether the ended transaction of messages {[row.id for row in rows]} was "
-                        f"committed; it is asked for until the database answers: {error}",
+                        "it is unknown whether the ended transaction of messages "
+                        f"{[row.id for row in rows]} was committed; it is asked for until the "
+                        f"database answers: {error}",
                         message_id=rows[0].id,
                     )
                 await self._clock.sleep(pause)
 
     def _unsaid(self, rows: Rows) -> None:
         for row in rows:
-            row.outcome = Abandon()  # it may be done: policy Once keeps its key
+            row.settle_anew(Abandon())  # it may be done: policy Once keeps its key
         self._inflight.drop(rows)
         self._log(
             logging.WARNING,
-            f"the database does not say whether the ended transaction of messages {[row.id for row in rows]} was "
-            "committed; nothing is written of them, and they come back when their leases have run out",
+            "the database does not say whether the ended transaction of messages "
+            f"{[row.id for row in rows]} was committed; nothing is written of them, and they come "
+            "back when their leases have run out",
             message_id=rows[0].id,
         )
 
@@ -292,7 +314,7 @@ class TransactionalDeliveries:
             row for row in rows if row.outcome is None or isinstance(row.outcome, Ack | Relocate)
         ]
         for row in back:
-            row.outcome = Abandon()
+            row.settle_anew(Abandon())
         if others := [row.id for row in back if not row.lease_lost]:
             self._log(logging.WARNING, broken_text(others, lost), message_id=others[0])
         return rows
@@ -310,7 +332,7 @@ class TransactionalDeliveries:
         pause = backoff(FIRST_PAUSE + lost, self._clock)
         for row in rows:
             if row.outcome is None or isinstance(row.outcome, Ack | Relocate):
-                row.outcome = Abandon(pause, error)
+                row.settle_anew(Abandon(pause, error))
         return rows
 
     async def _name_what_is_missing(self, transaction: "HandlerTransaction", rows: Rows) -> None:
@@ -323,7 +345,7 @@ class TransactionalDeliveries:
         error = await transaction.explain(denied)
         for row in rows:
             if isinstance(row.outcome, Nack) and row.outcome.error is denied:
-                row.outcome = replace(row.outcome, error=error)
+                row.settle_anew(replace(row.outcome, error=error))
 
     def _tell_abandoned(self, rows: Rows) -> None:
         back = [
@@ -338,8 +360,9 @@ class TransactionalDeliveries:
         first, outcome = back[0]
         self._log(
             logging.WARNING,
-            f"messages {[i for i, _ in back]} go back without an attempt: what their handler did could not be committed "
-            f"and is rolled back; it runs again in {outcome.delay:.1f} s: {outcome.error}",
+            f"messages {[i for i, _ in back]} go back without an attempt: what their handler did "
+            f"could not be committed and is rolled back; it runs again in {outcome.delay:.1f} s: "
+            f"{outcome.error}",
             message_id=first,
         )
 
@@ -365,14 +388,14 @@ def _abandon(rows: Rows) -> None:
     """What the handler of `rows` did is rolled back, and so are its acks."""
     for row in rows:
         if isinstance(row.outcome, Ack | Relocate):
-            row.outcome = Abandon()
+            row.settle_anew(Abandon())
 
 
 def _failed(rows: Rows, error: Exception) -> Rows:
     """What the handler did is rolled back, so its acks are void; the retry strategy decides."""
     for row in rows:
         if row.outcome is None or isinstance(row.outcome, Ack | Relocate):
-            row.outcome = Nack(error=error)
+            row.settle_anew(Nack(error=error))
     return rows
 
 
@@ -380,18 +403,20 @@ def _settle_ended(rows: Rows, *, committed: bool) -> None:
     """The transaction of `rows` has ended before the handler had, with a commit or a rollback."""
     for row in rows:
         if committed and not isinstance(row.outcome, Reject | Discard):
-            row.outcome = Reject(TRANSACTION_ENDED, TransactionEndedError(_COMMITTED))
+            row.settle_anew(Reject(TRANSACTION_ENDED, TransactionEndedError(_COMMITTED)))
         elif isinstance(row.outcome, Nack) and isinstance(row.outcome.error, TransactionEndedError):
-            row.outcome = replace(row.outcome, error=TransactionEndedError(_ROLLED_BACK))
+            row.settle_anew(replace(row.outcome, error=TransactionEndedError(_ROLLED_BACK)))
 
 
 _COMMITTED = (
-    "the handler has ended the transaction that it was given: it was committed before the ack, by commit(), COMMIT "
-    "or a statement that commits (DDL on MySQL and MariaDB). What the handler had done until then stays, so it "
-    "is not tried again. Leave the transaction open: it is committed with the ack"
+    "the handler has ended the transaction that it was given: it was committed before the ack, by "
+    "commit(), COMMIT or a statement that commits (DDL on MySQL and MariaDB). What the handler "
+    "had done until then stays, so it is not tried again. Leave the transaction open: it is "
+    "committed with the ack"
 )
 _ROLLED_BACK = (
-    "the transaction that the handler was given has ended before its ack: it was rolled back, by rollback(), ROLLBACK "
-    "or an error that undoes all of it, such as a deadlock on MySQL and MariaDB, which the handler has caught. "
-    "Nothing of it is committed. Let such an error pass, and raise to roll back"
+    "the transaction that the handler was given has ended before its ack: it was rolled back, by "
+    "rollback(), ROLLBACK or an error that undoes all of it, such as a deadlock on MySQL and "
+    "MariaDB, which the handler has caught. Nothing of it is committed. Let such an error pass, "
+    "and raise to roll back"
 )

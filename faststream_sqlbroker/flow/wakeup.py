@@ -38,7 +38,8 @@ class Wakeups:
 
     def __init__(self, store: "Store", log: Log, clock: Clock | None = None) -> None:
         """No connection is made before a subscriber that listens is registered."""
-        self._store, self._log = store, log
+        self._store = store
+        self._log = log
         self.clock = clock or Clock()
         self.outages = Outages(log, self.clock)
         """Told of the database's failures by all loops of the broker."""
@@ -142,15 +143,16 @@ class Wakeups:
         while True:
             try:
                 async with self._store.listen(self.channel, self._heard) as alive:
-                    self.listening, failures = True, 0
+                    self.listening = True
+                    failures = 0
                     self.outages.worked(self)
-                    # What was sent while nobody listened is lost: look once.
+                    # What was sent before we listened is lost: look once.
                     self._wake_local(ALL)
                     self.on_pauses()
                     while True:
                         await self.clock.sleep(HEARTBEAT)
                         await alive()
-            except Exception as error:  # noqa: BLE001 - whatever it is, polling goes on meanwhile
+            except Exception as error:  # noqa: BLE001 - polling goes on, after any error
                 failures += 1
                 pause = backoff(failures, self.clock)
                 if isinstance(error, StoreError):

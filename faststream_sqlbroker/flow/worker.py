@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Outcome, Reject, Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
@@ -16,6 +16,7 @@ from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot, seconds_to_slot
 from faststream_sqlbroker.flow.prefetch import least_left, prefetch_lease
 from faststream_sqlbroker.flow.publish_on_ack import ENDED, CurrentDelivery, current_delivery
+from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.start_checks import refusal, refusal_text
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 PAUSE_AFTER_BUG = 10.0
 """Seconds until a message comes back after an error around its handler that is none of the
 database's."""
+Step = Callable[[ClaimedMessage, CurrentDelivery], Awaitable[float]]
+"""Delivers a row, and what else belongs to its delivery; when it ended (monotonic seconds)."""
 TURN = 0.005
 """Seconds after which the event loop gets a turn: handlers that never suspend would starve it."""
 
@@ -39,7 +42,7 @@ class Worker:
         self,
         store: "Store",
         inflight: Inflight,
-        settings: Any,
+        settings: ConsumerSettings,
         handle: Handle,
         log: Log,
         *,
@@ -54,34 +57,39 @@ class Worker:
         `hold` renews leases of rows that have waited. With `first` messages are removed before they
         start.
         """
-        self._store, self._inflight, self._settings = store, inflight, settings
-        self._handle, self._log, self._rules, self._hold = handle, log, rules, hold
-        lease = settings.release_stuck_timeout
-        self._longest_wait, self._longest_full = (
-            n - least_left(lease) for n in (prefetch_lease(lease), lease)
-        )
+        self._store = store
+        self._inflight = inflight
+        self._settings = settings
+        self._handle = handle
+        self._log = log
+        self._rules = rules
+        self._hold = hold
         self._clock = inflight.clock
+        self._stopping = stopping
+        self._on_idle = on_idle
         self._settlements = Settlements(rules, log, self._clock)
-        self._stopping, self._on_idle = stopping, on_idle
+        # A row may wait until `least_left` of its lease is left; then it is renewed first.
+        lease = settings.release_stuck_timeout
+        self._longest_full = lease - least_left(lease)
+        self._longest_wait = prefetch_lease(lease) - least_left(lease)
         transactional: TransactionalDeliveries | None = None
         if settings.transactional:
             transactional = TransactionalDeliveries(
                 store, inflight, settings, log, stopping=stopping
             )
-        special = (
-            settings.batch,
-            settings.transactional,
-            settings.handler_timeout is not None,
-            first is not None,
-            settings.policies,
-        )
         self._policies: PolicyStarts | None = None
-        if policies := settings.policies:
+        if settings.policies:
             self._policies = PolicyStarts(
-                store, inflight, self._settlements, policies, log, stopping
+                store, inflight, self._settlements, settings.policies, log, stopping
             )
-        if not any(special):
-            self.run = self.run_plain  # type: ignore[method-assign]
+        is_plain = (
+            not settings.batch
+            and not settings.transactional
+            and settings.handler_timeout is None
+            and first is None
+            and not settings.policies
+        )
+        self._step: Step = self._deliver_plain if is_plain else self._deliver_from
         self._deliveries = Deliveries(
             inflight,
             settings,
@@ -104,90 +112,93 @@ class Worker:
         here = CurrentDelivery(self._store)
         current_delivery.set(here)
         monotonic = self._clock.monotonic
-        turn_ends = monotonic() + TURN
-        while (first := await self._next()) is not None:
-            self._inflight.busy += 1
-            try:
-                await self._deliver_from(first, here)
-            finally:
-                self._inflight.busy -= 1
-            if monotonic() >= turn_ends:
-                await asyncio.sleep(0)
-                turn_ends = monotonic() + TURN
-
-    async def _deliver_from(self, first: ClaimedMessage, here: CurrentDelivery) -> None:
-        if self._policies is not None:
-            await self._policies.wait_for_slot(first)
-        rows = await self._batch_from(first) if self._settings.batch else [first]
-        rows = await self._held(rows)
-        began = self._clock.monotonic()
-        ready = [row for row in rows if self._may_start(row)]
-        if not ready:
-            return
-        try:
-            await self._deliveries.deliver(ready, here)
-        except BaseException as error:  # noqa: BLE001 - raised again, or logged
-            self._raise_or_log(ready, error)
-        self._inflight.times.ended(began, self._clock.monotonic())
-
-    async def run_plain(self) -> None:
-        """`run` where the handler takes one message, after which its outcome is known, and nothing
-        else.
-
-        The same steps, without a call, a list or a coroutine that a message can do without.
-        """
-        here = CurrentDelivery(self._store)
-        current_delivery.set(here)
-        inflight, handle, monotonic = self._inflight, self._handle, self._clock.monotonic
-        waiting, times, keep = inflight.waiting.items, inflight.times, self._rules.retain_on_ack
+        inflight = self._inflight
+        waiting = inflight.waiting.items
+        step = self._step
         turn_ends = monotonic() + TURN
         while True:
-            few = inflight.wants_room and len(waiting) <= inflight.low_water
-            row = waiting.popleft() if waiting and not few else await self._next()
+            # While enough rows wait, a row costs no call: `_next` suspends or asks for more.
+            asks = inflight.wants_room and len(waiting) <= inflight.low_water + 1
+            row = waiting.popleft() if waiting and not asks else await self._next()
             if row is None:
                 return
-            began = monotonic()
-            if began - row.renewed_monotonic > self._longest_wait:
-                if not await self._held([row]):
-                    continue
-                began = monotonic()
-            if not self._may_start(row):
-                continue
-            here.delivery = row
-            inflight.running += 1
-            try:
-                try:
-                    await handle(row)
-                except BaseException as error:
-                    self._deliveries.cut_off([row], error)
-                    raise
-                finally:
-                    row.no_chain = ENDED
-                    inflight.running -= 1
-                    now = monotonic()
-                    times.ended(began, now)
-                    if row.outcome.__class__ is Ack and not row.chained and not row.lease_lost:
-                        inflight.finish(
-                            Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep)
-                        )
-                    else:
-                        inflight.finish_all(self._settlements([row]))
-            except BaseException as error:  # noqa: BLE001 - raised again, or logged
-                self._raise_or_log([row], error)
+            now = await step(row, here)
             if now >= turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = monotonic() + TURN
+
+    async def _deliver_from(self, first: ClaimedMessage, here: CurrentDelivery) -> float:
+        """Run the handler on `first`, or on a batch that begins with it; the time of its end."""
+        # Counted from here: while `first` waits for its slot, the worker is not free.
+        self._inflight.busy += 1
+        try:
+            if self._policies is not None:
+                await self._policies.wait_for_slot(first)
+            rows = await self._batch_from(first) if self._settings.batch else [first]
+            rows = await self._held(rows)
+            began = self._clock.monotonic()
+            ready = [row for row in rows if self._may_start(row)]
+            if not ready:
+                return began
+            try:
+                await self._deliveries.deliver(ready, here)
+            except BaseException as error:  # noqa: BLE001 - raised again, or logged
+                self._raise_or_log(ready, error)
+            now = self._clock.monotonic()
+            self._inflight.times.ended(began, now)
+            return now
+        finally:
+            self._inflight.busy -= 1
+
+    async def _deliver_plain(self, row: ClaimedMessage, here: CurrentDelivery) -> float:
+        """`_deliver_from` where the handler takes one message, after which its outcome is known,
+        and nothing else.
+
+        The same steps, without a call, a list or a coroutine that a message can do without.
+        """
+        inflight = self._inflight
+        monotonic = self._clock.monotonic
+        began = monotonic()
+        if began - row.renewed_monotonic > self._longest_wait:
+            if not await self._held([row]):
+                return began
+            began = monotonic()
+        if not self._may_start(row):
+            return began
+        here.delivery = row
+        inflight.running += 1
+        try:
+            try:
+                await self._handle(row)
+            except BaseException as error:
+                self._deliveries.cut_off([row], error)
+                raise
+            finally:
+                row.no_chain = ENDED
+                inflight.running -= 1
+                now = monotonic()
+                inflight.times.ended(began, now)
+                if row.outcome.__class__ is Ack and not row.chained and not row.lease_lost:
+                    keep = self._rules.retain_on_ack
+                    inflight.finish(
+                        Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep)
+                    )
+                else:
+                    inflight.finish_all(self._settlements([row]))
+        except BaseException as error:  # noqa: BLE001 - raised again, or logged
+            self._raise_or_log([row], error)
+        return now
 
     async def _next(self) -> ClaimedMessage | None:
         """The next row, or the sentinel; asks for more where few are left."""
         waiting = self._inflight.waiting
         if waiting.empty():
             self._on_idle()
-            self._make_room()
+            self._inflight.made_room()
             return await waiting.get()
         row = waiting.get_nowait()
         if waiting.qsize() <= self._inflight.low_water:
-            self._make_room()
+            self._inflight.made_room()
         return row
 
     async def _held(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
@@ -196,7 +207,9 @@ class Worker:
         """
         # Short leases are of one length, and a blocked event loop outlasts any: every row is looked
         # at.
-        now, longest, full = self._clock.monotonic(), self._longest_wait, self._longest_full
+        now = self._clock.monotonic()
+        longest = self._longest_wait
+        full = self._longest_full
         old = [r for r in rows if now - r.renewed_monotonic > (longest if r.prefetched else full)]
         if not old:
             return rows
@@ -234,7 +247,7 @@ class Worker:
             return True  # nearly all of them
         try:
             return self._settle_or_start(row)
-        except Exception as error:  # noqa: BLE001 - one row must not keep the others of its batch from running
+        except Exception as error:  # noqa: BLE001 - the others of the batch go on
             self._failed([row], error)
             return False
 
@@ -249,15 +262,16 @@ class Worker:
             self._inflight.finish(later)
         self._log(
             logging.CRITICAL,
-            f"messages {[row.id for row in rows]}: {error!r} outside of the handler; those without an outcome "
-            f"come back in {PAUSE_AFTER_BUG} seconds",
+            f"messages {[row.id for row in rows]}: {error!r} outside of the handler; those "
+            f"without an outcome come back in {PAUSE_AFTER_BUG} seconds",
             exc_info=error,
             message_id=rows[0].id,
         )
 
     async def _batch_from(self, first: ClaimedMessage) -> list[ClaimedMessage]:
         """`first` and what else waits, up to a batch."""
-        rows, waiting = [first], self._inflight.waiting
+        rows = [first]
+        waiting = self._inflight.waiting
         while len(rows) < self._settings.fetch_batch_size and waiting.items:
             row = waiting.items[0]
             if row is None or seconds_to_slot(row, self._clock) > 0:
@@ -265,7 +279,7 @@ class Worker:
             rows.append(row)
             waiting.get_nowait()
         if waiting.qsize() <= self._inflight.low_water:
-            self._make_room()
+            self._inflight.made_room()
         try:
             # A batch may keep the event loop for long: the next claim and the last flush are sent
             # before.
@@ -275,11 +289,6 @@ class Worker:
             self._inflight.give_back(rows)
             raise
         return rows
-
-    def _make_room(self) -> None:
-        if self._inflight.wants_room:
-            self._inflight.wants_room = False
-            self._inflight.on_room()
 
     def _settle_or_start(self, row: ClaimedMessage) -> bool:
         if row.lease_lost:

@@ -32,7 +32,8 @@ class Batches:
 
     def __init__(self, calls: "CallsCollection[Any]", log: Callable[..., None]) -> None:
         """`calls` are the subscriber's handlers, `log` is its own."""
-        self._calls, self._log = calls, log
+        self._calls = calls
+        self._log = log
 
     def __call__(self, msg: Any, **options: Any) -> BaseMiddleware:
         """The innermost middleware of one call."""
@@ -82,10 +83,13 @@ class Batches:
         """Whether the start would have been noticed: another broker's subscriber may have set the
         handler up anew.
         """
-        return all(marks_start(call.handler._original_call) for call in self._calls)  # noqa: SLF001 - the only way
+        return all(
+            marks_start(call.handler._original_call)  # noqa: SLF001 - the only way
+            for call in self._calls
+        )
 
     def _hand_out_again(self, rows: Sequence[ClaimedMessage], start: BatchStart) -> None:
-        """The culprits one by one, after the others; both halves if nobody knows them."""
+        """The culprits one by one, after the others; both halves if they are unknown."""
         for place, row in enumerate(rows):
             if start.culprits:
                 row.outcome = Again(1 + place if place in start.culprits else 0)
@@ -94,14 +98,14 @@ class Batches:
         who = [rows[place].id for place in sorted(start.culprits)] or "one or more of them"
         self._log(
             logging.WARNING,
-            f"the handler of {len(rows)} messages, from {rows[0].id} on, has not started because of {who}, and gets "
-            f"them again in parts: {type(start.error).__name__}",
+            f"the handler of {len(rows)} messages, from {rows[0].id} on, has not started because "
+            f"of {who}, and gets them again in parts: {type(start.error).__name__}",
             message_id=rows[0].id,
         )
 
 
 class _NotesRefusals(BaseMiddleware):
-    """Notes the errors of the handler's validation, which nobody inside of it can have changed."""
+    """Notes the errors of the handler's validation, before any inner middleware can change them."""
 
     def __init__(self, msg: Any, *, fields: Callable[[], set[str]], **options: Any) -> None:
         super().__init__(msg, **options)
@@ -128,13 +132,17 @@ class _NotesRefusals(BaseMiddleware):
             fields = self._fields()
             if not all(place and place[0] in fields for place in places):
                 return  # another parameter's, or a dependency's: whatever the batch is
-            batch, count = await message.decode(), len(message.raw_message)
-            named = {place[1] for place in places if len(place) > 1 and isinstance(place[1], int)}
-            known = all(len(place) > 1 and place[1] in named for place in places)
-            aligned = isinstance(batch, Sequence) and len(batch) == count
-            note_fault(error, named if known and aligned else ())
+            batch = await message.decode()
+            aligned = isinstance(batch, Sequence) and len(batch) == len(message.raw_message)
+            note_fault(error, _named(places) if aligned else ())
         elif refusal is not error or _is_msgspecs(error):
             note_fault(error)
+
+
+def _named(places: Sequence[tuple[int | str, ...]]) -> set[int]:
+    """The positions in the batch that `places` name; none, unless each of them names one."""
+    positions = {place[1] for place in places if len(place) > 1 and isinstance(place[1], int)}
+    return positions if all(place[1:2] and place[1] in positions for place in places) else set()
 
 
 def _is_msgspecs(error: Exception) -> bool:

@@ -59,8 +59,8 @@ def dead_letter_queue(value: object, queues: Sequence[str]) -> None:
         raise SetupError(f"{short(value)} cannot be the dead_letter_queue: {problem}")
     if value in queues:
         raise SetupError(
-            f"dead_letter_queue {short(value)} is a queue of this subscriber, to which its dead letters would come "
-            "back for ever: name another queue"
+            f"dead_letter_queue {short(value)} is a queue of this subscriber, to which its dead "
+            "letters would come back for ever: name another queue"
         )
 
 
@@ -79,8 +79,9 @@ def weighted(queues: object) -> tuple[object, tuple[int, ...] | None]:
             or not 1 <= weight <= LARGEST_WEIGHT
         ):
             raise SetupError(
-                f"the weight of queue {short(name)} must be a whole number from 1 to {LARGEST_WEIGHT}, got "
-                f"{short(weight)}: a queue of weight 5 is claimed from five times as much as one of weight 1"
+                f"the weight of queue {short(name)} must be a whole number from 1 to "
+                f"{LARGEST_WEIGHT}, got {short(weight)}: a queue of weight 5 is claimed from five "
+                "times as much as one of weight 1"
             )
     return tuple(queues), tuple(queues.values())
 
@@ -126,7 +127,8 @@ def retry_strategy(value: object) -> None:
         )
     if value is not None and not callable(getattr(value, "get_next_attempt_at", None)):
         raise SetupError(
-            f"retry_strategy must have a method get_next_attempt_at, or be None for no retries, got {value!r}"
+            "retry_strategy must have a method get_next_attempt_at, or be None for no retries, "
+            f"got {value!r}"
         )
 
 
@@ -145,7 +147,8 @@ def times_fit(settings: "SubscriberSettings") -> None:
     if settings.min_fetch_interval > settings.max_fetch_interval:
         raise SetupError(
             f"min_fetch_interval ({settings.min_fetch_interval} s) must not be longer than "
-            f"max_fetch_interval ({settings.max_fetch_interval} s): lower the first or raise the second"
+            f"max_fetch_interval ({settings.max_fetch_interval} s): lower the first or raise the "
+            "second"
         )
     if settings.release_stuck_timeout < _SHORTEST_LEASE:
         raise SetupError(
@@ -154,8 +157,9 @@ def times_fit(settings: "SubscriberSettings") -> None:
         )
     if settings.release_stuck_timeout <= settings.flush_interval:
         raise SetupError(
-            f"release_stuck_timeout ({settings.release_stuck_timeout} s) must be longer than flush_interval "
-            f"({settings.flush_interval} s): outcomes must be written before the lease ends"
+            f"release_stuck_timeout ({settings.release_stuck_timeout} s) must be longer than "
+            f"flush_interval ({settings.flush_interval} s): outcomes must be written before the "
+            "lease ends"
         )
 
 
@@ -168,13 +172,14 @@ def policy_fits(settings: "SubscriberSettings", policy: AckPolicy) -> None:
         )
     if settings.dead_letter_queue is not None and policy is AckPolicy.ACK_FIRST:
         raise SetupError(
-            "dead_letter_queue takes messages that have failed; AckPolicy.ACK_FIRST acks a message before it starts, so "
-            "that none can fail: use another policy, or leave it out"
+            "dead_letter_queue takes messages that have failed; AckPolicy.ACK_FIRST acks a "
+            "message before it starts, so that none can fail: use another policy, or leave it out"
         )
     if settings.ordered and policy is AckPolicy.ACK_FIRST:
         raise SetupError(
-            "ordered=True keeps the next message of a key back until the one before has ended; AckPolicy.ACK_FIRST "
-            "removes a message before it starts, so that nobody could tell: use another policy"
+            "ordered=True keeps the next message of a key back until the one before has ended; "
+            "AckPolicy.ACK_FIRST removes a message before it starts, so that this could not be "
+            "known: use another policy"
         )
     if policy is AckPolicy.ACK_FIRST:
         check_ack_first(settings.policies)
@@ -183,7 +188,7 @@ def policy_fits(settings: "SubscriberSettings", policy: AckPolicy) -> None:
 
 
 def forward_fits(settings: "SubscriberSettings") -> None:
-    """Refuse a `forward_to` that cannot be one, and options beside it that are for handlers."""
+    """Refuse a `forward_to` that cannot be one, and options that are for handlers."""
     target = settings.forward_to
     if target is None:
         return
@@ -192,13 +197,13 @@ def forward_fits(settings: "SubscriberSettings") -> None:
             raise SetupError(f"forward_to cannot be {short(target)}: {problem}")
         if target in settings.queues:
             raise SetupError(
-                f"forward_to={short(target)} is a queue of the subscriber itself, where messages would go round "
-                "for ever: give another queue"
+                f"forward_to={short(target)} is a queue of the subscriber itself, where messages "
+                "would go round for ever: give another queue"
             )
     elif not settings.retain_in_archive_on_reject:
         raise SetupError(
-            "forward_to=DESTINATION leaves messages without a destination in the archive, as FAILED; with "
-            "retain_in_archive_on_reject=False they would be lost: leave it out"
+            "forward_to=DESTINATION leaves messages without a destination in the archive, as "
+            "FAILED; with retain_in_archive_on_reject=False they would be lost: leave it out"
         )
     unfit = {
         "transactional": settings.transactional,
@@ -219,8 +224,9 @@ def destinations(value: object, settings: "SubscriberSettings") -> tuple[str, ..
         return None
     if not isinstance(settings.forward_to, Destination):
         raise SetupError(
-            f"destinations says where forward_to=DESTINATION may lead, got destinations={short(value)} and "
-            f"forward_to={short(settings.forward_to)}: leave it out"
+            "destinations says where forward_to=DESTINATION may lead, got "
+            f"destinations={short(value)} and forward_to={short(settings.forward_to)}: leave it "
+            "out"
         )
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise SetupError(
@@ -236,18 +242,18 @@ def destinations(value: object, settings: "SubscriberSettings") -> tuple[str, ..
             raise SetupError(f"destinations cannot hold {short(name)}: {problem}")
         if name in settings.queues:
             raise SetupError(
-                f"destinations holds {short(name)}, a queue of the subscriber itself, where messages would stay for "
-                "ever: leave it out"
+                f"destinations holds {short(name)}, a queue of the subscriber itself, where "
+                "messages would stay for ever: leave it out"
             )
     return tuple(dict.fromkeys(names))
 
 
 def no_handler(options: Sequence[str]) -> None:
-    """Refuse `options`, which are given beside forward_to."""
+    """Refuse `options`, which are given together with forward_to."""
     if options:
         raise SetupError(
-            f"{options[0]} is for handlers, and forward_to moves messages without one, in the transaction that "
-            "settles them: leave it out"
+            f"{options[0]} is for handlers, and forward_to moves messages without one, in the "
+            "transaction that settles them: leave it out"
         )
 
 
@@ -260,14 +266,16 @@ def warn_of_surprises(settings: "SubscriberSettings") -> None:
         and settings.max_deliveries < attempts
     ):
         _warn(
-            f"max_deliveries={settings.max_deliveries} ends a message before the {attempts} attempts of its "
-            "retry strategy are used: raise it, or lower max_attempts"
+            f"max_deliveries={settings.max_deliveries} ends a message before the {attempts} "
+            "attempts of its retry strategy are used: raise it, or lower max_attempts"
         )
-    lease, timeout = settings.max_lease, settings.handler_timeout
+    lease = settings.max_lease
+    timeout = settings.handler_timeout
     if lease is not None and lease < settings.release_stuck_timeout:
         _warn(
-            f"max_lease={lease} has no effect below release_stuck_timeout={settings.release_stuck_timeout}, "
-            "the length of the first lease: lower the latter too"
+            f"max_lease={lease} has no effect below "
+            f"release_stuck_timeout={settings.release_stuck_timeout}, the length of the first "
+            "lease: lower the latter too"
         )
     if (
         lease is not None
@@ -275,8 +283,8 @@ def warn_of_surprises(settings: "SubscriberSettings") -> None:
         and timeout > max(lease, settings.release_stuck_timeout)
     ):
         _warn(
-            f"handler_timeout={timeout} is longer than a message can be held (max_lease={lease}): it may be "
-            "delivered elsewhere while the handler still runs"
+            f"handler_timeout={timeout} is longer than a message can be held (max_lease={lease}): "
+            "it may be delivered elsewhere while the handler still runs"
         )
 
 
@@ -284,14 +292,15 @@ def warn_unused_strategy(settings: "SubscriberSettings") -> None:
     """Warn that a given strategy is never asked."""
     if most_attempts(settings.retry_strategy) != 1:
         _warn(
-            "retry_strategy is never asked with AckPolicy.ACK_FIRST, the message is gone before the handler "
-            "starts: leave it out, or choose another policy"
+            "retry_strategy is never asked with AckPolicy.ACK_FIRST, the message is gone before "
+            "the handler starts: leave it out, or choose another policy"
         )
 
 
 def _warn(text: str) -> None:
     # The user's line is to be named; how many of our frames lie above it differs by entry point.
-    level, frame = 2, sys._getframe(1)  # noqa: SLF001 - the frames are needed before warnings.warn
+    level = 2
+    frame = sys._getframe(1)  # noqa: SLF001 - the frames are needed before warnings.warn
     while frame.f_back is not None and _is_ours(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)

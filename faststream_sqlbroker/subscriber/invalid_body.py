@@ -13,7 +13,7 @@ from fast_depends.library.serializer import Serializer
 from faststream.message import StreamMessage
 from pydantic import ValidationError
 
-from faststream_sqlbroker.core.outcome import Nack, Reject
+from faststream_sqlbroker.core.outcome import Nack, Outcome, Reject
 from faststream_sqlbroker.core.reasons import INVALID_BODY
 from faststream_sqlbroker.core.rows import ClaimedMessage
 
@@ -35,17 +35,19 @@ def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
     if len(rows) != 1 or not isinstance(rows[0], ClaimedMessage):
         return
     row = rows[0]
-    match row.outcome:
-        case Nack(delay=None) as nack if nack.error is error and not retry:
-            pass
-        case Reject(reason=None) as reject if reject.error is error:
-            pass
-        case None:  # AckPolicy.MANUAL: its handler could not say anything
-            pass
+    if _is_settled_by(error, row.outcome, retry=retry) and is_body_refused(error, raw):
+        row.settle_anew(Nack(error=error) if retry else Reject(INVALID_BODY, error))
+
+
+def _is_settled_by(error: Exception, outcome: Outcome | None, *, retry: bool) -> bool:
+    """Whether `outcome` is what the ack policy makes of `error`, which nothing else has decided."""
+    match outcome:
+        case Nack(delay=None):
+            return outcome.error is error and not retry
+        case Reject(reason=None):
+            return outcome.error is error
         case _:
-            return
-    if is_body_refused(error, raw):
-        row.outcome = Nack(error=error) if retry else Reject(INVALID_BODY, error)
+            return outcome is None  # AckPolicy.MANUAL: its handler could not say anything
 
 
 def is_body_refused(error: Exception, raw: Any) -> bool:
@@ -57,9 +59,11 @@ def is_body_refused(error: Exception, raw: Any) -> bool:
     """
     if not (isinstance(error, ValueError | RecursionError) or _is_msgspecs(error)):
         return False
+    # Many branches, in one loop: each tells one place in FastStream's call by its frame.
     calling = here = False
     for frame, _ in walk_tb(error.__traceback__):
-        owner, name = frame.f_locals.get("self"), frame.f_code.co_name
+        owner = frame.f_locals.get("self")
+        name = frame.f_code.co_name
         library = str(frame.f_globals.get("__name__")).partition(".")[0]
         if name == "decode" and isinstance(owner, StreamMessage) and owner.raw_message is raw:
             return True

@@ -1,4 +1,5 @@
-"""The options of a subscriber, declared once: names and meaning here, defaults and checks below.
+"""The options of a subscriber, declared once: names and meaning here, checks below, defaults
+with their types in `flow.settings`.
 
 Lengths of time are seconds, a timedelta or text like "500ms" or "1.5h"; `SubscriberSettings` holds
 seconds.
@@ -7,19 +8,20 @@ seconds.
 import difflib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, TypedDict, cast, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from faststream import AckPolicy
 from faststream._internal.constants import EMPTY
 
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
 from faststream_sqlbroker.core.policies import Policy, checked_policies
-from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
+from faststream_sqlbroker.core.retry import RetryStrategyProto
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.flow.settings import ConsumerSettings, default_max_deliveries
 from faststream_sqlbroker.subscriber import checks
 
 
@@ -96,9 +98,8 @@ class SubscriberOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubscriberSettings:
-    """Checked options; times in seconds, `max_deliveries` worked out. See `SubscriberOptions` for
-    meanings.
+class SubscriberSettings(ConsumerSettings):
+    """All options of a subscriber, checked; `SubscriberOptions` says what each means.
 
     Raises:
         SetupError: A value that cannot work; the message says which and what to do.
@@ -107,35 +108,9 @@ class SubscriberSettings:
         UserWarning: Values that are legal together, but hardly meant.
     """
 
-    queues: tuple[str, ...]
-    max_workers: int = 1
-    fetch_batch_size: int = 100
-    max_not_processed_factor: float = 1.5
-    min_fetch_interval: float = cast("float", EMPTY)
-    max_fetch_interval: float = 1.0
-    flush_interval: float = 0.05
-    flush_batch_size: int = 500
-    release_stuck_interval: float = 60.0
-    release_stuck_timeout: float = 600.0
-    max_deliveries: int | None = cast("int", EMPTY)
-    handler_timeout: float | None = None
-    max_lease: float | None = None
     ack_policy: AckPolicy = AckPolicy.NACK_ON_ERROR
-    retry_strategy: RetryStrategyProto | None = field(default_factory=default_retry_strategy)
     retry_invalid_body: bool = False
-    retain_in_archive_on_ack: bool = True
-    retain_in_archive_on_reject: bool = True
-    dead_letter_queue: str | None = None
-    wakeup: Literal["auto", "listen", "poll"] = "auto"
-    batch: bool = False
     forward_headers: bool | Sequence[str] = False
-    transactional: bool = False
-    policies: Sequence[Policy] = ()
-    ordered: bool = False
-    forward_to: str | Destination | None = None
-    destinations: Sequence[str] | None = None
-    weights: tuple[int, ...] | None = None
-    """Weights of `queues`, if they were given with weights."""
 
     def __post_init__(self) -> None:
         """Work out, then check."""
@@ -152,7 +127,8 @@ class SubscriberSettings:
         checks.ack_policy(self.ack_policy)
         checks.retry_strategy(self.retry_strategy)
         self._take_times()
-        self._take_max_deliveries()
+        if self.max_deliveries is not None:
+            whole_number("max_deliveries", self.max_deliveries, other=" or None for no limit")
         checks.times_fit(self)
         checks.policy_fits(self, self.ack_policy)
         self._set("destinations", checks.destinations(self.destinations, self))
@@ -164,18 +140,10 @@ class SubscriberSettings:
             value = getattr(self, name)
             if value is not None or not _may_be_none(name):
                 self._set(name, positive_seconds(name, value))
-        name, value = "min_fetch_interval", self.min_fetch_interval
-        if value is None or value is EMPTY:
-            self._set(name, 0.0)
-        else:
-            self._set(name, seconds_or_zero(name, value))
-
-    def _take_max_deliveries(self) -> None:
-        if self.max_deliveries is EMPTY:
-            attempts = checks.most_attempts(self.retry_strategy)
-            self._set("max_deliveries", 20 if attempts is None else attempts + 3)
-        elif self.max_deliveries is not None:
-            whole_number("max_deliveries", self.max_deliveries, other=" or None for no limit")
+        name = "min_fetch_interval"
+        value = getattr(self, name)
+        # None stands for the default, which is not None.
+        self._set(name, 0.0 if value is None else seconds_or_zero(name, value))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -202,11 +170,11 @@ def make_settings(
     for name in options:
         if name not in _HINTS:
             raise UnknownOptionError(_unknown(name))
-    given = {name: value for name, value in options.items() if value is not EMPTY}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not EMPTY}
+    if "retry_strategy" in given:
+        given.setdefault("max_deliveries", default_max_deliveries(given["retry_strategy"]))
     names, weights = checks.weighted(queues)
-    settings = SubscriberSettings(
-        queues=cast("Any", names), weights=weights, **cast("dict[str, Any]", given)
-    )
+    settings = SubscriberSettings(queues=checks.queue_names(names), weights=weights, **given)
     if given.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:
         checks.warn_unused_strategy(settings)
     return settings
@@ -235,7 +203,7 @@ _HINTS: dict[str, Any] = get_type_hints(SubscriberOptions)
 _FLAGS = [name for name, hint in _HINTS.items() if hint is bool]
 _TIMES = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
 _ELSEWHERE = {
-    "max_not_persisted_factor": "leave it out, claims stop by themselves while outcomes wait to be written",
+    "max_not_persisted_factor": "leave it out, claims stop by themselves while outcomes wait",
     "batch_max_records": "use fetch_batch_size",
     "batch_max_accumulation_timeout_factor": "leave it out, a batch is what one claim found",
     "overfetch_factor": "use max_not_processed_factor",

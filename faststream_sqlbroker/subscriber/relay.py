@@ -58,7 +58,7 @@ def unstarted_publishers(handler: Any) -> list[str]:
     """Names of the stacked publishers of other brokers that cannot publish yet, as far as can be
     seen.
     """
-    return [_name(p) for p in handler._publishers if _unstarted(p)]  # noqa: SLF001 - FastStream's only way
+    return [_name(p) for p in handler._publishers if _unstarted(p)]  # noqa: SLF001 - FastStream's
 
 
 def _unstarted(publisher: Any) -> bool:

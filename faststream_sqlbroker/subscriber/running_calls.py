@@ -26,8 +26,9 @@ class NoCalls(CallsCollection[Any]):
             SetupError: always.
         """
         raise SetupError(
-            f"a subscriber with forward_to moves its messages on without a handler, so {call.name!r} would never be "
-            "called: leave forward_to out, or subscribe the handler to the queue that it names"
+            "a subscriber with forward_to moves its messages on without a handler, so "
+            f"{call.name!r} would never be called: leave forward_to out, or subscribe the handler "
+            "to the queue that it names"
         )
 
 

@@ -34,15 +34,17 @@ class QueueSubscriberSpecification(
     @override
     def description(self) -> str | None:
         """As given, else the handler's docstring; without one, where messages go."""
-        given, target, place = super().description, self.config.forward_to, self.config.place
+        given = super().description
+        target = self.config.forward_to
+        place = self.config.place
         if given is not None or target is None:
             return given
         if place is None:
             return f"Messages are moved to {self._shown(target)}, their bodies are not decoded."
         hops = " → ".join(map(self._shown, place.hops))
         return (
-            f"Step {place.number} of {len(place.hops) - 1} of the service {place.pipeline}: {hops}. "
-            "Messages are moved on, their bodies are not decoded."
+            f"Step {place.number} of {len(place.hops) - 1} of the service {place.pipeline}: "
+            f"{hops}. Messages are moved on, their bodies are not decoded."
         )
 
     @override
@@ -61,7 +63,8 @@ class QueueSubscriberSpecification(
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
         """The channels by their keys."""
-        payloads, labels = self.get_payloads(), self.channel_labels
+        payloads = self.get_payloads()
+        labels = self.channel_labels
         schema = {}
         for queue in labels:
             key = self._channel_key(queue, split=len(labels) > 1)

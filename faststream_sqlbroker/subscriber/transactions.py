@@ -27,20 +27,20 @@ def check_transaction(
         name = getattr(handler, "__name__", repr(handler))
         if transactional and not is_coroutine_callable(handler):
             msg = (
-                f"transactional=True gives an asynchronous connection, which the synchronous handler {name!r} "
-                "cannot use: make it async"
+                "transactional=True gives an asynchronous connection, which the synchronous "
+                f"handler {name!r} cannot use: make it async"
             )
             raise SetupError(msg)
         if not transactional and (parameter := _asks_for_transaction(handler)):
             msg = (
-                f"the handler {name!r} asks for the transaction of its message ({parameter!r}), and there is "
-                "none: add transactional=True to its subscriber"
+                f"the handler {name!r} asks for the transaction of its message ({parameter!r}), "
+                "and there is none: add transactional=True to its subscriber"
             )
             raise SetupError(msg)
     if transactional and store.handler_places < 1:
         msg = (
-            "transactional=True takes a connection for each handler that runs, and the engine's pool has none "
-            "to spare: raise pool_size or max_overflow"
+            "transactional=True takes a connection for each handler that runs, and the engine's "
+            "pool has none to spare: raise pool_size or max_overflow"
         )
         raise SetupError(msg)
 

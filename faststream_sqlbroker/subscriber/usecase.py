@@ -158,8 +158,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @property
     def _deletes_failed(self) -> bool:
-        """Whether messages that fail here are gone, though nobody has asked for it."""
-        settings, store = self.config.settings, self._outer_config.store  # type: ignore[attr-defined]
+        """Whether messages that fail here are gone, though this was not asked for."""
+        settings = self.config.settings
+        store = self._outer_config.store  # type: ignore[attr-defined]
         can_fail = settings.forward_to is not None or self.ack_policy is not AckPolicy.ACK_FIRST
         is_kept = store.dialect.has_archive or settings.dead_letter_queue is not None
         return can_fail and not is_kept and settings.retain_in_archive_on_reject
@@ -175,7 +176,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     def _make_consumer(self) -> Consumer:
         outer: Any = self._outer_config
-        settings, ack_first = self._settings(), self.ack_policy is AckPolicy.ACK_FIRST
+        settings = self._settings()
+        ack_first = self.ack_policy is AckPolicy.ACK_FIRST
         handle: Handle = (
             self.consume if self._batches is None else self._batches.handing_out(self.consume)
         )
@@ -209,7 +211,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @property
     def _handlers(self) -> "list[Callable[..., Any]]":
-        return [call.handler._original_call for call in self.calls]  # noqa: SLF001 - FastStream's only way
+        return [call.handler._original_call for call in self.calls]  # noqa: SLF001 - FastStream's
 
     def _synchronous_handlers(self) -> list[str]:
         """Names of the handlers that run in a thread, where nothing can cancel them."""
@@ -225,15 +227,16 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             )  # the default of a broker or router is known only now
         if settings.handler_timeout is not None and (names := self._synchronous_handlers()):
             msg = (
-                f"handler_timeout cannot end the synchronous handler {names[0]!r}, which runs in a thread: "
-                "make it async, or leave the timeout out"
+                f"handler_timeout cannot end the synchronous handler {names[0]!r}, which runs in "
+                "a thread: make it async, or leave the timeout out"
             )
             raise SetupError(msg)
         store: Any = self._outer_config.store  # type: ignore[attr-defined]
         if settings.wakeup == "listen" and not store.can_listen:
             msg = (
-                "wakeup='listen' needs PostgreSQL through asyncpg and a pool of more than one connection, this "
-                f"is {store.dialect_name} through {store.driver}: use wakeup='auto', which polls here"
+                "wakeup='listen' needs PostgreSQL through asyncpg and a pool of more than one "
+                f"connection, this is {store.dialect_name} through {store.driver}: use "
+                "wakeup='auto', which polls here"
             )
             raise NotSupportedError(msg)
         check_transaction(self._handlers, store, transactional=settings.transactional)
@@ -261,11 +264,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     def _ended(self, consumer: Consumer | None) -> None:
         if self._consumer is consumer:
-            self._consumer, self.running = None, False
+            self._consumer = None
+            self.running = False
 
     @override
     async def consume(self, msg: Any) -> Any:
-        """Run FastStream's pipeline on a row, or on a batch; its outcome is on the row afterwards."""
+        """Run FastStream's pipeline on a row or a batch; its outcome is on the row afterwards."""
         transaction = current.get()
         try:
             if transaction is None:
@@ -279,8 +283,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             if app := self._outer_config.context.get("app"):
                 app.exit()
         except Instruction as said:
-            # Without FastStream's acknowledgement (MANUAL) nobody has followed it; ACK_FIRST has no
-            # use for it.
+            # Without FastStream's acknowledgement (MANUAL) it has not been followed; ACK_FIRST has
+            # no use for it.
             await follow_unacknowledged(msg, said, self._log_of_loops)
         except GeneratorExit:
             if cancelled():
@@ -343,15 +347,16 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
 
 _NO_ARCHIVE = (
-    "forward_to=DESTINATION keeps messages without a destination in the archive, and the schema has none: give "
-    "the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive table, or name a queue"
+    "forward_to=DESTINATION keeps messages without a destination in the archive, and the schema "
+    "has none: give the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive "
+    "table, or name a queue"
 )
 _DELETES = (
-    "messages that fail for good are deleted: the schema has no archive table to keep them; give the subscriber a "
-    "dead_letter_queue, or SqlBrokerSchemaConfig an archive table (retain_in_archive_on_reject=False says that they are not "
-    "wanted)"
+    "messages that fail for good are deleted: the schema has no archive table to keep them; give "
+    "the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive table "
+    "(retain_in_archive_on_reject=False says that they are not wanted)"
 )
 _NO_SINGLE = (
-    "taking single messages is not supported: it would lease a message without a worker to keep its lease; "
-    "use @broker.subscriber, with persistent=False for a temporary one"
+    "taking single messages is not supported: it would lease a message without a worker to keep "
+    "its lease; use @broker.subscriber, with persistent=False for a temporary one"
 )

@@ -24,8 +24,8 @@ from faststream_sqlbroker import (
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.core.status import describe
 from faststream_sqlbroker.dialects import policy_reasons
+from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
 from tests.faststream.conftest import QUICK, Look
@@ -316,7 +316,8 @@ async def test_an_expired_message_does_not_hold_its_key(
 async def test_the_next_and_those_behind_it(other: SqlBroker, bench: Bench) -> None:
     """What stands ahead is counted by priority, due time and id, delayed messages left out, and up
     to 1 000."""
-    says = describe(make_settings("q", {}), paused=False, stopping=False)
+    settings = make_settings("q", {})
+    says = Registration(settings, paused=False, on_change=lambda: None).describe()
     await bench.store.live_subscribers.announce(
         {"slow": says}, {"slow"}, 3600.0, clean=False
     )  # it claims nothing

@@ -82,7 +82,7 @@ async def test_an_acquire_without_a_wait_raises_if_the_lock_is_held(
 ) -> None:
     other = SqlBroker(engine, logger=None)
     async with broker.lock("k"):
-        with pytest.raises(LockNotAcquiredError, match="'k' was not acquired: somebody has it"):
+        with pytest.raises(LockNotAcquiredError, match="'k' was not acquired: it is taken"):
             async with other.lock("k", wait=0):
                 pass
         began = monotonic()

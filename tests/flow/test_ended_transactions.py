@@ -380,7 +380,7 @@ async def test_nothing_is_settled_while_the_end_of_the_transaction_is_unknown(
     [row] = await archived(rig)
     assert answers == ["PROCESSING"] * 3
     assert (row["reason"], await effects()) == ("transaction_ended", [1])
-    assert len(rig.logged("nobody knows whether the ended transaction")) == 1, (
+    assert len(rig.logged("it is unknown whether the ended transaction")) == 1, (
         "not for each time that it is asked"
     )
 

@@ -30,6 +30,7 @@ from faststream_sqlbroker.flow.policies import PolicyStarts
 from faststream_sqlbroker.flow.release import BATCH, IDLE_INTERVAL, SEARCH_INTERVAL, StuckReleaser
 from faststream_sqlbroker.flow.repeat import Repeater
 from faststream_sqlbroker.flow.settlements import Settlements
+from faststream_sqlbroker.flow.signals import Signals
 from faststream_sqlbroker.flow.worker import Worker
 from faststream_sqlbroker.subscriber.options import make_settings
 
@@ -328,8 +329,8 @@ async def test_a_lost_message_neither_starts_nor_is_settled() -> None:
 
 
 async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:
-    inflight, asked = Inflight(), []
-    inflight.on_room = lambda: asked.append(inflight.waiting.qsize())
+    asked: list[int] = []
+    inflight = Inflight(signals=Signals(room=lambda: asked.append(inflight.waiting.qsize())))
     ours = worker(inflight, fetch_batch_size=4, max_not_processed_factor=1)
     inflight.add([row(n) for n in range(4)])
     inflight.wants_room, inflight.low_water = True, 2

@@ -118,8 +118,7 @@ async def test_in_an_outage_no_batch_is_named() -> None:
     """Its failures are not for its sake: they are among the counts."""
     said = Said()
     outages = Outages(said)
-    repeater = Repeater(AsyncMock(), Inflight(said), said)
-    repeater.outages = outages
+    repeater = Repeater(AsyncMock(), Inflight(said), said, outages=outages)
     parts = [Settlement(1, uuid4(), None)]
     outages.failed(1, "fetch loop", TransientStoreError("down"))
     repeater._tell(logging.WARNING, parts, "could not be written", TransientStoreError("down"))

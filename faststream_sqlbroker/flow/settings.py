@@ -1,0 +1,62 @@
+"""What the loops of one subscriber are told: checked values, each with its default."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.core.retry import (
+    RetryStrategyProto,
+    attempts_limit,
+    default_retry_strategy,
+)
+from faststream_sqlbroker.core.routing import Destination
+
+SPARE_DELIVERIES = 3
+"""Deliveries beyond a retry strategy's attempts: some are lost leases, which are no attempts."""
+DELIVERIES_WITHOUT_LIMIT = 20
+"""Most deliveries under a retry strategy that does not limit its attempts: a message that kills its
+process would come back for ever."""
+
+
+def default_max_deliveries(strategy: RetryStrategyProto | None) -> int:
+    """Return `max_deliveries` for a subscriber that was not given it."""
+    attempts = 1 if strategy is None else attempts_limit(strategy)
+    return DELIVERIES_WITHOUT_LIMIT if attempts is None else attempts + SPARE_DELIVERIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerSettings:
+    """One subscriber's options as its loops use them: lengths of time are seconds.
+
+    `SubscriberOptions` says what each means. What only the handler's pipeline uses is added by
+    `SubscriberSettings`, which also checks.
+    """
+
+    queues: tuple[str, ...]
+    weights: tuple[int, ...] | None = None
+    """Weights of `queues`, if they were given with weights."""
+    max_workers: int = 1
+    fetch_batch_size: int = 100
+    max_not_processed_factor: float = 1.5
+    min_fetch_interval: float = 0.0
+    max_fetch_interval: float = 1.0
+    flush_interval: float = 0.05
+    flush_batch_size: int = 500
+    release_stuck_interval: float = 60.0
+    release_stuck_timeout: float = 600.0
+    max_deliveries: int | None = default_max_deliveries(default_retry_strategy())
+    """The default is that of the default retry strategy; `make_settings` asks a given one."""
+    handler_timeout: float | None = None
+    max_lease: float | None = None
+    retry_strategy: RetryStrategyProto | None = field(default_factory=default_retry_strategy)
+    retain_in_archive_on_ack: bool = True
+    retain_in_archive_on_reject: bool = True
+    dead_letter_queue: str | None = None
+    wakeup: Literal["auto", "listen", "poll"] = "auto"
+    batch: bool = False
+    transactional: bool = False
+    policies: Sequence[Policy] = ()
+    ordered: bool = False
+    forward_to: str | Destination | None = None
+    destinations: Sequence[str] | None = None
