@@ -1,4 +1,4 @@
-"""What an operator asks of the broker, and tells it."""
+"""Operations for people who run the broker: pause queues, explain messages, release leases."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -36,21 +36,22 @@ __all__ = (
 )
 
 LONGEST_QUEUE_PAUSE = 100 * 365 * 86_400.0
-"""Seconds: every database has the moment it ends."""
+"""Seconds; the end of the pause then fits the timestamps of every database."""
 RELEASED_AT_ONCE = 1_000
-"""Messages that are given back in one transaction."""
+"""Messages released in one transaction, so that it stays short."""
 LARGEST_ID = 2**63 - 1
-"""The largest BIGINT: what is beyond it would be refused by the driver, with a worse error."""
+"""The largest value of the id column, a signed integer of 64 bits."""
 _ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+"""An id as text; 2**63 has 19 digits."""
 LONGEST_TEXT = 1_000
-"""Bytes of a reason, and of the name of who pauses."""
+"""Bytes of `reason` and of `by` of a pause; longer text is cut."""
 
 
 class Admin:
-    """`broker.admin`: needs the database, but no running broker.
+    """The operations of `broker.admin`; they need the database, but no started broker.
 
     Raises (from every operation):
-        TransientStoreError: the database could not be reached or was busy.
+        TransientStoreError: the database could not be reached or was busy; try again.
         StoreError: the database refused the statement.
     """
 
@@ -65,13 +66,21 @@ class Admin:
     ) -> None:
         """Work on the tables of `store`.
 
-        Pauses are told to other processes on `channel` (PostgreSQL), to this one by `heard`, in the
-        order in which `turn` lets them be written; `pipelines` are named in explanations.
+        Args:
+            store: The store.
+            channel: PostgreSQL's NOTIFY channel that tells other processes of a change of pauses.
+            heard: Called with the paused queues after each change, for this process.
+            turn: Held from the write of a change until `heard` was called, so that of two calls at
+                the same time `heard` gets the later state last.
+            pipelines: Their names are shown in explanations.
         """
-        self._store, self._channel, self._heard, self._pipelines = store, channel, heard, pipelines
+        self._store = store
+        self._channel = channel
+        self._heard = heard
         self._turn = LoopSemaphore() if turn is None else turn
+        self._pipelines = pipelines
 
-    # -- pauses -------------------------------------------------------------------------------------
+    # -- pauses --------------------------------------------------------------------------------
 
     async def pause(
         self,
@@ -81,24 +90,24 @@ class Admin:
         until: Duration | datetime | None = None,
         by: str | None = None,
     ) -> None:
-        """Let nobody claim from `queue`: for the whole fleet, across restarts, until `resume` or
-        `until`.
+        """Stop all claims from `queue`, in all processes and across restarts.
 
-        When it returns, this process claims no more; other processes stop within their
-        `presence_interval`, on PostgreSQL mostly at once. Running handlers go on and their outcomes
-        are written; messages that wait for a worker are given back, uncharged. Publishing goes on.
-        A queue that is paused already stays paused since then, with the new words and end.
+        The pause ends with `resume` or at `until`. When this returns, this process claims no more
+        from the queue. Other processes stop within their `presence_interval`, on PostgreSQL mostly
+        at once. Running handlers continue, and their outcomes are written. Claimed messages that
+        wait for a worker are released; no delivery is counted. Publishing continues. Pausing a
+        paused queue changes its reason, end and author, but not since when it is paused.
 
         Args:
             queue: Its full name, with the prefix of its router.
-            reason: Shown to who asks; at most 1 000 bytes are kept.
-            until: A length of time from now, or an aware datetime, by the database's clock; None:
-                until `resume`.
-            by: Who pauses; default host and process id.
+            reason: Shown by `paused` and `explain`; cut to 1 000 bytes.
+            until: A duration from now (seconds, a timedelta or text like "1.5h") or an aware
+                datetime, by the database's clock; None: until `resume`.
+            by: Who pauses, as text; default the host and the process id.
 
         Raises:
-            SetupError: an impossible name of a queue, a length that is not positive, a datetime
-                without its zone, or a reason or name that is no text.
+            SetupError: `queue` is not a valid name, `until` is not above 0 or has no time zone, or
+                `reason` or `by` is not text.
         """
         info = {"by": _text("by", by) or process_name(), "reason": _text("reason", reason)}
         async with self._turn:
@@ -109,14 +118,15 @@ class Admin:
             )
 
     async def resume(self, queue: str) -> bool:
-        """Let `queue` be claimed from again, as soon as `pause` is heard of. A subscriber paused by
-        itself stays so.
+        """End the pause of `queue`; processes claim again as soon as they would learn of a pause.
+
+        A subscriber that was paused by its own `pause` stays paused.
 
         Returns:
-            Whether it was paused.
+            Whether the queue was paused.
 
         Raises:
-            SetupError: an impossible name of a queue.
+            SetupError: `queue` is not a valid name.
         """
         async with self._turn:
             was, paused = await self._store.live_subscribers.resume(_queue(queue), self._channel)
@@ -124,55 +134,57 @@ class Admin:
         return was
 
     async def paused(self) -> list[PausedQueue]:
-        """The queues that are paused now, by name."""
+        """The queues that are paused now, sorted by name."""
         return await self._store.live_subscribers.paused()
 
-    # -- who and why --------------------------------------------------------------------------------
+    # -- subscribers and messages --------------------------------------------------------------
 
     async def subscribers(self, queue: str | None = None) -> list[LiveSubscriber]:
-        """The subscribers of all processes that count as alive, those heard of last first.
+        """The live subscribers of all processes, the latest heartbeat first.
 
-        One that ended without a word (SIGKILL, a machine lost) is listed for up to four
+        A subscriber that ended without `stop` (SIGKILL, a lost machine) is listed for up to four
         `presence_interval`s more. At most 10 000 are read.
 
         Args:
-            queue: Only those of this one.
+            queue: List only subscribers of this queue.
         """
         found = await self._store.live_subscribers.subscribers()
         return [s for s in found if queue is None or queue in s.queues]
 
     async def release(self, worker: str, *, force: bool = False) -> int:
-        """Give back at once what a worker has leased, instead of when its leases run out.
+        """Release the messages that a worker has leased now, instead of when its leases run out.
 
-        For one that is gone without a word: it is remembered for an hour. Its messages are due
-        again and count as delivered once more, as after a lease that has run out. What a handler's
-        transaction has locked (`transactional=True`) stays until that transaction ends.
+        Use it for a worker that ended without `stop`; it is known for an hour after that. Its
+        messages are due again, and the delivery counts, as after a lease that ran out. Rows locked
+        by a handler's transaction (`transactional=True`) stay locked until that transaction ends.
 
         Args:
-            worker: The name of one subscriber of one process, as `subscribers` has it.
-            force: Also if it lives. Its handlers go on, and what they do outside of this database
-                happens twice: nothing that it writes of these messages counts any more.
+            worker: The name of one subscriber of one process, as listed by `subscribers`.
+            force: Release also if the worker is alive. Its handlers continue, so their effects
+                outside of this database may happen twice. The outcomes that it writes for these
+                messages are ignored.
 
         Returns:
-            How many messages were given back.
+            How many messages were released.
 
         Raises:
-            SetupError: `worker` is not known, or it lives and `force` is not set.
+            SetupError: `worker` is not known, or it is alive and `force` is not set.
         """
         if not isinstance(worker, str):
             raise SetupError(f"worker must be the name of a subscriber, got {short(worker)}")
         known = await self._store.live_subscribers.subscriber(worker)
         if known is None:
             msg = (
-                f"no subscriber is known as {short(worker)}: broker.admin.subscribers() lists those that live, with "
-                "their names; one that ended without a word is remembered for an hour"
+                f"no subscriber is known as {short(worker)}: broker.admin.subscribers() lists the "
+                "live ones with their names; one that ended without stop() is known for an hour"
             )
             raise SetupError(msg)
-        subscriber, lives = known
-        if lives and not force:
+        subscriber, alive = known
+        if alive and not force:
             msg = (
-                f"{worker} lives, as far as is known until {subscriber.lease_expires_at}: wait, or stop its process, or "
-                "give force=True, after which others handle its messages while its own handlers may still run"
+                f"{worker} is alive until {subscriber.lease_expires_at} at least: wait, or stop "
+                "its process, or give force=True; with it others handle the messages while "
+                "handlers of this worker may still run"
             )
             raise SetupError(msg)
         total = 0
@@ -181,18 +193,17 @@ class Admin:
         return total
 
     async def explain(self, message_id: int | str) -> Explanation:
-        """Say why a message is not running, or what became of it.
+        """Explain why a message is not running, or how it ended.
 
-        Reads one snapshot, and never counts more than 1 000 messages, so it may be asked at any
-        time, by any process. What it says holds for that moment. docs/howto/operating.md lists the
-        codes.
+        It reads one snapshot and counts at most 1 000 messages, so it is cheap at any time and from
+        any process. The answer holds for the moment of the snapshot. docs/howto/operating.md lists
+        the codes.
 
         Args:
-            message_id: As `publish` returns it, or the text of it, which handlers have as
-                `message.message_id`.
+            message_id: As `publish` returns it; or as text, as in a handler's `message.message_id`.
 
         Raises:
-            SetupError: `message_id` is no whole number of 64 bits.
+            SetupError: `message_id` is not a whole number of 64 bits.
         """
         text = isinstance(message_id, str) and _ID.fullmatch(message_id)
         number = int(message_id) if text else message_id
@@ -202,22 +213,22 @@ class Admin:
             or not -LARGEST_ID <= number <= LARGEST_ID
         ):
             msg = (
-                "message_id must be a whole number of 64 bits, as publish returns it or as message.message_id has "
-                f"it, got {short(message_id)}"
+                "message_id must be a whole number of 64 bits, as returned by publish or found in "
+                f"message.message_id, got {short(message_id)}"
             )
             raise SetupError(msg)
         return (await self._store.live_subscribers.explain(number)).at_place(self._pipelines)
 
-    # -- schedules ----------------------------------------------------------------------------------
+    # -- schedules -----------------------------------------------------------------------------
 
     async def schedules(self, *, limit: int = 1_000) -> list[Schedule]:
-        """The schedules of all processes, by name, with their last and next fire time.
+        """The schedules of all processes, sorted by name, with their last and next fire times.
 
-        One that no process declares any more stays listed, with a next fire time in the past, until
-        `forget_schedule`.
+        A schedule that no process declares any more stays listed, with a next fire time in the
+        past, until `forget_schedule`.
 
         Args:
-            limit: Most schedules; 1 or more.
+            limit: Most schedules to return; 1 or more.
 
         Raises:
             ValueError: `limit` is less than 1.
@@ -226,35 +237,34 @@ class Admin:
         return await self._store.schedules.listed(limit)
 
     async def forget_schedule(self, name: str) -> bool:
-        """Remove what is remembered of a schedule, fire times that are due included.
+        """Remove the state of a schedule, including fire times that are due.
 
-        A process that still declares it begins anew, within half a minute: with the first fire time
-        after that.
+        A process that still declares it makes a new state within half a minute, which starts with
+        the next fire time.
 
         Returns:
-            Whether it was there.
+            Whether there was a state.
 
         Raises:
-            SetupError: `name` cannot be the name of a schedule.
+            SetupError: `name` is not a valid name.
         """
         if (problem := name_problem(name)) is not None:
             raise SetupError(f"{short(name)} cannot be the name of a schedule: {problem}")
         return await self._store.schedules.forget(name)
 
-    # -- unknown outcomes ---------------------------------------------------------------------------
+    # -- unknown outcomes ----------------------------------------------------------------------
 
     async def unknown(self, queue: str | None = None, *, limit: int = 100) -> list[UnknownOutcome]:
-        """Messages of which nobody knows whether their handler has run, or how far it came; the
-        oldest first.
+        """Messages whose handler may or may not have run, or may not have finished; oldest first.
 
-        `AckPolicy.ACK_FIRST` removes a message before its handler starts. It is listed here when
-        its process has not been heard of for `release_stuck_timeout` since, when the answer to the
-        removal's COMMIT was lost (and it was committed), or when its handler was cancelled at the
-        end of `graceful_timeout`. The message itself is in the archive.
+        `AckPolicy.ACK_FIRST` removes a message before its handler starts. The message is listed
+        here in three cases: its process sent no heartbeat for `release_stuck_timeout` afterwards;
+        the answer to the COMMIT of the removal was lost although it was committed; or its handler
+        was cancelled at the end of `graceful_timeout`. The message itself is in the archive.
 
         Args:
-            queue: Only of this one.
-            limit: Most messages; 1 or more.
+            queue: List only messages of this queue.
+            limit: Most messages to return; 1 or more.
 
         Raises:
             ValueError: `limit` is less than 1.
@@ -263,7 +273,7 @@ class Admin:
         return await self._store.starts.unknown(queue, limit)
 
     async def forget_unknown(self, *message_ids: int) -> int:
-        """Take messages off the list of `unknown`, when it is known what became of them.
+        """Remove messages from the list of `unknown`, once their outcome was found out.
 
         Returns:
             How many of them were on the list.
@@ -271,10 +281,10 @@ class Admin:
         return await self._store.starts.forget(message_ids)
 
     async def locks(self, *, limit: int = 100) -> list[HeldLock]:
-        """The locks of `broker.lock` that somebody has now, by key.
+        """The locks of `broker.lock` that have a holder now, sorted by key.
 
         Args:
-            limit: Most locks; 1 or more.
+            limit: Most locks to return; 1 or more.
 
         Raises:
             ValueError: `limit` is less than 1.
@@ -283,16 +293,16 @@ class Admin:
         return list(await self._store.locks.held(limit))
 
     async def release_lock(self, key: str) -> bool:
-        """Take the lock `key` from whoever has it; somebody else may lock it at once.
+        """Take the lock `key` from its holder; another process can lock it from now on.
 
-        The holder is not stopped: it finds out at its next renewal, after a third of its lease at
-        the latest. Its fence is lower than every fence given out from now on.
+        The holder is not stopped. It learns of it at its next renewal, at the latest after a third
+        of its lease. Its fence is lower than every later one.
 
         Returns:
-            Whether somebody had it, with a lease that may have run out.
+            Whether the lock had a holder; the holder's lease may have run out already.
 
         Raises:
-            ValueError: `key` cannot be the key of a lock.
+            ValueError: `key` is not a valid key.
         """
         if (problem := name_problem(key)) is not None:
             msg = f"{short(key)} cannot be the key of a lock: {problem}"
@@ -316,15 +326,19 @@ def _queue(value: str) -> str:
 def _until(value: Duration | datetime | None) -> datetime | float | None:
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            msg = f"until needs a zone, got the naive datetime {value!r}: use datetime.now(timezone.utc)"
-            raise SetupError(msg)
+            raise SetupError(
+                f"until needs a time zone, got the naive datetime {value!r}: "
+                "use datetime.now(timezone.utc)"
+            )
         return value
     if value is None:
         return None
     seconds = parse_duration(value, name="until")
     if not 0 < seconds <= LONGEST_QUEUE_PAUSE:
-        msg = f"until must be a length of more than 0 and at most 100 years, or a datetime, got {short(value)}"
-        raise SetupError(msg)
+        raise SetupError(
+            "until must be a duration above 0 and of at most 100 years, or a datetime, "
+            f"got {short(value)}"
+        )
     return seconds
 
 

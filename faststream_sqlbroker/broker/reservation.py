@@ -1,4 +1,4 @@
-"""Messages that the application has taken itself, outside of handlers."""
+"""The messages that `broker.pop` and `broker.reserve` return."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -19,26 +19,28 @@ from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 
 
 class SameBody:
-    """Stands for the body that the message has."""
+    """The type of SAME_BODY."""
 
     def __repr__(self) -> str:
         return "SAME_BODY"
 
 
 SAME_BODY = SameBody()
+"""Stands for the body that the message has; None is a body of its own."""
 
 
 class ReceivedMessage:
-    """A message that `broker.pop` has removed, or `broker.reserve` has leased."""
+    """A message that `broker.pop` removed or `broker.reserve` leased."""
 
     def __init__(self, row: ClaimedMessage, decoded: Callable[[], Any]) -> None:
-        """`decoded` gives the decoded body, or raises what the decoder has raised."""
-        self._row, self._decoded = row, decoded
+        """`decoded` returns the decoded body, or raises the decoder's error."""
+        self._row = row
+        self._decoded = decoded
         self._headers = row.headers
 
     @property
     def id(self) -> int:
-        """Its id, the one that `publish` has returned."""
+        """The message's id, as returned by `publish`."""
         return self._row.id
 
     @property
@@ -53,7 +55,7 @@ class ReceivedMessage:
 
     @property
     def priority(self) -> int:
-        """-100 to 100; higher ones are taken first."""
+        """-100 to 100; higher ones are claimed first."""
         return self._row.priority
 
     @property
@@ -68,28 +70,26 @@ class ReceivedMessage:
 
     @property
     def body(self) -> Any:
-        """The body as a subscriber would decode it: by the broker's codec or decoder, and the
-        content type.
+        """The body, decoded as by a subscriber.
 
         Raises:
-            Exception: what the decoder has raised, each time; the message can be settled all the
-                same.
+            Exception: the decoder's error, each time. The message can be settled nevertheless.
         """
         return self._decoded()
 
     @property
     def attempts_count(self) -> int:
-        """Attempts that came to an end before."""
+        """Attempts that ended before this claim."""
         return self._row.attempts_count
 
     @property
     def deliveries_count(self) -> int:
-        """Times it was claimed, this one included."""
+        """Times it was claimed, this claim included."""
         return self._row.deliveries_count
 
     @property
     def publish_count(self) -> int:
-        """Times it was published: 1, and one more for each replay."""
+        """How often it was published: 1, plus one for each `republish` and each replay."""
         return self._row.publish_count
 
     @property
@@ -102,19 +102,20 @@ class ReceivedMessage:
 
 
 class Reservation(ReceivedMessage):
-    """A message leased to the application, which says what it ends in; made by `broker.reserve`.
+    """A message leased to the application, which settles it; made by `broker.reserve`.
 
-    The lease is not renewed by itself. Once it has run out the message may be given to somebody
-    else; from then on nothing that is written here changes anything, and `LeaseLostError` says so.
-    As a context manager it commits at a normal end and rolls back on an exception, unless it was
-    settled inside.
+    The lease is not renewed automatically. Once it has run out, another worker may claim the
+    message; then every operation raises `LeaseLostError` and writes nothing. Used as a context
+    manager, it commits at a normal end and rolls back on an exception, unless it was settled
+    inside.
 
     Raises (from every operation):
-        LeaseLostError: the lease is gone; nothing was written.
-        SetupError: the reservation has ended already, or an argument cannot be used; nothing was
+        LeaseLostError: the lease is lost; nothing was written.
+        SetupError: the message is settled already, or an argument is not valid; nothing was
             written.
-        UnknownOutcomeError: the answer to the COMMIT was lost, twice: it may be written.
-        StoreError: the database refused or could not be reached; nothing was written, try again.
+        UnknownOutcomeError: the answer to the COMMIT was lost twice; the outcome may be written.
+        StoreError: the database refused the statement or could not be reached; nothing was written.
+            Try again.
     """
 
     def __init__(
@@ -127,41 +128,37 @@ class Reservation(ReceivedMessage):
         rules: SettleRules,
         lease: float,
     ) -> None:
-        """`lease` in seconds."""
+        """`lease` is in seconds."""
         super().__init__(row, decoded)
-        self._direct_claimer, self._producer, self._rules, self._lease = (
-            direct_claimer,
-            producer,
-            rules,
-            lease,
-        )
+        self._direct_claimer = direct_claimer
+        self._producer = producer
+        self._rules = rules
+        self._lease = lease
         self._held_until = row.renewed_monotonic + lease
         self._end = ""
 
     @property
     def held(self) -> bool:
-        """Whether it is ours to settle, as far as is known here: by this process's clock the lease
-        still runs.
-        """
+        """Whether the lease still runs, by this process's clock; the database is not asked."""
         return not self._end and self._direct_claimer.clock.monotonic() < self._held_until
 
     async def commit(self, body: Any = SAME_BODY) -> None:
-        """It is done: COMPLETED.
+        """Settle the message as COMPLETED.
 
         Args:
-            body: What the archive keeps in place of the body, encoded as by `publish`.
+            body: Replaces the body in the archive; encoded as by `publish`.
         """
         await self._settle(Ack(), "committed", body=body)
 
     async def rollback(
         self, delay: Duration | None = None, *, error: BaseException | str | None = None
     ) -> None:
-        """It failed: an attempt is counted, and it is due again; FAILED when the retry strategy
-        allows no more.
+        """Count a failed attempt. The message is due again, or FAILED if no attempt is left.
 
         Args:
-            delay: Time until then; a negative one is at once, None leaves it to the retry strategy.
-            error: What went wrong, for `last_error`; the retry strategy is told of an exception.
+            delay: Time until it is due: seconds, a timedelta or text like "1.5h"; a negative value
+                means now. None: the retry strategy decides.
+            error: Stored in `last_error`; the retry strategy gets it if it is an exception.
         """
         exception = error if isinstance(error, BaseException) else None
         seconds = None if delay is None else delay_seconds(delay)
@@ -171,23 +168,23 @@ class Reservation(ReceivedMessage):
     async def reject(
         self, reason: str | None = None, *, error: BaseException | None = None
     ) -> None:
-        """It is never to be tried again: FAILED.
+        """Settle the message as FAILED: it is never tried again.
 
         Args:
-            reason: Why, in a few words; None is "rejected".
-            error: What went wrong, for `last_error`.
+            reason: Why, in a few words, for the archive's column `reason`; None is "rejected".
+            error: Stored in `last_error`.
         """
         await self._settle(Reject(reason, error), "rejected")
 
     async def move_to(
         self, queue: str, body: Any = SAME_BODY, *, delay: Duration | None = None
     ) -> None:
-        """It goes to `queue` under the same id, its counters reset.
+        """Move the message to `queue`; it keeps its id, and its counters start again from 0.
 
         Args:
-            queue: Where to.
-            body: Its new body, encoded as by `publish`.
-            delay: Time until it is due there; None, or a negative one, is at once.
+            queue: Full name of the queue.
+            body: A new body, encoded as by `publish`. Without it the message keeps its body.
+            delay: Time until it is due there; None or a negative value means now.
         """
         if (problem := name_problem(queue)) is not None:
             raise SetupError(f"{short(queue)} cannot be the name of a queue: {problem}")
@@ -195,13 +192,12 @@ class Reservation(ReceivedMessage):
         await self._settle(Relocate(queue), "moved", body=body, delay=seconds)
 
     async def extend(self, lease: Duration | None = None) -> None:
-        """Lengthen the lease from now on, by the database's clock; also one that has run out, if
-        nobody has it since.
+        """Extend the lease to `lease` from now, by the database's clock; never shorten it.
 
-        Never shortens it.
+        A lease that has run out can be extended, too, if no other worker has claimed the message.
 
         Args:
-            lease: How long; None is as long as at `reserve`.
+            lease: Seconds, a timedelta or text like "1m"; None is the lease given to `reserve`.
         """
         self._check_open()
         seconds = self._lease if lease is None else lease_seconds(lease)
@@ -210,7 +206,7 @@ class Reservation(ReceivedMessage):
         self._held_until = max(self._held_until, self._row.renewed_monotonic + seconds)
 
     async def __aenter__(self) -> Self:
-        """Itself."""
+        """Return the reservation."""
         return self
 
     async def __aexit__(
@@ -219,9 +215,7 @@ class Reservation(ReceivedMessage):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        """Commit, or roll back after an exception; one that only cuts off, as a cancellation, costs
-        no attempt.
-        """
+        """Commit, or roll back after an exception; a cancellation counts no attempt."""
         if self._end:
             return
         if exc_val is None:
@@ -231,6 +225,7 @@ class Reservation(ReceivedMessage):
             if isinstance(exc_val, Exception):
                 await self._settle(Nack(error=exc_val), "rolled back")
             else:
+                # A second cancellation must not cut off the statement: its outcome would be open.
                 await self._direct_claimer.shielded.run(self._settle(Abandon(), "rolled back"))
         except SqlBrokerError as error:
             exc_val.add_note(
@@ -248,7 +243,8 @@ class Reservation(ReceivedMessage):
     ) -> None:
         self._check_open()
         replaced = None if isinstance(body, SameBody) else await self._replaced(body)
-        row, attempted = self._row, not isinstance(outcome, Abandon)
+        row = self._row
+        attempted = not isinstance(outcome, Abandon)
         ended_after = self._direct_claimer.clock.monotonic() - row.claimed_monotonic
         settlement = settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted)
         settlement.delay = settlement.delay if delay is None else delay
@@ -269,15 +265,17 @@ class Reservation(ReceivedMessage):
             raise self._lost()
         if self._end:
             raise SetupError(
-                f"message {self.id} of queue {self.queue!r} was {self._end} already; reserve another"
+                f"message {self.id} of queue {self.queue!r} is {self._end} already; "
+                "reserve another one"
             )
 
     def _lost(self) -> LeaseLostError:
         self._end = _LOST
         return LeaseLostError(
-            f"lease lost: message {self.id} of queue {self.queue!r} is not ours any more, so nothing was written; "
-            "give reserve() a longer lease, or extend() it in time"
+            f"lease lost: message {self.id} of queue {self.queue!r} may have another worker, so "
+            "nothing was written; give reserve() a longer lease, or call extend() in time"
         )
 
 
 _LOST = "lost"
+"""The value of `_end` after a lost lease; every later operation raises LeaseLostError again."""

@@ -1,4 +1,4 @@
-"""`broker.pop` and `broker.reserve`: messages for the application itself."""
+"""`broker.pop` and `broker.reserve`: single messages for application code."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,21 +22,21 @@ from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber import checks
 
 POP_LEASE = 60.0
-"""Seconds; a popped message is removed in the transaction that leases it."""
+"""Seconds. Never runs out: the transaction that leases a popped message also removes it."""
 MOST_DELIVERIES = 20
-"""As for subscribers whose strategy sets no limit."""
+"""Default of max_deliveries where the retry strategy has no limit; the same as for subscribers."""
 MORE_DELIVERIES = 3
-"""Deliveries that may be lost besides all attempts."""
+"""Deliveries allowed on top of the strategy's attempts: a crash loses a delivery, no attempt."""
 
 Auto = Literal["auto"]
 
 
 class SqlBrokerReserving(SqlBrokerLocking):
-    """Single messages outside of handlers, beside subscribers of the same queues or without any.
+    """Single messages outside of handlers; the queues may have subscribers, too.
 
-    Policies, `ordered=True` and middlewares of subscribers do not apply; expired messages are
-    discarded, and those over a limit rejected, as everywhere. A queue that `broker.admin.pause` has
-    paused counts as empty. Needs no started broker.
+    Policies, `ordered=True` and middlewares of subscribers do not apply. As with subscribers,
+    expired messages are discarded and messages over a limit are rejected. A queue paused by
+    `broker.admin.pause` counts as empty. Needs no started broker.
     """
 
     _direct_claimer: DirectClaimer
@@ -44,7 +44,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
     _scheduler: Scheduler
 
     def _serve_application(self, store: Store, wakeups: Wakeups, log: Log) -> None:
-        """Set up what serves the application's own calls."""
+        """Make the parts that work without subscribers; called before FastStream's `__init__`."""
         store.dialect.warn = partial(log, logging.WARNING)
         self._shielded = ShieldedCalls()
         self._locks = Locks(store, self._shielded, log, wakeups.clock)
@@ -58,24 +58,29 @@ class SqlBrokerReserving(SqlBrokerLocking):
         wait: Duration | None = 0,
         max_deliveries: int | Auto | None = "auto",
     ) -> ReceivedMessage | None:
-        """Remove the first due message: at most once, as it is archived as COMPLETED in the
-        transaction that takes it.
+        """Take and remove the first due message: it is delivered at most once.
+
+        The transaction that takes the message also archives it as COMPLETED. If the call is
+        cancelled, a message may be removed without being returned; it is in the archive then.
 
         Args:
-            queues: A name or a list of names; of each the highest priority first, queues in turn.
+            queues: A name or a list of names. Queues take turns; in each the highest priority comes
+                first.
             more_queues: More names.
-            wait: How long to wait for a message: 0 looks once, None without limit.
-            max_deliveries: A message that was delivered more often is rejected; "auto" is 20, None
-                no limit.
+            wait: How long to wait for a message: seconds, a timedelta or text like "10s"; 0 looks
+                once, None waits without limit.
+            max_deliveries: A message that was delivered more often is rejected. "auto" is 20, None
+                is no limit.
 
         Returns:
             The message; None if none is due.
 
         Raises:
-            UnknownOutcomeError: the answer to the COMMIT was lost: a message may have been removed
-                unseen; it is in the archive then. The same holds for a call that is cancelled.
-            SetupError: an argument that cannot be used.
-            StoreError: the database refused or could not be reached; nothing was removed.
+            UnknownOutcomeError: the answer to the COMMIT was lost. A message may have been removed;
+                it is in the archive then.
+            SetupError: an argument is not valid.
+            StoreError: the database refused the statement or could not be reached; nothing was
+                removed.
         """
         wanted = DirectClaimRequest(
             queues=_names(queues, more_queues),
@@ -101,33 +106,35 @@ class SqlBrokerReserving(SqlBrokerLocking):
         retry_strategy: RetryStrategyProto | Auto | None = "auto",
         max_deliveries: int | Auto | None = "auto",
     ) -> Reservation | None:
-        """Lease the first due message: at least once, as it comes back if it is not settled before
-        the lease ends.
+        """Lease the first due message: it is delivered at least once.
 
-        Whoever looks next gives it back then: a subscriber of the queue, or a `reserve` or `pop`. A
-        cancelled call leases nothing.
+        A message that is not settled before its lease ends is released by the next claim of a
+        subscriber of the queue, or by the next `reserve` or `pop`. A cancelled call leases nothing.
 
         Args:
-            queues: A name or a list of names; of each the highest priority first, queues in turn.
+            queues: A name or a list of names. Queues take turns; in each the highest priority comes
+                first.
             more_queues: More names.
-            lease: How long it is ours, by the database's clock.
-            wait: How long to wait for a message: 0 looks once, None without limit.
-            retry_strategy: When it is due after `rollback()`, and how often; "auto" is the
-                subscribers' default, None allows no other attempt.
-            max_deliveries: A message that was delivered more often is rejected; "auto" is 3 more
-                than the strategy's attempts, or 20, None no limit.
+            lease: How long the message is yours, by the database's clock: seconds, a timedelta or
+                text like "1m".
+            wait: How long to wait for a message: 0 looks once, None waits without limit.
+            retry_strategy: Decides when the message is due after `rollback()`, and how often it is
+                tried. "auto" is the default of subscribers, None allows no further attempt.
+            max_deliveries: A message that was delivered more often is rejected. "auto" is the
+                strategy's attempts plus 3, or 20 without such a limit; None is no limit.
 
         Returns:
             The message; None if none is due.
 
         Raises:
-            SetupError: an argument that cannot be used.
-            StoreError: the database refused or could not be reached; what may be leased all the
-                same comes back.
+            SetupError: an argument is not valid.
+            StoreError: the database refused the statement or could not be reached. A message may be
+                leased nevertheless; it is due again when the lease runs out.
         """
         strategy = default_retry_strategy() if retry_strategy == "auto" else retry_strategy
         checks.retry_strategy(strategy)
-        rules, seconds = SettleRules(retry_strategy=strategy), lease_seconds(lease)
+        rules = SettleRules(retry_strategy=strategy)
+        seconds = lease_seconds(lease)
         wanted = DirectClaimRequest(
             queues=_names(queues, more_queues),
             lease=seconds,
@@ -141,7 +148,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
                 row,
                 await self._decoded(row),
                 direct_claimer=self._direct_claimer,
-                producer=self.config.producer,  # type: ignore[arg-type] # ours
+                producer=self.config.producer,  # type: ignore[arg-type] # a SqlBrokerProducer
                 rules=rules,
                 lease=seconds,
             )
@@ -151,8 +158,10 @@ class SqlBrokerReserving(SqlBrokerLocking):
         return await self._direct_claimer.take(wanted, waited, read)
 
     async def _decoded(self, row: ClaimedMessage) -> Callable[[], Any]:
-        """The decoded body, or the error of decoding it, for whoever asks: the message is taken by
-        then.
+        """A function that returns the decoded body, or raises the error of the decoder.
+
+        The message is claimed already. An error raised here would lose it, so the application gets
+        the error when it reads the body.
         """
         producer: Any = self.config.producer
         try:

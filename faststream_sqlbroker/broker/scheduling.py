@@ -1,4 +1,4 @@
-"""`schedule` and `publish_on_schedule`, for the broker and its routers."""
+"""`schedule` and `publish_on_schedule` of the broker and its routers."""
 
 import asyncio
 import inspect
@@ -23,13 +23,12 @@ from faststream_sqlbroker.response import SqlBrokerPublishCommand
 F = TypeVar("F", bound=Callable[..., Any])
 MakeBody = Callable[[datetime], Awaitable[Any]]
 
-NAME_HEADER, TIME_HEADER = "schedule", "fire-time"
+NAME_HEADER = "schedule"
+TIME_HEADER = "fire-time"
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """Keyword arguments of the messages of a schedule; all may be left out, None is the same as
-    left out.
-    """
+    """Options of the messages of a schedule; None is the same as leaving an option out."""
 
     headers: dict[str, Any] | None
     """JSON values by name; `schedule` and `fire-time` are added."""
@@ -38,16 +37,16 @@ class ScheduleOptions(TypedDict, total=False):
     priority: int | None
     """-100 to 100; higher ones are claimed first. Default 0."""
     key: str | None
-    """1 to 255 characters; what the message is about."""
+    """1 to 255 characters; names what the message is about."""
     delay: Duration | None
     """Time from the publish until it is due: seconds, a timedelta or text like "1.5h"; a negative
-    one is at once."""
+    value means now."""
     expires_in: Duration | None
-    """Time after which no handler is started for it any more; longer than 0."""
+    """Time after which no handler starts for it any more; longer than 0."""
 
 
 class SqlBrokerScheduling:
-    """Messages that are published at set times, each time once, however many processes run."""
+    """Messages published at set times; each time once, for any number of processes."""
 
     def publish_on_schedule(
         self,
@@ -60,27 +59,28 @@ class SqlBrokerScheduling:
         missed: Missed = "one",
         **options: Unpack[ScheduleOptions],
     ) -> None:
-        """Publish `message` at the times of a cron expression, while the broker runs anywhere.
+        """Publish `message` at the times of a cron expression, while at least one process runs.
 
-        Each fire time is published once, in the transaction that marks it as done. Times are the
-        database's. The message has the headers `schedule` (the name) and `fire-time` (ISO 8601,
-        UTC). Declare it before `start`, in every process that may fire it.
+        Each fire time is published once, in the transaction that marks it as done. Times are by the
+        database's clock. The message has the headers `schedule` (the name) and `fire-time` (ISO
+        8601, UTC). Declare the schedule before `start`, in every process that may publish it.
 
         Args:
-            name: Names the schedule in the whole fleet, 1 to 255 characters: what it has done is
-                remembered by it.
+            name: The schedule's name in all processes, 1 to 255 characters. Its state in the
+                database goes by this name.
             expression: Five fields, minute hour day-of-month month day-of-week, or six with the
-                second first. A changed one takes effect when a process with it starts, after what
-                is due by the old one.
-            queue: Where to; a router's prefix goes before it.
-            message: The body: bytes and str as they are, anything else as JSON.
-            tz: A name of the IANA database, in whose time the expression is meant.
-            missed: What fire times become that are a minute late or more, as nobody ran: "one"
-                message for the latest of them, "all" (the newest 1 000) or "skip".
+                second first. A changed expression takes effect when a process with it starts; fire
+                times of the old one that are due are published before.
+            queue: The queue; a router's prefix is put before it.
+            message: The body: bytes and str unchanged, anything else as JSON.
+            tz: The time zone of the expression: a name of the IANA database.
+            missed: How to treat fire times that are a minute late or more because no process ran:
+                "one" publishes the latest of them, "all" publishes up to 1 000 of them, "skip"
+                none.
             options: See `ScheduleOptions`.
 
         Raises:
-            SetupError: an argument that cannot be used, or a name that is declared already.
+            SetupError: an argument is not valid, or the name is declared already.
             MissingExtraError: cronsim is not installed.
         """
 
@@ -99,28 +99,28 @@ class SqlBrokerScheduling:
         name: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Callable[[F], F]:
-        """Publish what the decorated function returns at the times of a cron expression; see
-        `publish_on_schedule`.
+        """Publish the return value of the decorated function at the times of a cron expression.
 
-        The process that fires calls the function first, with the fire time (aware, in `tz`) if it
-        takes an argument; one that is not async runs in a thread. What it raises is logged, and the
-        fire time is tried again after 1 to 30 seconds, by whichever process, until a message can be
-        made. After a crash, or when the schedule is redefined meanwhile, it is called again. It may
-        return a `SqlBrokerResponse`.
+        The process that publishes calls the function first. A function with an argument gets the
+        fire time (aware, in `tz`). A function that is not async runs in a thread. An error is
+        logged, and the fire time is tried again after 1 to 30 seconds, by any process, until the
+        function returns. It is called again for the same fire time after a crash, or if the
+        schedule was redefined during the call. It may return a `SqlBrokerResponse`.
 
         Args:
-            expression: As there.
-            queue: As there.
-            tz: As there.
-            missed: As there.
-            name: As there; default the function's module and qualified name.
-            options: As there.
+            expression: As in `publish_on_schedule`.
+            queue: As in `publish_on_schedule`.
+            tz: As in `publish_on_schedule`.
+            missed: As in `publish_on_schedule`.
+            name: As in `publish_on_schedule`; default the function's module and qualified name.
+            options: See `ScheduleOptions`.
 
         Raises:
-            SetupError: an argument that cannot be used, a name that is declared already, or (when
-                it decorates) a function that needs more than one argument.
+            SetupError: an argument is not valid, the name is declared already, or the function
+                needs more than one argument.
             MissingExtraError: cronsim is not installed.
         """
+        # Checked here as well, so that the error points at the line of the decorator.
         Cron(expression, tz)
 
         def decorate(function: F) -> F:
@@ -132,7 +132,7 @@ class SqlBrokerScheduling:
 
     @property
     def schedules(self) -> list[Planned]:
-        """The schedules declared here, those of included routers too."""
+        """The schedules declared here and in included routers."""
         routers: list[Any] = cast("Any", self).routers
         return [
             *self._schedules,
@@ -162,9 +162,7 @@ class SqlBrokerScheduling:
     async def _make(
         self, name: str, queue: str, body: MakeBody, given: ScheduleOptions, fire_at: datetime
     ) -> Sequence[NewMessage]:
-        """The message of a fire time, through the middlewares of publishing: none if one of them
-        swallows it.
-        """
+        """The message of a fire time; no message if a publish middleware drops it."""
         config: Any = cast("Any", self).config
         rows: list[NewMessage] = []
 
@@ -214,20 +212,19 @@ def _check(
 
 
 def _name_of(function: Any) -> str:
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
     if not module or not name:
-        raise SetupError(
-            f"{short(function)} has no name of its own: give the schedule one by name="
-        )
+        raise SetupError(f"{short(function)} has no name: give the schedule one with name=")
     return f"{module}.{name}"
 
 
 def _body_of(function: Any) -> MakeBody:
-    """`function`, with the fire time if it takes one; in a thread unless it is async."""
+    """A coroutine function that calls `function`: in a thread, unless it is async."""
     takes = _takes_an_argument(function)
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - whether an object is called asynchronously
-    )
+    # An object may have an async `__call__`.
+    method = getattr(function, "__call__", None)  # noqa: B004 - not a test for being callable
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
     async def call(fire_at: datetime) -> Any:
         arguments = (fire_at,) if takes else ()
@@ -238,16 +235,26 @@ def _body_of(function: Any) -> MakeBody:
 
 
 def _takes_an_argument(function: Any) -> bool:
+    """Whether `function` can be called with the fire time, rather than without arguments."""
     if not callable(function):
         raise SetupError(f"a schedule decorates a function, got {short(function)}")
-    parameters = inspect.signature(function).parameters.values()
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    positional = [p for p in parameters if p.kind in kinds]
-    variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in variadic]
-    if len(needed) > 1 or (needed and needed[0] not in positional):
-        names = ", ".join(p.name for p in needed)
-        raise SetupError(
-            f"the function of a schedule is called with the fire time, or with nothing; {short(function)} needs {names}"
-        )
-    return bool(positional) or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    signature = inspect.signature(function)
+    for arguments in ([None], []):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return bool(arguments)
+    needed = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+    ]
+    raise SetupError(
+        "the function of a schedule is called with the fire time or without arguments; "
+        f"{short(function)} needs {', '.join(needed)}"
+    )
+
+
+_VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+"""`*args` and `**kwargs`, which need no argument."""

@@ -1,4 +1,4 @@
-"""Messages that are removed before their handlers start, and what is not known of them."""
+"""Messages of `AckPolicy.ACK_FIRST`: removed before their handlers start."""
 
 import asyncio
 import os
@@ -13,10 +13,10 @@ from faststream_sqlbroker.store.transaction import Transactions
 
 
 class AckFirstStarts:
-    """Notes in the database what has started and not yet ended, for `AckPolicy.ACK_FIRST`.
+    """Records in the database which of these handlers have started and not yet ended.
 
-    A start is known by its holder, the subscriber of one process, which renews it while the handler
-    runs.
+    Each start belongs to a holder, the subscriber of one process, which renews it while the handler
+    runs. A start that its holder stops renewing has an unknown outcome.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -25,12 +25,10 @@ class AckFirstStarts:
     def __init__(
         self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
     ) -> None:
-        """Share the store's `places`."""
-        self._transactions, self._dialect, self._places = (
-            transactions.doing(Activity.CONSUME, Activity.STATE),
-            dialect,
-            places,
-        )
+        """Each operation takes one of the store's `places`."""
+        self._transactions = transactions.doing(Activity.CONSUME, Activity.STATE)
+        self._dialect = dialect
+        self._places = places
         self._operating = transactions.doing(Activity.OPERATE)
         self._table = dialect.tables.policy_state
         self._worker = worker_name()
@@ -42,11 +40,12 @@ class AckFirstStarts:
         holder: UUID,
         lease: float,
     ) -> SettleResult:
-        """Write `settlements` of `rows` and note the starts of those written, in one transaction.
+        """Write `settlements` of `rows` and record the starts of those written, in one transaction.
 
-        If `holder` neither ends nor renews one for `lease` seconds, `unknown` lists it.
+        If `holder` neither ends nor renews a start for `lease` seconds, `unknown` lists it.
         """
-        remove, worker = self._dialect.remove_first, self._worker
+        remove = self._dialect.remove_first
+        worker = self._worker
         return await self._transactions.run(
             lambda c: remove(c, settlements, rows, holder, lease, worker), self._places
         )
@@ -54,33 +53,31 @@ class AckFirstStarts:
     async def renew(
         self, started: Sequence[policy_state.Started], holder: UUID, lease: float
     ) -> None:
-        """What `holder` has started still runs."""
+        """Extend these starts of `holder` to `lease` seconds from now: their handlers still run."""
         await self._transactions.run(
             lambda c: policy_state.renew_started(c, self._table, started, holder, lease),
             self._places,
         )
 
     async def end(self, started: Sequence[policy_state.Started], holder: UUID) -> None:
-        """What `holder` has started has ended."""
+        """Remove these starts of `holder`: their handlers have ended."""
         await self._transactions.run(
             lambda c: policy_state.note_ended(c, self._table, started, holder), self._places
         )
 
     async def unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:
-        """Up to `limit` starts whose holder was not heard of for its lease, the oldest first; None:
-        any queue.
-        """
+        """Up to `limit` starts whose lease has run out, the oldest first; None: of any queue."""
         return await self._operating.run(
             lambda c: policy_state.unknown(c, self._table, queue, limit), self._places, write=False
         )
 
     async def forget(self, ids: Sequence[int]) -> int:
-        """Take messages off that list; how many were on it."""
+        """Remove messages from that list; how many were on it."""
         return await self._operating.run(
             lambda c: policy_state.forget_unknown(c, self._table, ids), self._places
         )
 
 
 def worker_name() -> str:
-    """Host and process id."""
+    """Host and process id of this process."""
     return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,4 +1,4 @@
-"""The caller's connection: is it one of this database?"""
+"""Checks that a caller's connection leads to the broker's database."""
 
 from sqlalchemy import Connection, Engine
 
@@ -7,17 +7,18 @@ from faststream_sqlbroker.schema.types import MYSQL
 
 
 def check_same_database(connection: Connection | None, engine: Engine) -> None:
-    """Refuse a connection that is closed, or leads elsewhere than `engine`.
+    """Refuse a connection that is closed, or that leads to another database than `engine`.
 
     Raises:
-        PublishError: with both addresses, passwords hidden.
+        PublishError: the connection is such a one; the text has both URLs without passwords.
     """
     if connection is None or connection.closed:
-        msg = "the connection given is closed; publish while its transaction is open"
+        msg = "the given connection is closed; publish while its transaction is open"
         raise PublishError(msg)
     if connection.engine.pool is engine.pool:
         return
-    theirs, ours = connection.engine.url, engine.url
+    theirs = connection.engine.url
+    ours = engine.url
     alike = _family(theirs.get_backend_name()) == _family(ours.get_backend_name())
     same_place = (theirs.host, theirs.port, theirs.database) == (
         ours.host,
@@ -26,8 +27,8 @@ def check_same_database(connection: Connection | None, engine: Engine) -> None:
     )
     if not (alike and same_place):
         msg = (
-            f"the connection given leads to {theirs.render_as_string()!r}, but the broker's tables are in "
-            f"{ours.render_as_string()!r}; use a connection of the broker's database"
+            f"the given connection leads to {theirs.render_as_string()!r}, but the broker's tables "
+            f"are in {ours.render_as_string()!r}; use a connection to the broker's database"
         )
         raise PublishError(msg)
 

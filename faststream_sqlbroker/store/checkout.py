@@ -1,6 +1,4 @@
-"""Connections of the pool: none is held for ever, and none is used again that only a read-only
-server would get.
-"""
+"""Checks connections out of the pool; ends those that hang, drops those that are stale."""
 
 import asyncio
 import contextlib
@@ -22,42 +20,41 @@ from faststream_sqlbroker.store.event_loops import LoopPools
 T = TypeVar("T")
 
 GRACE = 1.0
-"""Seconds beyond the limit after which the socket is ended, and again after which nobody waits any
-more."""
+"""Seconds after the limit until the socket is ended, and again until the close is not waited for.
+A live server answers a cancelled statement and its ROLLBACK well within that."""
 
 _OPENED = "sqlbroker_opened"
-"""Where a connection's `info` has the moment at which it was opened (monotonic)."""
+"""The key in a connection's `info` with the time at which it was opened (monotonic seconds)."""
 
 
 class Checkouts:
     """Checks connections out of an engine's pool, and decides which must not be used again.
 
-    A server that has turned read-only, as after a failover, goes on answering, and its sessions may
-    stay read-only when it has turned back or another has taken its place. So an answer of that kind
-    evicts every connection that was opened before it: each is closed when it is checked out or
-    given back here. The application's own checkouts are left alone.
+    A server that has become read-only, as after a failover, still answers. Its sessions may stay
+    read-only after it is writable again, or after another server has taken its place. So such an
+    answer evicts every connection that was opened before it: each is closed when it is checked out
+    or returned here. The application's own checkouts are not affected.
     """
 
     def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses) -> None:
-        """Nothing is checked out yet."""
-        self.engine, self.errors, self._dialect = engine, errors, dialect
-        self._evicted_before, self.pools = float("-inf"), LoopPools()
+        """Watch `engine`; nothing is checked out yet."""
+        self.engine = engine
+        self.errors = errors
+        self.pools = LoopPools()
+        self._dialect = dialect
+        self._evicted_before = float("-inf")
         self.watch(engine)
         event.listen(engine.sync_engine, "checkin", _checked_in)
 
     def watch(self, engine: AsyncEngine) -> None:
-        """Note when the connections of another `engine` are opened, which may be checked out here,
-        too.
-        """
+        """Record when connections of `engine` are opened; they may be checked out here, too."""
         event.listen(engine.sync_engine, "connect", _opened)
         self.pools.watch(engine.sync_engine)
         if self._dialect.name == "sqlite":
             event.listen(engine.sync_engine, "invalidate", _roll_back)
 
     def note(self, error: BaseException) -> None:
-        """Evict the connections opened so far if `error` says that the one it came from must not be
-        used again.
-        """
+        """Evict all connections opened so far, if `error` came from a server that is read-only."""
         if self.errors.spoils(error):
             self._evicted_before = monotonic()
 
@@ -69,19 +66,20 @@ class Checkouts:
     async def __call__(
         self, limit: float | None, engine: AsyncEngine | None = None
     ) -> AsyncIterator[AsyncConnection]:
-        """A connection for at most `limit` seconds (None: as long as it takes); `GRACE` later its
-        socket is ended.
+        """A connection for at most `limit` seconds (None: no limit); `GRACE` later its socket ends.
 
-        Cancelling is not enough: SQLAlchemy returns a connection to the pool whatever happens,
-        aiomysql and asyncmy send a ROLLBACK then, and a server that is gone without a word never
-        answers it.
+        A cancellation alone does not end the wait. After it SQLAlchemy returns the connection to
+        the pool, for which aiomysql and asyncmy send a ROLLBACK; a server that vanished never
+        answers that.
 
         Raises:
-            NotConnectedError: there is none.
+            NotConnectedError: no connection could be made.
         """
         async with self.errors.connecting():
             connection = await self._connect(engine or self.engine)
-        loop, watchdog, driver_connection = asyncio.get_running_loop(), None, None
+        loop = asyncio.get_running_loop()
+        watchdog = None
+        driver_connection = None
         try:
             fairy: Any = connection.sync_connection and connection.sync_connection.connection
             driver_connection = fairy.driver_connection
@@ -99,9 +97,9 @@ class Checkouts:
                 watchdog.cancel()
 
     async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
-        before = (
-            self._evicted_before
-        )  # as it is now: other tasks may move it on for as long as we look
+        # Read once: while this loop awaits, other tasks may move the limit on, and a loop that read
+        # it each time might never end. A connection that becomes stale later is found on its own.
+        before = self._evicted_before
         self.pools.refresh()
         connection = await engine.connect()
         while _opened_at(connection) < before:
@@ -119,14 +117,14 @@ class Checkouts:
         await connection.close()
 
     async def _restored(self, connection: AsyncConnection) -> bool:
-        """Whether its session is as the application had it."""
+        """Put the session's settings back as the application had them; false if that fails."""
         sync: Any = connection.sync_connection
         if not self._dialect.needs_restore(sync):
             return True
         try:
-            await connection.rollback()  # what was not committed
+            await connection.rollback()
             await connection.run_sync(self._dialect.restore)
-        except Exception:  # noqa: BLE001 - it is closed then, and opened anew
+        except Exception:  # noqa: BLE001 - the caller closes the connection then
             return False
         return True
 
@@ -136,54 +134,59 @@ def _opened(_dbapi_connection: Any, record: Any) -> None:
 
 
 def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None) -> None:
-    """Let go of SQLite's lock before the connection is closed.
+    """Roll back before a SQLite connection is closed, so that its locks are released.
 
-    A statement that is cut off may have rows left. As long as its cursor lives, and every error
-    that came out of it keeps it alive, a connection that was closed still holds its locks: no
-    process could write. Source: SQLite, "Closing A Database Connection", on sqlite3_close_v2.
+    A cancelled statement may have rows left. While its cursor exists, and an error that it raised
+    keeps it in existence, even a closed connection holds its locks, so no process could write.
+    Source: SQLite, "Closing A Database Connection", on sqlite3_close_v2.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return  # what is left over when its event loop has ended
-    # aiosqlite's thread works in the order in which it is asked, so the rollback is asked for now.
-    # A task would start later: older versions of SQLAlchemy ask for the close right after this
-    # event.
+        return  # The event loop has ended, so its connections cannot be used any more.
+    # aiosqlite's thread runs calls in the order in which they are queued, so the rollback is queued
+    # now, by the first `send`. A task would queue it too late: older versions of SQLAlchemy queue
+    # the close right after this event.
     rollback = dbapi_connection.driver_connection.rollback()
     try:
         asked = rollback.send(None)
     except (ValueError, StopIteration):
-        return  # the connection was closed before
+        return  # The connection is closed already.
     asked.add_done_callback(_retrieve)
     rollback.close()
 
 
 def _checked_in(_dbapi_connection: Any, record: Any) -> None:
-    """Close what comes back as it must not be used again, past `_restored`: a handler has closed
-    its own connection.
+    """Close a connection that comes back to the pool with settings that were not restored.
+
+    `_restored` does not see it if a handler closed its connection itself.
     """
     if UNRESTORED in record.info:
         record.invalidate()
 
 
 def _opened_at(connection: AsyncConnection) -> float:
-    """Before all others if nobody noted it: it was there before the broker."""
+    """When it was opened; -inf if that was before the broker watched the engine."""
     sync: Any = connection.sync_connection
     return float(sync.info.get(_OPENED, float("-inf")))
 
 
 async def _to_the_end(close: "Coroutine[Any, Any, None]", deadline: float) -> None:
-    """`close` a connection even if we are cancelled meanwhile; `deadline` is in the event loop's
-    time.
+    """Wait for `close` until `deadline` (the event loop's time), even if the caller is cancelled.
+
+    A cancellation is raised after the wait. Otherwise a connection could stay half closed, and its
+    place in the pool would be lost.
     """
     closing = asyncio.ensure_future(close)
-    clock, cancelled = asyncio.get_running_loop().time, None
+    clock = asyncio.get_running_loop().time
+    cancelled = None
     while not closing.done() and (left := deadline - clock()) > 0:
         try:
             await asyncio.wait((closing,), timeout=left)
         except asyncio.CancelledError as error:
             cancelled = error
-    closing.add_done_callback(_retrieve)  # it may end, and fail, when nobody waits any more
+    # It may still fail after the deadline; without this asyncio would log an unretrieved error.
+    closing.add_done_callback(_retrieve)
     if cancelled is not None:
         raise cancelled
     if closing.done():
@@ -191,13 +194,14 @@ async def _to_the_end(close: "Coroutine[Any, Any, None]", deadline: float) -> No
 
 
 async def cancelled_once(work: "Coroutine[Any, Any, T]") -> T:
-    """`work`, which sees the first cancellation only, and whose end is waited for.
+    """Run `work`, pass on only the first cancellation to it, and wait until it has ended.
 
-    Cancelled again while it closes a connection, SQLAlchemy stops aiosqlite's thread, and the task
-    that closes it waits for ever for that thread, as does `asyncio.run` for the task. anyio cancels
-    until a task has ended.
+    anyio cancels a task again and again until it has ended. Cancelled a second time while it closes
+    a connection, SQLAlchemy stops aiosqlite's thread; the task that closes the connection then
+    waits for that thread for ever, and `asyncio.run` waits for the task.
     """
-    task, cancelled = asyncio.ensure_future(work), None
+    task = asyncio.ensure_future(work)
+    cancelled = None
     while not task.done():
         try:
             await asyncio.wait((task,))
@@ -217,16 +221,16 @@ def _retrieve(task: "asyncio.Future[Any]") -> None:
 
 
 def abort(driver_connection: Any) -> None:
-    """End the socket, so that whoever waits for an answer on it gets an error; SQLite has none."""
+    """End the socket, so that a task that waits for an answer gets an error; SQLite has none."""
     if callable(terminate := getattr(driver_connection, "terminate", None)):
         terminate()  # asyncpg
         return
-    # aiomysql, asyncmy: their close() would wait until everything is sent.
+    # aiomysql, asyncmy: close() would first wait until all data is sent.
     writer = getattr(driver_connection, "_writer", None)
     transport = getattr(writer, "transport", None) or getattr(driver_connection, "_transport", None)
     if transport is not None:
         transport.abort()
     elif callable(fileno := getattr(driver_connection, "fileno", None)):
-        # psycopg waits for its socket to become readable, which an end of it is.
+        # psycopg waits until its socket is readable; the end of the stream makes it readable.
         with contextlib.suppress(Exception), socket.socket(fileno=os.dup(fileno())) as copy:
             copy.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,4 @@
-"""End sessions whose machine has vanished in the middle of a statement
-(`dialects.postgresql.dead_sessions`).
-"""
+"""Ends sessions whose client machine vanished in the middle of a statement (PostgreSQL)."""
 
 import asyncio
 from time import monotonic
@@ -10,30 +8,32 @@ from faststream_sqlbroker.dialects.postgresql.dead_sessions import Wait
 from faststream_sqlbroker.store.transaction import Transactions
 
 LOOK_EVERY = 10.0
-"""Least seconds between two looks of one process, however many subscribers ask."""
+"""Seconds between two queries of one process, for any number of subscribers, to keep their cost
+low. A session is ended at most that much later."""
 
 
 class DeadSessionWatch:
-    """What one process has seen of the waits of others."""
+    """Remembers the waits that this process has seen in other sessions."""
 
     def __init__(
         self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
     ) -> None:
-        """Share the store's `places`."""
-        self._transactions, self._places = transactions, places
+        """Each query takes one of the store's `places`."""
+        self._transactions = transactions
+        self._places = places
         self._sessions = dialect.silent_sessions
         self._seen: dict[Wait, float] = {}
-        """The waits of the last look, and when they were seen first (monotonic seconds)."""
+        """The waits of the last query, and when each was first seen (monotonic seconds)."""
         self._next_look = 0.0
 
     async def end(self) -> list[int]:
-        """End sessions that were seen in the same wait for as long as they may idle in their
-        transaction, and as we may.
+        """End sessions that have stayed in the same wait longer than they may idle.
 
-        They are in a transaction of the broker's, in this process or another, hold rows of its
-        tables, and their clients are silent in the middle of a statement. An application's own
-        transaction is never ended. Does nothing within `LOOK_EVERY` seconds of the last look, and
-        where the database ends such sessions by itself.
+        Only sessions in a transaction of the broker are ended, of this process or another, that
+        lock rows of its tables and whose clients are silent in the middle of a statement. A
+        transaction of the application is never ended. A session must have waited for longer than
+        its own idle limit and than that of this process. Does nothing within `LOOK_EVERY` seconds
+        of the last query, and on databases that end such sessions themselves.
 
         Returns:
             The server's process ids of those that were ended.
@@ -41,7 +41,8 @@ class DeadSessionWatch:
         Raises:
             StoreError: the database could not be asked.
         """
-        sessions, now = self._sessions, monotonic()
+        sessions = self._sessions
+        now = monotonic()
         if sessions is None or now < self._next_look:
             return []
         self._next_look = now + LOOK_EVERY

@@ -1,4 +1,4 @@
-"""Messages that the application takes one by one, each operation one transaction."""
+"""Claims of single messages by application code; each operation is one transaction."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from faststream_sqlbroker.store.transaction import Transactions
 
 
 class DirectClaims:
-    """DirectClaims single messages, outside of subscribers.
+    """Claims and settles single messages, without a subscriber.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -29,18 +29,19 @@ class DirectClaims:
     def __init__(
         self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
     ) -> None:
-        """Share the store's `places`."""
+        """Each operation takes one of the store's `places`."""
         self._transactions = transactions.planning_anew()
-        self._dialect, self._places = dialect, places
+        self._dialect = dialect
+        self._places = places
 
     async def take(
         self, queues: Sequence[str], lease: float, token: UUID, judge: Judge, *, release: bool
     ) -> DirectClaim:
-        """Lease the first due message of `queues`, in their order, that `judge` lets through.
+        """Lease the first due message of `queues`, in their order, that `judge` accepts.
 
-        What `judge` wants to be written is written in the same transaction. It may be asked twice
-        of the same row, if the database wants the transaction to be repeated. Expired leases of
-        `queues` are given back where nothing else is due, with `release` in any case.
+        A settlement that `judge` returns is written in the same transaction. `judge` may be called
+        twice for a row, if the database makes the broker repeat the transaction. Expired leases of
+        `queues` are released if nothing is due, and always with `release`.
         """
         written: list[Settlement] = []
 
@@ -57,10 +58,9 @@ class DirectClaims:
         )
 
     async def settle(self, settlement: Settlement, replaced: Replaced | None) -> SettleResult:
-        """Write `settlement`, with a new body if there is one, in one transaction, if its lease is
-        still held.
-        """
-        run, doing = self._transactions.run, partial(needed_to_write, [settlement])
+        """Write `settlement`, and a new body if given, if its lease is still held."""
+        run = self._transactions.run
+        doing = partial(needed_to_write, [settlement])
         if replaced is None:
             return await run(self._dialect.settling_one(settlement), self._places, doing=doing)
         return await run(

@@ -1,4 +1,4 @@
-"""The database's errors, classed: worth repeating, or not."""
+"""Classifies the database's errors: worth repeating or not."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -26,7 +26,7 @@ DRIVERS = frozenset(
 )
 
 Doing = Activities | Callable[[], Activities]
-"""What statements are for; called only when one of them was refused."""
+"""The activities that statements serve; a function is called only if one was refused."""
 
 
 async def _nothing_found(_activities: Activities) -> Access:
@@ -34,57 +34,67 @@ async def _nothing_found(_activities: Activities) -> Access:
 
 
 class NotConnectedError(TransientStoreError):
-    """No connection could be made, for whatever reason: a refused login may be allowed a moment
-    later.
-    """
+    """No connection could be made. Every cause counts as passing, even a refused login."""
 
 
 class ErrorClasses:
-    """Tells one database's errors apart."""
+    """Converts the errors of one database into those of this package."""
 
     def __init__(self, dialect: Dialect, statement_timeout: float) -> None:
-        """`statement_timeout` in seconds is what the message of a time-out names."""
-        self._dialect, self._statement_timeout = dialect, statement_timeout
-        self.on_denied: Callable[[Activities], None] = lambda _activities: None
-        """Called when a statement of these was refused because a right or a table is missing."""
-        self.find_lacks: Callable[[Activities], Awaitable[Access]] = _nothing_found
-        """Says what is missing for them, for the error's text."""
+        """`statement_timeout`, in seconds, is named in the text of a timeout."""
+        self._dialect = dialect
+        self._statement_timeout = statement_timeout
+        self._on_denied: Callable[[Activities], None] = lambda _activities: None
+        self._find_lacks: Callable[[Activities], Awaitable[Access]] = _nothing_found
+
+    def tell_denied(
+        self,
+        on_denied: Callable[[Activities], None],
+        find_lacks: Callable[[Activities], Awaitable[Access]],
+    ) -> None:
+        """Call `on_denied` with the activities of a statement that lacked a right or a table.
+
+        `find_lacks` then finds out what is missing, for the error's text.
+        """
+        self._on_denied = on_denied
+        self._find_lacks = find_lacks
 
     @asynccontextmanager
     async def classed(
         self, doing: Doing = frozenset(), *, explained: bool = False
     ) -> AsyncIterator[None]:
-        """Turn the database's errors into ours; others pass as they are.
+        """Convert the database's errors; other errors pass unchanged.
 
         Args:
-            doing: What the statements are for.
-            explained: Whether an `AccessError` says what is missing. The database is asked by
-                another connection: only for who holds none.
+            doing: The activities that the statements serve.
+            explained: Name in an `AccessError` what is missing. That takes another connection, so
+                the caller must hold none: with all of them held, it would wait for itself.
         """
         try:
             yield
         except SqlBrokerError:
             raise
-        # A driver's error while connecting reaches us as it is, in a class of its own.
+        # Not only SQLAlchemy's: it does not wrap a driver's error while connecting.
         except Exception as error:
             ours = self.of(error)
             if ours is None:
                 raise
             if self._denied(error):
                 activities = doing() if callable(doing) else doing
-                self.on_denied(activities)
+                self._on_denied(activities)
                 if explained and isinstance(ours, AccessError):
                     ours = await self.explained(ours, activities)
             raise ours from error
 
     async def explained(self, error: AccessError, activities: Activities) -> AccessError:
-        """`error` with what is missing for `activities`; as it is if that cannot be found out. For
-        who holds no connection.
+        """`error` with what is missing for `activities`; unchanged if that cannot be found out.
+
+        The caller must hold no connection.
         """
         if not activities:
             return error
         try:
-            access = await self.find_lacks(activities)
+            access = await self._find_lacks(activities)
         except StoreError:
             return error
         if not access.lacks:
@@ -96,24 +106,24 @@ class ErrorClasses:
 
     @asynccontextmanager
     async def connecting(self) -> AsyncIterator[None]:
-        """Turn every error of the database into `NotConnectedError`: no statement was sent yet.
+        """Convert every error of the database to `NotConnectedError`: no statement was sent yet.
 
         Raises:
-            SetupError: SQLAlchemy refuses the server, as it is no MariaDB.
+            SetupError: the URL begins with mariadb+, and the server is not MariaDB.
         """
         try:
             yield
         except Exception as error:
             if type(error) is InvalidRequestError and self._dialect.name == "mariadb":
-                msg = f"{error} The URL begins with mariadb+: use mysql+, which leads to both databases"
-                raise SetupError(msg) from error
+                advice = "The URL begins with mariadb+: use mysql+, which works for both databases"
+                raise SetupError(f"{error} {advice}") from error
             ours = self.of(error)
             if ours is None:
                 raise
             raise NotConnectedError(str(ours)) from error
 
     def of(self, error: BaseException) -> StoreError | None:
-        """`error` as one of ours; None if it is no error of the database."""
+        """`error` as a StoreError; None if it is not an error of the database."""
         if isinstance(error, PoolTimeout):
             return TransientStoreError(f"no free connection in the pool: {error}")
         if isinstance(error, TimeoutError) and not str(error):
@@ -123,40 +133,36 @@ class ErrorClasses:
         if isinstance(error, SQLAlchemyError):
             return (AccessError if self._denied(error) else StoreError)(driver_text(error))
         if type(error).__module__.partition(".")[0] in DRIVERS:
-            # Not translated by SQLAlchemy: it came out of connecting, or of a connection already
-            # broken.
+            # SQLAlchemy does not wrap errors while connecting, nor those of a broken connection.
             return TransientStoreError(f"{type(error).__name__}: {error}")
         return None
 
     def of_caller(self, error: SQLAlchemyError) -> Exception:
         """`error` of a statement in the caller's transaction, which cannot be repeated here."""
         if isinstance(error, InvalidRequestError):
-            msg = f"the transaction given cannot be used any more; publish before it ends ({error})"
+            msg = f"the given transaction cannot be used any more; publish before it ends ({error})"
             return PublishError(msg)
         if self._dialect.name == "sqlite" and any(is_locked(each) for each in _causes(error)):
             msg = (
-                "SQLite refused to turn the caller's read transaction into a writing one because another "
-                "connection has written meanwhile; begin such transactions with BEGIN IMMEDIATE "
-                f"(see docs/howto/outbox.md) and repeat the whole transaction ({driver_text(error)})"
+                "SQLite cannot turn your read transaction into a writing one, because another "
+                "connection has written since it began; begin such transactions with BEGIN "
+                "IMMEDIATE (see docs/howto/outbox.md) and repeat the whole transaction "
+                f"({driver_text(error)})"
             )
             return TransientStoreError(msg)
         if self._denied(error):
-            self.on_denied(frozenset({Activity.PUBLISH}))
+            self._on_denied(frozenset({Activity.PUBLISH}))
         return self.of(error) or error
 
     def _denied(self, error: BaseException) -> bool:
         return any(is_denied(self._dialect, each) for each in _causes(error))
 
     def spoils(self, error: BaseException) -> bool:
-        """Whether the connection that gave `error` must not be used again, though it may go on
-        answering.
-        """
+        """Whether the connection that gave `error` must not be used again, though it may answer."""
         return any(self._dialect.spoils(each) for each in _causes(error))
 
     def was_rolled_back(self, error: BaseException) -> bool:
-        """Whether the database itself undid the transaction and works: the repeat may start at
-        once.
-        """
+        """Whether the database rolled the transaction back and works, so it can be repeated now."""
         cause = error.__cause__
         if not isinstance(cause, DBAPIError) or isinstance(error, NotConnectedError):
             return False
@@ -164,13 +170,11 @@ class ErrorClasses:
         return not (cause.connection_invalidated or ended)
 
     def waited_for_lock(self, error: BaseException) -> bool:
-        """Whether a lock of another transaction was not free within the session's limit."""
+        """Whether the statement waited for another transaction's lock up to the session's limit."""
         return any(self._dialect.lock_wait_ended(each) for each in _causes(error))
 
     def needs_another(self, error: BaseException) -> bool:
-        """Whether the statement may succeed on another connection: this one is broken, or must not
-        be used again.
-        """
+        """Whether the statement may succeed on another connection: this one is broken or stale."""
         cause = error.__cause__
         if isinstance(error, NotConnectedError) or not isinstance(cause, DBAPIError):
             return False
@@ -181,16 +185,16 @@ class ErrorClasses:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """`error`, and what it was made of: the driver's own error has the code."""
+    """`error` and its causes: the driver's own error is among them and has the code."""
     while error is not None:
         yield error
         error = getattr(error, "orig", None) or error.__cause__
 
 
 def driver_text(error: BaseException) -> str:
-    """The driver's own words; SQLAlchemy's would add the statement and its parameters (payloads).
+    """The driver's text. SQLAlchemy's would add the statement and its parameters, so payloads.
 
-    Without the row that PostgreSQL quotes when a constraint refuses it: body and headers are in it.
+    A row that PostgreSQL quotes for a violated constraint is left out: it has body and headers.
     """
     orig = getattr(error, "orig", None)
     text = f"{type(orig).__name__}: {orig}" if orig is not None else str(error)

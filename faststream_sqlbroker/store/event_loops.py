@@ -1,5 +1,6 @@
-"""What outlives an event loop: a broker may be used in one `asyncio.run` after another, whether it
-was stopped or not.
+"""State that outlives an event loop.
+
+A broker may be used in one `asyncio.run` after another, whether it was stopped or not.
 """
 
 import asyncio
@@ -13,12 +14,13 @@ from typing_extensions import override
 
 
 class LoopSemaphore(asyncio.Semaphore):
-    """A semaphore of its own for each event loop: asyncio's is bound to the first in which somebody
-    had to wait.
+    """A semaphore with a separate count for each event loop.
+
+    asyncio's own semaphore can be used only in the first event loop in which a task waited for it.
     """
 
     def __init__(self, value: int = 1) -> None:
-        """Let `value` of each event loop in; 1 is a lock."""
+        """Let `value` tasks of each event loop in; 1 makes it a lock."""
         super().__init__(value)
         self._most = value
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
@@ -47,26 +49,25 @@ class LoopSemaphore(asyncio.Semaphore):
 
 
 class LoopPools:
-    """Replaces the pools whose connections belong to an event loop that has ended: nothing can be
-    read or closed there.
+    """Replaces pools whose connections belong to an event loop that has ended.
 
-    Connections are noted when they are opened, by whomever. Those of aiosqlite work in every event
-    loop.
+    Such a connection can neither be read nor closed. A listener records the event loop in which
+    connections are opened, also those that the application opens. Connections of aiosqlite work in
+    every event loop.
     """
 
     def __init__(self) -> None:
-        """No pool is known yet."""
         self._engines: list[Engine] = []
         self._loops: WeakKeyDictionary[Pool, asyncio.AbstractEventLoop] = WeakKeyDictionary()
 
     def watch(self, engine: Engine) -> None:
-        """Note in which event loop the connections of `engine` are opened."""
+        """Record in which event loop connections of `engine` are opened."""
         if engine.dialect.name != "sqlite":
             self._engines.append(engine)
             event.listen(engine, "connect", lambda *_: self._note(engine))
 
     def refresh(self) -> None:
-        """Give an empty pool to each engine for whose connections the event loop has ended."""
+        """Give an empty pool to each engine whose connections belong to an ended event loop."""
         for engine in self._engines:
             loop = self._loops.get(engine.pool)
             if loop is not None and loop.is_closed():

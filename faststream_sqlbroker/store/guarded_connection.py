@@ -1,8 +1,8 @@
-"""Connections that refuse statements outside of the one transaction that they were given for.
+"""Connections of handlers, which refuse statements after their transaction has ended.
 
-SQLAlchemy does not notice a COMMIT or ROLLBACK sent as text. What is sent afterwards begins no new
-transaction with asyncpg and aiosqlite, nor on MySQL with a driver in autocommit mode: each
-statement would be committed by itself.
+SQLAlchemy does not notice a COMMIT or ROLLBACK sent as text. With asyncpg and aiosqlite, and on
+MySQL with a driver in autocommit mode, statements after it begin no new transaction: each would be
+committed separately.
 """
 
 from time import monotonic
@@ -15,25 +15,25 @@ from faststream_sqlbroker.dialects.handler_locks import ENDED
 from faststream_sqlbroker.exceptions import TransactionEndedError
 
 INSIDE = "sqlbroker_inside"
-"""Execution option that marks such a connection, with its `LastUse`."""
+"""The execution option that marks such a connection; its value is the `LastUse`."""
 _IDLE = 0
-"""psycopg's and libpq's status of a connection without a transaction."""
+"""libpq's PQTRANS_IDLE, which psycopg uses, too: the connection is in no transaction."""
 
 
 class LastUse:
-    """When a connection was used last."""
+    """When a connection was last used."""
 
     __slots__ = ("sent_at",)
 
     def __init__(self) -> None:
-        """Now."""
         self.sent_at = monotonic()
-        """When its last statement was sent (monotonic seconds)."""
+        """When the last statement was sent (monotonic seconds)."""
 
 
 def refusing_outside(engine: AsyncEngine) -> AsyncEngine:
-    """`engine`, whose connections with the option INSIDE refuse statements outside of a
-    transaction.
+    """`engine`, whose connections with the option INSIDE refuse statements without a transaction.
+
+    It shares the pool of `engine`.
     """
     ours = engine.execution_options()
     event.listen(ours.sync_engine, "before_cursor_execute", refuse_outside, retval=True)
@@ -48,30 +48,30 @@ def refuse_outside(
     _context: Any,
     _many: bool,
 ) -> tuple[str, Any]:
-    """SQLAlchemy's listener.
+    """Listener of SQLAlchemy's event before_cursor_execute.
 
     Raises:
-        TransactionEndedError: the transaction has ended.
+        TransactionEndedError: the connection has the option INSIDE and its transaction has ended.
     """
     activity: LastUse | None = connection.get_execution_options().get(INSIDE)
     if activity is not None:
         if not _in_transaction(connection):
-            msg = f"{ENDED}: this statement would be committed by itself, and is refused"
+            msg = f"{ENDED}: this statement is refused, as it would be committed separately"
             raise TransactionEndedError(msg)
         activity.sent_at = monotonic()
     return statement, parameters
 
 
 def _in_transaction(connection: Connection) -> bool:
-    """As the driver knows it; true where it does not say."""
+    """Whether the driver knows of an open transaction; true if the driver cannot tell."""
     driver: Any = connection.connection.driver_connection
     if callable(asked := getattr(driver, "is_in_transaction", None)):  # asyncpg
         return bool(asked())
     if callable(asked := getattr(driver, "get_transaction_status", None)):  # aiomysql, asyncmy
-        # Outside of autocommit mode asyncmy never says no; the server begins a new transaction
-        # there.
+        # Outside of autocommit mode asyncmy always says yes, which is right: there the server
+        # begins a new transaction with the next statement.
         if driver.get_autocommit():
-            # A deadlock's error does not tell them.
+            # After a deadlock the driver's status is out of date: the error packet has none.
             _ask_server(connection)
         return bool(asked())
     if (info := getattr(driver, "info", None)) is not None:  # psycopg
@@ -80,6 +80,7 @@ def _in_transaction(connection: Connection) -> bool:
 
 
 def _ask_server(connection: Connection) -> None:
+    """Send a statement without effect; its answer brings the driver's status up to date."""
     cursor: Any = connection.connection.cursor()
     cursor.execute("DO 0")
     cursor.close()

@@ -1,6 +1,4 @@
-"""The transaction that a handler works in: it commits with the ack of the handler's message, or not
-at all.
-"""
+"""The transaction of a handler with transactional=True: it commits with the ack, or not at all."""
 
 import asyncio
 import contextlib
@@ -33,31 +31,36 @@ from faststream_sqlbroker.store.transaction import Transactions
 
 
 class HandlerTransaction:
-    """One open transaction; `connection` and `session` are for the handler, the rest is the
-    broker's.
+    """One open transaction. The handler gets `connection` and `session`; the broker uses the rest.
 
-    Every statement of the broker's own is bounded by the store's `statement_timeout`.
+    Every statement of the broker is bounded by the store's `statement_timeout`.
     """
 
     def __init__(
         self, connection: AsyncConnection, dialect: Dialect, checkouts: Checkouts, timeout: float
     ) -> None:
-        """`timeout` in seconds."""
+        """Use `connection`; each statement of the broker may take `timeout` seconds."""
         self.connection = connection
-        self._dialect, self._checkouts, self._timeout = dialect, checkouts, timeout
+        self._dialect = dialect
+        self._checkouts = checkouts
+        self._timeout = timeout
         self._errors = checkouts.errors
         self._session: AsyncSession | None = None
-        self._activity, self._idle_limit, self._silent = LastUse(), float("inf"), 0.0
+        self._activity = LastUse()
+        self._idle_limit = float("inf")
+        """Seconds without a statement after which the server ends the session."""
+        self._silent = 0.0
+        """Seconds without a statement of the handler before `commit`."""
         self.locked = HandlerLock((), set())
         self.denied: AccessError | None = None
-        """What `commit` has raised for want of a right or a table."""
+        """The error of `commit` if a right or a table was missing."""
         self._doing: Activities = frozenset()
         self.proven = False
-        """Whether it was still the transaction that had locked them when its handler had ended."""
+        """After the handler's end, this was still the transaction that had locked the rows."""
 
     @property
     def session(self) -> AsyncSession:
-        """A session on the connection, made when first asked for; its commit() only flushes."""
+        """A session on the connection, made at the first read; its commit() only flushes."""
         if self._session is None:
             self._session = AsyncSession(
                 self.connection, join_transaction_mode="rollback_only", expire_on_commit=False
@@ -65,7 +68,7 @@ class HandlerTransaction:
         return self._session
 
     async def begin(self) -> None:
-        """Begin; nothing is sent yet."""
+        """Begin the transaction; nothing is sent to the server yet."""
         self._root = await self.connection.begin()
 
     @property
@@ -74,18 +77,15 @@ class HandlerTransaction:
         return self._root.is_active and self.connection.get_transaction() is self._root
 
     def note(self, error: BaseException) -> None:
-        """The handler, or its commit, has failed with `error`, which may say that the connection
-        must not be used again.
-        """
+        """Evict connections if `error`, of the handler or of `commit`, came from a stale one."""
         self._checkouts.note(error)
 
     async def lock(self, leases: Leases, lease: float) -> set[int]:
-        """Lock the rows whose lease is still held, which keeps it while the transaction lives;
-        their ids.
+        """Lock the rows whose lease is still held; their ids.
 
-        Outside of the transaction that has locked them `connection` refuses every statement from
-        now on. The server ends the session, and so the transaction, if the handler sends nothing
-        for `lease` seconds.
+        The lock keeps their lease until the transaction ends. From now on `connection` refuses
+        every statement outside of this transaction. If the handler sends nothing for `lease`
+        seconds, the server ends the session and with it the transaction.
 
         Raises:
             TransientStoreError: the database does not answer.
@@ -96,15 +96,14 @@ class HandlerTransaction:
             connection.execution_options(**{INSIDE: self._activity})
             return held
 
-        self._activity, self._idle_limit = LastUse(), lease
+        self._activity = LastUse()
+        self._idle_limit = lease
         async with self._errors.classed(), asyncio.timeout(self._timeout):
             self.locked = await self.connection.run_sync(lock)
         return self.locked.held
 
     async def prove(self) -> None:
-        """Find out whether it is still the transaction that has locked the rows; `proven` tells,
-        whatever fails.
-        """
+        """Set `proven` if this is still the transaction that has locked the rows; raise nothing."""
         if not self.active:
             return
         with contextlib.suppress(SqlBrokerError):
@@ -115,8 +114,7 @@ class HandlerTransaction:
                 self.proven = True
 
     async def hold(self, leases: Leases, seconds: float) -> set[int]:
-        """Let the handler send nothing for `seconds` from now on; the ids of `leases` that are
-        still held.
+        """Allow the handler to send nothing for `seconds`; the ids of `leases` still held.
 
         Raises:
             TransientStoreError: the database does not answer.
@@ -132,17 +130,16 @@ class HandlerTransaction:
         return held
 
     async def commit(self, settlements: Sequence[Settlement]) -> SettleResult:
-        """Write what the session still holds, `settlements` and what is chained to them, and
-        commit.
+        """Flush the session, write `settlements` and the messages published with them, and commit.
 
         Nothing is committed if one of them has lost its lease.
 
         Raises:
-            TransactionEndedError: it is another transaction than the one that has locked the rows.
+            TransactionEndedError: this is not the transaction that has locked the rows.
             UnknownOutcomeError: the answer to the COMMIT was lost.
-            TransientStoreError: nothing was committed, for a reason that passes; see `was_silent`.
+            TransientStoreError: nothing was committed; a repeat may succeed. See `was_silent`.
             StoreError: nothing was committed.
-            Exception: the flush of the session raised it; nothing was committed.
+            Exception: the session's flush failed; nothing was committed.
         """
         committing = False
 
@@ -174,7 +171,8 @@ class HandlerTransaction:
             if committing:
                 await self.connection.invalidate()
             if isinstance(error, AccessError):
-                self.denied, self._doing = error, needed_to_write(settlements)
+                self.denied = error
+                self._doing = needed_to_write(settlements)
             raise
 
     async def _flush(self, session: AsyncSession) -> None:
@@ -187,36 +185,51 @@ class HandlerTransaction:
                 raise ours from error
             raise
 
+    def forget(self) -> None:
+        """Make the connection ready for the pool, whatever state the handler has left it in."""
+        if self.connection.sync_connection is not None:
+            self.connection.sync_connection.execution_options(**{INSIDE: None})
+        if self._session is not None:
+            # Not close(): that would send statements, and the transaction may be broken.
+            self._session.sync_session.expunge_all()
+
     async def explain(self, denied: AccessError) -> AccessError:
-        """`denied` with right, user and GRANT, as far as they can be found out; once the connection
-        is given back.
+        """`denied` with the right, the user and the GRANT, if they can be found out.
+
+        Call it after the connection was returned: it takes another one.
         """
         return await self._errors.explained(denied, self._doing)
 
     def was_silent(self, error: StoreError) -> bool:
-        """Whether `commit` raised `error` as the server had ended the session: its handler sent
-        nothing for too long.
+        """Whether `commit` raised `error` because the handler sent nothing for too long.
+
+        The server had ended the session then.
         """
         return self._silent >= self._idle_limit and not self._errors.was_rolled_back(error)
 
 
 class HandlerTransactions:
-    """Opens the transactions of one store, `places` of them at a time."""
+    """Opens transactions for handlers; at most `places` are open at a time."""
 
     def __init__(self, transactions: Transactions, shared: asyncio.Semaphore, places: int) -> None:
-        """Share the limits of `transactions`, and `shared`, the store's places, for questions of
-        its own.
+        """Open `places` transactions at a time.
+
+        Args:
+            transactions: Give the time limit, the pool and the dialect.
+            shared: The store's places; `was_committed` takes one.
+            places: Most transactions at a time.
         """
-        self._transactions, self._shared = transactions, shared
+        self._transactions = transactions
+        self._shared = shared
         self._engine = refusing_outside(transactions.engine)
         self._places = LoopSemaphore(places)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[HandlerTransaction]:
-        """A transaction that has begun; rolled back at the end unless it was committed.
+        """A transaction that has begun; it is rolled back at the end unless it was committed.
 
         Raises:
-            TransientStoreError: none could be opened in time.
+            TransientStoreError: it could not be opened in time.
         """
         ours = self._transactions
         async with self._places, AsyncExitStack() as stack:
@@ -229,16 +242,13 @@ class HandlerTransactions:
             try:
                 yield transaction
             finally:
-                if connection.sync_connection is not None:
-                    connection.sync_connection.execution_options(**{INSIDE: None})
-                if transaction._session is not None:  # noqa: SLF001 - not to make one now
-                    transaction._session.sync_session.expunge_all()  # noqa: SLF001 - close() would send statements
+                transaction.forget()
 
     async def was_committed(self, lock: HandlerLock) -> bool:
-        """Whether the transaction that has taken `lock`, and has ended, was committed.
+        """Whether the transaction that had taken `lock` was committed; it must have ended.
 
         Raises:
-            StoreError: the database does not say.
+            StoreError: the database did not answer.
         """
         asked = self._transactions.dialect.handler_locks.was_committed
         return await self._transactions.run(lambda c: asked(c, lock), self._shared)

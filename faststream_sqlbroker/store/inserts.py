@@ -1,4 +1,4 @@
-"""Publishing: on the broker's own connection, or in the caller's transaction."""
+"""Inserts of new messages: in a transaction of the broker, or in the caller's."""
 
 import asyncio
 import contextlib
@@ -25,21 +25,23 @@ Ids = list[int | None]
 
 
 class Inserts:
-    """Writes new messages."""
+    """Inserts new messages."""
 
     def __init__(self, transactions: Transactions) -> None:
-        """Write by `transactions`, within their time."""
+        """Insert within the time limit of `transactions`."""
         transactions = transactions.doing(Activity.PUBLISH)
-        self._transactions, self._engine = transactions, transactions.engine
-        self._dialect, self._errors = transactions.dialect, transactions.errors
+        self._transactions = transactions
+        self._engine = transactions.engine
+        self._dialect = transactions.dialect
+        self._errors = transactions.errors
         self._shortcut = transactions.shortcut
         self._shared: PublishCoalescer | None = None
 
     def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
-        """Insert `rows` in one transaction, which others may share.
+        """Insert `rows` in one transaction, which rows of other publishes may share.
 
         Raises:
-            MessageTooLargeError: one of them is larger than the database takes; nothing was sent.
+            MessageTooLargeError: one of them exceeds the database's limit; nothing was sent.
         """
         self.refuse_too_large(rows)
         if bytes_of(rows) > BYTES_TOGETHER:
@@ -47,35 +49,37 @@ class Inserts:
                 lambda c: self._dialect.insert(c, rows), self._of_this_loop.place
             )
         if any(row.dedup_id is not None for row in rows):
-            # Another's uncommitted dedup_id would make everybody wait.
+            # Not shared: the insert waits while another transaction holds the same dedup_id, and
+            # all publishes that shared it would wait, too.
             return self._transactions.run(self._dialect.inserting(rows), self._of_this_loop.place)
         return self._of_this_loop.insert(rows)
 
     def refuse_too_large(self, rows: Sequence[NewMessage]) -> None:
-        """Refuse what is known to be too large; before the first connection that may be unknown.
+        """Refuse rows that are too large. The limit is known once a connection was made.
 
         Raises:
-            MessageTooLargeError: one of `rows` is larger than the database takes.
+            MessageTooLargeError: one of `rows` exceeds the database's limit.
         """
         if (limit := self._dialect.known_limit) is not None:
             limit.check(rows)
 
     async def run(self, query: Query[None]) -> None:
-        """Run `query` on the connection for publishing, in its turn."""
+        """Run `query` on the connection for publishing, after the inserts before it."""
         if self._shortcut.possible:
             await self._of_this_loop.run(query)
         else:
             await self._transactions.run(query, self._of_this_loop.place, locks=False)
 
     async def close(self) -> None:
-        """Give the connection for publishing back."""
+        """Return the connection for publishing to the pool."""
         shared, self._shared = self._shared, None
         if shared is not None and shared.loop is asyncio.get_running_loop():
             await shared.close()
 
     @property
     def _of_this_loop(self) -> PublishCoalescer:
-        # What another event loop has left behind can neither be used nor waited for.
+        # A coalescer belongs to one event loop; that of another loop can neither be used nor
+        # closed.
         if self._shared is None or self._shared.loop is not asyncio.get_running_loop():
             self._shared = PublishCoalescer(self._transactions)
         return self._shared
@@ -83,12 +87,11 @@ class Inserts:
     async def insert_in(
         self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
     ) -> Ids:
-        """Insert `rows` in the caller's transaction; it is neither begun, committed nor flushed
-        here.
+        """Insert `rows` in the caller's transaction; this neither begins, commits nor flushes it.
 
         Raises:
-            PublishError: the connection is closed or belongs to another database, or its
-                transaction has ended.
+            PublishError: the connection is closed or leads to another database, or its transaction
+                has ended.
         """
         try:
             if isinstance(connection, AsyncSession):

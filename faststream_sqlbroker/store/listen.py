@@ -1,4 +1,4 @@
-"""One connection that LISTENs (PostgreSQL through asyncpg)."""
+"""A connection for LISTEN (PostgreSQL with asyncpg)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,19 +19,20 @@ async def listening(
     channel: str,
     heard: Callable[[str], None],
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Call `heard` with the payload of each wake-up on `channel`; yields a check of the connection.
+    """Call `heard` with the payload of each NOTIFY on `channel`; yields a check of the connection.
 
     Args:
         checkouts: Checks the connection out.
-        engine: Whose pool gives it, for as long as this is entered.
+        engine: Its pool gives the connection, until the block ends.
         timeout: Seconds for the LISTEN, and for each check.
-        channel: Of PostgreSQL.
-        heard: Gets each payload.
+        channel: The channel of PostgreSQL's LISTEN.
+        heard: Called with each payload.
 
     Raises:
-        TransientStoreError: the connection cannot be made or is gone.
+        TransientStoreError: the connection could not be made or is lost.
     """
-    gone, errors = asyncio.Event(), checkouts.errors
+    gone = asyncio.Event()
+    errors = checkouts.errors
 
     def callback(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
         heard(payload)
@@ -39,7 +40,7 @@ async def listening(
     async with AsyncExitStack() as stack:
         async with errors.classed(), asyncio.timeout(timeout):
             connection = await stack.enter_async_context(checkouts(None, engine))
-            # Whatever is still subscribed must not come back to somebody else's checkout.
+            # Closed, not reused: the next user of a pooled connection would still be subscribed.
             stack.push_async_callback(connection.invalidate)
             driver: Any = (await connection.get_raw_connection()).driver_connection
             await driver.add_listener(channel, callback)
@@ -48,11 +49,12 @@ async def listening(
         async def alive() -> None:
             async with errors.classed(), asyncio.timeout(timeout):
                 if gone.is_set():
-                    msg = "the listening connection was closed"
+                    msg = "the connection for LISTEN was closed"
                     raise TransientStoreError(msg)
                 if checkouts.is_evicted(connection):
                     msg = (
-                        "a server was found read-only since: it may be the one that is listened to"
+                        "a server became read-only after this connection was opened; "
+                        "it may be the server of the LISTEN connection"
                     )
                     raise TransientStoreError(msg)
                 await driver.execute("SELECT 1")

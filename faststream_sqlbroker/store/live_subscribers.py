@@ -1,6 +1,4 @@
-"""What operators ask and tell of all processes together: who lives, what is paused, why a message
-waits.
-"""
+"""State that all processes share: live subscribers and paused queues; and `explain`."""
 
 import asyncio
 import os
@@ -20,12 +18,12 @@ from faststream_sqlbroker.store.transaction import Transactions
 
 
 def process_name() -> str:
-    """Host and process id."""
+    """Host and process id of this process."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class LiveSubscribers:
-    """Each operation is one transaction.
+    """Reads and writes that state; each operation is one transaction.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -34,12 +32,10 @@ class LiveSubscribers:
     def __init__(
         self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
     ) -> None:
-        """Share the store's `places`."""
-        self._transactions, self._dialect, self._places = (
-            transactions.doing(Activity.STATE),
-            dialect,
-            places,
-        )
+        """Each operation takes one of the store's `places`."""
+        self._transactions = transactions.doing(Activity.STATE)
+        self._dialect = dialect
+        self._places = places
         self._operating = transactions.doing(Activity.OPERATE)
         self._releasing = transactions.doing(Activity.RELEASE)
         self._table = dialect.tables.policy_state
@@ -47,10 +43,13 @@ class LiveSubscribers:
     async def announce(
         self, known: rows.Known, changed: set[str], lease: float, *, clean: bool
     ) -> frozenset[str]:
-        """The subscribers `known` live, for `lease` seconds; the queues that are paused.
+        """Write a heartbeat of the subscribers `known`; the names of the paused queues.
 
-        `changed` are the names of those that have something new to say; `clean` removes some of
-        what is over.
+        Args:
+            known: The subscribers of this process, by name.
+            changed: The names of those whose description changed since the last heartbeat.
+            lease: Seconds for which they count as alive.
+            clean: Remove some rows that are no longer needed, too.
         """
 
         def work(connection: Connection) -> frozenset[str]:
@@ -62,19 +61,19 @@ class LiveSubscribers:
         return await self._transactions.run(work, self._places)
 
     async def living(self) -> list[LiveSubscriber]:
-        """The subscribers that live, those heard of last first, as a subscriber may ask."""
+        """The live subscribers, the latest heartbeat first; needs the rights of a subscriber."""
         return await self._transactions.run(
             lambda c: rows.read_subscribers(c, self._table), self._places, write=False
         )
 
     async def leave(self, names: Sequence[str]) -> None:
-        """These subscribers have ended."""
+        """Record that these subscribers have ended."""
         await self._transactions.run(lambda c: rows.leave(c, self._table, names), self._places)
 
     async def pause(
         self, queue: str, until: datetime | float | None, info: Mapping[str, Any], channel: str
     ) -> frozenset[str]:
-        """Pause `queue`, and tell who listens on `channel`; the queues that are paused then."""
+        """Pause `queue` and notify `channel`; the names of the queues that are paused then."""
 
         def work(connection: Connection) -> frozenset[str]:
             rows.pause(connection, self._table, queue, until, info)
@@ -83,7 +82,7 @@ class LiveSubscribers:
         return await self._operating.run(work, self._places)
 
     async def resume(self, queue: str, channel: str) -> tuple[bool, frozenset[str]]:
-        """End the pause of `queue`; whether there was one, and the queues that are paused then."""
+        """End the pause of `queue`; whether there was one, and the queues still paused."""
 
         def work(connection: Connection) -> tuple[bool, frozenset[str]]:
             was = rows.resume(connection, self._table, queue)
@@ -97,34 +96,36 @@ class LiveSubscribers:
         return rows.paused_names(connection, self._table)
 
     async def paused(self) -> list[PausedQueue]:
-        """The queues that are paused now, by name."""
+        """The queues that are paused now, sorted by name."""
         return await self._operating.run(
             lambda c: rows.paused(c, self._table), self._places, write=False
         )
 
     async def subscribers(self) -> list[LiveSubscriber]:
-        """The subscribers that live, those heard of last first."""
+        """The live subscribers, the latest heartbeat first; needs the rights of an operator."""
         return await self._operating.run(
             lambda c: rows.read_subscribers(c, self._table), self._places, write=False
         )
 
     async def subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
-        """The subscriber of this name, and whether it lives; None if it is not remembered."""
+        """The subscriber of this name, and whether it is alive; None if it is not known."""
         return await self._operating.run(
             lambda c: rows.read_subscriber(c, self._table, name), self._places, write=False
         )
 
     async def release(self, subscriber: LiveSubscriber, limit: int) -> int:
-        """Give back up to `limit` messages that `subscriber` has leased, unless a transaction has
-        locked them; how many.
+        """Release up to `limit` messages leased by `subscriber`; how many.
+
+        Rows that a transaction has locked are left out.
         """
-        holder, queues = bytes.fromhex(subscriber.worker.rsplit(":", 1)[-1]), subscriber.queues
+        holder = bytes.fromhex(subscriber.worker.rsplit(":", 1)[-1])
+        queues = subscriber.queues
         return await self._releasing.run(
             lambda c: worker_leases.release(c, self._dialect, holder, queues, limit), self._places
         )
 
     async def explain(self, message_id: int) -> Explanation:
-        """Why a message is where it is."""
+        """Why a message is not running, or how it ended."""
         return await self._operating.run(
             lambda c: explain(c, self._dialect, message_id), self._places, write=False
         )

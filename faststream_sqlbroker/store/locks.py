@@ -14,7 +14,7 @@ from faststream_sqlbroker.store.transaction import Transactions
 
 
 class LockStore:
-    """Takes, keeps and gives back locks; who has one is known by its token.
+    """Takes, renews and releases locks; a holder is known by its token.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -23,17 +23,17 @@ class LockStore:
     def __init__(
         self, transactions: Transactions, tables: Tables, places: asyncio.Semaphore
     ) -> None:
-        """Share the store's `places`."""
-        self._transactions, self._operating = (
-            transactions.doing(Activity.LOCK),
-            transactions.doing(Activity.OPERATE),
-        )
-        self._table, self._places = tables.policy_state, places
+        """Each operation takes one of the store's `places`."""
+        self._transactions = transactions.doing(Activity.LOCK)
+        self._operating = transactions.doing(Activity.OPERATE)
+        self._table = tables.policy_state
+        self._places = places
 
     async def acquire(self, key: str, token: UUID, lease: float) -> int | None:
         """Take `key` for `lease` seconds if it is free; its fence, or None.
 
-        After an unknown outcome a repeat with the same token finds out: it gives the same fence.
+        After an unknown outcome, repeat it with the same token: if the first one was committed, it
+        returns the same fence.
         """
         worker = f"{socket.gethostname()}:{os.getpid()}"
         return await self._transactions.run(
@@ -41,25 +41,23 @@ class LockStore:
         )
 
     async def extend(self, key: str, token: UUID, lease: float) -> bool:
-        """Lengthen the lease to `lease` seconds from now; false if `token` has the lock no more."""
+        """Extend the lease to `lease` seconds from now; false if `token` no longer has the lock."""
         return await self._transactions.run(
             lambda c: locks.extend(c, self._table, key, token, lease), self._places
         )
 
     async def release(self, key: str, token: UUID) -> bool:
-        """Give `key` back; false if `token` has it no more, which changes nothing."""
+        """Release `key`; false, and no change, if `token` no longer has it."""
         return await self._transactions.run(
             lambda c: locks.release(c, self._table, key, token), self._places
         )
 
     async def force(self, key: str) -> bool:
-        """Take `key` from whoever has it, whose fence is then behind the counter; whether somebody
-        had it.
-        """
+        """Take `key` from its holder; whether it had one. The next fence is above the holder's."""
         return await self._operating.run(lambda c: locks.force(c, self._table, key), self._places)
 
     async def held(self, limit: int) -> Sequence[HeldLock]:
-        """Up to `limit` locks that somebody has now, by key."""
+        """Up to `limit` locks that have a holder now, sorted by key."""
         return await self._operating.run(
             lambda c: locks.held(c, self._table, limit), self._places, write=False
         )

@@ -1,4 +1,4 @@
-"""Claims under scheduling policies, and keys that are handled once."""
+"""Claims under scheduling policies, and the keys of `Once`."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from faststream_sqlbroker.store.transaction import Transactions
 
 
 class PolicyStore:
-    """What policies need of the database.
+    """Reads and writes the state of policies; each operation is one transaction.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -23,16 +23,18 @@ class PolicyStore:
     def __init__(
         self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
     ) -> None:
-        """Share the store's `places`."""
+        """Each operation takes one of the store's `places`."""
         self._transactions = transactions.doing(Activity.CONSUME, Activity.STATE)
-        self._dialect, self._places = dialect, places
+        self._dialect = dialect
+        self._places = places
 
     async def claim(
         self, wanted: PolicyClaimRequest, memory: ScanPosition
     ) -> tuple[Claim, ScanPosition]:
-        """Lease what the policies let start; the memory is for the next claim."""
+        """Lease the messages that the policies let start; and the position for the next claim."""
 
         def claim(connection: Connection) -> tuple[Claim, ScanPosition]:
+            # A copy: the transaction may be repeated, and must start at the same position.
             moved = memory.copy()
             return self._dialect.scheduled.claim(connection, wanted, moved), moved
 
@@ -41,27 +43,27 @@ class PolicyStore:
     async def claim_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float
     ) -> dict[int, tuple[once.Verdict, int | None]]:
-        """Claim the keys of `rows`, whose handlers are about to start, for `ttl` seconds, and
-        commit that.
+        """Claim the keys of `rows` for `ttl` seconds, before their handlers start.
 
-        Repeating it with the same leases changes nothing.
+        A repeat with the same leases changes nothing.
 
         Returns:
-            What is to become of each row, by id, and the message that has its key.
+            By id, the verdict on each row and the id of the message that has its key.
         """
-        table, lock = self._dialect.tables.policy_state, self._dialect.lock
+        table = self._dialect.tables.policy_state
+        lock = self._dialect.lock
         return await self._transactions.run(
             lambda c: once.claim_keys(c, table, lock, rows, ttl, worker_name()), self._places
         )
 
     async def forget_expired(self, limit: int) -> int:
-        """Remove up to `limit` states that may be forgotten by now; how many."""
+        """Remove up to `limit` states that have expired; how many."""
         table = self._dialect.tables.policy_state
         return await self._transactions.run(
             lambda c: policy_state.forget_expired(c, table, limit), self._places
         )
 
     async def give_back_keys(self, rows: Sequence[ClaimedMessage]) -> None:
-        """Let the keys of `rows`, if they are still claimed by them, be claimed again."""
+        """Free the keys of `rows` that are still claimed by them."""
         table = self._dialect.tables.policy_state
         await self._transactions.run(lambda c: once.give_back_keys(c, table, rows), self._places)

@@ -1,4 +1,4 @@
-"""What the engine's pool allows."""
+"""Checks of the engine and its connection pool."""
 
 from typing import Any
 
@@ -8,51 +8,50 @@ from sqlalchemy.pool import StaticPool
 from faststream_sqlbroker.exceptions import SetupError
 
 DEFAULT_SIZE = 5
-"""Connections that a pool without a size of its own (NullPool) counts for."""
+"""Connections assumed of a pool that has no size (NullPool); SQLAlchemy's default pool_size."""
 
 
 def refuse_shared(engine: AsyncEngine) -> None:
-    """Refuse an engine whose connection everybody shares: no transaction on it is separate.
+    """Refuse an engine with one connection for all tasks: transactions on it are not separate.
 
     Raises:
-        SetupError: SQLite without a file, or a StaticPool.
+        SetupError: the engine has SQLite without a file, or a StaticPool.
     """
     database = engine.url.database
     memory = not database or ":memory:" in database or "mode=memory" in str(engine.url)
     if engine.dialect.name == "sqlite" and memory:
         msg = (
-            "an in-memory SQLite database has one connection that everybody shares, so no transaction "
-            "is separate; give a file, for example sqlite+aiosqlite:///app.db"
+            "an in-memory SQLite database has one connection for all tasks, so transactions are "
+            "not separate; give a file, for example sqlite+aiosqlite:///app.db"
         )
         raise SetupError(msg)
     if isinstance(engine.pool, StaticPool):
         msg = (
-            "the engine's StaticPool gives everybody the same connection, so that transactions of the application and "
-            "of the broker would commit and roll back each other: make the engine without poolclass, and of a file, "
-            "for tests as well, for example a temporary one"
+            "the engine's StaticPool has one connection for all tasks, so the application and the "
+            "broker would commit and roll back each other's transactions: make the engine without "
+            "poolclass, and with a file, also in tests, for example a temporary one"
         )
         raise SetupError(msg)
 
 
 def size(engine: AsyncEngine) -> int:
-    """Connections that the pool keeps."""
+    """Connections that the pool keeps open."""
     method: Any = getattr(engine.pool, "size", None)
     return int(method()) if callable(method) else DEFAULT_SIZE
 
 
 def transactional(engine: AsyncEngine, level: str | None) -> AsyncEngine:
-    """`engine` with `level` for its transactions; never AUTOCOMMIT, under which none is a
-    transaction.
+    """`engine` with the isolation level `level`, never AUTOCOMMIT, which has no transactions.
 
-    Share the pool of `engine`.
+    It shares the pool of `engine`.
 
     Raises:
-        SetupError: AUTOCOMMIT is among the engine's execution options, where it goes before ours.
+        SetupError: the engine's execution options have AUTOCOMMIT; they would override `level`.
     """
     if str(engine.get_execution_options().get("isolation_level")).upper() == "AUTOCOMMIT":
         msg = (
-            "the engine has isolation_level='AUTOCOMMIT' among its execution options, so nothing it does is "
-            "a transaction: give the broker the engine that it was made from"
+            "the engine has isolation_level='AUTOCOMMIT' among its execution options, so it has no "
+            "transactions: give the broker the engine that it was made from"
         )
         raise SetupError(msg)
     given = getattr(engine.dialect, "_on_connect_isolation_level", None)
@@ -74,22 +73,23 @@ def can_spare_one(engine: AsyncEngine) -> bool:
 
 
 def shortage(engine: AsyncEngine, for_subscribers: int, *, listening: bool) -> str | None:
-    """What to say when the pool gives less than the broker may use; None if it gives enough."""
-    most, needed = capacity(engine), for_subscribers + 1 + int(listening)
+    """The warning if the pool has fewer connections than the broker may use; else None."""
+    most = capacity(engine)
+    needed = for_subscribers + 1 + int(listening)
     if most is None or most >= needed:
         return None
+    listen = ", one for LISTEN" if listening else ""
     return (
         f"the engine's pool gives at most {most} connections, but the broker may use {needed} "
-        f"({for_subscribers} for subscribers, one for publishing{', one for LISTEN' if listening else ''}) "
+        f"({for_subscribers} for subscribers, one for publishing{listen}) "
         "besides the application's own: raise pool_size or max_overflow"
     )
 
 
 def handler_shortage(engine: AsyncEngine, places: int, handlers: int) -> str | None:
-    """What to say when fewer transactions of handlers may be open than `handlers` may run; None if
-    it is enough.
+    """The warning if `handlers` may run and fewer transactions can be open; else None.
 
-    SQLite has one writer at a time, whatever the pool gives.
+    SQLite has one writer at a time with any pool, so it gets no warning.
     """
     if places >= handlers or engine.dialect.name == "sqlite":
         return None
@@ -103,18 +103,19 @@ def handler_shortage(engine: AsyncEngine, places: int, handlers: int) -> str | N
         pool = f"gives at most {most} connections,"
         cure = f"Raise its max_overflow by {handlers - places}"
     return (
-        f"transactional=True takes a connection for each handler that runs: by max_workers there may be {handlers} at a "
-        f"time, but the engine's pool, which {pool} leaves {places} for them besides the broker's own. The others wait. "
-        f"{cure}, or lower max_workers"
+        "transactional=True takes a connection for each handler that runs: by max_workers there "
+        f"may be {handlers} at a time, but the engine's pool, which {pool} leaves {places} for "
+        f"them besides the broker's own. The others wait. {cure}, or lower max_workers"
     )
 
 
 def handler_places(
     engine: AsyncEngine, for_subscribers: int, *, listening: bool, one_writer: bool
 ) -> int:
-    """Transactions that handlers may hold open at a time; 0 if the pool is too small for one.
+    """Transactions that handlers may have open at a time; 0 if the pool is too small for one.
 
-    The loops must go on while handlers hold theirs. SQLite has one writer at a time anyway.
+    The broker's own connections are not counted: its loops must work while all handlers have
+    theirs. SQLite has one writer at a time, so one is enough.
     """
     most = capacity(engine)
     left = (DEFAULT_SIZE if most is None else most) - for_subscribers - 1 - int(listening)

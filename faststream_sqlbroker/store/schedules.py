@@ -13,7 +13,7 @@ from faststream_sqlbroker.store.transaction import Transactions
 
 
 class Schedules:
-    """Remembers what has fired; who publishes what is due is known by its token.
+    """Reads and writes the state of schedules; the process that publishes is known by its token.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -22,37 +22,33 @@ class Schedules:
     def __init__(
         self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
     ) -> None:
-        """Share the store's `places`."""
-        self._transactions, self._dialect, self._places = (
-            transactions.doing(Activity.SCHEDULE, Activity.PUBLISH),
-            dialect,
-            places,
-        )
+        """Each operation takes one of the store's `places`."""
+        self._transactions = transactions.doing(Activity.SCHEDULE, Activity.PUBLISH)
+        self._dialect = dialect
+        self._places = places
         self._operating = transactions.doing(Activity.OPERATE)
         self._table = dialect.tables.policy_state
 
     async def define(self, name: str, decide: schedules.Decide) -> ScheduleState | None:
-        """Let `decide` write the state of a schedule, which is made if it is new; the state then."""
+        """Let `decide` change the state of a schedule, new or not; the state after that."""
         return await self._transactions.run(
             lambda c: schedules.define(self._dialect, c, name, decide), self._places
         )
 
     async def read(self, names: Sequence[str]) -> tuple[datetime, dict[str, schedules.Seen]]:
-        """The database's clock, and the schedules `names` as far as there are any."""
+        """The time by the database's clock, and those of the schedules `names` that exist."""
         return await self._transactions.run(
             lambda c: schedules.read(self._dialect, c, names), self._places, write=False
         )
 
     async def hold(self, name: str, token: UUID, lease: float) -> ScheduleState | None:
-        """Take a schedule for `lease` seconds, if it is due and nobody has it; its state, or None."""
+        """Lease a schedule for `lease` seconds if it is due and free; its state, or None."""
         return await self._transactions.run(
             lambda c: schedules.hold(self._dialect, c, name, token, lease), self._places
         )
 
     async def extend(self, name: str, token: UUID, lease: float) -> bool:
-        """Lengthen the lease to `lease` seconds from now; false if `token` has the schedule no
-        more.
-        """
+        """Extend the lease to `lease` seconds from now; false if `token` no longer has it."""
         return await self._transactions.run(
             lambda c: schedules.extend(c, self._table, name, token, lease), self._places
         )
@@ -65,10 +61,10 @@ class Schedules:
         rows: Sequence[NewMessage],
         lease: float | None,
     ) -> bool:
-        """Insert `rows` and write `state` in one transaction; false, and nothing written, if
-        `token` lost the schedule.
+        """Insert `rows` and write `state`, if `token` still has the schedule; whether it had.
 
-        It stays taken for `lease` seconds; None gives it back.
+        Both are one transaction, so each fire time is published once. The schedule stays leased for
+        `lease` seconds; None releases it.
         """
         return await self._transactions.run(
             lambda c: schedules.publish(self._dialect, c, name, token, state, rows, lease),
@@ -76,25 +72,25 @@ class Schedules:
         )
 
     async def put_off(self, name: str, token: UUID, state: ScheduleState, pause: float) -> None:
-        """Give a schedule back, if `token` has it; nobody takes it for `pause` seconds."""
+        """Release a schedule, if `token` has it; it cannot be leased for `pause` seconds."""
         await self._transactions.run(
             lambda c: schedules.put_off(c, self._table, name, token, state, pause), self._places
         )
 
     async def give_back(self, name: str, token: UUID) -> None:
-        """Let a schedule be taken by others at once, if `token` has it."""
+        """Release a schedule, if `token` has it; other processes can lease it now."""
         await self._transactions.run(
             lambda c: schedules.give_back(c, self._table, name, token), self._places
         )
 
     async def forget(self, name: str) -> bool:
-        """Remove a schedule; whether it was there."""
+        """Remove a schedule; whether it existed."""
         return await self._operating.run(
             lambda c: schedules.forget(c, self._table, name), self._places
         )
 
     async def listed(self, limit: int) -> list[Schedule]:
-        """Up to `limit` schedules, by name."""
+        """Up to `limit` schedules, sorted by name."""
         return await self._operating.run(
             lambda c: schedules.listed(c, self._table, limit), self._places, write=False
         )

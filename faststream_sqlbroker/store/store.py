@@ -1,4 +1,4 @@
-"""One method for each thing the broker does to the database, each one transaction (`transaction`)."""
+"""The broker's operations on the database, one method each; each is one transaction."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 class Store:
     """The broker's operations on one database.
 
-    Every operation of its own is one transaction, bounded by `statement_timeout` seconds (waiting
-    for a connection included), and takes one of `max_connections` places, half of the pool by
-    default.
+    Every operation is one transaction, except those in the caller's. It takes at most
+    `statement_timeout` seconds, including the wait for a connection, and one of `max_connections`
+    places, half of the pool by default.
 
     Raises (from every operation):
         TransientStoreError: the database could not be reached or was busy; nothing was written.
@@ -77,7 +77,7 @@ class Store:
     ) -> None:
         """Prepare the statements; no connection is made.
 
-        LISTEN goes by `listen_engine` if given; else by `engine`, but not through PgBouncer.
+        LISTEN uses `listen_engine` if given, else `engine`, but never PgBouncer.
         """
         self.engine = engine
         self.tables = tables
@@ -131,32 +131,27 @@ class Store:
 
     @property
     def shortage(self) -> str | None:
-        """What to say when the pool cannot give the broker all the connections it may ask for."""
+        """The warning if the pool has fewer connections than the broker may use; else None."""
         return pool.shortage(self.engine, self.max_connections, listening=self._listens_on_pool)
 
     def handler_shortage(self, handlers: int) -> str | None:
-        """What to say when the pool cannot give each of so many transactional handlers its
-        connection.
-        """
+        """The warning if the pool has too few connections for `handlers` with a transaction."""
         return pool.handler_shortage(self.engine, self.handler_places, handlers)
 
-    # -- publishing ---------------------------------------------------------------------------------
+    # -- publishing ----------------------------------------------------------------------------
 
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """Insert `rows` in a transaction of the broker's own; ids in the order given, None where
-        deduplicated.
-        """
+        """Insert `rows` in a transaction of the broker; the ids, None for a duplicate dedup_id."""
         return await self._inserts.insert(rows)
 
     async def insert_in(
         self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
     ) -> list[int | None]:
-        """Insert `rows` in the caller's transaction; it is neither begun, committed nor flushed
-        here.
+        """Insert `rows` in the caller's transaction; this neither begins, commits nor flushes it.
 
         Raises:
-            PublishError: the connection is closed or belongs to another database, or its
-                transaction has ended.
+            PublishError: the connection is closed or leads to another database, or its transaction
+                has ended.
         """
         return await self._inserts.insert_in(connection, rows)
 
@@ -170,7 +165,7 @@ class Store:
         """
         return self._inserts.insert_sync(connection, rows)
 
-    # -- consuming ----------------------------------------------------------------------------------
+    # -- consuming -----------------------------------------------------------------------------
 
     async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
         """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
@@ -186,11 +181,10 @@ class Store:
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
     ) -> Claimed:
-        """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due time,
-        id.
+        """Lease up to `limit` due rows of `pairs` for `lease` seconds; ordered by pair, due, id.
 
-        With `prefetch` only its first rows; the others for `prefetch.lease`. With `suspicion` no
-        suspect is leased, which is to run alone.
+        With `prefetch`, only its first rows get `lease`; the others get `prefetch.lease`. With
+        `suspicion`, suspects are left out: they are to run alone.
         """
         if not pairs or limit < 1:
             return Claimed()
@@ -209,21 +203,22 @@ class Store:
         *,
         suspicion: Suspicion | None = None,
     ) -> tuple[Claimed, float | None, Cursors]:
-        """As `claim`, of each key only its first live message, and only while none of them is
-        leased.
+        """As `claim`, but of each key only its first live message, and only if none is leased.
 
         Returns:
-            The rows; in how many seconds to look again (0: there is more to look at, None: not
-            known); and the cursors for that.
+            The rows; the seconds until the next scan (0: there are more rows to scan, None: not
+            known); and the cursors for that scan.
         """
         if not pairs or limit < 1:
             return Claimed(), None, cursors
 
         def claim(connection: Connection) -> tuple[Claimed, float | None, Cursors]:
-            moved, ordered = cursors.copy(), self.dialect.ordered
-            return *ordered.claim(
+            # A copy: the transaction may be repeated, and must start at the same cursors.
+            moved = cursors.copy()
+            claimed, pause = self.dialect.ordered.claim(
                 connection, pairs, limit, lease, token, moved, suspicion=suspicion
-            ), moved
+            )
+            return claimed, pause, moved
 
         return await self._consuming.run(claim, self._places)
 
@@ -236,9 +231,7 @@ class Store:
         *,
         ordered: bool = False,
     ) -> Claimed:
-        """Lease this row, if it is due in one of `queues`, nobody holds it, and with `ordered` it
-        comes first.
-        """
+        """Lease this row, if it is due in one of `queues`, free, and, with `ordered`, the first."""
         if ordered:
             claim = self.dialect.ordered.claim_one
             return await self._consuming.run(
@@ -249,22 +242,25 @@ class Store:
         )
 
     async def renew(self, leases: Leases, lease: float, *, skip_locked: bool = False) -> set[int]:
-        """Lengthen `leases` to `lease` seconds from now, shorten none; the ids still held,
-        `skip_locked` or not.
+        """Extend `leases` to `lease` seconds from now, shorten none; the ids still held.
+
+        With `skip_locked` rows that another transaction has locked are not extended; their ids are
+        in the result nevertheless, if they are still held.
         """
         if not leases:
             return set()
-        run, renew = self._consuming.run, self.dialect.renew
-        return await run(lambda c: renew(c, leases, lease, skip_locked=skip_locked), self._places)
+        renew = self.dialect.renew
+        return await self._consuming.run(
+            lambda c: renew(c, leases, lease, skip_locked=skip_locked), self._places
+        )
 
     async def settle(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> SettleResult:
-        """Write `settlements`, and what is chained to them, in one transaction; each only while its
-        lease is held.
+        """Write `settlements` and the messages published with them; each only if its lease is held.
 
-        With `skip_locked` rows that somebody else has locked are in neither set of the result, and
-        no other lock is waited for longer than a second.
+        With `skip_locked`, rows that another transaction has locked are in neither set of the
+        result, and each wait for any other lock ends after a second.
         """
         if not settlements:
             return SettleResult()
@@ -277,42 +273,40 @@ class Store:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[HandlerTransaction]:
-        """A transaction for a handler to work in; at most `handler_places` are open at a time.
+        """A transaction for a handler; at most `handler_places` are open at a time.
 
         Raises:
-            TransientStoreError: none can be opened.
+            TransientStoreError: it could not be opened in time.
         """
         async with self.handlers.open() as transaction:
             yield transaction
 
     async def release_stuck(self, queues: Sequence[str], limit: int) -> int:
-        """Give back up to `limit` rows of `queues` whose lease has expired; how many."""
+        """Release up to `limit` rows of `queues` whose lease has run out; how many."""
         return await self._consuming.run(
             lambda c: self.dialect.release_stuck(c, queues, limit), self._places
         )
 
     async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
-        """Seconds until the first lease in `queues` ends, anybody's, by the database's clock; None
-        without one.
-        """
+        """Seconds until the first lease of any worker in `queues` ends; None without a lease."""
         return await self._consuming.run(
             lambda c: self.dialect.lease_ends_in(c, queues), self._places, write=False
         )
 
     async def release_claim(self, queues: Sequence[str], token: UUID) -> int:
-        """Give back, uncharged, the rows of a claim whose answer was lost; how many."""
+        """Release the rows of a claim whose answer was lost; how many. No delivery is counted."""
         return await self._consuming.run(
             lambda c: self.dialect.release_claim(c, queues, token), self._places
         )
 
-    # -- the database itself ------------------------------------------------------------------------
+    # -- the database itself -------------------------------------------------------------------
 
     async def now(self) -> datetime:
         """The database's clock (aware, UTC)."""
         return await self._transactions.run(self.dialect.now, self._places, write=False)
 
     async def setup(self) -> None:
-        """Check what the broker relies on; turns on WAL in SQLite."""
+        """Check the server's settings that the broker relies on; turn on WAL in SQLite."""
         await self._transactions.run(self.dialect.setup, self._places, write=False)
 
     async def create_tables(self) -> None:
@@ -324,7 +318,7 @@ class Store:
         await self._transactions.run(lambda c: create_all(c, self.tables), self._places)
 
     async def differences(self) -> list[str]:
-        """What in the database differs from what this version needs, each with its cure."""
+        """How the tables differ from those this version needs, each with how to remove it."""
         return await self._transactions.run(
             lambda c: differences(c, self.tables), self._places, write=False
         )
@@ -340,16 +334,17 @@ class Store:
         call: Callable[[Activities], None],
         find_lacks: Callable[[Activities], Awaitable[Access]],
     ) -> None:
-        """Call `call` with what a statement was for that is refused because a right or a table is
-        missing.
+        """Call `call` with the activities of a statement that lacked a right or a table.
 
-        `find_lacks` is then asked for the error's text; it may remember the answer for a moment.
+        `find_lacks` then finds out what is missing, for the error's text; it may cache its answer
+        for a short time.
         """
-        self._errors.on_denied, self._errors.find_lacks = call, find_lacks
+        self._errors.tell_denied(call, find_lacks)
 
     async def ping(self, timeout: float | None, activities: Activities = frozenset()) -> bool:
-        """Whether the database answers within `timeout` seconds (None: `statement_timeout`) and has
-        the tables needed.
+        """Whether the database answers within `timeout` seconds and has the needed tables.
+
+        None is `statement_timeout`.
         """
         return await self._transactions.ping(
             timeout, lambda c: not missing_tables(self.dialect, c, activities)
@@ -357,17 +352,19 @@ class Store:
 
     async def notify(self, channel: str, queues: Sequence[str]) -> None:
         """Send a wake-up for `queues` to other processes (PostgreSQL)."""
-        await self._inserts.run(self.dialect.notifying(channel, queues))  # type: ignore[attr-defined]
+        query = self.dialect.notifying(channel, queues)  # type: ignore[attr-defined]
+        await self._inserts.run(query)
 
     async def close(self) -> None:
-        """Give back what is kept between publishes; everything works again afterwards."""
+        """Return the connection kept for publishing; the store can still be used afterwards."""
         await self._inserts.close()
         self._checkouts.pools.refresh()
 
     @property
     def can_listen(self) -> bool:
-        """Whether wake-ups from other processes can be heard: PostgreSQL, asyncpg, more than one
-        connection.
+        """Whether wake-ups of other processes can be received.
+
+        That needs PostgreSQL, asyncpg and more than one connection.
         """
         engine = self._listen_engine
         if engine is None or not self.dialect.can_listen or engine.dialect.driver != "asyncpg":
@@ -385,10 +382,10 @@ class Store:
         """Call `heard` with the payload of each wake-up on `channel`; yields a check of the
         connection.
 
-        DirectClaims one connection of the pool for as long as it is entered.
+        It takes one connection of the pool until the block ends.
 
         Raises:
-            TransientStoreError: the connection cannot be made or is gone.
+            TransientStoreError: the connection could not be made or is lost.
         """
         engine = self._listen_engine or self.engine
         async with listening(

@@ -1,4 +1,4 @@
-"""One transaction of the broker's own: bounded in time, repeated when the database asks for it."""
+"""The broker's own transactions: bounded in time, repeated if the database rolled them back."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,16 +20,17 @@ from faststream_sqlbroker.store.errors import Doing
 T = TypeVar("T")
 
 IDLE_LIMIT = 30.0
-"""Most seconds for which a session may idle in a transaction of the broker's, before the server
-ends it."""
+"""Seconds that a session may idle in a transaction of the broker before the server ends it. The
+broker sends its statements without a pause, so a longer silence means that its process is gone."""
 QUICK_REPEATS = 5
-"""Repeats of what the database rolled back; deadlocks rarely take two. Then the caller decides."""
+"""Repeats of a transaction that the database rolled back; with the pauses they take about 0.3 s.
+After that the caller's own, longer retry is better than more load."""
 QUICK_PAUSE = 0.01
-"""Seconds before the first repeat of a rolled-back transaction; doubled each time, with jitter."""
+"""Seconds before the first repeat; doubled each time, with jitter."""
 
 
 class Transactions:
-    """Runs synchronous work on connections of one engine, each piece in a transaction of its own."""
+    """Runs synchronous functions on connections of one engine, each in its own transaction."""
 
     def __init__(
         self,
@@ -42,19 +43,30 @@ class Transactions:
         planning_anew: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """`timeout` in seconds bounds each `run`: waiting for a connection, and all repeats.
+        """Bound each `run`, with its wait for a connection and its repeats, by `timeout` seconds.
 
-        `activities` are what they are for, unless `run` is told otherwise. With `planning_anew`
-        those of several statements use no plan that a session has kept of an earlier time.
+        Args:
+            checkouts: Give the connections.
+            dialect: Begins the transactions.
+            timeout: Seconds.
+            shortcut: Sends a `Query` on the driver's own connection.
+            activities: What the transactions are for, unless `run` is told otherwise.
+            planning_anew: Transactions of several statements use no cached query plan of the
+                session.
         """
-        self._activities, self._planning_anew = activities, planning_anew
+        self._activities = activities
+        self._planning_anew = planning_anew
+        self.checkouts = checkouts
+        self.dialect = dialect
+        self.timeout = timeout
         self.clock = clock or Clock()
-        self.checkouts, self.dialect, self.timeout = checkouts, dialect, timeout
         self.idle_limit = min(timeout, IDLE_LIMIT)
-        self.engine, self.errors, self.shortcut = checkouts.engine, checkouts.errors, shortcut
+        self.engine = checkouts.engine
+        self.errors = checkouts.errors
+        self.shortcut = shortcut
 
     def doing(self, *activities: Activity) -> "Transactions":
-        """The same, for `activities`."""
+        """The same, for other activities."""
         return Transactions(
             self.checkouts,
             self.dialect,
@@ -65,7 +77,7 @@ class Transactions:
         )
 
     def planning_anew(self) -> "Transactions":
-        """The same, for statements that must not use a plan of an earlier time."""
+        """The same, for statements that must not use a cached query plan."""
         return Transactions(
             self.checkouts,
             self.dialect,
@@ -87,26 +99,27 @@ class Transactions:
         doing: Doing | None = None,
         patient: bool = True,
     ) -> T:
-        """Run `work` and commit; what the database rolled back for a passing reason is repeated.
+        """Run `work` in a transaction and commit; repeat it if the database rolled it back.
 
-        `deadline`, in the event loop's time, is `timeout` seconds from now if it is not given.
+        Where the driver's own connection can be used, a `Query` is sent in autocommit.
 
-        Without `locks` it holds nothing that others could wait for. Otherwise a server ends the
-        session if its client says nothing for 30 seconds, or `timeout` if that is less, in the
-        middle of the transaction.
-
-        `doing` is what it is for, which the error of a missing right or table names.
-
-        Unless it is `patient`, what timed out waiting for a lock is not repeated.
-
-        A `Query` commits by itself where the driver's own connection can be used.
+        Args:
+            work: Called with the connection; it may run several times.
+            places: One of them is taken for each attempt.
+            write: The transaction writes, so a lost answer to its COMMIT is an unknown outcome.
+            locks: It may lock rows. The server then ends the session if its client sends nothing
+                in the transaction for 30 seconds, or for `timeout` if that is less.
+            deadline: In the event loop's time; default `timeout` seconds from now.
+            doing: What it is for; the error of a missing right or table names it.
+            patient: Repeat it also if it waited too long for a lock.
 
         Raises:
             TransientStoreError: the database could not be reached or was busy; nothing was written.
             UnknownOutcomeError: the answer to the COMMIT was lost.
             StoreError: the database refused the statement.
         """
-        pause, stale = QUICK_PAUSE, False
+        pause = QUICK_PAUSE
+        replaced = False
         doing = self._activities if doing is None else doing
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + self.timeout
@@ -116,19 +129,21 @@ class Transactions:
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
-                if self.errors.needs_another(error):
-                    # Broken or gone stale while it lay in the pool: the next one is new. Once, not
-                    # for ever.
-                    if stale:
-                        raise
-                    stale = True
-                elif not self.errors.was_rolled_back(error) or (
-                    not patient and self.errors.waited_for_lock(error)
-                ):
+                another = self.errors.needs_another(error)
+                # A connection may have broken or become stale in the pool; the next one is new. If
+                # that fails, too, the cause is not the pool.
+                if (another and replaced) or not (another or self._repeats(error, patient=patient)):
                     raise
+                replaced = replaced or another
                 await self.clock.sleep(self.clock.jitter(pause))
                 pause *= 2
         return await self._attempt(work, places, deadline, doing, write=write, locks=locks)
+
+    def _repeats(self, error: TransientStoreError, *, patient: bool) -> bool:
+        """Whether the same connection may repeat the transaction now."""
+        if not self.errors.was_rolled_back(error):
+            return False
+        return patient or not self.errors.waited_for_lock(error)
 
     async def _attempt(
         self,
@@ -153,7 +168,9 @@ class Transactions:
         write: bool,
         locks: bool,
     ) -> T:
-        committing, results, clock = False, [], asyncio.get_running_loop().time
+        committing = False
+        results = []
+        clock = asyncio.get_running_loop().time
 
         def run(connection: Connection) -> None:
             nonlocal committing
@@ -165,8 +182,8 @@ class Transactions:
                 try:
                     transaction.commit()
                 except BaseException:
-                    # SQLAlchemy takes it for ended; SQLite leaves it open, for the next checkout to
-                    # commit.
+                    # SQLAlchemy takes the transaction as ended, but SQLite leaves it open. The next
+                    # user of the connection would commit it.
                     connection.invalidate()
                     raise
                 committing = False
@@ -187,7 +204,7 @@ class Transactions:
                     results.append(await self._sent(connection, driver, work, write=write))
         except TransientStoreError as error:
             if results:
-                # The COMMIT was answered; the connection died on its way back to the pool.
+                # The COMMIT was answered; the connection broke on its way back to the pool.
                 return results[0]
             if not committing or self.errors.was_rolled_back(error):
                 raise
@@ -209,15 +226,16 @@ class Transactions:
         except SQLAlchemyError:
             raise
         except BaseException as error:
-            # The server may still be at it, or gone.
+            # The server may still run the statement, or be gone: the connection cannot be reused.
             await connection.invalidate()
             if write or isinstance(error, TimeoutError) or not isinstance(error, Exception):
                 raise
             raise DBAPIError(None, None, error, connection_invalidated=True) from error
 
     async def ping(self, timeout: float | None, check: Callable[[Connection], bool]) -> bool:
-        """Whether the database answers within `timeout` seconds (None: the transactions' own), and
-        what `check` says.
+        """Whether the database answers within `timeout` seconds and `check` is true.
+
+        None is the timeout of the transactions.
         """
         limit = self.timeout if timeout is None else timeout
         try:

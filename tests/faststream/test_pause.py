@@ -220,10 +220,10 @@ async def test_until_may_be_a_moment(broker: SqlBroker) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"until": 0}, "until must be a length of more than 0"),
-        ({"until": "-5s"}, "until must be a length of more than 0"),
+        ({"until": 0}, "until must be a duration above 0"),
+        ({"until": "-5s"}, "until must be a duration above 0"),
         ({"until": "200 years"}, "until cannot be '200 years'"),
-        ({"until": datetime(2100, 1, 1)}, "until needs a zone"),
+        ({"until": datetime(2100, 1, 1)}, "until needs a time zone"),
         ({"reason": 5}, "reason must be text, got 5"),
         ({"by": b"x"}, "by must be text"),
         ({"queue": ""}, "cannot be the name of a queue"),

@@ -81,7 +81,7 @@ async def test_commit_completes_and_keeps_a_changed_body(broker: SqlBroker, look
         1,
     )
     assert row["headers"] == {"x": 1, "content-type": "application/json"}
-    with pytest.raises(SetupError, match="was committed already"):
+    with pytest.raises(SetupError, match="is committed already"):
         await found.rollback()
 
 

@@ -730,7 +730,7 @@ async def test_a_function_that_cannot_be_called_is_refused(broker: SqlBroker) ->
         (two, "needs a, b"),
         (keyword, "needs at"),
         (Unnamed(), "give the schedule one by name="),
-        ("text", "has no name of its own"),
+        ("text", "has no name: give"),
     ):
         with pytest.raises(SetupError, match=says):
             broker.schedule("* * * * *", queue="q")(function)  # type: ignore[type-var]

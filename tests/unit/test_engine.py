@@ -151,7 +151,7 @@ def test_an_old_sqlite_is_refused() -> None:
 @pytest.mark.parametrize("url", ["sqlite+aiosqlite:///shared.db", f"postgresql+asyncpg://{PLACE}"])
 def test_one_connection_for_everybody_is_refused(url: str) -> None:
     with pytest.raises(
-        SetupError, match=r"StaticPool gives everybody the same connection.* without poolclass"
+        SetupError, match=r"StaticPool has one connection for all tasks.* without poolclass"
     ):
         SqlBroker(create_async_engine(url, poolclass=StaticPool))
 
