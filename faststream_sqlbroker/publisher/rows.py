@@ -96,13 +96,7 @@ def make_row(
             str(queue), payload, _content_type(content_type) if content_type else None
         )
     own = {CONTENT_TYPE: content_type, CORRELATION_ID: correlation_id, REPLY_TO: reply_to}
-    delay = _number(options.get("delay"))
-    at = _number(options.get("next_attempt_at"))
-    if delay is not None and at is not None:
-        raise PublishError(
-            "give delay or next_attempt_at, not both: "
-            f"got delay={delay!r} and next_attempt_at={at!r}"
-        )
+    delay, next_attempt_at = _due(options)
     return NewMessage(
         str(queue),
         payload,
@@ -110,8 +104,8 @@ def make_row(
         priority=_priority(options.get("priority", 0)),
         key=_name("key", options.get("key")),
         dedup_id=_name("dedup_id", options.get("dedup_id")),
-        delay=_from_now(at) if isinstance(at, str | timedelta) else _delay(delay),
-        next_attempt_at=_moment(at),
+        delay=delay,
+        next_attempt_at=next_attempt_at,
         expires_in=_expiry(_number(options.get("expires_in"))),
     )
 
@@ -214,6 +208,20 @@ def _expiry(value: Duration | None) -> float | None:
         return positive_seconds("expires_in", value)
     except SetupError as error:
         raise PublishError(str(error)) from error
+
+
+def _due(options: Mapping[str, Any]) -> tuple[float | None, datetime | None]:
+    """Seconds from now or a moment, at most one of them; a message with neither is due now."""
+    delay = _number(options.get("delay"))
+    at = _number(options.get("next_attempt_at"))
+    if delay is not None and at is not None:
+        raise PublishError(
+            "give delay or next_attempt_at, not both: "
+            f"got delay={delay!r} and next_attempt_at={at!r}"
+        )
+    if isinstance(at, str | timedelta):
+        return _from_now(at), None
+    return _delay(delay), _moment(at)
 
 
 def _from_now(value: str | timedelta) -> float:

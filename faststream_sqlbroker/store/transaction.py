@@ -53,6 +53,7 @@ class Transactions:
             activities: What the transactions are for, unless `run` is told otherwise.
             planning_anew: Transactions of several statements use no cached query plan of the
                 session.
+            clock: For the pauses between repeats.
         """
         self._activities = activities
         self._planning_anew = planning_anew
@@ -129,21 +130,22 @@ class Transactions:
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
-                another = self.errors.needs_another(error)
-                # A connection may have broken or become stale in the pool; the next one is new. If
-                # that fails, too, the cause is not the pool.
-                if (another and replaced) or not (another or self._repeats(error, patient=patient)):
+                if self._gives_up(error, replaced=replaced, patient=patient):
                     raise
-                replaced = replaced or another
+                replaced = replaced or self.errors.needs_another(error)
                 await self.clock.sleep(self.clock.jitter(pause))
                 pause *= 2
         return await self._attempt(work, places, deadline, doing, write=write, locks=locks)
 
-    def _repeats(self, error: TransientStoreError, *, patient: bool) -> bool:
-        """Whether the same connection may repeat the transaction now."""
+    def _gives_up(self, error: TransientStoreError, *, replaced: bool, patient: bool) -> bool:
+        """Whether a repeat right now would not help; `replaced`: the connection was replaced."""
+        if self.errors.needs_another(error):
+            # A connection may have broken or become stale in the pool, so the next one is new. If
+            # that one fails in the same way, the pool is not the cause.
+            return replaced
         if not self.errors.was_rolled_back(error):
-            return False
-        return patient or not self.errors.waited_for_lock(error)
+            return True
+        return not patient and self.errors.waited_for_lock(error)
 
     async def _attempt(
         self,

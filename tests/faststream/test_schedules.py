@@ -729,7 +729,7 @@ async def test_a_function_that_cannot_be_called_is_refused(broker: SqlBroker) ->
     for function, says in (
         (two, "needs a, b"),
         (keyword, "needs at"),
-        (Unnamed(), "give the schedule one by name="),
+        (Unnamed(), "give the schedule one with name="),
         ("text", "has no name: give"),
     ):
         with pytest.raises(SetupError, match=says):
