@@ -22,7 +22,8 @@ class Account:
     """One user; `owner` runs statements as who has made the database."""
 
     def __init__(self, owner: Engine, url: URL) -> None:
-        self.owner, self.url = owner, url
+        self.owner = owner
+        self.url = url
         self.name = f"sqlbroker_{os.getpid()}_{next(NUMBERS)}"
         self.postgresql = owner.dialect.name == "postgresql"
         self.who = self.name if self.postgresql else f"'{self.name}'@'%'"
@@ -62,7 +63,8 @@ class Account:
         url = self.url.set(
             drivername=self.owner.url.drivername, username=self.name, password=PASSWORD
         )
-        engine, refused = create_engine(url, poolclass=NullPool), []
+        engine = create_engine(url, poolclass=NullPool)
+        refused = []
         for statement in statements:
             with engine.connect() as connection:
                 try:

@@ -147,7 +147,8 @@ def database_url(database: str, servers: Servers, tmp_path: Path) -> Iterator[st
     kind = "postgresql" if database == "pgbouncer" else database
     # PgBouncer's sessions are not ended with those of other tests.
     suffix = "_pooled" if database == "pgbouncer" else ""
-    admin, name = servers.admin(kind), f"sqlbroker_test_{os.getpid()}{suffix}"
+    admin = servers.admin(kind)
+    name = f"sqlbroker_test_{os.getpid()}{suffix}"
     if kind == "postgresql" and servers.keep(name):
         _empty(admin, name)
     else:

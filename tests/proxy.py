@@ -54,7 +54,8 @@ class Proxy:
     """Passes bytes on until told otherwise."""
 
     def __init__(self, host: str, port: int, *, postgresql: bool = True) -> None:
-        self._target, self._postgresql = (host, port), postgresql
+        self._target = (host, port)
+        self._postgresql = postgresql
         self._writers: set[asyncio.StreamWriter] = set()
         self._sessions: list[Session] = []
         self._server: asyncio.Server | None = None
@@ -121,7 +122,8 @@ class Proxy:
             return
         pair = {writer, server_writer}
         self._writers |= pair
-        cut, session = asyncio.Event(), Session()
+        cut = asyncio.Event()
+        session = Session()
         self._sessions.append(session)
         try:
             await asyncio.gather(

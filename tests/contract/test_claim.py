@@ -190,7 +190,8 @@ async def test_a_renewal_may_wait_for_a_locked_row_and_lengthens_its_lease_then(
     """Locked by a shorter renewal, which writes the row anew: what waits must find the new one."""
     await bench.put(2)
     leases = [(m.id, m.lease_token) for m in await bench.claim()]
-    store, before = bench.store, await bench.store.now()
+    store = bench.store
+    before = await bench.store.now()
     async with store.engine.connect() as connection:
         await connection.run_sync(lambda c: store.dialect.renew(c, leases, 60.0, skip_locked=True))
         waiting = asyncio.create_task(store.renew(leases[:1], 7200.0))
@@ -285,7 +286,8 @@ async def test_f6_a_claim_leaves_suspects_and_reports_them(bench: Bench) -> None
             f"UPDATE message SET deliveries_count = {deliveries}, attempts_count = {attempts} "
             f"WHERE id = {message_id}"
         )
-    suspicion, before = Suspicion.under(2), await bench.rows()
+    suspicion = Suspicion.under(2)
+    before = await bench.rows()
     assert suspicion is not None
     pairs = await bench.store.ready_pairs(["q"])
     claimed = await bench.store.claim(pairs, 4, LEASE, uuid4(), suspicion=suspicion)
@@ -333,7 +335,8 @@ async def _lease_seconds(bench: Bench) -> list[int]:
 @pytest.mark.parametrize("after", [0, 2, 9])
 async def test_rows_that_wait_for_a_worker_are_leased_for_less(bench: Bench, after: int) -> None:
     """The first ones in the order of the claim, over its pairs."""
-    last, first = await bench.put(3), await bench.put(3, priority=1)
+    last = await bench.put(3)
+    first = await bench.put(3, priority=1)
     pairs = await bench.store.ready_pairs(["q"])
     rows = await bench.store.claim(pairs, 5, LEASE, uuid4(), prefetch=Prefetch(after, 20.0))
     order = [*first, *last[:2]]

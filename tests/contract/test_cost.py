@@ -22,7 +22,8 @@ class Steps:
     """Publish, claim and settle `SIZE` messages."""
 
     def __init__(self, bench: Bench) -> None:
-        self._bench, self._claimed = bench, list[Any]()
+        self._bench = bench
+        self._claimed = list[Any]()
 
     async def publish(self) -> None:
         await self._bench.store.insert([NewMessage("q", b"1")])
@@ -47,7 +48,8 @@ NAMES = "publish", "publish_batch", "look", "claim", "settle"
 
 async def counted(bench: Bench, count: Callable[[], int]) -> dict[str, int]:
     """The rise of `count` by each step, once statements are prepared and connections made."""
-    steps, costs = Steps(bench), {}
+    steps = Steps(bench)
+    costs = {}
     for _ in range(2):
         for name in NAMES:
             step: Callable[[], Awaitable[None]] = getattr(steps, name)
@@ -121,7 +123,9 @@ async def test_a_thousand_queues_take_as_few_statements_as_one(bench: Bench) -> 
         seen.append(statement)
 
     async def steps(queues: list[str]) -> dict[str, int]:
-        store, costs, token = bench.store, dict[str, int](), uuid4()
+        store = bench.store
+        costs = dict[str, int]()
+        token = uuid4()
         claimed: list[Any] = []
 
         async def cost(name: str, step: Awaitable[Any]) -> Any:

@@ -28,7 +28,8 @@ with_row_locks = pytest.mark.parametrize(
 
 async def fill(bench: Bench, *, seed: int) -> None:
     """A number of due rows, and some of a later day, in some of the pairs of queue and priority."""
-    pick, rows = random.Random(seed), list[NewMessage]()
+    pick = random.Random(seed)
+    rows = list[NewMessage]()
     for queue, priority in itertools.product(QUEUES, PRIORITIES):
         if pick.random() < 0.4:
             continue
@@ -40,7 +41,8 @@ async def fill(bench: Bench, *, seed: int) -> None:
 
 async def due_rows(bench: Bench) -> dict[Place, list[int]]:
     """The ids of the rows that can be claimed, of each pair in their order."""
-    now, found = await bench.store.now(), dict[Place, list[int]]()
+    now = await bench.store.now()
+    found = dict[Place, list[int]]()
     rows = [
         r for r in await bench.rows() if r["state"] == "PENDING" and r["next_attempt_at"] <= now
     ]

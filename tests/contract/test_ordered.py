@@ -83,7 +83,8 @@ async def test_priorities_order_keys_not_the_messages_of_one(bench: Bench) -> No
 
 
 async def test_queues_have_orders_of_their_own(bench: Bench) -> None:
-    [one], [two] = await bench.put(1, "q", key="a"), await bench.put(1, "r", key="a")
+    [one] = await bench.put(1, "q", key="a")
+    [two] = await bench.put(1, "r", key="a")
     assert await ids(bench, 10, "q", "r") == [one, two]
 
 
@@ -181,7 +182,8 @@ async def test_claimers_at_once_never_lease_a_key_twice(bench: Bench) -> None:
 
 async def all_of(bench: Bench, limit: int) -> tuple[list[int], int]:
     """The rows that one rotation through the queue finds, and the number of claims."""
-    cursors, found = Cursors(), list[int]()
+    cursors = Cursors()
+    found = list[int]()
     for turn in range(1, 40):
         rows, again, cursors = await claim(bench, limit, cursors=cursors)
         found += [row.id for row in rows]

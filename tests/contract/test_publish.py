@@ -46,10 +46,8 @@ async def test_no_part_of_a_body_runs_as_sql(bench: Bench, driver: str) -> None:
         url.set(drivername=f"{url.get_backend_name()}+{driver}"),
         connect_args={"init_command": "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'"},
     )
-    other, body = (
-        Store(engine, bench.store.tables),
-        b"', NULL, 7, NULL, NULL, NOW(), NOW(), NULL) -- ",
-    )
+    other = Store(engine, bench.store.tables)
+    body = b"', NULL, 7, NULL, NULL, NOW(), NOW(), NULL) -- "
     try:
         with pytest.raises(SetupError, match="NO_BACKSLASH_ESCAPES"):
             await other.insert([NewMessage("q", body)])

@@ -24,7 +24,8 @@ class Counting:
     """Notes how many rows each INSERT has."""
 
     def __init__(self, store: Store) -> None:
-        self._original, self.sizes = store.dialect.inserting, list[int]()
+        self._original = store.dialect.inserting
+        self.sizes = list[int]()
 
     def __call__(self, rows: Any) -> Any:
         self.sizes.append(len(rows))
@@ -122,7 +123,8 @@ class TestShortcut:
 
     async def test_the_shortcut_is_used_by_publishes_claims_and_settles(self, bench: Bench) -> None:
         await bench.put(1)
-        fetch, texts = bench.store._shortcut.fetch, []
+        fetch = bench.store._shortcut.fetch
+        texts = []
 
         async def noting(driver: Any, query: Any, **options: Any) -> Any:
             texts.append(str(query.clause).split()[0])
@@ -230,11 +232,14 @@ class TestShortcut:
 async def test_a_publish_is_bounded_however_many_are_before_it(bench: Bench, database: str) -> None:
     """Another session keeps the table, or the database, locked."""
     if database == "sqlite":
-        lock, url = "BEGIN IMMEDIATE", bench.store.engine.url
+        lock = "BEGIN IMMEDIATE"
+        url = bench.store.engine.url
     elif database in MYSQL:
-        lock, url = "LOCK TABLES message READ", bench.store.engine.url
+        lock = "LOCK TABLES message READ"
+        url = bench.store.engine.url
     else:
-        lock, url = "LOCK TABLE message IN EXCLUSIVE MODE", bench.store.engine.url
+        lock = "LOCK TABLE message IN EXCLUSIVE MODE"
+        url = bench.store.engine.url
     engine = create_async_engine(url)
     store = Store(
         engine, bench.store.tables, statement_timeout=3.0, pgbouncer=database == "pgbouncer"

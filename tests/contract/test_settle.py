@@ -374,7 +374,8 @@ async def test_a_release_between_two_statements_of_a_settle(
     result = await bench.store.settle([settle(message, outcome, RULES, ended_after=0.0)])
     intruder.remove()
     assert intruder.statements > 0
-    live, archived = await bench.rows(), await bench.rows(archive=True)
+    live = await bench.rows()
+    archived = await bench.rows(archive=True)
     assert len(live) + len(archived) == 1
     if result.settled:
         expected = {"Ack": "COMPLETED", "Nack": "RETRYABLE", "Release": "PENDING"}
@@ -389,7 +390,9 @@ class _Intruder:
     def __init__(self, bench: Bench, step: int) -> None:
         from sqlalchemy import create_engine
 
-        self.bench, self.step, self.statements = bench, step, 0
+        self.bench = bench
+        self.step = step
+        self.statements = 0
         url = bench.store.engine.url
         drivers = {
             "postgresql": "psycopg",

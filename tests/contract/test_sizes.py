@@ -85,7 +85,8 @@ async def test_an_answer_that_is_too_large_is_refused_for_good(bench: Bench) -> 
 @on_mysql
 async def test_each_connection_is_asked_once(bench: Bench) -> None:
     engine = create_async_engine(bench.store.engine.url, pool_size=1, max_overflow=0)
-    store, asked = Store(engine, bench.store.tables), list[str]()
+    store = Store(engine, bench.store.tables)
+    asked = list[str]()
 
     @event.listens_for(engine.sync_engine, "before_cursor_execute")
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:

@@ -43,7 +43,8 @@ async def test_a_unit_is_written_with_its_answers(bench: Bench, moved: bool) -> 
     settlements = together(rows, "a", "b")
     if moved:
         for settlement in settlements[1:]:
-            settlement.state, settlement.queue = MessageState.PENDING, "next"
+            settlement.state = MessageState.PENDING
+            settlement.queue = "next"
     result = await bench.store.settle(settlements)
     assert (result.settled, result.lost) == ({row.id for row in rows}, set())
     queues = [row["queue"] for row in await bench.rows()]
@@ -236,7 +237,8 @@ async def test_two_outcomes_of_a_message_are_not_written_together(bench: Bench) 
     both = [*together([older], "old"), *together([later], "new")]
     with pytest.raises(StoreError, match="two outcomes"):
         await bench.store.settle(both)
-    outcomes, batch = Outcomes(), Batch(both, State.WRITING, State.QUEUED)
+    outcomes = Outcomes()
+    batch = Batch(both, State.WRITING, State.QUEUED)
     outcomes.batches.append(batch)
     assert not await write(bench.store, outcomes, batch, skip_locked=False)
     assert not batch.parts

@@ -63,7 +63,8 @@ class Reader:
 
     async def work(self, words: list[str], output: str) -> None:
         """Run a worker until it has printed `output`, in any order of lines; then stop it."""
-        log, errors = self.folder / "out", self.folder / "err"
+        log = self.folder / "out"
+        errors = self.folder / "err"
         with log.open("wb") as out, errors.open("wb") as err:
             app = subprocess.Popen(
                 [sys.executable, "-m", *words],

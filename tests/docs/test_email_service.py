@@ -18,7 +18,8 @@ from docs.examples.emails.traffic import moments
 ROOT = Path(__file__).parent.parent.parent
 SECOND = 1_000_000
 RULES = Rules(hour=4 * SECOND, minute=SECOND, undo=SECOND, rate=2)
-KILLED, OTHER = 11, 12
+KILLED = 11
+OTHER = 12
 
 
 def mail(number: int, at: float, user: str = "ada", **more: Any) -> Mail:

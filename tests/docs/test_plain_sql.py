@@ -21,7 +21,8 @@ BLOCK = re.compile(r"<!-- (\w+): (\w+) -->\n```sql\n(.*?)```", re.DOTALL)
 LATER = re.compile(r"An hour later: `next_attempt_at` is\s`([^`]+)`")
 STATEMENTS = {(kind, name): sql for kind, name, sql in BLOCK.findall(PAGE)}
 TIMES = dict(zip(("postgresql", "mysql", "sqlite"), LATER.findall(PAGE), strict=True))
-JSON, TEXT = '{"content-type": "application/json"}', '{"content-type": "text/plain"}'
+JSON = '{"content-type": "application/json"}'
+TEXT = '{"content-type": "text/plain"}'
 SESSIONS = {
     "postgresql": [
         "SET standard_conforming_strings = on",
@@ -58,7 +59,8 @@ def block(database: str, name: str) -> list[str]:
 @pytest.fixture
 async def got(engine: AsyncEngine) -> AsyncIterator[Got]:
     """What a subscriber of the queue "orders" is given."""
-    broker, got = SqlBroker(engine, logger=None), Got()
+    broker = SqlBroker(engine, logger=None)
+    got = Got()
 
     @broker.subscriber("orders", max_fetch_interval=0.05)
     async def handle(body: Any, message: SqlBrokerMessage) -> None:

@@ -334,7 +334,8 @@ async def test_no_body_and_no_header_is_logged(
     """Not when the database refuses a row either, which PostgreSQL quotes then."""
     url = make_url(database_url)
     url = url if driver is None else url.set(drivername=driver)
-    engine, heard = create_async_engine(url), Heard()
+    engine = create_async_engine(url)
+    heard = Heard()
     logger = logging.Logger("test", logging.DEBUG)  # noqa: LOG001 - one for this test
     logger.addHandler(heard)
     broker = SqlBroker(engine, logger=logger, log_level=logging.DEBUG)
@@ -375,10 +376,8 @@ async def test_no_body_and_no_header_is_logged(
 
 @servers_only
 async def test_no_password_is_logged(user: Account) -> None:
-    engine, heard = (
-        create_async_engine(user.url.set(username=user.name, password="hunter2 it was")),
-        Heard(),
-    )
+    engine = create_async_engine(user.url.set(username=user.name, password="hunter2 it was"))
+    heard = Heard()
     logger = logging.Logger("test", logging.DEBUG)  # noqa: LOG001 - one for this test
     logger.addHandler(heard)
     broker = SqlBroker(engine, logger=logger)

@@ -62,7 +62,8 @@ def _builder(
 
 def make_certificates(folder: Path, host: str) -> None:
     """Write ca.pem, and server.pem with server.key for `host`, which that CA has signed."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), _name(f"the CA of {folder.name}")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"the CA of {folder.name}")
     basic = x509.BasicConstraints(ca=True, path_length=None)
     ca = _builder(name, name, key).add_extension(basic, critical=True).sign(key, hashes.SHA256())
     own = ec.generate_private_key(ec.SECP256R1())
@@ -93,7 +94,8 @@ def served(
 ) -> Iterator[tuple[str, str, Path]]:
     """The kind of a server with a certificate for localhost, its URL, and a folder with its CA's
     and another's."""
-    kind, known = request.param, tmp_path_factory.mktemp("ca")
+    kind = request.param
+    known = tmp_path_factory.mktemp("ca")
     try:
         with ExitStack() as stack:
             folder, _ = stack.enter_context(
@@ -127,7 +129,8 @@ async def refused(engine: AsyncEngine) -> None:
         DBAPIError if engine.dialect.driver != "asyncpg" else ssl.SSLError
     ) as caught:
         await engine.connect()
-    said, error = "", caught.value
+    said = ""
+    error = caught.value
     while error is not None:
         said, error = f"{said}\n{error}", error.__cause__ or error.__context__  # type: ignore[assignment]
     assert "certificate" in said, said

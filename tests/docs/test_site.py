@@ -89,7 +89,8 @@ def test_a_search_finds(site: Path, words: str) -> None:
 
 
 def test_links_inside_the_site_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
-    broken, checked = [], 0
+    broken = []
+    checked = 0
     for path, page in pages.items():
         if path.name == "404.html":  # its addresses are those of the server's root
             continue

@@ -98,7 +98,8 @@ async def test_a_workers_messages_are_given_back_at_an_operators_word(
 async def test_only_the_messages_of_a_dead_worker_are_given_back(
     engine: AsyncEngine, broker: SqlBroker, look: Look
 ) -> None:
-    fleet, store = broker._store.live_subscribers, broker._store
+    fleet = broker._store.live_subscribers
+    store = broker._store
     holders = {
         name: worker_name(name, bytes([n]) * 8) for n, name in enumerate(("gone", "other"), 1)
     }

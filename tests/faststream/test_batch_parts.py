@@ -53,7 +53,8 @@ def ends(rows: list[dict[str, Any]]) -> list[tuple[str, str | None, int]]:
     return [(row["state"], row["reason"], row["attempts_count"]) for row in rows]
 
 
-GOOD, BAD = ("COMPLETED", None, 1), ("FAILED", "max_attempts", 2)
+GOOD = ("COMPLETED", None, 1)
+BAD = ("FAILED", "max_attempts", 2)
 INVALID = ("FAILED", "invalid_body", 1)
 
 

@@ -58,7 +58,8 @@ async def test_missing_tables_are_logged_in_one_line_with_the_remedy(
     engine: AsyncEngine,
 ) -> None:
     """`faststream run` prints it before its traceback. The installed package has what it names."""
-    said, heard = io.StringIO(), logging.getLogger("missing tables")
+    said = io.StringIO()
+    heard = logging.getLogger("missing tables")
     heard.addHandler(handler := logging.StreamHandler(said))
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     broker = SqlBroker(engine, logger=heard)

@@ -52,7 +52,9 @@ def has_contents(cell: types.CellType) -> bool:
 
 def clocks(broker: SqlBroker) -> tuple[list[Clock], set[str]]:
     """The clocks of all parts of `broker`, and the names of the parts' classes."""
-    found, seen, names = list[Clock](), dict[int, Any](), set[str]()
+    found = list[Clock]()
+    seen = dict[int, Any]()
+    names = set[str]()
     waiting: list[Any] = [broker]
     while waiting:
         part = waiting.pop()

@@ -560,7 +560,8 @@ async def test_an_extended_lease_is_not_shortened_and_a_lost_one_raises(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     answers: list[Any] = []
-    ticks, tick = 0, LeaseKeeper.tick
+    ticks = 0
+    tick = LeaseKeeper.tick
 
     async def counted(self: LeaseKeeper) -> float:
         nonlocal ticks
@@ -599,7 +600,9 @@ async def test_an_extension_goes_past_max_lease(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     """Without it the message would come back while its handler runs, and be handled twice."""
-    calls, lease, store = 0, 2, broker._store
+    calls = 0
+    lease = 2
+    store = broker._store
 
     async def over() -> bool:
         # The last renewal is made before `max_lease`, and lasts for a lease.

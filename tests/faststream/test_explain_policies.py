@@ -28,7 +28,9 @@ class Scene:
     """A running subscriber with policies, and a broker elsewhere that is asked."""
 
     def __init__(self, broker: SqlBroker, other: SqlBroker, look: Look) -> None:
-        self.broker, self.other, self.look = broker, other, look
+        self.broker = broker
+        self.other = other
+        self.look = look
         self.go = asyncio.Event()
         self.started: list[Any] = []
 
@@ -74,7 +76,8 @@ async def scene(
 
 async def test_a_message_outside_its_window(scene: Scene) -> None:
     now = await scene.broker._store.now()
-    start, end = f"{(now.hour + 2) % 24:02}:00", f"{(now.hour + 3) % 24:02}:00"
+    start = f"{(now.hour + 2) % 24:02}:00"
+    end = f"{(now.hour + 3) % 24:02}:00"
     await scene.start(Window(start, end))
     reason = await scene.reason(await scene.broker.publish(1, "q"), "outside_window")
     assert reason.until is not None

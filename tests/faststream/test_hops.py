@@ -253,7 +253,8 @@ def test_only_so_many_names_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> 
     told: list[str] = []
 
     class Row:
-        id, queue = 1, "front"
+        id = 1
+        queue = "front"
 
     names: Any = Destinations(0.0)
     for name in ("a", "b", "c"):

@@ -52,7 +52,8 @@ async def test_one_holder_at_a_time_and_a_greater_fence_each_time(
 ) -> None:
     """Z5: across brokers of the same database, each a process of its own as far as they know."""
     others = [SqlBroker(engine, logger=None) for _ in range(3)]
-    inside, fences = 0, list[int]()
+    inside = 0
+    fences = list[int]()
 
     async def work(of: SqlBroker) -> None:
         nonlocal inside
@@ -199,7 +200,8 @@ async def test_an_expired_lease_that_was_not_taken_over_was_exclusive(
 async def test_a_long_block_is_renewed_and_a_short_one_is_not(
     broker: SqlBroker, engine: AsyncEngine
 ) -> None:
-    renewals, extend = 0, LockStore.extend
+    renewals = 0
+    extend = LockStore.extend
 
     async def counted(self: LockStore, *arguments: Any) -> bool:
         nonlocal renewals
@@ -231,7 +233,8 @@ async def test_a_long_block_is_renewed_and_a_short_one_is_not(
 async def test_a_renewal_that_fails_is_repeated_until_the_lease_is_over(
     broker: SqlBroker, heard: Heard
 ) -> None:
-    down, extend = True, LockStore.extend
+    down = True
+    extend = LockStore.extend
 
     async def failing(self: LockStore, *arguments: Any) -> bool:
         if down:
@@ -294,7 +297,8 @@ async def test_a_cancelled_block_gives_back(broker: SqlBroker) -> None:
 @pytest.mark.parametrize("ticks", range(8))
 async def test_a_cancelled_acquire_leaves_nothing_locked(broker: SqlBroker, ticks: int) -> None:
     """At every moment, that between the answer to the COMMIT and the block included."""
-    acquire, tries = LockStore.acquire, 0
+    acquire = LockStore.acquire
+    tries = 0
 
     async def slowly(self: LockStore, *arguments: Any) -> int | None:
         nonlocal tries
@@ -377,7 +381,9 @@ async def test_an_acquire_that_stays_unknown_is_given_back(broker: SqlBroker) ->
 async def test_a_database_that_goes_away_is_waited_for_but_not_at_the_first_try(
     broker: SqlBroker, engine: AsyncEngine, heard: Heard
 ) -> None:
-    other, acquire, down = SqlBroker(engine, logger=None), LockStore.acquire, True
+    other = SqlBroker(engine, logger=None)
+    acquire = LockStore.acquire
+    down = True
 
     async def failing(self: LockStore, *arguments: Any) -> int | None:
         if down:
@@ -480,7 +486,8 @@ async def test_a_fence_guards_a_row_of_the_users_own(
 
 async def test_a_token_is_of_one_acquisition(broker: SqlBroker, look: Look) -> None:
     """Released, the same token takes the lock anew, with a new fence."""
-    locks, token = broker._store.locks, UUID(int=7)
+    locks = broker._store.locks
+    token = UUID(int=7)
     assert await locks.acquire("k", token, 5) == 1
     assert await locks.acquire("k", token, 5) == 1
     assert await locks.acquire("k", UUID(int=8), 5) is None

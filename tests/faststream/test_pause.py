@@ -104,7 +104,8 @@ async def test_only_the_paused_queue_waits(
 async def test_running_messages_go_on_and_waiting_ones_are_given_back(
     broker: SqlBroker, look: Look
 ) -> None:
-    started, may_end = asyncio.Event(), asyncio.Event()
+    started = asyncio.Event()
+    may_end = asyncio.Event()
     handled: list[int] = []
 
     @broker.subscriber("q", **QUICK)
@@ -365,7 +366,9 @@ async def test_a_pause_that_arrives_during_a_heartbeat_holds(
 ) -> None:
     """An answer read before the pause must not open the queue again."""
     handled = collect(broker, "q")
-    fleet, reading, may_answer = broker._store.live_subscribers, asyncio.Event(), asyncio.Event()
+    fleet = broker._store.live_subscribers
+    reading = asyncio.Event()
+    may_answer = asyncio.Event()
     announce: Callable[..., Any] = fleet.announce
 
     async def slow(*args: Any, **options: Any) -> frozenset[str]:

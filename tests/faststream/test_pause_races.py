@@ -45,7 +45,8 @@ async def member(broker: SqlBroker) -> Registration:
 def answer_first_last(monkeypatch: pytest.MonkeyPatch, fleet: Any, name: str) -> None:
     """Hold back the first answer of `name` until the second was given, if one is under way."""
     change: Callable[..., Any] = getattr(fleet, name)
-    second, calls = asyncio.Event(), 0
+    second = asyncio.Event()
+    calls = 0
 
     async def late(*args: Any) -> Any:
         nonlocal calls
@@ -83,7 +84,9 @@ async def test_two_resumes_at_the_same_time_both_open(
 async def test_a_late_answer_does_not_hide_newer_pauses_of_other_processes(
     database_url: str, broker: SqlBroker, member: Registration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet, written, may_answer = broker._store.live_subscribers, asyncio.Event(), asyncio.Event()
+    fleet = broker._store.live_subscribers
+    written = asyncio.Event()
+    may_answer = asyncio.Event()
     pause = fleet.pause
 
     async def late(*args: Any) -> frozenset[str]:

@@ -64,11 +64,9 @@ async def test_opaque_bodies_to_a_destination(broker: SqlBroker, look: Look) -> 
 
 
 def test_the_pipelines_of_a_broker_and_its_routers() -> None:
-    broker, router, inner = (
-        SqlBroker(URL, logger=None),
-        SqlBrokerRouter("r."),
-        SqlBrokerRouter("i."),
-    )
+    broker = SqlBroker(URL, logger=None)
+    router = SqlBrokerRouter("r.")
+    inner = SqlBrokerRouter("i.")
     own = broker.pipeline("Own", Step("a"), Step("b"), forward_to="c")
     other = router.pipeline("Other", Step("a"), forward_to="d")
     deep = inner.pipeline("Deep", Step("a"), forward_to=DESTINATION)
@@ -85,7 +83,8 @@ def test_the_pipelines_of_a_broker_and_its_routers() -> None:
 
 @pytest.mark.parametrize("version", ["2.6.0", "3.0.0"])
 def test_a_service_in_documents(version: str) -> None:
-    broker, router = SqlBroker(URL, logger=None, tags=[{"name": "mine"}]), SqlBrokerRouter("p.")
+    broker = SqlBroker(URL, logger=None, tags=[{"name": "mine"}])
+    router = SqlBrokerRouter("p.")
     router.pipeline("Email", Step("email"), Step("email.paced"), forward_to="email.send")
     broker.include_router(router)
     broker.pipeline("Hidden", Step("hidden"), forward_to="x", include_in_schema=False)

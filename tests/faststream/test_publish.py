@@ -294,7 +294,8 @@ def test_a_naive_moment_in_a_response() -> None:
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_publisher_headers_go_under_the_calls(broker: SqlBroker, look: Look) -> None:
-    own, given = {"a": 1, "b": 1}, {"b": 2}
+    own = {"a": 1, "b": 1}
+    given = {"b": 2}
     publisher = broker.publisher("q", headers=own)
     await publisher.publish("x", headers=given)
     assert headers_of(await look.in_state("PENDING")) == {
@@ -360,7 +361,8 @@ async def test_statements_and_publishes_on_one_connection_take_turns(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
     """SQLAlchemy lets statements of several tasks wait for each other; a publish is one of them."""
-    rounds, in_a_round = 20, 4
+    rounds = 20
+    in_a_round = 4
     for n in range(rounds):
         async with engine.begin() as connection:
             await connection.execute(text("SELECT 1"))

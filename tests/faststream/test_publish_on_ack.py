@@ -276,7 +276,8 @@ async def test_a_repeat_after_an_unanswered_commit_writes_no_answer_twice(
         return body
 
     store = broker.config.store
-    original, lost = store.settle, []
+    original = store.settle
+    lost = []
 
     async def unanswered(batch: Any, **options: Any) -> Any:
         result = await original(batch, **options)

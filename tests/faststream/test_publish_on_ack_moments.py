@@ -20,7 +20,9 @@ async def test_a_publish_during_the_commit_of_its_ack_is_refused(
     broker: SqlBroker, look: Look
 ) -> None:
     """It would be accepted, and never written: what is committed was decided before."""
-    committing, tried, tasks = asyncio.Event(), asyncio.Event(), list[asyncio.Task[None]]()
+    committing = asyncio.Event()
+    tried = asyncio.Event()
+    tasks = list[asyncio.Task[None]]()
     refusals: list[str] = []
     commit = HandlerTransaction.commit
 
@@ -77,7 +79,8 @@ async def test_a_middleware_may_join_before_the_handler(
 
 async def test_a_task_of_one_message_does_not_join_the_next(broker: SqlBroker, look: Look) -> None:
     """One worker: all messages, and the tasks that they leave, share its context."""
-    second, tasks = asyncio.Event(), list[asyncio.Task[None]]()
+    second = asyncio.Event()
+    tasks = list[asyncio.Task[None]]()
     refusals: list[str] = []
 
     async def late() -> None:

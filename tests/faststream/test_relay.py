@@ -132,7 +132,8 @@ async def test_the_order_of_each_key_is_kept_on_request(
     remote = RedisBroker(redis_url, logger=None)
     await remote.start()
     producer: Any = type(remote.config.producer)
-    publish, calls = producer.publish, 0
+    publish = producer.publish
+    calls = 0
 
     async def flaky(self: Any, cmd: Any) -> Any:
         nonlocal calls
@@ -173,7 +174,8 @@ async def test_the_order_of_each_key_is_kept_on_request(
 async def test_a_broker_that_is_not_started_is_named(
     look: Look, heard: Heard, broker: SqlBroker
 ) -> None:
-    kafka, remote = KafkaBroker("localhost:9092", logger=None), RedisBroker(logger=None)
+    kafka = KafkaBroker("localhost:9092", logger=None)
+    remote = RedisBroker(logger=None)
 
     @broker.subscriber("a", **QUICK)
     @kafka.publisher("orders")

@@ -309,7 +309,8 @@ async def test_a_cancelled_reserve_leases_nothing(
     broker: SqlBroker, look: Look, ticks: int
 ) -> None:
     """The one between the answer to the COMMIT and the end of decoding included."""
-    take, tries = DirectClaims.take, 0
+    take = DirectClaims.take
+    tries = 0
 
     async def slowly(self: DirectClaims, *arguments: Any, **options: Any) -> Any:
         nonlocal tries
@@ -499,7 +500,8 @@ async def test_a_move_or_a_rollback_wakes_a_subscriber(broker: SqlBroker, look: 
 
     for queue in ("a", "a"):
         await broker.publish("x", queue)
-    moved, back = await reserved(broker, "a"), await reserved(broker, "a")
+    moved = await reserved(broker, "a")
+    back = await reserved(broker, "a")
     await back.move_to("q", delay=0)
     back = await reserved(broker, "q")
     await broker.start()

@@ -368,7 +368,8 @@ async def test_ping_tells_of_a_publish_that_is_refused(
 @sqlite_only
 async def test_a_file_that_cannot_be_written_for_a_while(database_url: str) -> None:
     """Connections opened in that time are not used again."""
-    engine, read_only = create_async_engine(database_url), asyncio.Event()
+    engine = create_async_engine(database_url)
+    read_only = asyncio.Event()
 
     @event.listens_for(engine.sync_engine, "connect")
     def connected(driver: Any, _record: Any) -> None:
@@ -407,7 +408,9 @@ class Gate:
 
     def __init__(self, broker: SqlBroker, **options: Any) -> None:
         self.handled: list[int] = []
-        self.third, self.spoiled, self.known = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.third = asyncio.Event()
+        self.spoiled = asyncio.Event()
+        self.known = asyncio.Event()
         options |= QUICK
 
         @broker.subscriber("q", fetch_batch_size=10, **options)

@@ -13,7 +13,8 @@ from tests.helpers import eventually
 
 async def test_the_prefix_is_for_both_sides(broker: SqlBroker, look: Look) -> None:
     got: list[str] = []
-    router, outer = SqlBrokerRouter(prefix="inner."), SqlBrokerRouter(prefix="outer.")
+    router = SqlBrokerRouter(prefix="inner.")
+    outer = SqlBrokerRouter(prefix="outer.")
 
     @router.subscriber("in", **QUICK)
     @router.publisher("out")

@@ -107,7 +107,8 @@ async def rows_of(look: Look, count: int) -> list[dict[str, Any]]:
 
 
 async def at_rest(look: Look, name: str = "s") -> bool:
-    state, c = await remembered(look, name), look.tables.policy_state.c
+    state = await remembered(look, name)
+    c = look.tables.policy_state.c
     async with look.engine.connect() as connection:
         found = await connection.execute(
             select(c.lease_token).where(c.scope == "schedule", c.key == name)
@@ -406,7 +407,8 @@ async def test_a_function_that_fails_is_tried_again_and_the_time_is_not_lost(
     await broker.stop()
 
     # A day passes.
-    state, back = await remembered(look), timedelta(days=1)
+    state = await remembered(look)
+    back = timedelta(days=1)
     assert state.decided_at is not None
     await remember(look, next_at=due - back, decided_at=state.decided_at - back)
     await broker.start()
@@ -456,7 +458,8 @@ async def test_an_error_of_the_database_between_both_steps_neither_loses_nor_dou
     broker.publish_on_schedule("s", "0 0 1 1 *", "q", "x")
     await first_start(broker, look)
     await remember(look, next_at=await now(broker))
-    publish, fails = Schedules.publish, 2
+    publish = Schedules.publish
+    fails = 2
 
     async def fail(self: Schedules, *arguments: Any) -> bool:
         nonlocal fails
@@ -494,7 +497,8 @@ async def test_a_process_that_lost_its_schedule_writes_nothing(
     broker: SqlBroker, engine: AsyncEngine, look: Look, heard: Heard
 ) -> None:
     """Its process stood still for longer than its lease; another process has published by then."""
-    inside, go = asyncio.Event(), asyncio.Event()
+    inside = asyncio.Event()
+    go = asyncio.Event()
 
     @broker.schedule("0 0 1 1 *", queue="q", name="s")
     async def slow() -> str:
@@ -600,7 +604,9 @@ async def test_a_schedule_whose_claim_was_not_answered_is_free_at_once(
     broker.publish_on_schedule("s", "0 0 1 1 *", "q", "x")
     await first_start(broker, look)
     await remember(look, next_at=await now(broker))
-    scheduler, schedules, taken = broker._scheduler, broker._store.schedules, asyncio.Event()
+    scheduler = broker._scheduler
+    schedules = broker._store.schedules
+    taken = asyncio.Event()
     hold = schedules.hold
 
     async def unheard(*args: Any) -> None:
@@ -656,7 +662,8 @@ async def test_an_unanswered_commit_neither_loses_nor_doubles(
 
 
 async def test_routers_may_declare_them(broker: SqlBroker, look: Look) -> None:
-    router, outer = SqlBrokerRouter(prefix="inner."), SqlBrokerRouter(prefix="outer.")
+    router = SqlBrokerRouter(prefix="inner.")
+    outer = SqlBrokerRouter(prefix="outer.")
 
     @router.schedule(EVERY_SECOND, queue="q", name="s")
     def make() -> str:

@@ -83,7 +83,8 @@ async def test_a_rolling_change_is_warned_of_once_for_each_pair_with_both_texts(
     broker: SqlBroker, other: tuple[SqlBroker, Heard]
 ) -> None:
     second, heard = other
-    old, new = Throttle(5, per="1s"), Throttle(7, per="1s")
+    old = Throttle(5, per="1s")
+    new = Throttle(7, per="1s")
     subscribe(broker, policies=[old])
     subscribe(broker, policies=[old])  # an old process more
     subscribe(broker, "alike", policies=[old])

@@ -49,7 +49,8 @@ async def test_a_system_exit_in_a_handler_does_not_hang_the_stop(
 
 
 async def test_a_running_handler_ends_before_the_stop(broker: SqlBroker, look: Look) -> None:
-    started, may_end = asyncio.Event(), asyncio.Event()
+    started = asyncio.Event()
+    may_end = asyncio.Event()
 
     @broker.subscriber("q", **QUICK)
     async def handle(body: Any) -> None:
@@ -165,7 +166,8 @@ async def test_a_subscriber_starts_again_after_stop_consume(broker: SqlBroker, l
 async def test_a_start_while_the_stop_is_under_way_waits_for_it(
     broker: SqlBroker, look: Look
 ) -> None:
-    running, go_on = asyncio.Event(), asyncio.Event()
+    running = asyncio.Event()
+    go_on = asyncio.Event()
     subscriber = broker.subscriber("q", **QUICK)
 
     @subscriber

@@ -237,7 +237,8 @@ async def test_a_lost_lease_is_not_started(broker: SqlBroker, look: Look, bodies
 async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any) -> None:
     """An expired lease is neither released nor renewed while the handler's transaction lives, and
     works."""
-    running, go_on = asyncio.Event(), asyncio.Event()
+    running = asyncio.Event()
+    go_on = asyncio.Event()
 
     @broker.subscriber("in", **OPTIONS, release_stuck_interval=0.05, release_stuck_timeout=3)
     async def handle(body: str, connection: SqlConnection) -> None:
@@ -268,7 +269,9 @@ async def test_a_session_that_dies_commits_nothing(
     broker: SqlBroker, look: Look, bodies: Any, engine: AsyncEngine
 ) -> None:
     """The lock goes with the session, so another may claim the message; ours cannot commit."""
-    running, go_on, calls = asyncio.Event(), asyncio.Event(), []
+    running = asyncio.Event()
+    go_on = asyncio.Event()
+    calls = []
 
     @broker.subscriber("in", **OPTIONS)
     async def handle(body: str, connection: SqlConnection) -> None:
@@ -355,7 +358,8 @@ async def test_without_a_connection_the_message_waits_uncharged(
     async def handle(body: str, connection: SqlConnection) -> None:
         await connection.execute(insert(effects).values(body=body))
 
-    handlers, failures = broker.config.store.handlers, []
+    handlers = broker.config.store.handlers
+    failures = []
     original = handlers.open
 
     def failing() -> Any:

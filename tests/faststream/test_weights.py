@@ -55,7 +55,8 @@ async def test_one_message_at_a_time_follows_the_weights(
 
 
 async def test_batches_follow_the_weights(broker: SqlBroker, look: Look) -> None:
-    weights, messages = {"a": 3, "b": 1, "c": 1}, {"a": 120, "b": 80, "c": 80}
+    weights = {"a": 3, "b": 1, "c": 1}
+    messages = {"a": 120, "b": 80, "c": 80}
     order = await order_of(broker, look, weights, messages, fetch_batch_size=10)
     first = Counter(order[:100])
     assert abs(first["a"] - 60) <= 10, first

@@ -69,7 +69,9 @@ class Cell:
         it."""
         self.url = self.straight = url
         self.queues = queues
-        self.random, self.seed, self.count = random.Random(seed), seed, workers
+        self.random = random.Random(seed)
+        self.seed = seed
+        self.count = workers
         self.folder = folder / f"events-{seed}"
         self.folder.mkdir(parents=True)
         # SQLite's writers wait for each other, so that a renewal may come late on a busy machine.
@@ -239,8 +241,10 @@ class Cell:
                 self.disturb_all()
             return not live
 
-        patience, last = DRAIN, time.monotonic()
-        end, stalls = last + LONGEST_DRAIN * DRAIN, self._noted("stalled")
+        patience = DRAIN
+        last = time.monotonic()
+        end = last + LONGEST_DRAIN * DRAIN
+        stalls = self._noted("stalled")
         while patience > 0 and last < end:
             if await empty():
                 return True
@@ -249,7 +253,8 @@ class Cell:
                 noted = self._noted("stalled")
                 if noted == stalls:
                     patience -= now - last
-                stalls, last = noted, now
+                stalls = noted
+                last = now
         return False
 
     async def _live(self) -> set[int]:

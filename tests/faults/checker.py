@@ -109,7 +109,8 @@ def stale_workers_change_nothing(h: History) -> list[str]:
     ]
     last = _last(h)
     for row in h.archived:
-        number, count = row["number"], row["deliveries_count"]
+        number = row["number"]
+        count = row["deliveries_count"]
         later = [d.deliveries for d in h.deliveries if d.number == number and d.deliveries > count]
         if later:
             found.append(f"message {number} ended with delivery {count}, but {later} were started")
@@ -209,10 +210,13 @@ def transactions_are_exactly_once(h: History) -> list[str]:
     But what was before a COMMIT of the handler's own, which is FAILED for it, stays.
     """
     done = {row["number"]: row for row in h.archived if row["queue"] in TRANSACTIONAL}
-    last, starts, effects = _last(h), Counter(d.number for d in h.deliveries), Counter(h.effects)
+    last = _last(h)
+    starts = Counter(d.number for d in h.deliveries)
+    effects = Counter(h.effects)
     found = []
     for number in done.keys() | {number for number, _ in h.effects}:
-        first, second = effects[number, FIRST], effects[number, LAST]
+        first = effects[number, FIRST]
+        second = effects[number, LAST]
         state, reason = _end_of(done.get(number))
         if state == "COMPLETED":
             right = (first, second) == (1, 1)
@@ -288,7 +292,8 @@ def limits_hold(h: History) -> list[str]:
     ]
     starts = Counter(d.number for d in h.deliveries)
     for row in h.archived:
-        attempts, number = row["attempts_count"], row["number"]
+        attempts = row["attempts_count"]
+        number = row["number"]
         # ACK_FIRST charges the attempt before the start, which may then never come.
         charged_first = row["queue"] == AT_MOST_ONCE
         if attempts > row["deliveries_count"] or (attempts > starts[number] and not charged_first):

@@ -37,7 +37,8 @@ def no_renewal(_store: Any) -> None:
 def no_fence(store: Any) -> None:
     """Outcomes are written without a look at the lease, and a worker does not learn that it has
     lost one."""
-    dialect, original = store.dialect, store.dialect.settle
+    dialect = store.dialect
+    original = store.dialect.settle
 
     def settle(connection: Any, settlements: Any) -> Any:
         for s in settlements:
@@ -58,7 +59,9 @@ def no_fence(store: Any) -> None:
 def blind_repeat(store: Any) -> None:
     """After an unanswered commit everything is written once more, whatever was written the first
     time."""
-    dialect, original, settle = store.dialect, store.dialect.settle_and_chain, store.settle
+    dialect = store.dialect
+    original = store.dialect.settle_and_chain
+    settle = store.settle
     blind = False
 
     def settle_and_chain(connection: Any, settlements: Any, **options: Any) -> Any:
@@ -79,7 +82,8 @@ def blind_repeat(store: Any) -> None:
         blind = False
         return result
 
-    dialect.settle_and_chain, store.settle = settle_and_chain, noting
+    dialect.settle_and_chain = settle_and_chain
+    store.settle = noting
     _settle_by_method(dialect)
 
 
@@ -185,7 +189,8 @@ def answers_on_one_row(_store: Any) -> None:
     original = Settlements.__call__
 
     def call(settlements: Settlements, rows: Any) -> Any:
-        made, known = original(settlements, rows), set()
+        made = original(settlements, rows)
+        known = set()
         for settlement in made:
             if settlement.unit in known:
                 settlement.unit = None

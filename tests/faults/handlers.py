@@ -48,7 +48,9 @@ class Handlers:
 
     def __init__(self, broker: SqlBroker, recorder: Recorder, seed: int, manners: Manners) -> None:
         """`broker` sends what joins an ack."""
-        self._broker, self._recorder, self._manners = broker, recorder, manners
+        self._broker = broker
+        self._recorder = recorder
+        self._manners = manners
         self._random = random.Random(seed)
 
     def start(self, number: int, message: SqlBrokerMessage) -> None:
@@ -134,7 +136,8 @@ class Handlers:
             self._end_or_fail(number, message)
         if connection is not None:
             await effect(connection, number, LAST)
-        outcome, size = self._outcome([(number, message)]), self._size(number)
+        outcome = self._outcome([(number, message)])
+        size = self._size(number)
         self.end(message, outcome, None if outcome == "refused" else size)
         if plan.dedups(number):
             await self._send_same()

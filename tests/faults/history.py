@@ -15,7 +15,8 @@ from typing import Any
 ENDS = ("ack", "nack", "refused", "tried", "caught", "rolled back", "committed")
 """How handlers end: with an ack that the database will refuse (`refused`) or may refuse (`tried`),
 after errors of a deadlock (`caught`), after a raw ROLLBACK or COMMIT of their own."""
-FIRST, LAST = "effect 1", "effect 2"
+FIRST = "effect 1"
+LAST = "effect 2"
 """The effects of a transactional handler, before and after what it does in between."""
 
 

@@ -37,7 +37,9 @@ async def run_cell(
     url = place.url if place.login is None else place.login.url(place.url)
     async with _connected(fault, url) as (through, proxy):
         cell = Cell(through, folder, seed, **chosen)
-        cell.straight, cell.server, cell.login = place.url, place.server, place.login
+        cell.straight = place.url
+        cell.server = place.server
+        cell.login = place.login
         cell.prepare = fault.prepare
         try:
             await cell.open()

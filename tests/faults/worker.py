@@ -28,15 +28,13 @@ from tests.faults import defects
 from tests.faults.handlers import Manners, TransactionHandlers
 from tests.faults.history import Recorder
 
-LOST, UNKNOWN = (
-    ("lease lost", "go back without an attempt"),
-    (
-        "settle unknown",
-        "is not known to be committed",
-        "could not be committed",
-        "does not say whether",
-        "could not be written while stopping",
-    ),
+LOST = ("lease lost", "go back without an attempt")
+UNKNOWN = (
+    "settle unknown",
+    "is not known to be committed",
+    "could not be committed",
+    "does not say whether",
+    "could not be written while stopping",
 )
 """What the broker says of a delivery that is not its own any more, and of one that may or must
 start again after an ack."""
@@ -57,10 +55,8 @@ class Reports(logging.Handler):
         lost = not unknown and any(part in said for part in LOST)
         if not lost and not unknown:
             return
-        delivery, several = (
-            re.search(r"delivery (\d+)", said),
-            re.search(r"messages \[([\d, ]+)\]", said),
-        )
+        delivery = re.search(r"delivery (\d+)", said)
+        several = re.search(r"messages \[([\d, ]+)\]", said)
         if lost and not delivery and not several:
             # An old outcome of a delivery whose loss was reported; the message may have come back.
             return
@@ -79,7 +75,8 @@ STEPS: dict[str, tuple[str, ...]] = {
 def dying(store: Any, step: str, seed: int) -> None:
     """Kill this process right before or after the n-th claim or settle, of whatever kind."""
     where, _, name = step.partition(" ")
-    chosen, calls = random.Random(seed).randint(1, 6), 0
+    chosen = random.Random(seed).randint(1, 6)
+    calls = 0
 
     def patch(owner: Any, method: str) -> None:
         original = getattr(owner, method)
@@ -108,7 +105,8 @@ async def note_stalls(recorder: Recorder, lease: float, *, processor: bool) -> N
     That is a third of it at once or, with `processor`, a fifth of it in half of it without a
     processor to run on.
     """
-    waited, since = waited_for_processor(), time.monotonic()
+    waited = waited_for_processor()
+    since = time.monotonic()
     while True:
         before = time.monotonic()
         await asyncio.sleep(0.05)
@@ -174,8 +172,11 @@ def subscribe(
 def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     """Work until SIGTERM."""
     given = dict(options)
-    seed, die, defect = given.pop("seed", 0), given.pop("die", None), given.pop("defect", None)
-    queues, health = set(given.pop("queues")), given.pop("health", False)
+    seed = given.pop("seed", 0)
+    die = given.pop("die", None)
+    defect = given.pop("defect", None)
+    queues = set(given.pop("queues"))
+    health = given.pop("health", False)
     processor = given.pop("processor", True)
     recorder = Recorder(folder)
     logger = logging.getLogger("faults")

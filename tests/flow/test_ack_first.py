@@ -135,7 +135,8 @@ async def test_a_removal_without_an_answer_does_not_run_and_is_listed(
 
 async def test_an_end_that_cannot_be_written_is_written_later(rig: Rig) -> None:
     starts = rig.store.starts
-    end, failures = starts.end, 2
+    end = starts.end
+    failures = 2
 
     async def failing(*arguments: Any) -> None:
         nonlocal failures
@@ -160,7 +161,9 @@ async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(
     rig: Rig, how: str
 ) -> None:
     """The handler ends during the stop, while an expired message's outcome cannot be written."""
-    running, go, expired = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    running = asyncio.Event()
+    go = asyncio.Event()
+    expired = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         running.set()
@@ -196,7 +199,8 @@ async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(
 
 
 async def test_an_end_that_cannot_be_written_at_a_stop_is_logged(rig: Rig) -> None:
-    running, go = asyncio.Event(), asyncio.Event()
+    running = asyncio.Event()
+    go = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         running.set()

@@ -64,7 +64,8 @@ async def test_two_consumers_share_a_queue(rig: Rig) -> None:
 
 async def test_a_stop_gives_back_rows_that_have_not_started(rig: Rig) -> None:
     """F10: PENDING, no delivery charged, the due time kept."""
-    started, go_on = asyncio.Event(), asyncio.Event()
+    started = asyncio.Event()
+    go_on = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         started.set()
@@ -107,7 +108,8 @@ async def test_the_graceful_timeout_cancels_and_gives_back(rig: Rig) -> None:
 
 async def test_a_handler_that_cannot_be_cancelled_keeps_its_lease(rig: Rig) -> None:
     """Its outcome is not written once the stop has given up on it; the lease runs out."""
-    started, go_on = asyncio.Event(), asyncio.Event()
+    started = asyncio.Event()
+    go_on = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         started.set()

@@ -36,7 +36,8 @@ def server() -> Iterator[tuple[str, Process]]:
 @pytest.fixture
 async def engine(server: tuple[str, Process]) -> AsyncIterator[AsyncEngine]:
     """Its sessions are new each time: those of before have ended in the crash."""
-    url, name = make_url(server[0]), "crashed"
+    url = make_url(server[0])
+    name = "crashed"
     admin = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     with admin.connect() as connection:
         connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))

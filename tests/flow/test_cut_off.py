@@ -33,7 +33,8 @@ class Held:
     """A call of the store that is under way when its worker is cancelled."""
 
     def __init__(self) -> None:
-        self.reached, self.may_end = asyncio.Event(), asyncio.Event()
+        self.reached = asyncio.Event()
+        self.may_end = asyncio.Event()
 
     async def wait(self) -> None:
         """Hold the call."""
@@ -74,7 +75,8 @@ async def test_a_stop_while_keys_are_claimed_gives_messages_and_keys_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, claimed: bool
 ) -> None:
     """The next worker that claims them runs them."""
-    claim_keys, held = rig.store.policies.claim_keys, Held()
+    claim_keys = rig.store.policies.claim_keys
+    held = Held()
 
     async def slow(*args: Any) -> Any:
         verdicts = await claim_keys(*args) if claimed else None
@@ -117,7 +119,8 @@ async def test_a_stop_while_a_claim_of_keys_waits_gives_messages_back(
 async def test_a_stop_while_keys_are_given_back_lets_the_message_run_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_back_keys, held = rig.store.policies.give_back_keys, Held()
+    give_back_keys = rig.store.policies.give_back_keys
+    held = Held()
 
     async def slow(*args: Any) -> None:
         await held.wait()
@@ -142,7 +145,8 @@ async def test_a_stop_while_a_message_is_removed_first_gives_it_back_or_has_remo
     rig: Rig, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     """ACK_FIRST: its handler has not started."""
-    remove_first, held = rig.store.starts.remove_first, Held()
+    remove_first = rig.store.starts.remove_first
+    held = Held()
 
     async def slow(*args: Any) -> None:
         if committed:

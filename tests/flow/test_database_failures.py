@@ -217,7 +217,8 @@ async def test_work_goes_on_after_an_outage(rig: Rig, far: tuple[Proxy, Store]) 
     """The loops wait, say so, keep the outcomes in order, and finish."""
     proxy, store = far
     await rig.put(30)
-    running, go_on = asyncio.Event(), asyncio.Event()
+    running = asyncio.Event()
+    go_on = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         running.set()
@@ -254,7 +255,8 @@ async def test_a_bug_around_a_handler_does_not_end_its_worker(rig: Rig) -> None:
     """The message comes back; nothing is lost."""
     await rig.put(3)
     consumer = rig.consumer(max_fetch_interval=0.05)
-    original, failures = Inflight.finish, []
+    original = Inflight.finish
+    failures = []
 
     def failing_once(inflight: Inflight, settlement: Settlement) -> None:
         if not failures:
@@ -303,7 +305,8 @@ async def test_a_bug_in_the_removal_of_ack_first_leaves_nothing_behind(rig: Rig)
 
 
 async def test_a_claim_that_cannot_be_given_back_stops_nothing(rig: Rig) -> None:
-    running, go_on = asyncio.Event(), asyncio.Event()
+    running = asyncio.Event()
+    go_on = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         running.set()
@@ -356,7 +359,8 @@ async def test_a_listener_whose_server_is_silent_gives_up(far: tuple[Proxy, Stor
 
 async def test_cancelled_publishes_leave_no_trace_in_the_pool(rig: Rig) -> None:
     """At any moment: confirmed rows exist, nothing is committed later, no connection is kept."""
-    random, answered = Random(1), []
+    random = Random(1)
+    answered = []
     for n in range(60):
         task = asyncio.create_task(rig.store.insert([NewMessage("q", f"{n}".encode())]))
         await asyncio.sleep(random.random() * 0.02)
@@ -372,7 +376,8 @@ async def test_cancelled_publishes_leave_no_trace_in_the_pool(rig: Rig) -> None:
 
 async def test_whatever_settles_answer_everything_ends_once(rig: Rig) -> None:
     """Refused, passing and unknown answers, at random."""
-    random, original = Random(7), rig.store.settle
+    random = Random(7)
+    original = rig.store.settle
 
     async def moody(batch: list[Settlement], **options: Any) -> Any:
         mood = random.random()
@@ -458,7 +463,8 @@ async def test_halves_written_before_a_failure_are_no_lost_leases(rig: Rig) -> N
     inflight.add(rows)
     for row in rows:
         inflight.finish(settle(row, Ack(), RULES, ended_after=0.0))
-    original, calls = rig.store.settle, []
+    original = rig.store.settle
+    calls = []
 
     async def failing(batch: list[Settlement], **options: Any) -> Any:
         calls.append(len(batch))
@@ -501,7 +507,8 @@ async def test_a_claim_whose_commit_was_not_answered_is_given_back(
     proxy, store = far
     await rig.put(5)
     consumer = rig.consumer(store=store, max_fetch_interval=0.05)
-    original, unanswered = store.claim, 0
+    original = store.claim
+    unanswered = 0
 
     async def claim(*arguments: Any, **options: Any) -> Any:
         nonlocal unanswered
@@ -525,7 +532,8 @@ async def test_a_claim_whose_commit_was_not_answered_is_given_back(
 
 async def test_only_what_the_token_holds_is_given_back(rig: Rig) -> None:
     await rig.put(4)
-    first, second = await rig.claim(2), await rig.claim(2)
+    first = await rig.claim(2)
+    second = await rig.claim(2)
     assert await rig.store.release_claim(["q", "other"], first[0].lease_token) == 2
     states = {r["id"]: (r["state"], r["deliveries_count"]) for r in await rig.rows()}
     assert {states[r.id] for r in first} == {("PENDING", 0)}

@@ -54,7 +54,8 @@ class Handler:
     """Runs the steps of its attempt, one list an attempt, and settles as it is told."""
 
     def __init__(self, *attempts: Step, outcome: Any = None) -> None:
-        self._attempts, self._outcome = attempts, outcome or Ack()
+        self._attempts = attempts
+        self._outcome = outcome or Ack()
         self.started = 0
         self.errors: list[Exception] = []
 
@@ -282,8 +283,10 @@ class Deadlock:
     error and goes on."""
 
     def __init__(self, rig: Rig) -> None:
-        self._rig, self.errors = rig, list[DBAPIError]()
-        self._heavier, self._locked = asyncio.Event(), asyncio.Event()
+        self._rig = rig
+        self.errors = list[DBAPIError]()
+        self._heavier = asyncio.Event()
+        self._locked = asyncio.Event()
 
     async def prepare(self) -> None:
         await self._rig.execute("CREATE TABLE account (id INTEGER PRIMARY KEY, v INTEGER)")
@@ -365,7 +368,8 @@ async def test_a_conflict_that_rolls_all_back_fails_the_attempt(rig: Rig, effect
 async def test_nothing_is_settled_while_the_end_of_the_transaction_is_unknown(
     rig: Rig, effects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, answers = rig.store.handlers.was_committed, list[Any]()
+    asked = rig.store.handlers.was_committed
+    answers = list[Any]()
 
     async def unreachable_twice(*arguments: Any) -> bool:
         answers.append((await rig.one())["state"])

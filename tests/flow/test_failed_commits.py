@@ -84,7 +84,9 @@ class Handler:
     def __init__(
         self, fail: Failure = fails_at_commit, *, times: int = 1, outcome: Any = None
     ) -> None:
-        self._fail, self._times, self._outcome = fail, times, outcome or Ack()
+        self._fail = fail
+        self._times = times
+        self._outcome = outcome or Ack()
         self.started = 0
 
     async def __call__(self, rows: Any) -> None:
@@ -198,7 +200,8 @@ async def test_messages_of_a_batch_that_were_settled_otherwise_stay_settled(
 async def test_a_lease_lost_during_the_repeat_stays_with_its_new_holder(
     rig: Rig, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle, token = rig.store.settle, uuid4()
+    settle = rig.store.settle
+    token = uuid4()
     value = token if rig.store.dialect_name == "postgresql" else token.hex
 
     async def stolen_before(*arguments: Any, **options: Any) -> Any:
@@ -262,7 +265,8 @@ KILL = {"postgresql": "SELECT pg_terminate_backend({})"}
 
 async def kill_own(rig: Rig) -> None:
     """End the session of the handler that runs."""
-    transaction, kind = current.get(), rig.store.dialect_name
+    transaction = current.get()
+    kind = rig.store.dialect_name
     assert transaction is not None
     number = (
         await transaction.connection.execute(text(OWN.get(kind, "SELECT CONNECTION_ID()")))

@@ -14,7 +14,8 @@ from tests.helpers import eventually
 async def test_a_timer_that_found_nothing_is_started_again(rig: Rig) -> None:
     await rig.put(2)
     first, second = await rig.claim(2)
-    inflight, woken = Inflight(), asyncio.Event()
+    inflight = Inflight()
+    woken = asyncio.Event()
     flusher = Flusher(rig.store, inflight, rig.log, batch_size=100, interval=0.05)
     inflight.signals.connect(Signals(flush_due=woken.set, outcome_added=flusher.outcome_added))
     inflight.add([first, second])

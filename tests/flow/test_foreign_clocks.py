@@ -21,7 +21,9 @@ from faststream_sqlbroker.subscriber.options import make_settings
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
-HOUR, YEAR, FAR = 3600, 365 * 86_400, 7_900 * 365 * 86_400
+HOUR = 3600
+YEAR = 365 * 86_400
+FAR = 7_900 * 365 * 86_400
 QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
 
 POLICIES: list[list[Policy]] = [

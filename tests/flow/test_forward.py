@@ -20,11 +20,9 @@ from tests.helpers import eventually
 async def test_a_late_move_changes_nothing(rig: Rig) -> None:
     """The lease is lost while the batch is on its way: another has the messages, and they stay its
     own."""
-    forward, reached, go_on = (
-        Forward(make_settings("q", {"forward_to": "out"}), rig.log, lambda *_: None),
-        asyncio.Event(),
-        asyncio.Event(),
-    )
+    forward = Forward(make_settings("q", {"forward_to": "out"}), rig.log, lambda *_: None)
+    reached = asyncio.Event()
+    go_on = asyncio.Event()
 
     async def handle(rows: Any) -> None:
         await forward(rows)

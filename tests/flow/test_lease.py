@@ -122,7 +122,8 @@ async def test_a_hold_requested_during_a_renewal_is_in_the_database(rig: Rig) ->
 
     for n in range(rounds):
         for row in rows:
-            row.renewed_monotonic, row.held_until = float("-inf"), 0.0
+            row.renewed_monotonic = float("-inf")
+            row.held_until = 0.0
         assert len(inflight.due_for_renewal(60.0, None)) == len(rows)
         _, held = await asyncio.gather(keeper.tick(), hold(rows[n], n % 8 * 0.001))
         assert held
@@ -154,7 +155,9 @@ async def test_a_message_may_be_claimed_again_before_its_outcome_is_known_to_be_
 ) -> None:
     """The answer of the write overtaken by that of the next claim: no lease is lost, and both are
     settled."""
-    settle, calls, handled_again = rig.store.settle, 0, asyncio.Event()
+    settle = rig.store.settle
+    calls = 0
+    handled_again = asyncio.Event()
 
     async def answered_late(batch: Sequence[Settlement], **options: Any) -> SettleResult:
         result = await settle(batch, **options)

@@ -57,7 +57,8 @@ class Parts:
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
         self.rows: Rows = ()
-        self.entered, self.go_on = asyncio.Event(), asyncio.Event()
+        self.entered = asyncio.Event()
+        self.go_on = asyncio.Event()
 
     async def __call__(self, rows: Rows) -> None:
         self.calls.append([row.id for row in rows])
@@ -131,11 +132,9 @@ async def test_a_stop_between_parts_gives_back_their_keys_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys of what has failed are being given back when the worker is cancelled."""
-    give_back_keys, reached, may_end = (
-        rig.store.policies.give_back_keys,
-        asyncio.Event(),
-        asyncio.Event(),
-    )
+    give_back_keys = rig.store.policies.give_back_keys
+    reached = asyncio.Event()
+    may_end = asyncio.Event()
 
     async def slow(*args: Any) -> None:
         reached.set()
@@ -200,7 +199,8 @@ async def test_messages_that_may_not_start_any_more_are_left_out(
     """It has lost its lease, or has expired, while the part before it ran; its key can be claimed
     again."""
     ids = await put(rig, 3)
-    handle, given_back = Parts(), []
+    handle = Parts()
+    given_back = []
     give_back_keys = rig.store.policies.give_back_keys
 
     async def give_back(rows: list[ClaimedMessage]) -> None:

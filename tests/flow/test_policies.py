@@ -236,7 +236,8 @@ async def test_a_message_that_backs_off_comes_back(rig: Rig) -> None:
 @pytest.mark.parametrize("per_key", [False, True])
 async def test_a_concurrency_is_never_exceeded(rig: Rig, per_key: bool) -> None:
     """Exact in leases."""
-    running, most = 0, 0
+    running = 0
+    most = 0
 
     async def handle(row: ClaimedMessage) -> None:
         nonlocal running, most

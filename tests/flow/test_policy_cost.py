@@ -47,7 +47,8 @@ async def test_a_subscriber_without_policies_sends_no_statement_more(rig: Rig) -
     await rig.put(100)
     known = counted(rig.store.engine)
     pairs = await rig.store.ready_pairs(["q"])
-    suspicion, prefetch = Suspicion.under(13), Prefetch(1, 20.0)
+    suspicion = Suspicion.under(13)
+    prefetch = Prefetch(1, 20.0)
     rows = await rig.store.claim(pairs, 100, 60.0, uuid4(), suspicion=suspicion, prefetch=prefetch)
     await rig.store.settle([done(row) for row in rows])
     await rig.store.lease_ends_in(["q"])
@@ -96,7 +97,10 @@ def one_key(kind: str, count: int, each: str) -> str:
 async def claimed(store: Store, most: int) -> tuple[list[tuple[str | None, int]], int]:
     """Claim, and settle, until there is nothing due: key and id of what was delivered, and the
     number of claims."""
-    memory, found, claims, dry = ScanPosition(), list[tuple[str | None, int]](), 0, 0
+    memory = ScanPosition()
+    found = list[tuple[str | None, int]]()
+    claims = 0
+    dry = 0
     policies = [Debounce("1s")]
     while dry < 2:
         wanted = PolicyClaimRequest(["q"], LIMIT, 60.0, uuid4(), policies)
@@ -116,7 +120,8 @@ async def test_a_burst_of_one_key_settles_in_sets(rig: Rig, database: str) -> No
     count = MANY or SIZES[database]
     await rig.execute(one_key(database, count, "'a'"))
     last = await _value(rig.store.engine, "SELECT max(id) FROM message")
-    seen, began = counted(rig.store.engine), monotonic()
+    seen = counted(rig.store.engine)
+    began = monotonic()
     scans = ceil(count / SCAN)
     found, claims = await claimed(rig.store, scans + 5)
     told = (
@@ -143,7 +148,8 @@ async def test_bursts_of_many_keys_take_no_statement_for_each(rig: Rig, database
     keys = count // 10
     each = "CONCAT('k', MOD(n, {}))" if database in MYSQL else "'k' || (n % {})"
     await rig.execute(one_key(database, count, each.format(keys)))
-    seen, began = counted(rig.store.engine), monotonic()
+    seen = counted(rig.store.engine)
+    began = monotonic()
     most = ceil(count / SCAN) + ceil(keys / LIMIT) + 5
     found, claims = await claimed(rig.store, most)
     told = (

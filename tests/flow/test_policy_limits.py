@@ -27,12 +27,10 @@ class Process:
     """Claims of one process, which remembers where it has looked."""
 
     def __init__(self, rig: Rig, policies: list[Policy], **wanted: Any) -> None:
-        self._rig, self._policies, self._wanted, self._memory = (
-            rig,
-            policies,
-            wanted,
-            ScanPosition(),
-        )
+        self._rig = rig
+        self._policies = policies
+        self._wanted = wanted
+        self._memory = ScanPosition()
 
     async def claim(self, limit: int = 10, **wanted: Any) -> Claim:
         """One."""
@@ -272,7 +270,8 @@ async def test_a_passing_error_does_not_cost_the_retry(
 ) -> None:
     """Z4: what may be repeated is, also when its key could not be given back at first."""
     handled: list[int] = []
-    give_back, failures = rig.store.policies.give_back_keys, iter([TransientStoreError("busy")])
+    give_back = rig.store.policies.give_back_keys
+    failures = iter([TransientStoreError("busy")])
 
     async def fail_once(rows: Sequence[ClaimedMessage]) -> None:
         for failure in failures:
@@ -295,12 +294,10 @@ async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
 ) -> None:
     """Z4: the lease of a slow process has run out, and its message was called unknown, before it
     gave the key back."""
-    give_back, late, go_on, given_back = (
-        rig.store.policies.give_back_keys,
-        asyncio.Event(),
-        asyncio.Event(),
-        asyncio.Event(),
-    )
+    give_back = rig.store.policies.give_back_keys
+    late = asyncio.Event()
+    go_on = asyncio.Event()
+    given_back = asyncio.Event()
 
     async def give_back_late(rows: Sequence[ClaimedMessage]) -> None:
         late.set()

@@ -28,7 +28,9 @@ async def test_a_message_that_arrives_while_its_burst_ends_takes_part(
     """Z7: committed before the burst's end, but after a claim has looked for arrivals, and before
     it has chosen."""
     other = create_engine(make_url(database_url).set(drivername=SYNC_DRIVERS[database]))
-    put_at, key, in_time = 0.0, "", False
+    put_at = 0.0
+    key = ""
+    in_time = False
     ids: list[int] = []
     choose: Any = PolicyRows.due
 
@@ -52,7 +54,8 @@ async def test_a_message_that_arrives_while_its_burst_ends_takes_part(
     while not in_time:  # a busy machine may be too slow to tell
         await rig.execute("DELETE FROM message")
         ids.clear()
-        key, put_at = uuid4().hex, time.monotonic()
+        key = uuid4().hex
+        put_at = time.monotonic()
         [first] = await rig.put(1, key=key)
         await asyncio.sleep(WINDOW / 2)
         early = await claim()

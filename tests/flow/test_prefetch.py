@@ -75,7 +75,8 @@ async def test_rows_behind_a_running_handler_are_given_back_uncharged(rig: Rig) 
 
 
 async def test_nothing_is_fetched_ahead_of_a_handler_of_unknown_duration(rig: Rig) -> None:
-    end, started = asyncio.Event(), 0
+    end = asyncio.Event()
+    started = 0
 
     async def handle(row: ClaimedMessage) -> None:
         nonlocal started
@@ -210,7 +211,9 @@ async def test_while_the_database_does_not_say_a_row_is_held_it_does_not_start(
     monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
     consumer = await _held_up(rig, gate)
-    rows, renew, asked = waiting(consumer), rig.store.renew, 0
+    rows = waiting(consumer)
+    renew = rig.store.renew
+    asked = 0
 
     async def gone(leases: Any, lease: float, **given: Any) -> set[int]:
         nonlocal asked
@@ -240,7 +243,9 @@ async def test_a_batch_that_is_cut_off_while_a_lease_is_renewed_goes_back_whole(
     consumer = await _held_up_any(
         rig, gate, batch=True, fetch_batch_size=3, max_not_processed_factor=3
     )
-    rows, renew, asked = waiting(consumer), rig.store.renew, asyncio.Event()
+    rows = waiting(consumer)
+    renew = rig.store.renew
+    asked = asyncio.Event()
 
     async def hang(leases: Any, lease: float, **given: Any) -> set[int]:
         if given.get("skip_locked"):
@@ -260,7 +265,8 @@ async def test_a_batch_that_is_cut_off_while_a_lease_is_renewed_goes_back_whole(
 
 async def test_an_urgent_message_of_an_unknown_priority_is_the_next_to_start(rig: Rig) -> None:
     """A wake-up that waits until a worker is free is answered by a look."""
-    gate, started = asyncio.Event(), list[bytes]()
+    gate = asyncio.Event()
+    started = list[bytes]()
 
     async def handle(row: ClaimedMessage) -> None:
         started.append(row.payload)

@@ -37,7 +37,9 @@ class Server:
     """While it is `read_only`, each session that is opened there is so for ever."""
 
     def __init__(self, engine: AsyncEngine, kind: str) -> None:
-        self.read_only, self.opened, self._engine = False, 0, engine
+        self.read_only = False
+        self.opened = 0
+        self._engine = engine
 
         @event.listens_for(engine.sync_engine, "connect")
         def opened(connection: Any, _record: Any) -> None:
@@ -96,7 +98,8 @@ async def test_a_read_only_server_is_tried_twice_and_named_in_the_error(
     rig: Rig, server: Server
 ) -> None:
     await server.turned()
-    server.read_only, opened = True, server.opened
+    server.read_only = True
+    opened = server.opened
     with pytest.raises(TransientStoreError, match=r"(?i)read.?only"):
         await rig.store.insert([NewMessage("q", b"1")])
     assert server.opened - opened <= 2
@@ -131,7 +134,8 @@ async def test_publishers_recover_together_or_alone(rig: Rig, server: Server) ->
 
 async def test_subscribers_go_on(rig: Rig, server: Server) -> None:
     """They run while the server is read-only, so that their own connections are from that time."""
-    handled, go_on = asyncio.Event(), asyncio.Event()
+    handled = asyncio.Event()
+    go_on = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         handled.set()

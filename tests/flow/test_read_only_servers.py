@@ -53,7 +53,8 @@ def turn(admin: Engine, *, read_only: bool) -> None:
 
 async def test_the_broker_recovers_and_reconnects(private: Engine) -> None:
     """The user has no right to write past read_only, as an application's should not."""
-    kind, user = private.dialect.name, private.url.username
+    kind = private.dialect.name
+    user = private.url.username
     run(private, "DROP DATABASE IF EXISTS app", "CREATE DATABASE app")
     if kind != "postgresql":
         user = "app"

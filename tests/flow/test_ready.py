@@ -52,7 +52,8 @@ async def test_a_wake_up_is_answered_from_its_queues(
     """With 1 000 queues a claim from all of them takes many times as long. Weights compare all
     queues."""
     consumer = rig.consumer(None, queues, **SLEEPY)
-    asked, claim = list[set[str]](), rig.store.claim
+    asked = list[set[str]]()
+    claim = rig.store.claim
 
     async def noted(pairs: Sequence[ReadyPair], *args: Any, **kwargs: Any) -> Any:
         asked.append({pair.queue for pair in pairs})
@@ -86,7 +87,8 @@ async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
     async def slowly(queues: Sequence[str]) -> ReadyPairs:
         found = await looks(queues)
         result = ReadyPairs(found)
-        result.took, result.at = 0.02, getattr(found, "at", None)
+        result.took = 0.02
+        result.at = getattr(found, "at", None)
         return result
 
     consumer = rig.consumer(max_fetch_interval=0.1, release_stuck_interval=30.0, wakeup="poll")
@@ -106,7 +108,8 @@ async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
 
 def found(took: float, *pairs: ReadyPair, at: datetime | None = None) -> ReadyPairs:
     result = ReadyPairs(pairs)
-    result.took, result.at = took, at
+    result.took = took
+    result.at = at
     return result
 
 
@@ -197,7 +200,8 @@ async def test_a_scan_without_an_answer_leaves_claims_without_scans() -> None:
 
 async def test_a_stop_does_not_wait_for_a_scan(rig: Rig) -> None:
     """Outcomes are written, whatever a background scan is waiting for."""
-    hanging, looks = asyncio.Event(), rig.store.ready_pairs
+    hanging = asyncio.Event()
+    looks = rig.store.ready_pairs
 
     async def slowly(queues: Sequence[str]) -> ReadyPairs:
         if len(rig.handled) == 3:
@@ -267,7 +271,8 @@ async def test_z2_m2_the_first_claim_of_a_subscriber_scans_first(rig: Rig) -> No
 async def test_z2_m2_a_claim_follows_a_scan_that_has_succeeded(rig: Rig, at_once: bool) -> None:
     """One that fails when the subscriber starts does not let it claim what it happens to know."""
     order: list[int] = []
-    looks, failures = rig.store.ready_pairs, []
+    looks = rig.store.ready_pairs
+    failures = []
 
     async def look(queues: Any) -> Any:
         if len(failures) < 3:

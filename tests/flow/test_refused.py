@@ -144,7 +144,8 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
         return [r["lease_expires_at"] for r in await rig.rows() if r["state"] == "PROCESSING"]
 
     await eventually(claims_have_stopped)
-    count, first = len(rig.handled), max(await held())
+    count = len(rig.handled)
+    first = max(await held())
 
     async def renewed() -> bool:
         return min(await held()) > first
@@ -304,7 +305,8 @@ async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
     lock, unlock = _account(servers.admin(kind), kind)
     engine = create_async_engine(rig.store.engine.url.set(username="rotating", password="x"))
     store = Store(engine, rig.store.tables, statement_timeout=3.0)
-    running, go_on = asyncio.Event(), asyncio.Event()
+    running = asyncio.Event()
+    go_on = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         running.set()
@@ -353,7 +355,8 @@ def _account(admin: Engine, kind: str) -> tuple[Callable[..., None], Callable[[]
 
     if kind == "postgresql":
         run("DROP ROLE IF EXISTS rotating", "CREATE ROLE rotating SUPERUSER PASSWORD 'x'")
-        unlock, drop = ["ALTER ROLE rotating LOGIN"], ["DROP ROLE IF EXISTS rotating"]
+        unlock = ["ALTER ROLE rotating LOGIN"]
+        drop = ["DROP ROLE IF EXISTS rotating"]
         withdraw = [
             "ALTER ROLE rotating NOLOGIN",
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'rotating'",
@@ -365,13 +368,11 @@ def _account(admin: Engine, kind: str) -> tuple[Callable[..., None], Callable[[]
             "GRANT ALL ON *.* TO rotating",
         )
         unlock = ["ALTER USER rotating IDENTIFIED BY 'x'"]
-        withdraw, drop = (
-            [
-                "ALTER USER rotating IDENTIFIED BY 'other'",
-                "KILL USER rotating" if kind == "mariadb" else KILLS,
-            ],
-            ["DROP USER rotating"],
-        )
+        withdraw = [
+            "ALTER USER rotating IDENTIFIED BY 'other'",
+            "KILL USER rotating" if kind == "mariadb" else KILLS,
+        ]
+        drop = ["DROP USER rotating"]
     return lambda *, drop_too=drop, drop=False: run(*(drop_too if drop else withdraw)), lambda: run(
         *unlock
     )

@@ -50,7 +50,8 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
 async def test_a_suspect_that_is_given_back_is_not_taken_for_its_older_outcome(rig: Rig) -> None:
     """That could not be written for longer than two leases. Its answer goes with its ack, or not at
     all."""
-    settle, out_of_reach = rig.store.settle, True
+    settle = rig.store.settle
+    out_of_reach = True
 
     async def failing(*arguments: Any, **options: Any) -> SettleResult:
         if out_of_reach:
@@ -163,7 +164,8 @@ async def test_a_slow_suspect_stops_the_rest_for_a_bounded_time(rig: Rig) -> Non
 
 async def test_nothing_is_claimed_while_a_suspect_runs(rig: Rig) -> None:
     """Were it to kill the process now, others would be charged with it."""
-    running, go_on = asyncio.Event(), asyncio.Event()
+    running = asyncio.Event()
+    go_on = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         running.set()

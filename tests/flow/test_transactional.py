@@ -31,7 +31,8 @@ ONCE: dict[str, Any] = {
 def never_closed(rig: Rig) -> tuple[Any, asyncio.Event]:
     """Transactions of the store whose connections do not come back, and an event: one of them has
     ended."""
-    transaction, closing = rig.store.transaction, asyncio.Event()
+    transaction = rig.store.transaction
+    closing = asyncio.Event()
 
     @asynccontextmanager
     async def slow_to_close() -> AsyncIterator[Any]:
@@ -65,8 +66,12 @@ async def test_a_nack_that_outlived_its_lease_is_not_lost(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rollback frees the row, with a lease that has run out under its lock."""
-    transaction, settle, release = rig.store.transaction, rig.store.settle, rig.store.release_stuck
-    search, looked, released = rig.store.lease_ends_in, asyncio.Event(), []
+    transaction = rig.store.transaction
+    settle = rig.store.settle
+    release = rig.store.release_stuck
+    search = rig.store.lease_ends_in
+    looked = asyncio.Event()
+    released = []
     time = ShiftedTime()
 
     async def look(*args: Any) -> float | None:
@@ -110,7 +115,8 @@ class FirstFails:
     """`store.transaction`, whose first one cannot be opened: `error` is raised."""
 
     def __init__(self, rig: Rig, error: Exception | None = None) -> None:
-        self._transaction, self.asked = rig.store.transaction, 0
+        self._transaction = rig.store.transaction
+        self.asked = 0
         self._error = error or TransientStoreError("no free connection in the pool")
 
     @asynccontextmanager
@@ -172,7 +178,8 @@ async def test_once_keeps_no_key_if_a_stop_comes_before_the_transaction(
 async def test_once_keeps_no_key_if_the_lease_is_lost_before_the_transaction(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transaction, token = rig.store.transaction, uuid4()
+    transaction = rig.store.transaction
+    token = uuid4()
     value = token if rig.store.dialect_name == "postgresql" else token.hex
 
     @asynccontextmanager
@@ -278,7 +285,8 @@ async def test_messages_of_a_batch_under_once_that_did_not_run_keep_their_own_ou
     rig: Rig, monkeypatch: pytest.MonkeyPatch, possible: bool, closes: bool
 ) -> None:
     """Its neighbour's ack is committed, and its key is given back, or it ends as a failure."""
-    transaction, runs = rig.store.transaction, list[int]()
+    transaction = rig.store.transaction
+    runs = list[int]()
 
     @asynccontextmanager
     async def closing() -> AsyncIterator[Any]:

@@ -73,7 +73,8 @@ async def test_a_rollback_wakes_for_nothing(sleeper: Rig) -> None:
 
 async def test_a_transaction_is_watched_once_however_often_it_publishes(sleeper: Rig) -> None:
     """Each entry is checked every 10 ms: one for each publish would make 20 000 quadratic."""
-    publish, hints = sleeper.publisher.publish, list[str]()
+    publish = sleeper.publisher.publish
+    hints = list[str]()
     for queue in ("a", "b"):
         sleeper.wakeups.register([queue], lambda _, queue=queue: hints.append(queue), listen=False)
     async with sleeper.store.engine.begin() as connection:

@@ -22,7 +22,9 @@ from faststream_sqlbroker.exceptions import (
 )
 
 Mark = tuple[int, UUID]
-ACK, FAILED, BACK = "acked or moved", "a failed attempt", "back in its queue"
+ACK = "acked or moved"
+FAILED = "a failed attempt"
+BACK = "back in its queue"
 
 
 @dataclass
@@ -39,7 +41,8 @@ class Rows:
 class Database:
     """The dialect's side: what one transaction does."""
 
-    outwaits_clients, time_limit = False, 30.0
+    outwaits_clients = False
+    time_limit = 30.0
 
     def __init__(self) -> None:
         self.rows = Rows()

@@ -149,7 +149,8 @@ class Machine(RuleBasedStateMachine):
         """Answers that are refused, or whose handler's transaction is rolled back."""
         self.refused_rows: set[int] = set()
         """Messages that were refused once."""
-        self.ids, self.names = itertools.count(1), itertools.count(1)
+        self.ids = itertools.count(1)
+        self.names = itertools.count(1)
 
     kinds: ClassVar[dict[str, int]] = {
         "claim": 3,
@@ -227,7 +228,8 @@ class Machine(RuleBasedStateMachine):
 
     def start(self, data: st.DataObject) -> None:
         """A worker takes a batch."""
-        count, rows = data.draw(st.integers(1, 4), "count"), []
+        count = data.draw(st.integers(1, 4), "count")
+        rows = []
         while len(rows) < count and not self.inflight.waiting.empty():
             row = self.inflight.waiting.get_nowait()
             assert row is not None
@@ -285,7 +287,8 @@ class Machine(RuleBasedStateMachine):
                 left = {s.id for s in settlements}
             back = [row for row in rows if row.id in left and not row.lease_lost]
             for row in back:
-                row.outcome, row.chained = Nack(), ()
+                row.outcome = Nack()
+                row.chained = ()
             self.inflight.finish_all(self.settlements(back))
 
         if settlements:
@@ -387,7 +390,8 @@ class Machine(RuleBasedStateMachine):
         """Each delivery is here, or was written, or told as lost."""
         running = {id(row) for rows in self.running for row in rows}
         for row in self.inflight.rows:
-            mark, state = (row.id, row.lease_token), self.inflight.state(row)
+            mark = (row.id, row.lease_token)
+            state = self.inflight.state(row)
             assert self.told[mark] == (state is State.LOST), (
                 f"{state}, told {self.told[mark]} times"
             )
@@ -455,7 +459,9 @@ class Machine(RuleBasedStateMachine):
 
     def finish(self) -> None:
         d = self.database
-        d.locked, d.held, d.refused_rows = set(), set(), set()
+        d.locked = set()
+        d.held = set()
+        d.refused_rows = set()
         self.inflight.give_back_waiting()
         for rows in self.running:
             for row in rows:

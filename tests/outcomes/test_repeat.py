@@ -125,7 +125,9 @@ async def test_one_that_cannot_be_written_for_a_passing_reason_delays_no_others(
 
 async def test_a_batch_with_answers_stays_whole_while_it_is_searched() -> None:
     bench = Bench()
-    first, second, third = bench.claim(3), bench.claim(3), bench.claim(3)
+    first = bench.claim(3)
+    second = bench.claim(3)
+    third = bench.claim(3)
     for rows, answer in ((first, b"a"), (second, b"held"), (third, b"c")):
         bench.ack(rows, answer)
     bench.database.held.add(b"held")
@@ -171,7 +173,8 @@ async def test_an_outage_does_not_set_each_outcome_apart() -> None:
 async def test_a_second_that_cannot_be_written_delays_no_others_either() -> None:
     """Nothing else was written between the two."""
     bench = Bench()
-    first, rows = bench.claim(1), bench.claim(41)
+    first = bench.claim(1)
+    rows = bench.claim(41)
     bench.ack(first, b"held")
     bench.database.held |= {b"held", b"held too"}
     for _ in range(2):
@@ -296,7 +299,8 @@ async def test_a_unit_whose_row_is_locked_while_its_answer_is_refused() -> None:
 
 def _late_lock(bench: Bench, row: int) -> Any:
     """The first transaction finds the row free, the next ones locked."""
-    original, calls = bench.database.settle_whole, []
+    original = bench.database.settle_whole
+    calls = []
 
     def settle_whole(parts: Sequence[Settlement], **options: Any) -> SettleResult:
         calls.append(parts)

@@ -8,7 +8,9 @@ from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.helpers import mysql_numbers
 
-FOREIGN, FUTURE, DUE = 100_000, 100_000, 300
+FOREIGN = 100_000
+FUTURE = 100_000
+DUE = 300
 FEWER = 10
 """MySQL and MariaDB get a part of the crowds: they take ten seconds for all, and a walk shows as
 clearly."""

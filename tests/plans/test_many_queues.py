@@ -24,9 +24,13 @@ statistics = pytest.mark.parametrize(
     "analyzed", [True, False], ids=["fresh statistics", "stale statistics"]
 )
 
-COUNT, DUE, LATER, LIMIT = 1_000, 10_000, 20_000, 100
+COUNT = 1_000
+DUE = 10_000
+LATER = 20_000
+LIMIT = 100
 NAMES = [f"q{n:04d}" for n in range(COUNT)]
-CROWDED, POSTPONED = NAMES[500], NAMES[20]
+CROWDED = NAMES[500]
+POSTPONED = NAMES[20]
 """One has many due rows of each of three priorities, one many of a later day; of each queue one row
 is due."""
 
@@ -50,7 +54,8 @@ def queues(database: str, database_url: str, analyzed: bool) -> Iterator[Connect
         connection.execute(text("ALTER TABLE message STATS_AUTO_RECALC = 0"))
         connection.execute(text("ANALYZE TABLE message"))
         insert = "INSERT INTO message (queue, payload, priority, next_attempt_at) SELECT"
-        now, later = "UTC_TIMESTAMP(6)", "UTC_TIMESTAMP(6) + INTERVAL 3600 + s.n SECOND"
+        now = "UTC_TIMESTAMP(6)"
+        later = "UTC_TIMESTAMP(6) + INTERVAL 3600 + s.n SECOND"
         for values, count in (
             (f"CONCAT('q', LPAD(s.n, 4, '0')), 'x', 0, {now}", COUNT),
             (f"'{CROWDED}', 'x', 5 * MOD(s.n, 3), {now}", DUE),

@@ -25,7 +25,8 @@ class Burst:
     @property
     def end(self) -> int:
         """When it ends if no other message arrives."""
-        start, last = self.arrivals[0][0], max(at for at, _ in self.arrivals)
+        start = self.arrivals[0][0]
+        last = max(at for at, _ in self.arrivals)
         if self.policy.edge == "leading":
             return start + self.policy.window
         quiet = last + self.policy.window

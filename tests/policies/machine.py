@@ -104,9 +104,11 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        policies, ordered = data.draw(self.policies, "policies"), data.draw(self.orders, "ordered")
+        policies = data.draw(self.policies, "policies")
+        ordered = data.draw(self.orders, "ordered")
         self.world.begin(policies, ordered=ordered)
-        self.given, self.ordered = policies, ordered
+        self.given = policies
+        self.ordered = ordered
         self.start()
 
     def start(self) -> None:
@@ -121,10 +123,12 @@ class Machine(RuleBasedStateMachine):
 
     def publish(self, data: st.DataObject) -> None:
         """One message, or several of a key."""
-        key, delay = data.draw(keys, "key"), data.draw(delays, "delay")
+        key = data.draw(keys, "key")
+        delay = data.draw(delays, "delay")
         priority = data.draw(st.sampled_from([0, 0, 0, 5, -5]), "priority")
         count = data.draw(st.sampled_from([1, 1, 3]), "count")
-        expires, ago = data.draw(self.expires, "expires"), data.draw(self.late, "ago")
+        expires = data.draw(self.expires, "expires")
+        ago = data.draw(self.late, "ago")
         ahead = data.draw(self.ahead, "ahead")
         for _ in range(count):
             fields: dict[str, Any] = {"expires_in": expires / 1e6} if expires else {}
@@ -165,7 +169,9 @@ class Machine(RuleBasedStateMachine):
         self.check(claim, limit)
         for row in claim.rows:
             message = self.live[row.id]
-            message.lease, message.acquired, message.delivered = row, self.now, True
+            message.lease = row
+            message.acquired = self.now
+            message.delivered = True
         self.checking = False
 
     def check(self, claim: Claim, limit: int) -> None:

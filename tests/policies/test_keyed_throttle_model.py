@@ -52,7 +52,8 @@ class KeyedThrottleMachine(Machine):
         return message.key if self.policy.key else ""
 
     def check(self, claim: Claim, limit: int) -> None:
-        before, self.refused = dict(self.slot), list[Message]()
+        before = dict(self.slot)
+        self.refused = list[Message]()
         self.gone = set(self.archived())
         rows = self.world.live()
         claimed = {row.id: row for row in claim.rows}
@@ -89,7 +90,8 @@ class KeyedThrottleMachine(Machine):
         assert row.slot is not None
         slot = self.now + round(row.slot[0] * 1e6)
         assert slot <= self.now <= slot + self.policy.max_lag, "before its slot, or too late"
-        self.slot[row.id], message.due = slot, microseconds(row.next_attempt_at)
+        self.slot[row.id] = slot
+        message.due = microseconds(row.next_attempt_at)
 
     def new_slots(self, before: dict[int, int]) -> None:
         """Each that was granted now is the earliest of its key."""

@@ -92,12 +92,14 @@ class OnceMachine(Machine):
         if message is None or message.lease is not row:
             return Verdict.LOST, None
         assert row.key is not None
-        owner, delivery = self.owners.get(row.key), (row.lease_token, row.id)
+        owner = self.owners.get(row.key)
+        delivery = (row.lease_token, row.id)
         if owner is not None and owner.delivery == delivery:
             return Verdict.START, row.id
         over = owner is None or owner.until <= self.now
         if owner is not None and owner.message == row.id and (not over or self.live[row.id].lost):
-            owner.unknown, owner.delivery = True, None
+            owner.unknown = True
+            owner.delivery = None
             return Verdict.UNKNOWN, row.id
         if owner is not None and not over:
             return Verdict.DUPLICATE, owner.message

@@ -65,7 +65,8 @@ class QueueMachine(Machine):
         running = Counter(m.key for m in self.leased)
         found: list[int] = []
         by_key = self.ordered or any(isinstance(p, Concurrency) and p.per_key for p in self.given)
-        heads, most = 0, LOOKED_AT if self.throttles else room
+        heads = 0
+        most = LOOKED_AT if self.throttles else room
         for message in sorted(due, key=lambda m: (-m.priority, m.due, m.id)):
             only_goes = by_key and message.expired(self.now)
             if not only_goes and (heads == most or not self.may_start(message, running)):

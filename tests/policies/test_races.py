@@ -62,7 +62,9 @@ class Hand:
     """Two claims, a late publisher and the clock, driven by the test."""
 
     def __init__(self, clock: Clock, store: Store, race: Race) -> None:
-        self.clock, self.store, self.race = clock, store, race
+        self.clock = clock
+        self.store = store
+        self.race = race
         self.memory = ScanPosition()
 
     def wanted(self) -> PolicyClaimRequest:
@@ -161,7 +163,9 @@ async def test_two_claims_at_once_do_not_break_a_policy(hands: list[Hand], locki
 
 
 async def interleave(hand: Hand, patch: pytest.MonkeyPatch, *, locking: bool) -> None:
-    race, engine, clock = hand.race, hand.clock.engine, hand.clock
+    race = hand.race
+    engine = hand.clock.engine
+    clock = hand.clock
     async with engine.connect() as publisher, engine.connect() as claimer:
         first, other = await published(hand, publisher)
         assert [row.id for row in await hand.claim_first(claimer)] == [first], race
@@ -183,7 +187,8 @@ async def interleave(hand: Hand, patch: pytest.MonkeyPatch, *, locking: bool) ->
 
 async def published(hand: Hand, publisher: AsyncConnection) -> tuple[int, int]:
     """The message that is claimed first, and the late one; 0 if there is none yet."""
-    race, clock = hand.race, hand.clock
+    race = hand.race
+    clock = hand.clock
     half = round(race.wait * MICROSECONDS) // 2
     await publisher.begin()
     if half:

@@ -26,10 +26,12 @@ def test_unused_slots_are_free_and_used_ones_are_spent(world: World) -> None:
 def a_free_slot_keeps_no_message_waiting(world: World) -> None:
     """The next message may start at once, so the queue is claimed as if it had no throttle."""
     world.begin([Throttle(4, per="2s", burst=2)])
-    first, claim = world.put("a"), world.claim(0, 20)
+    first = world.put("a")
+    claim = world.claim(0, 20)
     assert [row.id for row in claim.rows] == [first]
     assert not claim.gated
-    second, third = world.put("a"), world.put("a")
+    second = world.put("a")
+    third = world.put("a")
     claim = world.claim(0, 20)
     assert [row.id for row in claim.rows] == [second]
     assert claim.gated
@@ -41,7 +43,8 @@ def a_free_slot_keeps_no_message_waiting(world: World) -> None:
 def a_message_that_only_expires_leaves_its_slot(world: World) -> None:
     """Expired messages do not hold a throttled queue up: the slot is the next one's, at once."""
     world.begin([Throttle(1, per="1h")])
-    expired, second = world.put("a", expires_in=1), world.put("a")
+    expired = world.put("a", expires_in=1)
+    second = world.put("a")
     world.advance(2 * SECOND)
     claim = world.claim(0, 20)
     assert [row.id for row in claim.rows] == [expired]

@@ -77,7 +77,8 @@ class World:
 
     def begin(self, policies: Sequence[Policy], *, ordered: bool = False) -> None:
         """Empty the tables; the processes know nothing and have these policies."""
-        self.policies, self.ordered = policies, ordered
+        self.policies = policies
+        self.ordered = ordered
         self.memories = [ScanPosition() for _ in range(PROCESSES)]
         self.run(self._empty())
 
@@ -139,7 +140,8 @@ class World:
         assert self.run(self.store.release_stuck([QUEUE], 100)) == 1
 
     async def _expire(self, message: int) -> None:
-        table, past = self.store.tables.message, START - timedelta(days=1)
+        table = self.store.tables.message
+        past = START - timedelta(days=1)
         async with self.clock.engine.begin() as connection:
             await connection.execute(
                 update(table).where(table.c.id == message).values(lease_expires_at=past)

@@ -25,7 +25,8 @@ class Fleet(Bench):
 
     def __init__(self, store: Store, url: str, folder: Path) -> None:
         super().__init__(store)
-        self.url, self.folder = url, folder
+        self.url = url
+        self.folder = folder
         self.said = folder.parent / "said"
         self.workers: list[Process] = []
 

@@ -157,7 +157,8 @@ def _superseded(rows: Sequence[dict[str, Any]], *, leading: bool) -> list[str]:
     for row in rows:
         if row["state"] != "DISCARDED":
             continue
-        seen, other = {row["id"]}, row
+        seen = {row["id"]}
+        other = row
         while (
             other is not None and other["state"] == "DISCARDED" and other["reason"] == "superseded"
         ):
@@ -185,7 +186,8 @@ def throttled(
     """At most `rate` slots in any period; no start before its slot, nor later than `max_lag`, but
     for a few."""
     slots = defaultdict(list)
-    wrong, late = [], []
+    wrong = []
+    late = []
     for start in left.starts:
         if start.slot is None:
             wrong.append(f"{start.id} was started without a slot")
@@ -216,7 +218,8 @@ def once(left: Left, unknown: set[int]) -> list[str]:
     """No key has run twice without having asked for it; what the killed process held is listed, and
     nothing else."""
     wrong = []
-    runs, asked = Counter(s.key for s in left.starts), Counter(s.key for s in left.again)
+    runs = Counter(s.key for s in left.starts)
+    asked = Counter(s.key for s in left.again)
     wrong += [
         f"{key} ran {n} times, asked for {asked[key]}"
         for key, n in runs.items()

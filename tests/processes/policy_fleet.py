@@ -48,7 +48,10 @@ class PolicyFleet:
     """Workers of `tests.processes.policy_worker` over a `Fleet`'s database."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self.live_subscribers, self.store, self.killed, self.lease = fleet, fleet.store, 0, 0
+        self.live_subscribers = fleet
+        self.store = fleet.store
+        self.killed = 0
+        self.lease = 0
         self.published: dict[str, list[int]] = defaultdict(list)
         self._took: dict[int, int] = {}
 
@@ -112,7 +115,8 @@ class PolicyFleet:
         for row in await self.live_subscribers.rows(archive=True):
             rows[row["queue"]].append(row)
             visible[row["id"]] = micros(row["created_at"]) + self._took.get(row["id"], 0)
-        starts, again = defaultdict(list), defaultdict(list)
+        starts = defaultdict(list)
+        again = defaultdict(list)
         for start in self.starts():
             starts[start.queue].append(start)
         for start in self.starts(again=True):

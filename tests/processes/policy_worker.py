@@ -83,7 +83,8 @@ class Worker:
 
     def __init__(self, folder: Path, act: str, seconds: float) -> None:
         self._file = os.open(folder / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._act, self._seconds = act, seconds
+        self._act = act
+        self._seconds = seconds
 
     def _note(self, start: Start) -> None:
         os.write(self._file, (json.dumps(asdict(start)) + "\n").encode())

@@ -40,7 +40,8 @@ async def test_a_killed_worker_loses_nothing(fleet: Fleet) -> None:
         fleet.start(**SHORT)
     await fleet.settled(MANY)
     await fleet.stop()
-    total, victims = fleet.total(), fleet.started()[victim.pid]
+    total = fleet.total()
+    victims = fleet.started()[victim.pid]
     assert set(total) == set(range(MANY))
     twice = {body for body, times in total.items() if times > 1}
     assert twice <= set(victims)

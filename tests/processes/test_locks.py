@@ -19,7 +19,8 @@ class Lockers:
     """Starts processes that lock."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.url, self.folder = url, folder
+        self.url = url
+        self.folder = folder
         self.running: list[Process] = []
 
     def start(self, what: str, count: int = 0, env: dict[str, str] | None = None) -> Process:

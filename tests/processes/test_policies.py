@@ -14,7 +14,10 @@ from tests.processes.policy_fleet import Keys, PolicyFleet, Seen
 
 pytestmark = pytest.mark.timeout(600)
 
-TICKS, STEP, KILL_AT, LEASE = 30, 0.1, 15, 4.0
+TICKS = 30
+STEP = 0.1
+KILL_AT = 15
+LEASE = 4.0
 OPTIONS: dict[str, Any] = {"max_workers": 4, "release_stuck_timeout": LEASE}
 LOOKS = {"max_fetch_interval": 0.25, "release_stuck_interval": 0.5}
 """For one process. Of several each looks more seldom: with these intervals 20 queues in four
@@ -26,7 +29,8 @@ BURSTS = {0, 1, 2, 14, 15, 26}
 
 def alone(opens: str, closes: str, later: str) -> dict[str, dict[str, Any]]:
     """Subscribers with one policy each."""
-    slow, spare = {"seconds": 0.1}, {"max_lag": "5s"}
+    slow = {"seconds": 0.1}
+    spare = {"max_lag": "5s"}
     return {
         "delay": {"policies": [["Delay", ["500ms"], {}]]},
         "debounce": {"policies": [["Debounce", ["400ms"], {}]], **slow},

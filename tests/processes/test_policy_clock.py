@@ -30,7 +30,8 @@ async def test_a_shifted_process_keeps_the_databases_time(
     """Z7, Z10, P1, P6."""
     policies = PolicyFleet(fleet)
     now = await fleet.store.now()
-    opens, closes = now + timedelta(seconds=OPENS), now + timedelta(seconds=OPENS + 600)
+    opens = now + timedelta(seconds=OPENS)
+    closes = now + timedelta(seconds=OPENS + 600)
     given = {
         "delay": [["Delay", ["1s"], {}]],
         "debounce": [["Debounce", ["500ms"], {}]],

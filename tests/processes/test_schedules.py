@@ -22,7 +22,10 @@ class Schedulers:
     """Starts processes with two schedules of every second, and reads what they published."""
 
     def __init__(self, url: str, folder: Path, look: Look, broker: SqlBroker) -> None:
-        self.url, self.folder, self.look, self.broker = url, folder, look, broker
+        self.url = url
+        self.folder = folder
+        self.look = look
+        self.broker = broker
         self.running: list[Process] = []
 
     def start(self, env: dict[str, str] | None = None) -> Process:

@@ -20,7 +20,8 @@ from tests.helpers import MYSQL
 pytestmark = pytest.mark.capability("Alembic migrations and validation at start")
 
 CONFIG = SqlBrokerSchemaConfig()
-NOW, BEFORE = build_tables(CONFIG), build_tables(CONFIG, revision="0001")
+NOW = build_tables(CONFIG)
+BEFORE = build_tables(CONFIG, revision="0001")
 
 
 def old_tables(connection: Connection) -> None:
@@ -147,7 +148,8 @@ async def test_the_newest_version_can_be_taken_back(engine: AsyncEngine) -> None
 @pytest.mark.parametrize("name", ["postgresql", "mysql", "sqlite"])
 def test_each_version_is_rendered_by_itself(name: str) -> None:
     assert list(versions()) == ["0001", "0002"]
-    first, second = render(name, to="0001"), render(name, since="0001")
+    first = render(name, to="0001")
+    second = render(name, since="0001")
     assert "CREATE TABLE message (" in first
     assert "hops" not in first
     assert "CREATE TABLE" not in second

@@ -87,7 +87,8 @@ class Archive:
         tables = build_tables(
             config or SqlBrokerSchemaConfig(), dialect_name=self.engine.dialect.name
         )
-        self.archive, self.message = tables.archive, tables.message
+        self.archive = tables.archive
+        self.message = tables.message
         with self.engine.begin() as connection:
             for statement in ddl(tables, self.engine.dialect.name):
                 connection.execute(statement)
@@ -188,7 +189,8 @@ def new_database(servers: Servers, tmp_path: Path) -> Iterator[Any]:
         if kind == "sqlite":
             made.append((Archive(f"sqlite:///{tmp_path / f'{number}.db'}", config), None))
             return made[-1][0]
-        admin, name = servers.admin(kind), f"sqlbroker_spark_{os.getpid()}_{number}"
+        admin = servers.admin(kind)
+        name = f"sqlbroker_spark_{os.getpid()}_{number}"
         with admin.connect() as connection:
             connection.execute(text(f"DROP DATABASE IF EXISTS {name}"))
             connection.execute(text(f"CREATE DATABASE {name}"))

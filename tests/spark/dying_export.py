@@ -14,14 +14,17 @@ from typing import Any
 from faststream_sqlbroker.spark import build_session, export_archive
 from faststream_sqlbroker.spark.lake.folders import Folders
 
-OWNER, NAME, NUMBER = Folders, "move", 2
+OWNER = Folders
+NAME = "move"
+NUMBER = 2
 """Which call of which method is never made: that between the renames. Of every other step tests of
 the lake die."""
 
 
 def die() -> None:
     """Let the process be killed where that call would be made."""
-    original, calls = getattr(OWNER, NAME), list[str]()
+    original = getattr(OWNER, NAME)
+    calls = list[str]()
 
     def call(*given: Any) -> Any:
         calls.append(NAME)

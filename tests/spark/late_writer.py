@@ -18,7 +18,8 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.spark.horizons import settle_in
 
-THREADS, ROWS = 3, 3
+THREADS = 3
+ROWS = 3
 LONGEST = 0.5
 """Seconds that a transaction lasts at most; on SQLite, where every other writer waits, a
 tenth."""
@@ -26,7 +27,8 @@ tenth."""
 
 def work(engine: Engine, table: Table, thread: int, ended: threading.Event) -> None:
     """Transactions of this thread; its ids fall, as if each message was older than the last."""
-    dice, number = random.Random(thread), 1_000_000 * (thread + 1)
+    dice = random.Random(thread)
+    number = 1_000_000 * (thread + 1)
     longest = LONGEST / (10 if engine.dialect.name == "sqlite" else 1)
     while not ended.is_set():
         connection = engine.connect()

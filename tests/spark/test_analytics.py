@@ -26,7 +26,8 @@ from tests.spark.frames import plain_frame
 
 pytestmark = pytest.mark.capability("Spark: analytics and a report of the archive")
 
-HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
 LATENCIES = (
     "phase string, messages bigint, mean double, p50 double, p75 double, p90 double, "
     "p95 double, p99 double, p999 double, max double"
@@ -517,7 +518,8 @@ def test_hot_keys(frame_of: Any) -> None:
 
 def test_sessions(frame_of: Any) -> None:
     """Exactly the gap apart is another session; queues and keys have their own."""
-    gap, tick = timedelta(minutes=30), timedelta(microseconds=1)
+    gap = timedelta(minutes=30)
+    tick = timedelta(microseconds=1)
     moments = [START, START + gap - tick, START + 2 * gap - tick, START + 5 * gap]
     data = frame_of(
         *({"key": "a", "created_at": moment} for moment in moments),

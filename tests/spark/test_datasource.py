@@ -67,10 +67,8 @@ def of_table(archive: Archive) -> dict[int, dict[str, Any]]:
 
 def odd_rows() -> list[dict[str, Any]]:
     """Everything that a column can hold and that has gone wrong somewhere."""
-    spring, autumn = (
-        datetime(2026, 3, 8, 5, tzinfo=timezone.utc),
-        datetime(2026, 11, 1, 4, tzinfo=timezone.utc),
-    )
+    spring = datetime(2026, 3, 8, 5, tzinfo=timezone.utc)
+    autumn = datetime(2026, 11, 1, 4, tzinfo=timezone.utc)
     hours = [
         start + timedelta(minutes=30 * n, microseconds=n + 1)
         for start in (spring, autumn)

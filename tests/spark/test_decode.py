@@ -85,7 +85,8 @@ def test_the_content_type_decides(spark: SparkSession) -> None:
     """Any case, any parameters; what is neither JSON nor text is left alone; no header is
     FastStream's default."""
     body = b'{"a": [1, null]}'
-    value, text = {"a": [1, None]}, body.decode()
+    value = {"a": [1, None]}
+    text = body.decode()
     rows = [
         (JSON, value, None),
         ('{"Content-Type": "Application/JSON; Charset=UTF-8"}', value, None),

@@ -112,7 +112,8 @@ def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
     """Proves D4: every column on every database, over a change of the clocks, and again without a
     change."""
     fill(archive)
-    path, seen = tmp_path / "lake", list[Any]()
+    path = tmp_path / "lake"
+    seen = list[Any]()
     result = export_archive(spark, archive.url, str(path), until=UNTIL, on_window=seen.append)
     assert [(one.name, one.action, one.rows) for one in result.windows] == [
         ("2026-03-07", "exported", 2),
@@ -169,7 +170,8 @@ def change_after_write(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Lake, str, int], None]
 ) -> list[int]:
     """Call `change` after each time that a window was written; returns how often it was."""
-    write, calls = Lake.write, list[int]()
+    write = Lake.write
+    calls = list[int]()
 
     def changed(lake: Lake, window: Any, frame: DataFrame) -> str:
         folder = write(lake, window, frame)

@@ -48,7 +48,8 @@ def test_an_export_that_is_killed_while_it_replaces_a_window_is_ended_by_the_nex
     """Proves D5: no row is lost or doubled, and readers are told to wait; tests/spark/test_lake.py
     dies at every step."""
     monkeypatch.setattr(export, "PAUSES", ())
-    archive, path = new_database("sqlite"), tmp_path / "lake"
+    archive = new_database("sqlite")
+    path = tmp_path / "lake"
     archive.add(*({"id": n, "archived_at": MARCH + timedelta(hours=n)} for n in (1, 2, 3)))
     export_archive(spark, archive.url, str(path), **DAY)
     archive.execute("DELETE FROM message_archive WHERE id = 1")

@@ -43,7 +43,8 @@ def before_the_read(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], Non
     Returns:
         Numbers of the calls.
     """
-    rows, calls = transfer._rows, list[int]()
+    rows = transfer._rows
+    calls = list[int]()
 
     def changed(
         job: Any, connection: Any, selection: Any, snapshot: Any, counts: Any, kept: Any
@@ -131,7 +132,8 @@ async def test_a_window_stays_open_while_a_transaction_may_bring_rows_of_it(
     """Proves D5: past midnight too; once it has committed, the window is exported with its row,
     once."""
     archive: Archive = new_database(kind)
-    path, midnight = str(tmp_path / "lake"), MARCH + timedelta(days=1)
+    path = str(tmp_path / "lake")
+    midnight = MARCH + timedelta(days=1)
     archive.add({"id": 1, "archived_at": midnight - HOUR})
     with archive.engine.connect() as transaction:
         settle(archive, transaction, 2)

@@ -74,7 +74,8 @@ def test_a_file_is_replaced_by_a_rename_if_creating_would_empty_it(
 ) -> None:
     """Servers are not at hand: what would be created where is looked at, and that Hadoop knows how
     to rename."""
-    created, renamed = list[str](), list[Any]()
+    created = list[str]()
+    renamed = list[Any]()
     java = java_of(spark)
     place = getattr(java, "org.apache.hadoop.fs.Path")(f"{scheme}://server/state/orders.json")
     system = SimpleNamespace(
@@ -100,7 +101,9 @@ def test_a_reader_finds_the_old_or_the_new(spark: SparkSession, tmp_path: Path) 
     """Never a part, never nothing: 40 writes during reads."""
     path = tmp_path / "state.json"
     write_json(spark, str(path), {"n": 0})
-    done, wrong, reads = threading.Event(), list[str](), list[int]()
+    done = threading.Event()
+    wrong = list[str]()
+    reads = list[int]()
 
     def look() -> None:
         while not done.is_set():

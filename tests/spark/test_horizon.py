@@ -182,7 +182,8 @@ def test_sessions_that_do_not_tell_what_they_do(archive: Archive) -> None:
 @mariadb_only
 def test_mariadb_hides_transactions_without_the_privilege(archive: Archive) -> None:
     """D4: as on PostgreSQL."""
-    user, name = f"sqlbroker_{os.getpid()}", make_url(archive.url).database
+    user = f"sqlbroker_{os.getpid()}"
+    name = make_url(archive.url).database
     url = (
         make_url(archive.url)
         .set(username=user, password="plain")
@@ -227,7 +228,8 @@ def test_sqlite_lets_its_lock_go(archive: Archive) -> None:
 
 
 def test_impossible_margins_and_lengths_are_refused(archive: Archive) -> None:
-    near, far = find(archive.url), find(archive.url, margin="1h")
+    near = find(archive.url)
+    far = find(archive.url, margin="1h")
     if archive.kind != "sqlite":
         assert far.moment < near.moment - timedelta(minutes=59)
     with pytest.raises(SetupError, match="safety_lag must be 0 or more"):

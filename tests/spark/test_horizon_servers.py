@@ -32,7 +32,9 @@ class Pair:
     """A primary and its standby."""
 
     def __init__(self, primary: str, follower: str) -> None:
-        self.archive, self.primary, self.standby = Archive(primary), primary, follower
+        self.archive = Archive(primary)
+        self.primary = primary
+        self.standby = follower
 
     def on_standby(self, statement: str) -> None:
         """Run SQL there."""
@@ -110,7 +112,8 @@ def test_a_stream_that_goes_on_by_a_standby(pair: Pair) -> None:
 
     pair.archive.add({"id": 1})
     primary = open_reader(pair.primary)
-    start, end = primary.initialOffset(), primary.latestOffset()
+    start = primary.initialOffset()
+    end = primary.latestOffset()
     (cut,) = primary.partitions(start, end)
     assert [batch["id"].to_pylist() for batch in primary.read(cut)] == [[1]]
     standby = open_reader(pair.standby, safetyLag="1h")

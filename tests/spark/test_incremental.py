@@ -43,7 +43,9 @@ class Loads:
     """A series of loads of one archive."""
 
     def __init__(self, spark: SparkSession, archive: Archive, path: Path) -> None:
-        self.spark, self.archive, self.path = spark, archive, path
+        self.spark = spark
+        self.archive = archive
+        self.path = path
 
     def open(self, **options: Any) -> Any:
         """The next one; nothing is left for the margin, as all statements have ended."""
@@ -74,7 +76,8 @@ def ids(load: Load) -> list[int]:
 def test_windows_follow_each_other(loads: Loads, caplog: pytest.LogCaptureFixture) -> None:
     """D4: each begins where the last ended; one line in the log says where, and by what."""
     loads.archive.add_many(20)
-    seen, windows = [], []
+    seen = []
+    windows = []
     with caplog.at_level(logging.INFO, "faststream_sqlbroker.spark"):
         for _ in range(4):
             with loads.open(max_window="8s") as load:
@@ -102,7 +105,8 @@ def test_windows_follow_each_other(loads: Loads, caplog: pytest.LogCaptureFixtur
 async def test_both_wrong_ways_lose_rows(loads: Loads) -> None:
     """D4: by the highest id, and by the latest archived_at, rows are lost for ever; here they are
     not."""
-    archive, columns = loads.archive, loads.archive.archive.c
+    archive = loads.archive
+    columns = loads.archive.archive.c
     with archive.engine.begin() as connection:
         settle(archive, connection, 10)
     loaded = Counter(await until_loaded(loads, {10}))
@@ -122,7 +126,8 @@ async def test_both_wrong_ways_lose_rows(loads: Loads) -> None:
         found = reader.execute(
             select(columns.id, columns.archived_at).where(columns.archived_at > last_at)
         ).all()
-        by_time, last_at = {row.id for row in found}, max(row.archived_at for row in found)
+        by_time = {row.id for row in found}
+        last_at = max(row.archived_at for row in found)
         slow.commit()
         reader.rollback()
         by_id |= set(reader.execute(select(columns.id).where(columns.id > last_id)).scalars())
@@ -429,7 +434,8 @@ def writing(archive: Archive) -> Iterator[None]:
 @contextmanager
 def streaming(archive: Archive) -> Iterator[Query]:
     """A stream that asks for rows again and again, as Spark does, at the same time as the block."""
-    query, ended = Query(archive), Event()
+    query = Query(archive)
+    ended = Event()
 
     def work() -> None:
         while not ended.wait(0.05):
@@ -450,13 +456,15 @@ async def test_many_loads_and_a_stream_during_writes(
 ) -> None:
     """D4: the union of the loads is the table, and no row comes twice; by the latest time seen rows
     are lost."""
-    archive, columns = loads.archive, loads.archive.archive.c
+    archive = loads.archive
+    columns = loads.archive.archive.c
     monkeypatch.setattr(stream, "find_horizon", partial(find_horizon, margin="0.5s"))
     if archive.kind == "sqlite":
         archive.execute("PRAGMA journal_mode=WAL")
     loaded: Counter[int] = Counter()
     by_time: set[int] = set()
-    last, full = START, 0
+    last = START
+    full = 0
     # SQLite has one writer, and so fewer ways to be late. MariaDB's transactions begin at whole
     # seconds.
     wanted = {"postgresql": 15, "sqlite": 12}.get(archive.kind, 6)

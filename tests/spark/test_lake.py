@@ -145,8 +145,11 @@ def test_an_export_that_is_overtaken_at_any_step_of_a_replacement_loses_nothing(
     """By one that has read the state before the replacement was noted in it; more rows, or fewer
     files."""
     first, window = lake_of_one(spark, tmp_path, 2)
-    second, calls = Lake(spark, str(tmp_path)), list[str]()
-    original, load, early = getattr(owner, name), second._load, [second._load()]
+    second = Lake(spark, str(tmp_path))
+    calls = list[str]()
+    original = getattr(owner, name)
+    load = second._load
+    early = [second._load()]
     monkeypatch.setattr(second, "_load", lambda: early.pop() if early else load())
 
     def overtaken(*given: Any) -> Any:

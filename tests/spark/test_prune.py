@@ -134,7 +134,8 @@ def test_rows_that_come_while_it_deletes_stay(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(archive)
-    path, delete = str(tmp_path / "lake"), module.delete_rows
+    path = str(tmp_path / "lake")
+    delete = module.delete_rows
     export_archive(spark, archive.url, path, until="2026-03-02")
 
     def late(database: Any, connection: Any, selection: Any, rows: Rows) -> int:
@@ -183,7 +184,8 @@ def partition(archive: Archive, *days: int, default: bool = False) -> None:
     archive.execute("CREATE INDEX message_archive_archived ON message_archive (archived_at, id)")
     archive.execute("CREATE INDEX message_archive_queue ON message_archive (queue, archived_at)")
     for day in days:
-        first, end = START + DAY * day, START + DAY * (day + 1)
+        first = START + DAY * day
+        end = START + DAY * (day + 1)
         archive.execute(
             f"CREATE TABLE archive_{first:%Y_%m_%d} PARTITION OF message_archive "
             f"FOR VALUES FROM ('{first.isoformat()}') TO ('{end.isoformat()}')"
@@ -252,7 +254,8 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
     """Proves M5: and what a prune that died has detached is ended by the next."""
     partition(archive, 0, 1)
     fill(archive, 2)
-    path, drop = str(tmp_path / "lake"), Partitions.drop
+    path = str(tmp_path / "lake")
+    drop = Partitions.drop
     export_archive(spark, archive.url, path, until="2026-03-03")
 
     def late(self: Partitions, part: Any, expected: Any) -> bool:
@@ -289,7 +292,8 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
 ) -> None:
     partition(archive, 0, default=True)
     fill(archive, 1)
-    path, drop = str(tmp_path / "lake"), Partitions.drop
+    path = str(tmp_path / "lake")
+    drop = Partitions.drop
     export_archive(spark, archive.url, path, until="2026-03-02")
 
     def late(self: Partitions, part: Partition, expected: RowChecksums) -> bool:
@@ -447,7 +451,8 @@ def test_a_partition_that_another_prune_attaches_is_not_dropped(
 ) -> None:
     partition(archive, 0)
     fill(archive, 1)
-    database, detach = database_of(parse_address(archive.url)), Partitions._detach
+    database = database_of(parse_address(archive.url))
+    detach = Partitions._detach
 
     def resumed(self: Partitions, part: Partition) -> None:
         detach(self, part)

@@ -234,7 +234,8 @@ def test_no_text_can_break_out_of_a_filter(spark: SparkSession, archive: Archive
     for queue in HOSTILE_TEXTS:
         only = read_archive(spark, archive.url, queues=[queue]).select("queue").collect()
         assert [row.queue for row in only] == [queue]
-    frame, column = read_archive(spark, archive.url), F.col("queue")
+    frame = read_archive(spark, archive.url)
+    column = F.col("queue")
     checks = {
         f"{n} {name}": condition
         for n, text in enumerate(HOSTILE_TEXTS)
@@ -321,7 +322,8 @@ def test_the_ends_of_the_times_come_from_the_index(
             "ALTER TABLE message_archive SET (autovacuum_enabled = false)"
         )  # it has a histogram then
     archive.add_many(3000)
-    database, asked = database_of(parse_address(archive.url)), []
+    database = database_of(parse_address(archive.url))
+    asked = []
     since = None if minutes is None else START + timedelta(minutes=minutes)
     times = select_rows(ARCHIVE, since=since).times(database)
     with database.connect() as connection:
@@ -486,10 +488,8 @@ def test_a_dataframe_is_closed_at_the_databases_clock(
     """What is archived after it was made does not appear in a later action, unless that is asked
     for."""
     archive.add({"id": 1})
-    closed, open_ = (
-        read_archive(spark, archive.url),
-        read_archive(spark, archive.url, snapshot=False),
-    )
+    closed = read_archive(spark, archive.url)
+    open_ = read_archive(spark, archive.url, snapshot=False)
     archive.add({"id": 2, "archived_at": datetime(2999, 1, 1, tzinfo=UTC)})
     assert (closed.count(), open_.count()) == (1, 2)
 
@@ -498,7 +498,8 @@ def test_a_dataframe_is_closed_at_the_databases_clock(
 def test_a_database_whose_name_urls_encode(
     spark: SparkSession, servers: Servers, kind: str, mark: str
 ) -> None:
-    admin, name = servers.admin(kind), f"my shöp%20+{os.getpid()}"
+    admin = servers.admin(kind)
+    name = f"my shöp%20+{os.getpid()}"
     with admin.connect() as connection:
         connection.execute(text(f"CREATE DATABASE {mark}{name}{mark}"))
     archive = Archive(admin.url.set(database=name).render_as_string(hide_password=False))

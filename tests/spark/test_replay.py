@@ -278,7 +278,8 @@ def test_a_task_that_fails_after_a_commit_and_is_repeated_counts_right(archive: 
 
 
 def test_speculative_tasks_at_the_same_time_publish_each_row_once(archive: Archive) -> None:
-    writer, rows = writer_of(archive, batch_size=3), rows_of(60)
+    writer = writer_of(archive, batch_size=3)
+    rows = rows_of(60)
     with ThreadPoolExecutor(3) as pool:
         counts = list(pool.map(lambda _: Task(writer, 0).run(rows), range(3)))
     assert [count["orders"].fresh for count in counts] == [60] * 3  # Spark takes one of them
@@ -402,7 +403,8 @@ async def test_failed_rows_are_kept_listed_and_replayed(
 ) -> None:
     """M5: a broker's failures, read from its archive and from Parquet, are handled when the cause
     is mended."""
-    broken, handled = True, []
+    broken = True
+    handled = []
     engine = create_async_engine(archive.url)
     broker = SqlBroker(engine, logger=None)
 

@@ -269,7 +269,8 @@ async def test_figures_of_the_page(spark: SparkSession) -> None:
 def only_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the page's tables only those of its list of queues have rows: each of the others costs
     Spark a second."""
-    results, kept = figures_._results, {"failure_rate", "duplicate_deliveries"}
+    results = figures_._results
+    kept = {"failure_rate", "duplicate_deliveries"}
 
     def emptied(*given: Any) -> dict[str, DataFrame]:
         return {name: t if name in kept else t.limit(0) for name, t in results(*given).items()}

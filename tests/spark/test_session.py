@@ -82,7 +82,8 @@ def test_no_password_is_seen(
     """In plans, errors and logs; and one full of signs works."""
     archive = new_database(kind)
     archive.add_many(3)
-    admin, name = archive.engine, f"reader_{archive.engine.url.database}"[:60]
+    admin = archive.engine
+    name = f"reader_{archive.engine.url.database}"[:60]
     with admin.connect().execution_options(no_parameters=True) as connection, connection.begin():
         if kind == "postgresql":
             connection.execute(text(f"DROP ROLE IF EXISTS {name}"))

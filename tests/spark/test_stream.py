@@ -98,7 +98,8 @@ class Query:
 def writing(archive: Archive, rows: int) -> Iterator[threading.Event]:
     """Transactions that overlap, archive by the database's clock, and commit in another order; set
     when done."""
-    numbers, done = iter(range(1, rows + 1)), threading.Event()
+    numbers = iter(range(1, rows + 1))
+    done = threading.Event()
 
     def write(seed: int) -> None:
         chance = random.Random(seed)
@@ -320,7 +321,8 @@ def test_only_ends_of_other_runs_are_asked_for(
     """A horizon may take seconds: what this run has found by one is not asked for again."""
     archive.add_many(6)
     query = Query(archive, maxRowsPerTrigger="3")
-    asked, ask = list[datetime](), stream.find_horizon
+    asked = list[datetime]()
+    ask = stream.find_horizon
     monkeypatch.setattr(
         stream, "find_horizon", lambda *given, **more: asked.append(START) or ask(*given, **more)
     )
@@ -419,7 +421,8 @@ def test_available_now_keeps_the_limits_from_spark_4_2_on(
         assert isinstance(reader, admission.SupportsTriggerAvailableNow)
         reader.prepareForTriggerAvailableNow()
         target = reader.reportLatestOffset()
-        sizes, offset = Counter(), reader.initialOffset()
+        sizes = Counter()
+        offset = reader.initialOffset()
         while (end := reader.latestOffset(offset, reader.getDefaultReadLimit())) != offset:
             rows = sum(
                 batch.num_rows

@@ -38,7 +38,8 @@ def test_exports_of_one_path_at_once_lose_nothing_and_double_nothing(
 ) -> None:
     """Proves D5: they replace the same windows, from the start or one within another; one alone
     then ends it."""
-    archive, path = new_database("sqlite"), str(tmp_path / "lake")
+    archive = new_database("sqlite")
+    path = str(tmp_path / "lake")
     fill(archive)
     export_archive(spark, archive.url, path, until=UNTIL)
     late = [
@@ -49,7 +50,8 @@ def test_exports_of_one_path_at_once_lose_nothing_and_double_nothing(
     starts[0].set()
 
     def run(number: int) -> str:
-        mine, next_one = starts[number], starts[number + 1]
+        mine = starts[number]
+        next_one = starts[number + 1]
         if begin == "within":
             assert mine.wait(120)
         with whatever_happens(next_one):

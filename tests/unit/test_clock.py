@@ -33,7 +33,8 @@ class Database:
     """A store without expired leases, which counts what is removed."""
 
     def __init__(self) -> None:
-        self.searches, self.removals = 0, 0
+        self.searches = 0
+        self.removals = 0
         self.silent = self.policies = self
 
     async def lease_ends_in(self, _queues: Sequence[str]) -> float | None:
@@ -49,7 +50,9 @@ class Database:
 
 
 async def test_a_loop_backs_off_for_an_hour_in_no_time() -> None:
-    at, said, source = list[float](), Said(), VirtualTime()
+    at = list[float]()
+    said = Said()
+    source = VirtualTime()
     clock = Clock(source)
 
     async def tick() -> float:
@@ -73,7 +76,9 @@ async def test_a_loop_backs_off_for_an_hour_in_no_time() -> None:
 
 
 async def test_what_is_over_is_removed_once_an_interval() -> None:
-    source, said, store = VirtualTime(), Said(), Database()
+    source = VirtualTime()
+    said = Said()
+    store = Database()
     clock = Clock(source)
     releaser = StuckReleaser(
         store,  # type: ignore[arg-type]
@@ -93,7 +98,8 @@ async def test_what_is_over_is_removed_once_an_interval() -> None:
 
 
 async def test_a_time_limit_ends_when_its_virtual_time_is_over() -> None:
-    source, over = VirtualTime(), list[float]()
+    source = VirtualTime()
+    over = list[float]()
     clock = Clock(source)
 
     async def wait(seconds: float | None) -> None:
@@ -114,7 +120,8 @@ async def test_a_time_limit_ends_when_its_virtual_time_is_over() -> None:
 
 
 async def test_a_cancelled_timer_does_not_fire() -> None:
-    source, fired = VirtualTime(), list[str]()
+    source = VirtualTime()
+    fired = list[str]()
     clock = Clock(source)
     clock.call_later(2, fired.append, "second")
     clock.call_later(1, fired.append, "first")
@@ -126,7 +133,8 @@ async def test_a_cancelled_timer_does_not_fire() -> None:
 
 
 async def test_real_time_is_what_a_clock_has_by_itself() -> None:
-    clock, fired = Clock(), asyncio.Event()
+    clock = Clock()
+    fired = asyncio.Event()
     before = time.monotonic()
     clock.call_later(0.01, fired.set)
     async with clock.timeout(5):

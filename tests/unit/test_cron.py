@@ -22,7 +22,9 @@ AUTUMN = datetime(2024, 10, 26, 21, tzinfo=timezone.utc)
 
 def times(expression: str, start: datetime, count: int, tz: str = "Europe/Berlin") -> list[str]:
     """The next `count` fire times, as day, hour and minute in UTC."""
-    cron, found, at = Cron(expression, tz), [], start
+    cron = Cron(expression, tz)
+    found = []
+    at = start
     for _ in range(count):
         following = cron.after(at)
         assert following is not None
@@ -89,10 +91,8 @@ def test_fire_times_do_not_depend_on_the_start_of_the_count(
 ) -> None:
     """Each fire time follows from any moment since the one before; the newest ones are those at the
     end."""
-    cron, first = (
-        Cron(expression, tz),
-        Cron(expression, tz).after(start.replace(tzinfo=timezone.utc)),
-    )
+    cron = Cron(expression, tz)
+    first = Cron(expression, tz).after(start.replace(tzinfo=timezone.utc))
     assert first is not None
     found = [first]
     for _ in range(steps):
@@ -112,7 +112,8 @@ def test_fire_times_do_not_depend_on_the_start_of_the_count(
 
 
 def test_a_minute_late_is_missed_and_less_is_not() -> None:
-    cron, at = Cron("0 3 * * *", "UTC"), datetime(2024, 5, 1, 3, tzinfo=timezone.utc)
+    cron = Cron("0 3 * * *", "UTC")
+    at = datetime(2024, 5, 1, 3, tzinfo=timezone.utc)
     assert cron.due(at, at, "skip") == [at]
     assert cron.due(at, at + timedelta(seconds=59.9), "skip") == [at]
     assert cron.due(at, at + timedelta(seconds=60), "skip") == []
@@ -120,14 +121,16 @@ def test_a_minute_late_is_missed_and_less_is_not() -> None:
 
 
 def test_a_long_outage_is_not_counted_second_by_second() -> None:
-    cron, until = Cron("* * * * * *", "Europe/Berlin"), datetime(2024, 5, 1, tzinfo=timezone.utc)
+    cron = Cron("* * * * * *", "Europe/Berlin")
+    until = datetime(2024, 5, 1, tzinfo=timezone.utc)
     found = cron.due(until - timedelta(days=3000), until, "all")
     assert found == [until - timedelta(seconds=n) for n in range(MOST_MISSED - 1, -1, -1)]
 
 
 def test_a_first_fire_time_of_older_rules_is_published_too() -> None:
     """The database remembers it; the zone's rules, or cronsim, may have changed since."""
-    cron, first = Cron("0 3 * * *", "UTC"), datetime(2024, 5, 1, 2, tzinfo=timezone.utc)
+    cron = Cron("0 3 * * *", "UTC")
+    first = datetime(2024, 5, 1, 2, tzinfo=timezone.utc)
     assert cron.due(first, first + timedelta(minutes=5), "one") == [first]
     assert cron.due(first, first + timedelta(hours=2), "all") == [first, first + timedelta(hours=1)]
 

@@ -134,7 +134,8 @@ def test_an_integer_without_a_text_form_is_refused() -> None:
 def test_text_is_the_exact_sum_of_its_parts(
     sign: str, chosen: list[tuple[int, str | None, str]]
 ) -> None:
-    text, total = sign, Fraction()
+    text = sign
+    total = Fraction()
     for whole, fraction, unit in chosen:
         number = str(whole) if fraction is None else f"{whole}.{fraction}"
         text += number + unit

@@ -76,7 +76,8 @@ async def renewed(inflight: Inflight, before_answer: Any) -> None:
 
 
 async def test_a_lease_that_is_gone_is_forgotten() -> None:
-    inflight, message = Inflight(), row()
+    inflight = Inflight()
+    message = row()
     inflight.add([message])
     await renewed(inflight, lambda: None)
     assert message.lease_lost
@@ -111,7 +112,8 @@ def test_a_longer_hold_that_a_handler_asked_for_is_not_shortened() -> None:
 
 
 async def test_a_row_written_during_its_renewal_is_no_lost_lease() -> None:
-    inflight, message = Inflight(), row()
+    inflight = Inflight()
+    message = row()
     inflight.add([message])
     inflight.finish(ack(message))
     batch = inflight.take(1)
@@ -121,7 +123,8 @@ async def test_a_row_written_during_its_renewal_is_no_lost_lease() -> None:
 
 
 async def test_a_row_that_is_being_written_during_its_renewal_is_no_lost_lease() -> None:
-    inflight, message = Inflight(), row()
+    inflight = Inflight()
+    message = row()
     inflight.add([message])
     inflight.finish(ack(message))
     await renewed(inflight, lambda: inflight.take(1))
@@ -130,7 +133,9 @@ async def test_a_row_that_is_being_written_during_its_renewal_is_no_lost_lease()
 
 
 async def test_a_later_delivery_is_not_taken_for_the_older_one() -> None:
-    inflight, older, later = Inflight(), row(), row()
+    inflight = Inflight()
+    older = row()
+    later = row()
     inflight.add([older])
     inflight.finish(ack(older))
     await renewed(inflight, lambda: inflight.add([later]))
@@ -143,7 +148,9 @@ async def test_a_later_delivery_is_not_taken_for_the_older_one() -> None:
 
 async def test_an_older_outcome_is_not_put_back_by_a_failed_flush() -> None:
     """While it was being written its lease ran out, and the message came back to us."""
-    inflight, older, later = Inflight(), row(), row()
+    inflight = Inflight()
+    older = row()
+    later = row()
 
     class Store:
         async def settle(self, _batch: Any, **_: Any) -> Any:
@@ -170,7 +177,8 @@ def test_a_row_reclaimed_during_its_write_is_judged_by_the_answer() -> None:
         for ended in (False, True):
             said: list[str] = []
             inflight = Inflight(lambda *a, said=said, **_: said.append(a[1]))
-            older, later = row(), row()
+            older = row()
+            later = row()
             later.deliveries_count = 2
             inflight.add([older])
             inflight.finish(ack(older))
@@ -191,7 +199,10 @@ def test_a_row_reclaimed_during_its_write_is_judged_by_the_answer() -> None:
 
 
 def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> None:
-    inflight, first, second, third = Inflight(), row(), row(), row()
+    inflight = Inflight()
+    first = row()
+    second = row()
+    third = row()
     inflight.add([first])
     inflight.finish(ack(first))
     batch = inflight.take(1)
@@ -207,7 +218,10 @@ def test_a_delivery_is_not_taken_for_an_older_one_that_is_being_written() -> Non
 def test_the_older_outcome_of_a_reclaimed_message_is_not_queued_again() -> None:
     """Another row of its unit was lost. Sent together with the later outcome, it would be taken for
     that."""
-    inflight, lost, older, later = Inflight(), row(), row(2), row(2)
+    inflight = Inflight()
+    lost = row()
+    older = row(2)
+    later = row(2)
     unit = Unit([])
     inflight.add([lost, older])
     inflight.finish_all(
@@ -232,7 +246,9 @@ async def test_a_message_reclaimed_while_its_key_was_requested_is_not_settled(
 ) -> None:
     """Its lease has run out by then. Sent together with the later outcome, it would be taken for
     that."""
-    inflight, older, later = Inflight(), row(), row()
+    inflight = Inflight()
+    older = row()
+    later = row()
     older.key = later.key = "k"
 
     class Policies:
@@ -255,7 +271,9 @@ async def test_a_message_reclaimed_while_its_key_was_requested_is_not_settled(
 
 async def test_an_older_outcome_that_is_refused_is_not_kept() -> None:
     """It was tried again when the message came back to us."""
-    inflight, older, later = Inflight(), row(), row()
+    inflight = Inflight()
+    older = row()
+    later = row()
 
     class Store:
         dialect = Mock(has_archive=True)
@@ -279,7 +297,9 @@ async def test_an_older_outcome_that_is_refused_is_not_kept() -> None:
 async def test_a_later_delivery_is_held_when_the_removal_of_the_older_one_finds_nothing() -> None:
     """ACK_FIRST: its lease ran out before the removal, and the message came back to us before the
     answer."""
-    inflight, older, later = Inflight(), row(), row()
+    inflight = Inflight()
+    older = row()
+    later = row()
 
     class Starts:
         async def remove_first(self, *_: Any) -> SettleResult:
@@ -295,7 +315,9 @@ async def test_a_later_delivery_is_held_when_the_removal_of_the_older_one_finds_
 
 
 def test_a_lost_message_is_not_given_back() -> None:
-    inflight, lost, kept = Inflight(), row(1), row(2)
+    inflight = Inflight()
+    lost = row(1)
+    kept = row(2)
     inflight.add([lost, kept])
     inflight.lose([lost], "renew", "")
     inflight.give_back_waiting()
@@ -319,7 +341,8 @@ def worker(inflight: Inflight, **options: Any) -> Worker:
 
 
 async def test_a_lost_message_neither_starts_nor_is_settled() -> None:
-    inflight, message = Inflight(), row()
+    inflight = Inflight()
+    message = row()
     inflight.add([message])
     inflight.lose([message], "renew", "")
     ours = worker(inflight)
@@ -333,7 +356,8 @@ async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:
     inflight = Inflight(signals=Signals(room=lambda: asked.append(inflight.waiting.qsize())))
     ours = worker(inflight, fetch_batch_size=4, max_not_processed_factor=1)
     inflight.add([row(n) for n in range(4)])
-    inflight.wants_room, inflight.low_water = True, 2
+    inflight.wants_room = True
+    inflight.low_water = 2
     for _ in range(3):
         await ours._next()
     assert asked == [2]
@@ -341,7 +365,8 @@ async def test_a_worker_asks_for_more_before_the_buffer_is_empty() -> None:
 
 
 async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one_ends() -> None:
-    counts, ends = [BATCH, 3, 0], [-2.0, -1.0, 2.5, -0.5, 600.0, None]
+    counts = [BATCH, 3, 0]
+    ends = [-2.0, -1.0, 2.5, -0.5, 600.0, None]
 
     class Store:
         @property
@@ -377,7 +402,8 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
 
 
 async def test_a_failing_loop_backs_off_and_no_hint_cuts_that_short() -> None:
-    calls, levels = [], []
+    calls = []
+    levels = []
 
     async def tick() -> float:
         calls.append(1)
@@ -410,7 +436,9 @@ async def test_a_loop_that_hangs_is_cancelled_when_it_must_stop() -> None:
 
 def test_a_lost_row_is_not_queued_again() -> None:
     """Its loss would be told and counted once more."""
-    inflight, lost, ours = Inflight(), row(1), row(2)
+    inflight = Inflight()
+    lost = row(1)
+    ours = row(2)
     inflight.add([lost, ours])
     inflight.lose([lost], "test", "gone")
     inflight.give_back([lost, ours])
@@ -424,7 +452,9 @@ async def test_nothing_is_remembered_of_a_removal_whose_commit_was_not_answered(
     async def unanswered(*_: Any) -> None:
         raise UnknownOutcomeError
 
-    store, inflight, message = Mock(), Inflight(quiet), row()
+    store = Mock()
+    inflight = Inflight(quiet)
+    message = row()
     store.starts.remove_first = unanswered
     inflight.add([message])
     inflight.waiting.get_nowait()

@@ -118,7 +118,8 @@ def test_few_modules_know_the_internals_of_faststream() -> None:
 
 
 def test_imports_point_down() -> None:
-    upward, count = [], 0
+    upward = []
+    count = 0
     for path in FILES:
         layer = name(path).split("/")[0]
         if layer not in LAYERS:

@@ -92,7 +92,8 @@ def test_a_subclass_may_branch_on_the_exception() -> None:
 def test_a_subclass_of_the_template_only_says_how_long() -> None:
     class Fibonacci(RetryStrategyTemplate):
         def get_delay_seconds(self, attempts_count: int) -> float:
-            before, now = 0, 1
+            before = 0
+            now = 1
             for _ in range(attempts_count - 1):
                 before, now = now, before + now
             return now

@@ -35,7 +35,9 @@ class Fed:
     """The results of `take` so far, over as many claims as there are chunks."""
 
     def __init__(self, policy: Debounce) -> None:
-        self.policy, self.stored, self.due = policy, Bursts().dump(), dict[int, int]()
+        self.policy = policy
+        self.stored = Bursts().dump()
+        self.due = dict[int, int]()
         self.superseded: dict[int, int] = {}
 
     def feed(self, chunk: Sequence[Arrival]) -> None:
@@ -107,7 +109,8 @@ def test_a_delivered_message_has_left_its_burst(
     by it."""
     assume(given_arrivals)
     live = {message for _, message in given_arrivals}
-    fed, delivered = Fed(policy), list[int]()
+    fed = Fed(policy)
+    delivered = list[int]()
     for chunk in chunked(data, sorted(given_arrivals)):
         fed.feed(chunk)
         live -= set(fed.superseded)

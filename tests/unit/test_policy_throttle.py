@@ -34,7 +34,8 @@ steps = st.lists(st.integers(0, 20), min_size=1, max_size=40)
 
 
 def times(throttle: Throttle, waits: list[int]) -> list[int]:
-    at, found = 1_000 * SECOND, list[int]()
+    at = 1_000 * SECOND
+    found = list[int]()
     for wait in waits:
         at += wait * throttle.per // throttle.rate // 10
         found.append(at)
@@ -105,7 +106,8 @@ def test_slots_are_such_as_all_throttles_grant(
 def test_an_exact_rate_is_reached() -> None:
     """Rounding costs no more than a microsecond a slot."""
     for rate, burst in ((100, 1), (600, 1), (7, 3), (1_000, 10)):
-        throttle, granted = Throttle(rate, per="1s", burst=burst), list[int]()
+        throttle = Throttle(rate, per="1s", burst=burst)
+        granted = list[int]()
         for _ in range(10 * rate):
             granted.append(throttle.next_slot(granted, 0))
         assert granted[-1] <= 10 * SECOND + len(granted)

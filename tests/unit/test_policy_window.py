@@ -54,7 +54,8 @@ WITHOUT_FRIDAY = [day for day in DAYS if day != "fri"]
 @cache
 def changes(zone: str) -> list[str]:
     """The days from 2000 to 2037 on which a zone's clock is changed, and one more."""
-    noon, local = datetime(2000, 1, 1, 12, tzinfo=timezone.utc), ZoneInfo(zone)
+    noon = datetime(2000, 1, 1, 12, tzinfo=timezone.utc)
+    local = ZoneInfo(zone)
     offsets = [(noon + timedelta(days=n)).astimezone(local).utcoffset() for n in range(38 * 365)]
     first = date(2000, 1, 2)
     return ["2024-06-15"] + [
@@ -69,7 +70,8 @@ def walls(zone: str, day: str) -> tuple[int, list[datetime]]:
     """The first minute (UTC, since 1970) round `day`, and what the clock on the wall shows from
     there."""
     first = datetime.fromisoformat(day).replace(tzinfo=timezone.utc) - timedelta(days=SPAN // 2)
-    begin, local = (first - EPOCH) // timedelta(minutes=1), ZoneInfo(zone)
+    begin = (first - EPOCH) // timedelta(minutes=1)
+    local = ZoneInfo(zone)
     shown = [
         (first + timedelta(minutes=n)).astimezone(local).replace(tzinfo=None, fold=0)
         for n in range(SPAN * DAY)
@@ -167,7 +169,8 @@ def test_a_span_agrees_with_the_model_of_minutes(case: tuple[Window, str, list[i
     for minute in minutes:
         opens, closes = window.span((begin + minute) * MINUTE)
         assert opens % MINUTE == closes % MINUTE == 0
-        first, last = opens // MINUTE - begin, closes // MINUTE - begin
+        first = opens // MINUTE - begin
+        last = closes // MINUTE - begin
         assert minute < last
         assert (first <= minute) == is_open[minute]
         assert not any(is_open[minute:first]), "it was open before"
@@ -200,8 +203,11 @@ def test_a_night_belongs_to_the_day_on_which_it_begins(day: int) -> None:
     )
 
 
-BERLIN, LORD_HOWE, HAVANA = "Europe/Berlin", "Australia/Lord_Howe", "America/Havana"
-SAO_PAULO, APIA = "America/Sao_Paulo", "Pacific/Apia"
+BERLIN = "Europe/Berlin"
+LORD_HOWE = "Australia/Lord_Howe"
+HAVANA = "America/Havana"
+SAO_PAULO = "America/Sao_Paulo"
+APIA = "Pacific/Apia"
 EDGES = [
     # At 02:00+01:00 the clock is put forward to 03:00+02:00.
     (BERLIN, "00:00", "02:00", None, "2024-03-31T00:00+01:00", "2024-03-31T03:00+02:00"),

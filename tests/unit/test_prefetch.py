@@ -85,7 +85,8 @@ def test_f4_stays_the_upper_bound() -> None:
 
 def test_a_fetch_is_enough_until_the_next() -> None:
     inflight = Inflight(quiet)
-    inflight.times, inflight.running = taking(1.0), 2
+    inflight.times = taking(1.0)
+    inflight.running = 2
     assert fetcher(inflight, max_workers=2).window() == 0
     assert fetcher(
         inflight, max_workers=2, min_fetch_interval=10, max_fetch_interval=10
@@ -109,7 +110,8 @@ def test_a_batch_handler_is_given_whole_batches() -> None:
 def test_more_is_asked_for_when_half_of_the_window_is_left() -> None:
     inflight = Inflight(quiet)
     ours = fetcher(inflight, max_workers=100, fetch_batch_size=100)
-    inflight.times, inflight.running = taking(0.99), 100
+    inflight.times = taking(0.99)
+    inflight.running = 100
     inflight.add([row(n) for n in range(11)])
     assert ours._find_room() == 0
     assert inflight.low_water == 10
@@ -121,7 +123,9 @@ def test_more_is_asked_for_when_half_of_the_window_is_left() -> None:
 
 
 def test_rows_that_wait_for_too_long_are_given_back() -> None:
-    inflight, old, young = Inflight(quiet), row(1), row(2)
+    inflight = Inflight(quiet)
+    old = row(1)
+    young = row(2)
     inflight.add([old, young])
     old.claimed_monotonic -= LONGEST_WAIT
     assert inflight.stale_in(LONGEST_WAIT) == 0.0
@@ -133,7 +137,9 @@ def test_rows_that_wait_for_too_long_are_given_back() -> None:
 
 
 def test_the_shorter_lease_is_renewed_by_its_own_length() -> None:
-    inflight, waits, runs = Inflight(quiet), row(1), row(2)
+    inflight = Inflight(quiet)
+    waits = row(1)
+    runs = row(2)
     waits.prefetched = True
     inflight.add([waits, runs])
     assert inflight.due_for_renewal(600.0, None) == []

@@ -37,7 +37,8 @@ def member(*queues: str, paused: bool = False) -> tuple[Registration, list[Any]]
 
 
 def test_a_token_names_its_subscriber_and_is_never_the_same() -> None:
-    ours, others = member()[0], member()[0]
+    ours = member()[0]
+    others = member()[0]
     tokens = [ours.token() for _ in range(1_000)]
     assert len({token.bytes[HOLDER_BYTES:] for token in tokens}) == 1_000
     assert all(isinstance(token, UUID) for token in tokens)
@@ -99,14 +100,16 @@ class Slow:
     """A store whose looks wait, are slow, and find what they are told."""
 
     def __init__(self, *pairs: ReadyPair) -> None:
-        self.pairs, self.may_answer = pairs, asyncio.Event()
+        self.pairs = pairs
+        self.may_answer = asyncio.Event()
         self.asked: list[Any] = []
 
     async def ready_pairs(self, queues: Any) -> ReadyPairs:
         self.asked.append(tuple(queues))
         await self.may_answer.wait()
         found = ReadyPairs(pair for pair in self.pairs if pair.queue in queues)
-        found.took, found.at = 1.0, NOW
+        found.took = 1.0
+        found.at = NOW
         return found
 
 

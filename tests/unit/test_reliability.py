@@ -24,7 +24,8 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def result(code: str = "new", seeds: tuple[int, ...] = (1, 2)) -> Result:
     made = Result(*CELL, rounds=len(seeds), seeds=list(seeds), rules=list(RULES), code=code)
-    made.servers, made.machine = ["PostgreSQL 15.14"], "2 cores, Python 3.11.2"
+    made.servers = ["PostgreSQL 15.14"]
+    made.machine = "2 cores, Python 3.11.2"
     return made
 
 

@@ -98,7 +98,8 @@ def test_not_ready_gives_up_when_its_time_is_over_and_not_before(
     retry_in: float, give_up_after: float, late: list[float]
 ) -> None:
     """P7. Each look begins `late` after it was due, and takes no time."""
-    now, first = 0.0, None
+    now = 0.0
+    first = None
     for delay in late:
         now += delay
         at = START + timedelta(seconds=now)

@@ -167,7 +167,8 @@ def test_f6_a_last_delivery_never_has_company_and_is_waited_for_longer_and_longe
     solo_runs.met({1: Suspect(2, last=True), 2: Suspect(2)}, 0.0)
     assert solo_runs.turn(alone=False, now=SOLO_LIMIT) is Turn.SUSPECT
     assert solo_runs.next_suspect(SOLO_LIMIT, alone=False) == 2
-    now, holds = SOLO_LIMIT + 1, []
+    now = SOLO_LIMIT + 1
+    holds = []
     for _ in range(5):
         began = now
         while (turn := solo_runs.turn(alone=False, now=now)) is Turn.DRAIN:
@@ -197,7 +198,10 @@ def test_no_suspect_has_company_and_claims_never_stop_for_long(
 ) -> None:
     """A model: each step says whether the process has become empty, how long it took, what is
     claimed."""
-    solo_runs, now, blocked_since, number = SoloRuns(), 0.0, None, 0
+    solo_runs = SoloRuns()
+    now = 0.0
+    blocked_since = None
+    number = 0
     seen: dict[int, tuple[float, bool]] = {}
     for alone, passed, lost, last in steps:
         now += passed

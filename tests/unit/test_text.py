@@ -104,8 +104,10 @@ def test_a_context_hidden_by_from_none_stays_hidden() -> None:
 
 
 def test_a_circle_of_causes_ends() -> None:
-    first, second = ValueError("one"), ValueError("two")
-    first.__cause__, second.__cause__ = second, first
+    first = ValueError("one")
+    second = ValueError("two")
+    first.__cause__ = second
+    second.__cause__ = first
     assert describe_exception(first) == "ValueError: one\ncaused by ValueError: two"
 
 

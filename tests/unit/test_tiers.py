@@ -55,7 +55,8 @@ def test_hops_cover_the_wait_and_exceed_it_by_less_than_the_shortest(
 def test_the_plan_is_what_single_hops_come_to(wait: int, over: list[int]) -> None:
     """By the rule itself: the largest duration ≤ remaining wait, else the shortest, until nothing
     remains."""
-    left, taken = wait, []
+    left = wait
+    taken = []
     while (hop := next_hop(left, over)) is not None:
         fitting = [size for size in over if size <= left]
         assert hop == (max(fitting) if fitting else min(over))
