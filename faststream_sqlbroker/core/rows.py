@@ -117,7 +117,7 @@ class ClaimedMessage:
         self.holder = holder
 
     def renewed(self, at: float, *, shorter: bool = True) -> None:
-        """Its lease was renewed at `at` (monotonic seconds); a lease stays short only if `shorter`."""
+        """Its lease was renewed at `at` (monotonic seconds); it stays short only if `shorter`."""
         self.renewed_monotonic = at
         self.prefetched = self.prefetched and shorter
 

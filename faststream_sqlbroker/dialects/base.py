@@ -316,7 +316,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
-        """Give back, uncharged, what a claim with `token` leased in `queues`; returns how many rows."""
+        """Give back, uncharged, the rows that a claim leased with `token`; returns their number."""
 
     def inserting(self, rows: Sequence[NewMessage]) -> Work[list[int | None]]:
         """`insert` as work for a transaction of its own."""

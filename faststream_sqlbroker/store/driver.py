@@ -64,7 +64,7 @@ class DriverShortcut:
         self.possible = plain and int(options.get("statement_cache_size", 1)) > 0
 
     def usable(self, connection: Connection) -> Any | None:
-        """The driver's connection under `connection`, if nobody else wants to see its statements."""
+        """The driver's connection under `connection`, if nothing else listens to its statements."""
         engine = connection.engine
         if not self.possible or engine.pool is not self._sync_engine.pool:
             return None
