@@ -494,7 +494,7 @@ def test_outcomes_go_by_the_table() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Machine,
         settings=settings(
-            max_examples=70 * LONGER,
+            max_examples=120 * LONGER,
             stateful_step_count=80,
             deadline=None,
             database=None,
