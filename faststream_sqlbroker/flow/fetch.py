@@ -192,8 +192,10 @@ class Fetcher:
     async def _claim_ready(
         self, limit: int, suspicion: Suspicion | None
     ) -> tuple[Claimed, float | None]:
+        # Many branches, in one function: the cheapest way that may find rows comes first.
         ready = self.ready
         hinted = self._hinted
+        # Taken before the claim: a hint that comes while it runs is for the next one.
         self._hinted = None
         if self._settings.policies:
             return await self._claim_scheduled(limit, suspicion)

@@ -82,6 +82,7 @@ def _smaller(
 
     A unit that is refused by itself is added to `refused`, after what was sent before it.
     """
+    # Many branches, most of them conditions of lists: two ways to make a batch smaller.
     if isinstance(error, AccessError) and error.only_answers:
         # Those without an answer are not held up by the search for the others.
         plain = [s for s in parts if s.unit is None or not s.unit.chained]

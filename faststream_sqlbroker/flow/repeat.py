@@ -156,6 +156,7 @@ class Repeater:
         """Write the unit that was refused, or what can be written of it; whether it was refused
         once more.
         """
+        # Many branches, in one loop: each answer of the database to one version ends it or goes on.
         parts = batch.parts
         versions = parts, *lesser(parts, batch.tries, archive=self._store.dialect.has_archive)
         for n, version in enumerate(versions):

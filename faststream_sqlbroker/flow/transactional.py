@@ -94,6 +94,7 @@ class TransactionalDeliveries:
             run: Runs the handler; afterwards each row has its outcome.
             settlements: What the outcomes mean, with what is chained to them.
         """
+        # Many branches, in one function: what an error means depends on how far the block has come.
         started = False
         renewed = min(row.renewed_monotonic for row in rows)
         lease = prefetch_lease(self._lease) if any(row.prefetched for row in rows) else self._lease
@@ -252,6 +253,7 @@ class TransactionalDeliveries:
         may be written, neither that it is done nor that it is to be tried again: the leases run
         out. The rows whose outcome is known.
         """
+        # Many branches: the question, our cancellation and the stop race, and each may be first.
         asking = asyncio.ensure_future(self._was_committed(lock, rows))
         # A cancellation is noticed by `cancelled` here, and raised at the end.
         while not (asking.done() or cancelled() or self._stopping()):

@@ -166,6 +166,7 @@ class Worker:
         if not self._may_start(row):
             return began
         here.delivery = row
+        # Set before the handler suspends: a claim that runs then sees that this worker is taken.
         inflight.running += 1
         try:
             try:
@@ -174,6 +175,8 @@ class Worker:
                 self._deliveries.cut_off([row], error)
                 raise
             finally:
+                # Before the outcome is queued: a task that the handler left behind may publish
+                # later, and what it added then would not be written.
                 row.no_chain = ENDED
                 inflight.running -= 1
                 now = monotonic()
