@@ -250,7 +250,8 @@ async def test_an_answer_whose_dedup_id_an_open_transaction_holds(
         await rig.consumer(answering, store=store, **ONE_ATTEMPT, max_deliveries=None).start()
         await eventually(lambda: handle.started == 1)
         await eventually(
-            lambda: rig.logged("without an attempt") or rig.logged("nobody knows"), timeout=60
+            lambda: rig.logged("without an attempt") or rig.logged("it is unknown whether"),
+            timeout=60,
         )
         await other.rollback()
     [row] = await eventually(lambda: rig.rows(archive=True), timeout=90)
