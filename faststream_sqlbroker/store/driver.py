@@ -1,11 +1,10 @@
-"""asyncpg's own connection under SQLAlchemy's, for single statements: about 100 µs of client CPU
-less each.
+"""Send single statements on asyncpg's own connection: about 100 µs of client CPU less each.
 
-SQLAlchemy sends its BEGIN with its first statement, so outside of a transaction a statement sent
-here commits by itself. It is only done where nobody could tell the difference but by the clock:
-never past an engine's listeners or echo, never where prepared statements are turned off (behind
-PgBouncer the two messages of one unprepared statement may reach different sessions), never under
-another default isolation than READ COMMITTED.
+SQLAlchemy sends its BEGIN with its first statement, so outside of a transaction a statement that is
+sent here commits by itself. This is done only where it changes nothing but the time it takes: never
+past an engine's listeners or echo, never where prepared statements are turned off (behind PgBouncer
+the two messages of one unprepared statement may reach different sessions), never under another
+default isolation than READ COMMITTED.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ _EVENTS = (
     "do_executemany",
 )
 LOOK_INTERVAL = 0.05
-"""Seconds for which listeners that are added meanwhile may miss something."""
+"""Seconds between two looks for listeners; one that was just added may miss so much."""
 
 
 class BusyError(Exception):
@@ -51,11 +50,13 @@ class DriverShortcut:
 
     def __init__(self, engine: AsyncEngine, dialect: Dialect, *, allowed: bool = True) -> None:
         """Notice how `engine` connects from now on; no connection is made."""
-        self._sync_engine, self._dialect = engine.sync_engine, dialect
+        self._sync_engine = engine.sync_engine
+        self._dialect = dialect
         self._texts: dict[TextClause, tuple[str, list[str]]] = {}
         self.possible = False
         """Whether connections are made in a way that allows it."""
-        self._watched, self._look_again_at = False, 0.0
+        self._watched = False
+        self._look_again_at = 0.0
         if allowed and engine.dialect.name == "postgresql" and engine.dialect.driver == "asyncpg":
             event.listen(self._sync_engine, "do_connect", self._connecting)
 
@@ -156,7 +157,7 @@ def _turn(connection: Connection) -> asyncio.Lock | None:
 
 
 def _watched(engine: Engine) -> bool:
-    """Whether somebody listens to the statements of `engine`, or reads them."""
+    """Whether the statements of `engine` are logged, or have listeners."""
     if engine.echo or _LOGGER.isEnabledFor(logging.INFO):
         return True
     targets: Any = engine.dispatch, engine.dialect.dispatch

@@ -1,9 +1,9 @@
-"""Statements that the publishers of one event loop share, on one connection.
+"""Concurrent publishers of one event loop share statements on one connection.
 
 What is published while a statement is in flight goes out with the next one, whole calls at a time,
 in the order of the calls. A shared statement that the database refuses is repeated call by call.
-Who publishes alone uses the connection without anybody's help, for as long as the next publish
-comes soon.
+A publisher that is alone sends on the connection by itself, as long as its publishes follow each
+other closely.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ class Call:
 
 
 def take_group(calls: list[Call]) -> list[Call]:
-    """Take the first of `calls` that fit into one statement; those that nobody waits for any more
-    are dropped.
+    """Take the first of `calls` that fit into one statement; drop those whose callers were
+    cancelled.
     """
     rows = size = taken = 0
     for call in calls:
@@ -81,10 +81,9 @@ def fail(group: list[Call], error: Exception, cause: BaseException | None = None
 
 
 MOST_CONNECTION_TIME = 0.05
-"""Seconds for which the connection is kept under load; then whoever else waits for the place has a
-turn."""
+"""Seconds for which the connection is kept under load; then another waiter gets the place."""
 LINGER = 0.002
-"""Seconds for which the connection is kept when nobody publishes."""
+"""Seconds for which the connection is kept without a publish."""
 
 T = TypeVar("T")
 
@@ -94,10 +93,13 @@ class PublishCoalescer:
 
     def __init__(self, transactions: Transactions) -> None:
         """Write by `transactions`, each call within their time."""
-        self._transactions, self._engine = transactions, transactions.engine
-        self._dialect, self._errors = transactions.dialect, transactions.errors
+        self._transactions = transactions
+        self._engine = transactions.engine
+        self._dialect = transactions.dialect
+        self._errors = transactions.errors
         self._checkouts = transactions.checkouts
-        self._shortcut, self._timeout = transactions.shortcut, transactions.timeout
+        self._shortcut = transactions.shortcut
+        self._timeout = transactions.timeout
         self.loop = asyncio.get_running_loop()
         self.place = asyncio.Semaphore(1)
         self._calls: list[Call] = []
@@ -105,7 +107,7 @@ class PublishCoalescer:
         """What is being written."""
         self._pump: asyncio.Task[None] | None = None
         self._idle: Any = None
-        """The driver's connection that is kept, while nobody uses it."""
+        """The driver's connection that is kept, while no statement uses it."""
         self._parked: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._until = self._used_at = 0.0
@@ -114,9 +116,8 @@ class PublishCoalescer:
         """Insert `rows`; ids in order, when they are committed."""
         if self._idle is not None and not self._calls and not self._idle.is_closed():
             query: Any = self._dialect.inserting(rows)
-            with contextlib.suppress(
-                DBAPIError
-            ):  # refused: the ordinary way says so better, or repeats it
+            # Refused: the ordinary way has the better error, or repeats it.
+            with contextlib.suppress(DBAPIError):
                 return cast("list[int | None]", await self._directly(query))
         return cast("list[int | None]", await self._queued(rows))
 
@@ -143,8 +144,9 @@ class PublishCoalescer:
         return call.done
 
     async def _directly(self, query: Query[T]) -> T:
-        """Run `query` on the kept connection: whoever publishes alone needs nobody else's task."""
-        driver, self._idle = self._idle, None
+        """Run `query` on the kept connection, in the caller's own task."""
+        driver = self._idle
+        self._idle = None
         try:
             return await self._fetch(driver, query, self._timeout)
         finally:
@@ -178,7 +180,8 @@ class PublishCoalescer:
         if self._calls or driver.is_closed() or self.loop.time() > self._until:
             self._unpark()
             return
-        self._idle, self._used_at = driver, self.loop.time()
+        self._idle = driver
+        self._used_at = self.loop.time()
         if self._timer is None:
             self._timer = self.loop.call_later(LINGER, self._unpark_unused)
 
@@ -217,10 +220,9 @@ class PublishCoalescer:
             self._calls = []
 
     async def _next_group(self) -> bool:
-        """Take the calls to write together; false when nobody waits."""
+        """Take the calls to write together; false when none waits."""
         self._group = []
-        # Whoever was just answered gets the chance to publish again, in the same statement as the
-        # others.
+        # Callers that were just answered may publish again, and join the next statement.
         await asyncio.sleep(0)
         while self._calls and not self._group:
             self._group = self._in_time(take_group(self._calls))
@@ -244,7 +246,8 @@ class PublishCoalescer:
                 self.place,
                 self._checkouts(None) as connection,
             ):
-                driver, pool = await self._shortcut.alone(connection), self._engine.pool
+                driver = await self._shortcut.alone(connection)
+                pool = self._engine.pool
                 waiting.reschedule(None)
                 try:
                     if driver is not None:
@@ -252,9 +255,8 @@ class PublishCoalescer:
                 finally:
                     self._idle = self._parked = None
                     if self._engine.pool is not pool:
-                        await (
-                            connection.invalidate()
-                        )  # the engine was disposed of: nobody would ever close it
+                        # The engine was disposed of: its new pool would never close this one.
+                        await connection.invalidate()
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish
             fail(self._group, error)
             self._group = []
@@ -269,9 +271,10 @@ class PublishCoalescer:
             several = len(self._group) > 1
             if self._group and not await self._send(connection, driver):
                 return
-            # Who publishes alone goes on alone (`_directly`).
+            # A publisher that is alone goes on by itself (`_directly`).
             if not (several or self._calls) or not await self._next_group():
-                self._group, self._parked = [], self.loop.create_future()
+                self._group = []
+                self._parked = self.loop.create_future()
                 self._park(driver)
                 await self._parked
                 await self._next_group()
@@ -314,15 +317,16 @@ class PublishCoalescer:
     async def _in_transaction(self, group: list[Call]) -> None:
         deadline = group[0].deadline
         try:
-            run, query = self._transactions.run, self._query(group)
-            result = await run(query, self.place, locks=False, deadline=deadline)
+            query = self._query(group)
+            result = await self._transactions.run(query, self.place, locks=False, deadline=deadline)
         except TransientStoreError as error:
             fail(group, error)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish
             if len(group) == 1:
                 fail(group, error)
                 return
-            for call in group:  # one of them is refused: not the others
+            # One of them is refused, the others are not.
+            for call in group:
                 if not call.done.done() and self._in_time([call]):
                     await self._in_transaction([call])
         else:
