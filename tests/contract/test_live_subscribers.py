@@ -16,7 +16,15 @@ LONG = 60.0
 
 
 def known(*names: str, queues: Any = "q", **fields: Any) -> dict[str, dict[str, Any]]:
-    says = describe(make_settings(queues, {}), paused=False, stopping=False)
+    settings = make_settings(queues, {})
+    says = describe(
+        queues=settings.queues,
+        max_workers=settings.max_workers,
+        ordered=settings.ordered,
+        policies=settings.policies,
+        paused=False,
+        stopping=False,
+    )
     return {name: {**says, **fields} for name in names}
 
 
