@@ -77,7 +77,9 @@ class VirtualTime:
                 return
 
             def expire() -> None:
-                scope.reschedule(asyncio.get_running_loop().time())
+                # A task that waits for a cancelled statement is still on its way out.
+                if not scope.expired():
+                    scope.reschedule(asyncio.get_running_loop().time())
 
             if seconds <= 0:
                 expire()
