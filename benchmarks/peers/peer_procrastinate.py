@@ -18,9 +18,8 @@ IDLE = {"concurrency": 10}
 CONNECTIONS = 10
 """Connections of a worker's pool, in addition to the one that listens."""
 
-logging.getLogger("procrastinate").setLevel(
-    logging.ERROR
-)  # it warns of applications made in the main module
+# It warns of applications made in the main module.
+logging.getLogger("procrastinate").setLevel(logging.ERROR)
 
 
 @asynccontextmanager

@@ -17,8 +17,8 @@ def read_path(
     columns.
     """
     from faststream_sqlbroker.spark.lake.files import read_json  # noqa: PLC0415 - pyspark is an extra
-    from faststream_sqlbroker.spark.lake.lake import STATE  # noqa: PLC0415 - likewise
-    from faststream_sqlbroker.spark.load.filters import filter_rows  # noqa: PLC0415 - likewise
+    from faststream_sqlbroker.spark.lake.lake import STATE  # noqa: PLC0415 - as above
+    from faststream_sqlbroker.spark.load.filters import filter_rows  # noqa: PLC0415 - as above
 
     ours = read_json(session, f"{path}/{STATE}") is not None
     frame = our.read_export(session, path) if ours else session.read.parquet(path)

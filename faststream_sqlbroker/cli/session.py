@@ -54,7 +54,7 @@ def _spark_errors() -> tuple[type[Exception], ...]:
     """None where pyspark is not installed."""
     try:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - pyspark is an extra
-        from pyspark.errors import PySparkException  # noqa: PLC0415 - likewise
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
     except ModuleNotFoundError:
         return ()
     return Py4JError, PySparkException

@@ -274,9 +274,8 @@ class Outcomes:
             (s.id, s.lease_token) for s in batch.parts if s.unit in units
         }
         if units:
-            self._drop_overtaken(
-                batch
-            )  # not sent back: the later delivery may have an outcome in the queue
+            # Not sent back: the later delivery may have an outcome in the queue.
+            self._drop_overtaken(batch)
         self._break(batch, units)
 
     def _written_acks(self, batch: Sequence[Settlement]) -> list[Settlement]:

@@ -71,9 +71,8 @@ class Wakeups:
     async def stop(self) -> None:
         """End the tasks; pending hints are dropped."""
         tasks = [t for t in (self._listener, self._sender, self._watcher) if t is not None]
-        tasks = [
-            t for t in tasks if t.get_loop() is asyncio.get_running_loop()
-        ]  # another has ended its own
+        # Another event loop has ended its own tasks.
+        tasks = [t for t in tasks if t.get_loop() is asyncio.get_running_loop()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -222,9 +222,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _settings(self) -> SubscriberSettings:
         settings = self.config.settings
         if settings.forward_to is None:
-            policy_fits(
-                settings, self.ack_policy
-            )  # the default of a broker or router is known only now
+            # The default of a broker or router is known only now.
+            policy_fits(settings, self.ack_policy)
         if settings.handler_timeout is not None and (names := self._synchronous_handlers()):
             msg = (
                 f"handler_timeout cannot end the synchronous handler {names[0]!r}, which runs in "

@@ -123,9 +123,8 @@ async def test_the_rows_of_a_unit_are_locked_in_the_order_of_their_ids(bench: Be
     async with bench.store.engine.connect() as other:
         await other.execute(text(f"SELECT * FROM message WHERE id = {rows[0].id} FOR UPDATE"))
         settling = asyncio.create_task(bench.store.settle(together(rows[::-1], "a")))
-        await eventually(
-            lambda: _waits(bench, other), step=0.3
-        )  # InnoDB shows what it knew 0.1 s ago
+        # InnoDB shows what it knew 0.1 s ago.
+        await eventually(lambda: _waits(bench, other), step=0.3)
         for row in rows[1:]:
             await other.execute(
                 text(f"SELECT * FROM message WHERE id = {row.id} FOR UPDATE NOWAIT")
@@ -191,9 +190,8 @@ async def test_an_answer_that_waits_for_its_dedup_id_blocks_no_other_outcome(ben
         await bench.store.insert_in(other, [NewMessage("out", b"theirs", dedup_id="D")])
         unit = Unit([NewMessage("out", b"ours", dedup_id="D")])
         settling = asyncio.create_task(bench.store.settle([done(row, unit=unit)]))
-        await eventually(
-            waits, step=0.2
-        )  # InnoDB refreshes this table when it has not been read for 0.1 s
+        # InnoDB refreshes this table when it has not been read for 0.1 s.
+        await eventually(waits, step=0.2)
         async with asyncio.timeout(5):
             await bench.store.insert([NewMessage("out", b"not alike")])
         assert not settling.done()

@@ -261,9 +261,8 @@ def test_the_writers_are_as_unruly_as_the_example_needs() -> None:
     bursts = [len(bursts_of([m for m in mails if m.user == user], rules)) for user in users]
     assert len(users) == 1_000
     assert max(bursts) >= 4
-    assert (
-        sum(bursts) > plan.rate / plan.minute * plan.publishing
-    )  # so that the throttle has something to hold back
+    # So that the throttle has something to hold back.
+    assert sum(bursts) > plan.rate / plan.minute * plan.publishing
     assert plan.rate % plan.together  # else the database would forget slots before they are read
 
 

@@ -318,9 +318,8 @@ async def test_the_next_and_those_behind_it(other: SqlBroker, bench: Bench) -> N
     to 1 000."""
     settings = make_settings("q", {})
     says = Registration(settings, paused=False, on_change=lambda: None).describe()
-    await bench.store.live_subscribers.announce(
-        {"slow": says}, {"slow"}, 3600.0, clean=False
-    )  # it claims nothing
+    # It claims nothing.
+    await bench.store.live_subscribers.announce({"slow": says}, {"slow"}, 3600.0, clean=False)
     first = await put(bench, NewMessage("q", b"1", priority=5))
     await put(bench, NewMessage("q", b"1", priority=9, delay=3600.0))
     await put(bench, NewMessage("else", b"1", priority=9))

@@ -443,9 +443,8 @@ async def test_a_function_that_fails_is_not_called_by_every_process(
         await first_start(broker, look)
         await remember(look, next_at=await now(broker))
         with patch.object(schedules, "LONGEST_RETRY_INTERVAL", 0.5):
-            began = (
-                asyncio.get_running_loop().time()
-            )  # the first try may come before the last start
+            # The first try may come before the last start.
+            began = asyncio.get_running_loop().time()
             for each in (broker, second, third):
                 await each.start()
             await eventually(lambda: len(tries) >= 4)

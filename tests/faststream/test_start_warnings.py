@@ -172,9 +172,8 @@ async def test_without_an_archive_each_subscriber_that_can_fail_is_warned_of(
     broker = SqlBroker(engine, schema=schema, logger=logger, graceful_timeout=1.0)
     await broker.create_tables()
     subscribe(broker, "plain")
-    subscribe(
-        broker, "acked", ack_policy=AckPolicy.ACK
-    )  # it may still reject, or be rejected unread
+    # It may still reject, or be rejected unread.
+    subscribe(broker, "acked", ack_policy=AckPolicy.ACK)
     subscribe(broker, "dead", dead_letter_queue="dead.letters")
     subscribe(broker, "unwanted", retain_in_archive_on_reject=False)
     subscribe(broker, "first", ack_policy=AckPolicy.ACK_FIRST)

@@ -245,9 +245,8 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
         await connection.execute(insert(effects).values(body=body))
         running.set()
         while not go_on.is_set():
-            await connection.execute(
-                text("SELECT 1")
-            )  # silent for a lease, it would lose its session
+            # Silent for a lease, it would lose its session.
+            await connection.execute(text("SELECT 1"))
             await asyncio.sleep(0.05)
 
     await broker.start()

@@ -167,6 +167,7 @@ def test_a_load_that_fails_is_repeated_as_it_was(
     )
     with caplog.at_level(logging.INFO, "faststream_sqlbroker.spark"), loads.open() as again:
         assert (again.since, again.until, again.name) == (first.since, first.until, first.name)
+        # 6 is no row that the database's clock could have given.
         assert ids(again) == [
             1,
             2,
@@ -174,7 +175,7 @@ def test_a_load_that_fails_is_repeated_as_it_was(
             4,
             5,
             6,
-        ]  # 6 is no row that the database's clock could have given
+        ]
     assert "again, as the last load of it did not end well" in caplog.text
     with pytest.raises(KeyboardInterrupt), loads.open():
         raise KeyboardInterrupt

@@ -138,9 +138,8 @@ def test_the_limits_of_strategies(make: Make, arguments: dict[str, Any]) -> None
     assert ask(limited, 2) is not None
     assert ask(limited, 3) is None
     assert ask(limited, 4) is None
-    assert (
-        ask(make(**arguments, max_total_delay_seconds=60), 1) is None
-    )  # a minute has passed already
+    # A minute has passed already.
+    assert ask(make(**arguments, max_total_delay_seconds=60), 1) is None
     assert ask(make(**arguments, max_total_delay_seconds=70), 1) is not None
 
 

@@ -237,9 +237,8 @@ def all_slots(grants: Sequence[Slots], kept: int) -> tuple[list[int], int]:
         if before and sum(n for _, n in slots) >= kept and slots[0][0] > before[-1][0]:
             gaps += 1
         for at, many in slots:
-            granted[at] = max(
-                granted[at], many
-            )  # what is left of a moment whose first slots are forgotten
+            # What is left of a moment whose first slots are forgotten.
+            granted[at] = max(granted[at], many)
         before = slots
     return sorted(granted.elements()), gaps
 

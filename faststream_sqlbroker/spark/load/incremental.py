@@ -100,7 +100,7 @@ def new_rows(
         since: Where the first load begins; None is the oldest row. Later loads begin where the last
             ended, or where the one began that they repeat, and do not look at it.
         queues: Only these queues; every load of a state must ask for the same.
-        states: Only these states; likewise.
+        states: Only these states; every load of a state must ask for the same.
         safety_lag: See `find_horizon`: how long a transaction may last where transactions cannot be
             seen.
         margin: See `find_horizon`: how long a statement may be under way before it can be seen.

@@ -100,9 +100,8 @@ async def vanished(cell: Cell, _proxy: Proxy | None) -> None:
     kind = "postgresql" if cell.store.dialect_name == "postgresql" else "mysql"
     proxy.die_at = re.compile(cell.random.choice(MIDDLES[kind]))
     victim = cell.start(through.render_as_string(hide_password=False))
-    cell.history.disturbed.add(
-        victim.pid
-    )  # from the moment at which its connection says nothing more
+    # From the moment at which its connection says nothing more.
+    cell.history.disturbed.add(victim.pid)
     for _ in range(50):
         if proxy.died:
             break
