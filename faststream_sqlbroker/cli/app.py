@@ -12,8 +12,8 @@ archive.command()(report)
 
 app = typer.Typer(
     no_args_is_help=True,
-    pretty_exceptions_show_locals=False,  # one of them is the database's URL, with its password
-    help="The tables of faststream_sqlbroker, from the outside.",
+    pretty_exceptions_show_locals=False,  # a local may be the database's URL, with its password
+    help="Work with the tables of faststream_sqlbroker outside of an application.",
 )
 app.add_typer(archive, name="archive")
 app.add_typer(spark, name="spark")

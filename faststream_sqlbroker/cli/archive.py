@@ -1,4 +1,4 @@
-"""`sqlbroker archive …`: the archive exported to Parquet, compacted, pruned."""
+"""`sqlbroker archive …`: export the archive to Parquet, compact the export, prune the archive."""
 
 import re
 from collections.abc import Iterator
@@ -28,60 +28,69 @@ from faststream_sqlbroker.cli.options import (
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.core.times import parse_duration
 
-app = typer.Typer(no_args_is_help=True, help="The archive: export to Parquet, compaction, pruning.")
+_HELP = "Export the archive to Parquet, compact the export, prune the archive, replay and report."
+
+app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 
 class WindowSize(str, Enum):
-    """What a folder of the export holds."""
+    """The length of an export window; each has a folder of its own."""
 
     day = "day"
     hour = "hour"
 
 
 class Verification(str, Enum):
-    """What is compared."""
+    """What of a window is compared with the database."""
 
     checksums = "checksums"
     counts = "counts"
 
 
-@app.callback()
+@app.callback(help=_HELP)
 def commands() -> None:
-    """The archive: export to Parquet, compaction, pruning."""
+    """Make the commands a group, even if there is only one."""
 
 
 @app.command()
 def export(
     url: Url,
     path: Annotated[
-        str, typer.Option(help="Where the export is, in any file system that Spark knows.")
+        str, typer.Option(help="Folder of the export, on any file system that Spark reads.")
     ],
     since: Since = None,
     to: To = None,
-    window: Annotated[WindowSize, typer.Option(help="What a folder holds.")] = WindowSize.day,
+    window: Annotated[
+        WindowSize, typer.Option(help="Length of an export window.")
+    ] = WindowSize.day,
     table: ArchiveTable = "message_archive",
     schema: Schema = None,
     queue: Queues = None,
     safety_lag: Annotated[
-        str, typer.Option(help="How long a transaction may stay open unseen.")
+        str,
+        typer.Option(
+            help="How long a transaction may last if the database does not show open ones."
+        ),
     ] = "5m",
-    recheck: Annotated[str, typer.Option(help="How far back windows are compared again.")] = "24h",
+    recheck: Annotated[
+        str, typer.Option(help="Windows of this time before now are compared again.")
+    ] = "24h",
     primary: Annotated[
         str | None,
         typer.Option(
-            envvar="SQLBROKER_PRIMARY_URL", show_default=False, help="The primary, of a standby."
+            envvar="SQLBROKER_PRIMARY_URL",
+            show_default=False,
+            help="URL of the primary, if --url is a standby.",
         ),
     ] = None,
     source: Source = None,
     verify: Annotated[
-        Verification, typer.Option(help="What is compared.")
+        Verification, typer.Option(help="What of a window is compared with the database.")
     ] = Verification.checksums,
     master: Master = None,
     jar: Jars = None,
 ) -> None:
-    """Write the closed windows that the export does not have to Parquet, each compared with the
-    database.
-    """
+    """Write the closed windows that the export lacks, each compared with the database."""
     with database_errors(), _progress("export") as progress:
         result = spark.export_archive(
             quiet_session(master, jar, url),
@@ -113,14 +122,12 @@ def export(
 
 @app.command()
 def compact(
-    path: Annotated[str, typer.Option(help="Of the export.")],
+    path: Annotated[str, typer.Option(help="Folder of the export.")],
     since: Since = None,
     to: To = None,
     master: Master = None,
 ) -> None:
-    """Make the small files of an export few; the rows are compared before they replace the old
-    ones.
-    """
+    """Merge the small files of an export, after their rows have been compared."""
     with database_errors(), _progress("compact") as progress:
         done = spark.compact_export(
             quiet_session(master),
@@ -138,15 +145,17 @@ def compact(
 @app.command()
 def prune(
     url: Url,
-    exported: Annotated[str | None, typer.Option(help="Only what this export holds.")] = None,
+    exported: Annotated[
+        str | None, typer.Option(help="Remove only rows that this export holds.")
+    ] = None,
     older_than: Annotated[
-        str | None, typer.Option(help='Only what is older, like "30d" or "12h".')
+        str | None, typer.Option(help='Remove only rows that are older, like "30d" or "12h".')
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Remove nothing, tell what would be.")
+        bool, typer.Option("--dry-run", help="Remove nothing; show what would be removed.")
     ] = False,
     table: Annotated[
-        str | None, typer.Option(help="The archive table, if the export does not say.")
+        str | None, typer.Option(help="Name of the archive table; default: that of the export.")
     ] = None,
     schema: Schema = None,
     queue: Queues = None,
@@ -154,11 +163,10 @@ def prune(
     master: Master = None,
     jar: Jars = None,
 ) -> None:
-    """Remove what an export holds, what is old, or what is both, from the database.
+    """Remove rows from the archive: those that an export holds, old ones, or those that are both.
 
-    The exit code is 1 if a window was refused.
+    The exit code is 1 if the rows of a window were refused, as the export does not hold them all.
     """
-    # The branches only choose what is printed.
     with database_errors(), _progress("prune") as progress:
         result = spark.prune_archive(
             url,
@@ -173,25 +181,28 @@ def prune(
             on_window=lambda one: progress(one.name, None, None),
         )
     refused = [one for one in result.windows if one.refused is not None]
-    would = "would be removed" if dry_run else "removed"
-    if result.windows:
-        table_ = Table("window", "rows", "", title=exported)
-        for one in result.windows:
-            table_.add_row(
-                one.name, f"{one.rows:,}", f"refused: {one.refused}" if one.refused else would
-            )
-        _print(table_)
-    for name in result.partitions:
-        _print(f"partition {name} {would}")
-    _print(f"{result.rows:,} rows {would}; {len(refused)} windows were refused")
+    _print_pruned(result, exported, len(refused))
     raise typer.Exit(1 if refused else 0)
+
+
+def _print_pruned(result: "spark.PruneResult", exported: str | None, refused: int) -> None:
+    removed = "would be removed" if result.dry_run else "removed"
+    if result.windows:
+        table = Table("window", "rows", "", title=exported)
+        for one in result.windows:
+            what = f"refused: {one.refused}" if one.refused else removed
+            table.add_row(one.name, f"{one.rows:,}", what)
+        _print(table)
+    for name in result.partitions:
+        _print(f"partition {name} {removed}")
+    _print(f"{result.rows:,} rows {removed}; {refused} windows were refused")
 
 
 @app.command()
 def status(
-    path: Annotated[str, typer.Argument(help="Of the export.")], master: Master = None
+    path: Annotated[str, typer.Argument(help="Folder of the export.")], master: Master = None
 ) -> None:
-    """Tell what an export holds, and how far it has come."""
+    """Show what an export holds, and up to when."""
     with database_errors():
         found = spark.describe_export(quiet_session(master), path)
     table = Table("window", "rows", "files", "bytes", title=found.path)
@@ -215,7 +226,7 @@ def _reach(watermark: datetime | None) -> str:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Any]:
-    """A bar on stderr; a function that moves it."""
+    """Show a progress bar on stderr; yields the function that moves it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -238,7 +249,7 @@ def _progress(title: str) -> Iterator[Any]:
 
 
 def _duration(name: str, text: str) -> float:
-    """Seconds of a duration; in addition to the library's forms it may begin with days: "1d12h"."""
+    """The seconds of a duration as the library takes it, or with days before it: "1d12h"."""
     days, rest = match.groups() if (match := re.fullmatch(r"(\d{1,7})d(.*)", text)) else ("0", text)
     return float(Fraction(days) * 86_400) + (
         parse_duration(rest, name=name) if rest or not match else 0.0

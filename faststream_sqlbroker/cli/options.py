@@ -11,25 +11,35 @@ Url = Annotated[
         envvar="SQLBROKER_URL",
         show_default=False,
         help=(
-            "SQLAlchemy URL of the database; the variable keeps a password out of the list of "
-            "processes."
+            "SQLAlchemy URL of the database. Give it by the variable to keep its password out of "
+            "the list of processes."
         ),
     ),
 ]
-Master = Annotated[str | None, typer.Option(help="Spark's master; local[*] where nothing says.")]
+Master = Annotated[
+    str | None,
+    typer.Option(help="Spark's master. Default: spark.master as set elsewhere, else local[*]."),
+]
 Jars = Annotated[
-    list[Path] | None, typer.Option("--jar", help="A JDBC driver's jar to look at first.")
+    list[Path] | None,
+    typer.Option("--jar", help="A JDBC driver's jar, preferred to those that are found."),
 ]
 Queues = Annotated[
-    list[str] | None, typer.Option("--queue", help="Only this queue; may be given again.")
+    list[str] | None,
+    typer.Option("--queue", help="Only this queue; repeat the option for several."),
 ]
-Since = Annotated[str | None, typer.Option(help="Archived at or after this moment: 2026-03-01.")]
+Since = Annotated[
+    str | None, typer.Option(help="Only rows archived at or after this moment, like 2026-03-01.")
+]
 To = Annotated[
-    str | None, typer.Option(help="Archived before this moment: 2026-03-01T12:00+00:00.")
+    str | None,
+    typer.Option(help="Only rows archived before this moment, like 2026-03-01T12:00+00:00."),
 ]
-ArchiveTable = Annotated[str, typer.Option(help="The archive table.")]
+ArchiveTable = Annotated[str, typer.Option(help="Name of the archive table.")]
 Source = Annotated[
     str | None,
-    typer.Option(help="A name for the database in the export, where it has several addresses."),
+    typer.Option(help="Name of the database in the export, if it has several addresses."),
 ]
-Schema = Annotated[str | None, typer.Option(help="Its schema; MySQL and MariaDB: its database.")]
+Schema = Annotated[
+    str | None, typer.Option(help="Schema of the table; on MySQL and MariaDB its database.")
+]

@@ -24,45 +24,50 @@ if TYPE_CHECKING:
 def replay(
     url: Url,
     job: Annotated[
-        str, typer.Option(help="Name of this replay; under it each row is published once.")
+        str, typer.Option(help="Name of the replay. Under one name each row is published once.")
     ],
     path: Annotated[
-        str | None, typer.Option(help="Read Parquet (an export) from here, not the archive table.")
+        str | None,
+        typer.Option(help="Read Parquet from this path, such as an export, in place of the table."),
     ] = None,
     queue: Queues = None,
     states: Annotated[
         list[str] | None,
-        typer.Option(help="Only rows in this state: failed, completed, discarded."),
+        typer.Option(
+            help="Only rows in this state: failed, completed or discarded; repeat for several."
+        ),
     ] = None,
     since: Since = None,
     to: To = None,
     id_: Annotated[
         list[int] | None,
-        typer.Option("--id", help="Only the row with this id; may be given again."),
+        typer.Option("--id", help="Only the row with this id; repeat the option for several."),
     ] = None,
     into: Annotated[
-        str | None, typer.Option(help="The queue of the messages; each row's own if not given.")
+        str | None, typer.Option(help="Queue to publish to. Default: the queue of each row.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Messages a second that become due.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="How many messages become due in a second.")
+    ] = None,
     delay: Annotated[
-        str | None, typer.Option(help='How much later they become due, like "10m".')
+        str | None, typer.Option(help='Messages become due this much later, like "10m".')
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="name=value put over each row's headers; may be given again."),
+        typer.Option(help="A header to set on each message, name=value; repeat for several."),
     ] = None,
-    table: Annotated[str, typer.Option(help="The live table.")] = "message",
+    table: Annotated[str, typer.Option(help="Name of the message table.")] = "message",
     archive_table: ArchiveTable = "message_archive",
-    schema: Annotated[str | None, typer.Option(help="Schema of both.")] = None,
+    schema: Annotated[str | None, typer.Option(help="Schema of both tables.")] = None,
     master: Master = None,
     jar: Jars = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Publish without asking.")] = False,
 ) -> None:
-    """Publish rows of the archive as new messages, each once for a job.
+    """Publish rows of the archive as new messages, each row once for a job.
 
-    First it shows what would be published, then it asks. The same command may be repeated after a
-    crash: what the job has published is left out. Rows stay in the archive. The exit code is 1 if
-    it was not wanted.
+    It shows what it would publish, then asks. After a crash repeat the same command: it leaves out
+    what the job has published. The rows stay in the archive. The exit code is 1 if the answer is
+    no.
     """
     chosen = select_rows(
         ARCHIVE, archive_table, schema, since=since, until=to, queues=queue, states=states

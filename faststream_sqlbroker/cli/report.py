@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
 
 def report(
-    out: Annotated[Path, typer.Option(help="The HTML file; it is replaced.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write; an existing one is replaced.")],
     url: Annotated[
         str | None,
         typer.Option(
             envvar="SQLBROKER_URL",
             show_default=False,
-            help="SQLAlchemy URL of the database, if not --path.",
+            help="SQLAlchemy URL of the database, unless --path is given.",
         ),
     ] = None,
     path: Annotated[
-        str | None, typer.Option(help="An export's path, in place of the database.")
+        str | None, typer.Option(help="Folder of an export to read in place of the database.")
     ] = None,
     since: Since = None,
     to: To = None,
     queue: Queues = None,
     every: Annotated[
-        str | None, typer.Option(help='Width of the buckets of time, like "1h".')
+        str | None, typer.Option(help='Length of a time bucket in the plots, like "1h".')
     ] = None,
     table: ArchiveTable = "message_archive",
     schema: Schema = None,
-    title: Annotated[str, typer.Option(help="Of the page.")] = "Message archive",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Message archive",
     master: Master = None,
     jar: Jars = None,
 ) -> None:
     """Render the archive, or an export of it, to one HTML page with tables and plots.
 
-    --path goes before the URL, which may come from SQLBROKER_URL.
+    --path wins over the URL, which may come from SQLBROKER_URL.
     """
     if path is None and url is None:
         raise SetupError(

@@ -1,4 +1,4 @@
-"""What commands that use Spark share: a session that says little, and errors in one line."""
+"""What the commands that use Spark share: a quiet session, and errors in one line."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ QUIET = {
 def quiet_session(
     master: str | None = None, jars: Sequence[Path] | None = None, url: str | None = None
 ) -> "SparkSession":
-    """A session that says little; with the driver of the URL's database."""
+    """A session without Spark's INFO and WARN lines, with the JDBC driver of the URL's database."""
     kinds = [] if url is None else [parse_address(url).kind]
     return spark.build_session(databases=kinds, master=master, jars=jars or (), config=QUIET)
 

@@ -18,19 +18,19 @@ from faststream_sqlbroker.spark.drivers import DRIVERS, need_jar, need_java, wan
 OLDEST_SPARK = (4, 0)
 PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "pymysql", "adbc-driver-postgresql")
 
-app = typer.Typer(no_args_is_help=True, help="Spark and its JDBC drivers.")
+app = typer.Typer(no_args_is_help=True, help="Check Java, Spark and the JDBC drivers.")
 
 
 @app.callback()
 def commands() -> None:
-    """Spark and its JDBC drivers."""
+    """Make the commands a group, even if there is only one."""
 
 
 @app.command()
 def check(
     database: Annotated[
         list[str] | None,
-        typer.Option(help="postgresql, mysql (or mariadb), sqlite; all of them if not given."),
+        typer.Option(help="postgresql, mysql (or mariadb) or sqlite. Default: all."),
     ] = None,
     jar: Jars = None,
 ) -> None:

@@ -47,6 +47,16 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
             check=True,
         )
         await eventually(lambda: "hello Ada\n" in log.read_text(), timeout=20)
+        options = ["--queue", "greetings", "--rpc", "--timeout", "30"]
+        asked = subprocess.run(
+            [*FASTSTREAM, "publish", APP, '{"name": "Grace"}', *options],
+            cwd=ROOT,
+            env=env,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert "body=b'hello Grace'" in asked.stdout, asked.stdout + asked.stderr
         running.send_signal(signal.SIGTERM)
         await eventually(lambda: running.poll() is not None, timeout=30)
         assert log.read_text().count("hello Ada") == 1

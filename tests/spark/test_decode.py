@@ -292,9 +292,10 @@ def test_the_room_of_decimals_without_places(spark: SparkSession) -> None:
 
 def test_struct_of_types() -> None:
     assert struct_of(Order).simpleString() == (
-        "struct<order-no:bigint,lines:array<struct<price:decimal(9,2),count:bigint>>,placed:timestamp,"
-        "local:timestamp_ntz,day:date,customer:string,colour:string,kind:string,note:string,rate:double,"
-        "scores:map<string,decimal(5,1)>,raw:string,extra:variant,flags:array<boolean>,moment:timestamp,choice:string>"
+        "struct<order-no:bigint,lines:array<struct<price:decimal(9,2),count:bigint>>,"
+        "placed:timestamp,local:timestamp_ntz,day:date,customer:string,colour:string,kind:string,"
+        "note:string,rate:double,scores:map<string,decimal(5,1)>,raw:string,extra:variant,"
+        "flags:array<boolean>,moment:timestamp,choice:string>"
     )
     assert struct_of(Order, by_alias=False).names[0] == "number"
     assert all(field.nullable for field in struct_of(Order))
@@ -335,7 +336,8 @@ def test_a_root_model_is_its_root(spark: SparkSession) -> None:
         "one": {"price": Decimal(2), "count": 1},
     }
     assert struct_of(Item).simpleString() == (
-        "struct<tags:array<string>,prices:map<string,decimal(9,2)>,one:struct<price:decimal(9,2),count:bigint>>"
+        "struct<tags:array<string>,prices:map<string,decimal(9,2)>,"
+        "one:struct<price:decimal(9,2),count:bigint>>"
     )
     for model in (Tags, RootModel[Line]):
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""Windows that runs of an export have set aside: put back, before anything of theirs is removed."""
+"""Put back the windows that dead runs of an export have set aside, before their folders go."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,7 +7,7 @@ from faststream_sqlbroker.spark.lake.folders import Folders
 from faststream_sqlbroker.spark.lake.windows import parse_window
 
 ASIDE = "_sqlbroker/replaced"
-"""Below it a folder for each run, and in that one for each window that it replaces."""
+"""Has a folder for each run, with a folder for each window that the run replaces."""
 
 
 def put_back(
@@ -17,7 +17,7 @@ def put_back(
     holds: Callable[[str, Entry], bool],
     confirm: Callable[[], None],
 ) -> None:
-    """Return windows from aside, where their places have not the files that the state has recorded.
+    """Move set-aside windows back whose places do not hold the files that the state has recorded.
 
     Only what is found is removed, one by one: a run that was overtaken and does not know it yet may
     set a window aside in this moment. What is recorded nowhere stays aside.

@@ -1,4 +1,4 @@
-"""Small files of a lake made few."""
+"""Merge the small files of a lake."""
 
 import math
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from faststream_sqlbroker.spark.lake.row_checksums import compute_figures
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
 
 TARGET_BYTES = 256 << 20
-"""Bytes of a file, between the 128 and 512 MB that an export writes."""
+"""Bytes of a merged file: within the 128 to 512 MB that an export writes."""
 
 _ADVICE = "Files of the lake are missing or changed: put the window's folder back from a copy"
 
 
 @dataclass(frozen=True)
 class CompactedWindow:
-    """A window that was written again.
+    """A window whose files were merged.
 
     Attributes:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
@@ -45,7 +45,7 @@ def compact_export(
     target_bytes: int = TARGET_BYTES,
     on_window: Callable[[CompactedWindow], Any] | None = None,
 ) -> list[CompactedWindow]:
-    """Write the windows of a lake that have more files than they need again, with fewer.
+    """Merge the files of those windows of a lake that have more files than they need.
 
     Each is written aside, compared with the figures that the export has recorded, all of them, and
     only then moved to its place, as the export does it: a crash loses nothing, and running it twice

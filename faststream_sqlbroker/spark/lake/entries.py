@@ -1,4 +1,4 @@
-"""What the state of an export knows of one window."""
+"""The record of one window in the state of an export."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from faststream_sqlbroker.spark.lake.windows import parse_window
 
 @dataclass(frozen=True)
 class Entry:
-    """What the state knows of a window.
+    """The record of one window.
 
     Attributes:
         lake: RowChecksums of what is in the folder.
@@ -27,7 +27,7 @@ class Entry:
     bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """For the state; nothing for a window without rows, of which there may be many."""
+        """As JSON; empty for a window without rows, as there may be many."""
         if not self.lake.rows and not self.source.rows:
             return {}
         sums = {"lake": self.lake.to_json(), "source": self.source.to_json()}
@@ -35,7 +35,7 @@ class Entry:
 
 
 def entry_from_json(values: Mapping[str, Any]) -> Entry:
-    """What `Entry.to_json` made."""
+    """Read what `Entry.to_json` has written."""
     if not values:
         return Entry(NOTHING, NOTHING.counts)
     sums = from_json(values["lake"]), from_json(values["source"])
@@ -43,7 +43,7 @@ def entry_from_json(values: Mapping[str, Any]) -> Entry:
 
 
 def entries_of(state: Mapping[str, Any], path: str) -> dict[str, Entry]:
-    """What the state of an export, read from `path`, knows of each window.
+    """The records of all windows, from the state of an export at `path`.
 
     Raises:
         SetupError: any part of the state is missing, or is something else.

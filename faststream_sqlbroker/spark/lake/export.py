@@ -1,4 +1,4 @@
-"""The archive as a lake of Parquet: whole windows, each compared with the database before it
+"""Export the archive as Parquet: whole windows, each compared with the database before it
 counts.
 """
 
@@ -31,7 +31,7 @@ from faststream_sqlbroker.spark.session import need_driver
 logger = getLogger("faststream_sqlbroker.spark")
 
 PAUSES = (0.1, 0.5, 2.0)
-"""Seconds to wait before the files are listed again, as a window may be being replaced."""
+"""Seconds before files are listed again: a window may just be replaced."""
 
 _PARTS = {"day": ["date"], "hour": ["date", "hour"]}
 _FOLDERS = {"date": StructField("date", DateType()), "hour": StructField("hour", IntegerType())}
@@ -39,7 +39,7 @@ _FOLDERS = {"date": StructField("date", DateType()), "hour": StructField("hour",
 
 @dataclass(frozen=True)
 class ExportedWindow:
-    """What became of one window.
+    """The result of one window.
 
     Attributes:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
@@ -63,7 +63,7 @@ class ExportedWindow:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What an export has done.
+    """The result of an export.
 
     Attributes:
         path: Where to.
@@ -79,7 +79,7 @@ class ExportResult:
 
     @property
     def rows(self) -> int:
-        """Rows of the windows that were written."""
+        """How many rows were written."""
         return sum(one.rows for one in self.windows if one.action in ("exported", "again"))
 
 
@@ -102,17 +102,16 @@ def export_archive(
     on_window: Callable[[ExportedWindow], Any] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> ExportResult:
-    """Write the closed windows of the archive that the lake does not have, and compare each with
-    the database.
+    """Write the closed windows of the archive that the lake lacks; compare each with the database.
 
     Every window becomes a folder `date=2026-03-01` or `date=2026-03-01/hour=05` (UTC) of Parquet
     files (zstd, sorted by queue and id; the times as microseconds in UTC), about 128 to 512 MB
     each. It is written aside, read back, compared with what the database itself counts and sums,
-    and only then moved to its place and recorded in `_sqlbroker/state.json`. Whatever dies at
-    whatever moment, `read_export` never reads half a window, and the next run ends what was begun.
-    Running it twice gives the same data. Readers other than `read_export` need a file system that
-    renames a folder at once, as local disks and HDFS do: where folders are copied file by file (S3)
-    they may find half a window. They may also miss a window that is written again, for the moment
+    and only then moved to its place and recorded in `_sqlbroker/state.json`. A process may die at
+    any moment: `read_export` never reads half a window, and the next run ends what was begun. A
+    second run gives the same data. Readers other than `read_export` need a file system that renames
+    a folder at once, as local disks and HDFS do: where folders are copied file by file (S3) they
+    may find half a window. They may also miss a window that is written again, for the moment
     between two renames.
 
     Windows of the last `recheck`, and recorded ones between `since` and `until`, are compared with
@@ -123,21 +122,22 @@ def export_archive(
     Args:
         spark: A session with the JDBC driver (`build_session`); not Spark Connect.
         url: SQLAlchemy URL of the database; its password is written nowhere.
-        path: Of the lake, in any file system that Spark knows; of one archive, always with the same
-            window, table and queues.
-        window: What a folder holds: a "day" or an "hour".
+        path: Of the lake, on any file system that Spark writes to. One path holds one archive, with
+            the same window, table and queues each time.
+        window: The length of a window, "day" or "hour".
         since: From the window that this moment lies in; None goes on where the last export ended,
             or begins with the oldest row.
         until: Only windows that have ended by this moment; None takes all that are closed.
         table: The archive table.
         schema: Its schema; MySQL and MariaDB: its database.
         queues: Only these queues; None takes all.
-        safety_lag: How long a transaction that archives may stay open unseen; see `find_horizon`.
+        safety_lag: How long a transaction may last where open ones cannot be seen; see
+            `find_horizon`.
         primary: URL of the primary, if `url` is a standby.
         source: A name for the database in the state, where it has several addresses (a standby, a
             fail-over); None takes host, port and name, or the path of SQLite's file.
             `prune_archive` needs the same.
-        recheck: How far back from the horizon windows are compared again.
+        recheck: Windows that ended within this time before the horizon are compared again.
         verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads
             and of all other columns; "counts" leaves the last three out, and spares the database
             reading every row.
@@ -148,10 +148,10 @@ def export_archive(
         What was done; windows appear in order.
 
     Raises:
-        SetupError: an option that cannot be, a session without the driver, or a path that holds
-            something else, such as the export of another database.
-        ExportMismatchError: what was written is not what the database has, twice in a row. Windows
-            before it are in the lake, the watermark stays before it.
+        SetupError: an option is invalid, the session lacks the driver, or the path holds something
+            else, such as the export of another database.
+        ExportMismatchError: twice in a row a window was not written as the database has it. The
+            windows before it are in the lake, and the watermark stays before it.
         ConcurrentLoadError: another process has begun to write to the path since.
         StoreError: PostgreSQL: a window took longer than an hour, after which the server ends its
             snapshot.

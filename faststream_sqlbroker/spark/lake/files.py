@@ -19,11 +19,11 @@ RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "of
 closed."""
 
 LEFT_AFTER = 3_600_000
-"""Milliseconds after which the writer of a temporary file is taken to be dead."""
+"""Milliseconds after which the writer of a temporary file counts as dead."""
 
 
 def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    """The object in the file at `path`; None where there is no file.
+    """The object in the file at `path`; None if there is no file.
 
     Raises:
         SetupError: it holds something else, or is there and cannot be read.
@@ -45,7 +45,7 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
-    """The text of the file at `path`; None where there is no file.
+    """The text of the file at `path`; None if there is no file.
 
     Raises:
         SetupError: it is there and cannot be read.
@@ -57,7 +57,7 @@ def read_text(spark: SparkSession, path: str) -> str | None:
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() != "java.io.FileNotFoundException":
             raise
-        # Java says the same of a file that is another user's, and of a folder.
+        # Java raises the same error for a file of another user and for a folder.
         if system.exists(place):
             msg = (
                 f"{path} is there and cannot be read ({error.java_exception.getMessage()}): give "
@@ -127,7 +127,7 @@ def _put(system: Any, place: Any, data: bytes) -> None:
 
 
 def _replace(spark: SparkSession, java: Any, temporary: Any, place: Any) -> None:
-    """By FileContext: FileSystem's own rename refuses where there is a file."""
+    """Rename by FileContext, as FileSystem.rename refuses to replace a file."""
     options = getattr(java, "java.lang.reflect.Array").newInstance(
         getattr(java, "java.lang.Class").forName("org.apache.hadoop.fs.Options$Rename"), 1
     )
@@ -150,7 +150,7 @@ def _open(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
     configuration = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way
     system = place.getFileSystem(configuration)
     place = system.makeQualified(place)
-    # Without files of checksums, which a rename would leave behind and an editor would break.
+    # No .crc files: a rename would leave them behind, and an edit would break them.
     return (
         java,
         place,

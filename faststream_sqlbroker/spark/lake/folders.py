@@ -11,7 +11,7 @@ from faststream_sqlbroker.spark.drivers import java_of
 
 
 class Folders:
-    """What is below one path."""
+    """Files and folders below one path."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._java = java_of(spark)
@@ -28,11 +28,11 @@ class Folders:
         self.root = str(self._root.toString())
 
     def path(self, place: str) -> str:
-        """The whole path of `place`."""
+        """The full path of `place`."""
         return f"{self.root}/{place}"
 
     def exists(self, place: str) -> bool:
-        """Whether there is a file or folder."""
+        """Whether `place` is a file or a folder."""
         return bool(self._system.exists(self._at(place)))
 
     def move(self, source: str, target: str) -> None:
@@ -50,7 +50,7 @@ class Folders:
         self._system.delete(self._at(place), True)
 
     def delete_empty(self, place: str) -> None:
-        """Remove a folder, if it is there and has nothing in it."""
+        """Remove a folder if it is empty."""
         if self.exists(place) and not self.names(place):
             with suppress(Py4JJavaError):  # something has come into it since
                 self._system.delete(self._at(place), False)
@@ -63,7 +63,7 @@ class Folders:
         return sorted(str(one.getPath().getName()) for one in self._system.listStatus(at))
 
     def sizes(self, place: str) -> list[int]:
-        """Bytes of each Parquet file in a folder."""
+        """The size in bytes of each Parquet file in a folder."""
         at = self._at(place)
         if not self._system.exists(at):
             return []

@@ -1,12 +1,13 @@
-"""An export on disk: its windows, its state, and how a window's folder is replaced without a moment
-of loss.
+"""An export on disk: its windows, its state, and the safe replacement of a window's folder.
 
-A window is written to `_sqlbroker/staging`, compared there, noted in the state as pending, and
-moved to its place; the folder that it replaces is kept in `_sqlbroker/replaced` until then.
-Whatever process dies at whatever point, `Lake.recover` finds the note and ends what was begun,
-choosing the folder by its figures. Each run has folders of its own, and looks before each move
-whether another has begun: of two that start at the same moment one stops, and where it stops within
-a replacement, `put_back` returns what it has set aside.
+A window is written to `_sqlbroker/staging` and compared there. It is noted in the state as pending,
+then moved to its place. The folder that it replaces stays in `_sqlbroker/replaced` until that is
+done. If a process dies at any point, `Lake.recover` finds the note and ends what was begun: the
+row checksums tell which folder is right.
+
+Each run has folders of its own, and looks before each move whether another run has begun. Of two
+runs that start at the same moment one stops. If it stops in the middle of a replacement, `put_back`
+returns what it has set aside.
 """
 
 import secrets
@@ -37,8 +38,7 @@ FORMAT = 1
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # The older INT96 is known to Spark and few others, and has no statistics that filters could
-    # use.
+    # Few programs but Spark read the older INT96, and it has no statistics for filters.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
@@ -49,7 +49,7 @@ _SETTINGS = {
 
 
 class Lake:
-    """One path of an export; raises SetupError where its state is damaged, or of another version.
+    """The export below one path; raises SetupError if its state is damaged or of another version.
 
     Attributes:
         session: Like the given session, with settings of its own.
@@ -69,7 +69,7 @@ class Lake:
 
     @property
     def size(self) -> str:
-        """Of its windows: "day" or "hour"."""
+        """The length of its windows: "day" or "hour"."""
         assert self.state is not None  # noqa: S101 - callers begin first
         return str(self.state["source"]["window"])
 
@@ -84,7 +84,7 @@ class Lake:
         return self.state
 
     def begin(self, source: Mapping[str, Any]) -> None:
-        """Become the one who writes here, and end what a process that died has begun.
+        """Take over as the only writer here, and end what a dead process has begun.
 
         Raises:
             SetupError: the path holds data without a state, or the export of something else.
@@ -115,11 +115,11 @@ class Lake:
         self.folders.delete(STAGING)
 
     def entry(self, window: ExportWindow) -> Entry | None:
-        """What is known of a window."""
+        """The record of a window; None if it was not exported."""
         return self._entries.get(window.name)
 
     def windows(self) -> list[ExportWindow]:
-        """Those that are recorded, in order."""
+        """The recorded windows, in order."""
         return sorted(parse_window(name, self.size) for name in self._entries)
 
     def incomplete(self, paths: Iterable[str]) -> str | None:
@@ -142,7 +142,7 @@ class Lake:
         )
 
     def read(self, window: ExportWindow) -> DataFrame:
-        """The rows of a window as the lake has them."""
+        """The rows that the lake has of a window."""
         return self.read_folder(window.folder)
 
     def read_folder(self, folder: str) -> DataFrame:
@@ -152,7 +152,7 @@ class Lake:
         return self.session.read.schema(ARCHIVE_SCHEMA).parquet(self.folders.path(folder))
 
     def write(self, window: ExportWindow, frame: DataFrame) -> str:
-        """Write rows to a place aside; returns its folder."""
+        """Write rows to a staging folder; returns that folder."""
         folder = f"{STAGING}/{self._run}/{window.name}"
         frame.write.mode("overwrite").option("compression", "zstd").parquet(
             self.folders.path(folder)
@@ -193,7 +193,7 @@ class Lake:
         return self._entries[window.name]
 
     def finish(self) -> None:
-        """Write what was noted, and remove what is aside.
+        """Write the notes to the state, and remove what was set aside.
 
         Raises:
             ConcurrentLoadError: another process has begun to write here.
@@ -204,7 +204,7 @@ class Lake:
         self._put_back()  # one that was overtaken may have set a window aside since
 
     def flush(self) -> None:
-        """Write the state with all that was noted.
+        """Write the state, with all notes.
 
         Raises:
             ConcurrentLoadError: another process has begun to write here.
@@ -215,7 +215,7 @@ class Lake:
         self._save({"pending": None, "windows": listed, "watermark": watermark})
 
     def recover(self) -> None:
-        """End a replacement that was begun: forwards if its rows are complete, backwards if not."""
+        """End a replacement that was begun: go on if the new rows are complete, else go back."""
         pending = self.need_state()["pending"]
         if pending is None:
             return
@@ -266,7 +266,7 @@ class Lake:
         self.folders.delete(aside)
 
     def watermark(self) -> datetime | None:
-        """End of the windows that follow each other without a gap, from the first."""
+        """The end of the first run of windows without a gap."""
         return first_gap(self.windows())
 
     def confirm(self) -> None:

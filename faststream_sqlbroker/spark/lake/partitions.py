@@ -64,7 +64,7 @@ class Partition:
 
 
 class Partitions:
-    """The partitions of one archive; none where it is a plain table, or on another database."""
+    """The partitions of one archive; none if it is a plain table or on another database."""
 
     def __init__(self, database: Database, connection: Connection, selection: Selection) -> None:
         self._database = database
@@ -74,7 +74,7 @@ class Partitions:
         self._possible = database.kind == "postgresql" and selection.queues is None
 
     def find(self) -> list[Partition]:
-        """Those with a begin and an end that are dates."""
+        """The partitions whose begin and end are both moments."""
         if not self._possible:
             return []
         found = []
@@ -88,7 +88,7 @@ class Partitions:
         return found
 
     def drop(self, partition: Partition, expected: RowChecksums) -> bool:
-        """Detach it and drop it; False if it had other rows than expected, and is attached again.
+        """Detach and drop a partition; if it has other rows than expected, attach it again: False.
 
         Raises:
             SetupError: it cannot be attached again.
@@ -107,7 +107,7 @@ class Partitions:
         return False
 
     def resume(self) -> None:
-        """Attach again what a prune that died has detached, and take its notes away.
+        """Attach partitions again that a dead prune has detached, and remove its notes.
 
         Raises:
             SetupError: a partition cannot be attached again.
@@ -132,7 +132,7 @@ class Partitions:
         detach = f"ALTER TABLE {self._parent} DETACH PARTITION {partition.name}"
         if partition.with_default:
             with self._transaction():
-                # The whole archive is locked: better later than long.
+                # This locks the whole archive, so it gives up soon and is tried again later.
                 self._run("SET LOCAL lock_timeout = '10s'")
                 self._run(detach)
                 self._run(comment)
@@ -157,7 +157,7 @@ class Partitions:
             self._run(f"COMMENT ON TABLE {name} IS NULL")
 
     def _attach(self, name: str, bounds: str) -> None:
-        """Back to where it was, without a note."""
+        """Attach the partition again, and remove its note."""
         try:
             with self._transaction():
                 self._run(f"ALTER TABLE {self._parent} ATTACH PARTITION {name} {bounds}")
@@ -170,7 +170,7 @@ class Partitions:
             ) from error
 
     def _pending(self, name: str) -> bool | None:
-        """Whether it is being detached; None if it is not a partition of the archive."""
+        """Whether the partition is being detached; None if it is none of the archive."""
         pending = self._connection.exec_driver_sql(
             "SELECT inhdetachpending FROM pg_inherits "
             f"WHERE inhparent = {self._archive()} "

@@ -1,6 +1,6 @@
-"""The archive made smaller: what a verified export holds, or what is old."""
+"""Remove rows from the archive: those that a verified export holds, and old ones."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -29,12 +29,12 @@ from faststream_sqlbroker.spark.load.selection import ARCHIVE, Selection, select
 
 @dataclass(frozen=True)
 class PrunedWindow:
-    """What became of one window of the export.
+    """The result of one window of the export.
 
     Attributes:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
-        rows: Removed from the database; of a dry run or a refusal those that are there.
-        refused: Why those stay; None if they were removed, or would be.
+        rows: How many were removed; in a dry run or a refusal, how many are there.
+        refused: Why the rows stay; None if they were removed, or would be.
     """
 
     name: str
@@ -94,8 +94,7 @@ def prune_archive(
     dry_run: bool = False,
     on_window: Callable[[PrunedWindow], Any] | None = None,
 ) -> PruneResult:
-    """Remove rows from the archive: those that an export holds, those that are old, or those that
-    are both.
+    """Remove rows from the archive: those that an export holds, old ones, or those that are both.
 
     With `exported` a window's rows are removed only if the export has verified it, its files still
     hold as many rows with the same sums of ids and times, and every row that the database has in it
@@ -103,10 +102,10 @@ def prune_archive(
     come while it runs stay. Rows are deleted by id, 5 000 a transaction. Where PostgreSQL's archive
     is partitioned by range of `archived_at`, partitions that lie within such windows are detached
     (CONCURRENTLY, unless there is a default partition), compared once more, and dropped. If it
-    dies, run it again: it attaches what is still detached, and compares it anew. Which rows a
-    window has is held in memory, at most 40 bytes each: a day of 20 million takes 0.8 GB.
+    dies, run it again: it attaches what is still detached, and compares it anew. The ids and times
+    of a window are held in memory, at most 40 bytes a row: a day of 20 million takes 0.8 GB.
 
-    Without `exported` everything older than `older_than` is gone for ever.
+    Without `exported`, all rows older than `older_than` are lost for ever.
 
     Args:
         url: SQLAlchemy URL of the database, of a user who may delete.
@@ -129,13 +128,7 @@ def prune_archive(
             a partition that a prune has detached and that cannot be attached again.
         NotSupportedError: Spark Connect.
     """
-    # Each branch is a combination of options that is checked or chosen before anything is removed.
-    if exported is None and older_than is None:
-        raise SetupError(
-            "give exported= (the path of an export), older_than= (like '720h'), or both"
-        )
-    if exported is not None and (spark is None or queues is not None):
-        raise SetupError("with exported= give spark=, and no queues=: the export says which")
+    _check_options(exported, older_than, spark, queues)
     seconds = None if older_than is None else seconds_or_zero("older_than", older_than)
     database = database_of(parse_address(url))
     with database.connect() as connection:
@@ -147,9 +140,24 @@ def prune_archive(
         lake = Lake(spark, exported)
         selection = _selection(lake, database, table, schema, source)
         work = _Work(lake, database, connection, selection)
-        dropped = _prune(work, cutoff, dry_run=dry_run, on_window=on_window)
+        tell = on_window or (lambda _: None)
+        dropped = _prune(work, cutoff, dry_run=dry_run, tell=tell)
     windows = tuple(work.done[name] for name in sorted(work.done))
     return PruneResult(work.rows, windows, dropped, cutoff, dry_run)
+
+
+def _check_options(
+    exported: str | None,
+    older_than: Duration | None,
+    spark: SparkSession | None,
+    queues: Iterable[str] | None,
+) -> None:
+    if exported is None and older_than is None:
+        raise SetupError(
+            "give exported= (the path of an export), older_than= (like '720h'), or both"
+        )
+    if exported is not None and (spark is None or queues is not None):
+        raise SetupError("with exported= give spark=, and no queues=: the export says which")
 
 
 def _expire(
@@ -166,7 +174,7 @@ def _expire(
 def _selection(
     lake: Lake, database: Database, table: str | None, schema: str | None, name: str | None
 ) -> Selection:
-    """What the lake is the export of.
+    """The rows that the lake is the export of.
 
     Raises:
         SetupError: it is not of this database or table.
@@ -189,12 +197,9 @@ def _prune(
     cutoff: datetime | None,
     *,
     dry_run: bool,
-    on_window: Callable[[PrunedWindow], Any] | None,
+    tell: Callable[[PrunedWindow], Any],
 ) -> tuple[str, ...]:
     """Fill `work.done`; returns the partitions that were dropped."""
-    # The lake's storage decides these cases: plain tables and dry runs, then partitions, which are
-    # dropped before rows are deleted, so that no row of a dropped partition is deleted first.
-    tell = on_window or (lambda _: None)
     windows = [one for one in work.lake.windows() if cutoff is None or one.end <= cutoff]
     partitions = Partitions(work.database, work.connection, work.selection)
     if not dry_run:
@@ -203,14 +208,22 @@ def _prune(
     if not parts or dry_run:
         sure = [window for window in windows if _finish(work, window, tell, dry_run=dry_run)]
         return tuple(part.name for part in parts if _covered(part, sure))
+    # Partitions go before rows are deleted: a row that goes with its partition costs no DELETE.
+    _drop(work, partitions, parts, windows)
+    for window in windows:
+        _finish(work, window, tell, dry_run=False)
+    return tuple(part.name for part in work.dropped)
+
+
+def _drop(
+    work: _Work, partitions: Partitions, parts: list[Partition], windows: Sequence[ExportWindow]
+) -> None:
+    """Drop the partitions that lie within windows whose rows may all be removed."""
     sure = [window for window in windows if _weigh(work, window, parts)]
     chosen = [part for part in parts if _covered(part, sure)]
     for part in chosen:
         if partitions.drop(part, sum(work.inside.get(part, {}).values(), RowChecksums())):
             work.dropped.append(part)
-    for window in windows:
-        _finish(work, window, tell, dry_run=False)
-    return tuple(part.name for part in work.dropped)
 
 
 def _weigh(work: _Work, window: ExportWindow, parts: list[Partition]) -> bool:
@@ -228,7 +241,7 @@ def _weigh(work: _Work, window: ExportWindow, parts: list[Partition]) -> bool:
 def _finish(
     work: _Work, window: ExportWindow, tell: Callable[[PrunedWindow], Any], *, dry_run: bool
 ) -> bool:
-    """Remove what no dropped partition has taken along; whether the window may be removed."""
+    """Remove the rows that went with no partition; returns whether the window may be removed."""
     rows, refused = _check(work, window)
     gone = work.gone(window)
     there = len(rows.ids)

@@ -1,4 +1,4 @@
-"""Rows of the archive removed in small transactions, each row by its id."""
+"""Remove rows of the archive in small transactions, each row by its id."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -14,10 +14,10 @@ from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
 from faststream_sqlbroker.spark.load.selection import Selection
 
 CHUNK = 5_000
-"""Rows of a transaction: it takes milliseconds, so that others do not wait for its locks."""
+"""Rows in one transaction: few enough to take milliseconds, as others wait for its locks."""
 
 PAGE = 100_000
-"""Rows a statement that lists them: drivers hold a whole result, and take up to 175 bytes a row."""
+"""Rows in one listing: drivers hold the whole result in memory, up to 175 bytes a row."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Rows:
 
     @property
     def figures(self) -> RowChecksums:
-        """Their counts."""
+        """Their number and sums."""
         return RowChecksums(len(self.ids), sum(self.ids), sum(self.times))
 
     def between(self, start: datetime, end: datetime) -> "Rows":
-        """Those of a time."""
+        """The rows archived in a span of time."""
         first = bisect_left(self.times, to_microseconds(start))
         last = bisect_left(self.times, to_microseconds(end))
         return Rows(self.ids[first:last], self.times[first:last])
 
     def count_lacking(self, pairs: Iterable[tuple[int, int]]) -> int:
-        """How many of them are not among `pairs` of an id and a time; takes a byte a row."""
+        """How many of them are not among `pairs` of id and time; needs a byte a row."""
         found = bytearray(len(self.ids))
         for number, moment in pairs:
             first = bisect_left(self.times, moment)
@@ -100,7 +100,7 @@ def _add(
 def delete_rows(
     database: Database, connection: Connection, selection: Selection, rows: Rows
 ) -> int:
-    """Remove exactly `rows`; what has come since stays. Returns how many were still there."""
+    """Remove exactly `rows`, none that came later; returns how many were still there."""
     gone = 0
     time = database.quote("archived_at")
     for first in range(0, len(rows.ids), CHUNK):

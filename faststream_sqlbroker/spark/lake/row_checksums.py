@@ -48,16 +48,16 @@ class RowChecksums:
 
     @property
     def counts(self) -> "RowChecksums":
-        """Those that are cheap to ask a database for."""
+        """The figures that a database gives cheaply: counts and sums of ids and times."""
         return RowChecksums(self.rows, self.ids, self.times)
 
     def matches(self, other: "RowChecksums") -> bool:
-        """Whether every figure that both have is the same."""
+        """Whether all figures that both have are equal."""
         pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
         return all(one == two for one, two in pairs if one is not None and two is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """Sums as text: they are longer than JSON's readers keep."""
+        """As JSON; sums are text, as they exceed the numbers that JSON readers keep exactly."""
         return {
             name: value if name == "rows" else str(value)
             for name, value in asdict(self).items()
@@ -75,11 +75,11 @@ def _add(one: int | None, two: int | None) -> int | None:
 
 
 NOTHING = RowChecksums(0, 0, 0, 0, 0, 0)
-"""Of no row."""
+"""The figures of no rows."""
 
 
 def from_json(values: Mapping[str, Any]) -> RowChecksums:
-    """What `RowChecksums.to_json` made."""
+    """Read what `RowChecksums.to_json` has written."""
     return RowChecksums(**{name: int(value) for name, value in values.items()})
 
 

@@ -1,4 +1,4 @@
-"""What an export holds."""
+"""Describe what an export holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class LakeWindow:
 
 @dataclass(frozen=True)
 class ExportStatus:
-    """How far an export has come.
+    """What an export holds, and up to when.
 
     Attributes:
         path: Where it is.
@@ -47,12 +47,12 @@ class ExportStatus:
 
     @property
     def rows(self) -> int:
-        """Of all windows."""
+        """The rows of all windows."""
         return sum(one.rows for one in self.windows)
 
 
 def describe_export(spark: SparkSession, path: str) -> ExportStatus:
-    """What the state of an export says; no data is read.
+    """Describe an export by its state; no data is read.
 
     Raises:
         SetupError: nothing was exported to this path.

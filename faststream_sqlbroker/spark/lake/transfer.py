@@ -1,4 +1,4 @@
-"""One window from the database into a lake: read, write aside, compare, publish."""
+"""Bring one window from the database into a lake: read, stage, compare, move to its place."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -25,23 +25,23 @@ from faststream_sqlbroker.spark.load.selection import Selection
 from faststream_sqlbroker.spark.load.snapshot import Snapshot, open_snapshot
 
 FILE_BYTES = 1 << 30
-"""Bytes of the table that become one file: zstd leaves an eighth to a quarter of them."""
+"""Bytes of the table for one file; zstd makes them four to eight times smaller."""
 
 TYPICAL_ROW = 500
-"""Bytes, where the database has no statistics yet."""
+"""Bytes of a row while the database has no statistics."""
 
 TRIES = 2
-"""Attempts at one window: the second one covers a row that changed during the first."""
+"""Attempts at one window: a row may change during the first."""
 
 IDENTITY = ["id", "archived_at"]
-"""What a row of the archive is told by: a dead letter that is retried is archived again, later."""
+"""What identifies a row of the archive: a retried dead letter is archived again, later."""
 
 logger = getLogger("faststream_sqlbroker.spark")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is brought from where to where.
+    """Where windows come from, and where they go.
 
     Attributes:
         lake: To.
@@ -103,7 +103,7 @@ def bring(job: Job, connection: Connection, window: ExportWindow) -> tuple[str, 
 def _lacking(
     job: Job, connection: Connection, window: ExportWindow, selection: Selection
 ) -> DataFrame:
-    """Rows of the database that the lake has not."""
+    """The rows of the database that the lake lacks."""
     there = scan(job.lake.session, job.database, connection, selection, "auto", None, job.options)
     return there.select(*IDENTITY).join(job.lake.read(window), IDENTITY, "left_anti")
 
@@ -135,7 +135,7 @@ def _export(job: Job, connection: Connection, window: ExportWindow, selection: S
 
 @contextmanager
 def _one_moment(job: Job, connection: Connection) -> Iterator[tuple[Connection, Snapshot | None]]:
-    """A snapshot for all that reads where there is such a thing; closed windows elsewhere."""
+    """A snapshot for all reads, on PostgreSQL; elsewhere None, as closed windows do not change."""
     if not job.database.shares_snapshots:
         yield connection, None
         return
@@ -179,7 +179,7 @@ def _rows(
     counts: RowChecksums,
     kept: DataFrame | None,
 ) -> DataFrame:
-    """All rows of the window, in as many partitions as there shall be files."""
+    """All rows of the window, in one partition for each file to write."""
     size = job.database.size(connection, selection.table, selection.schema)
     bytes_ = counts.rows * (size.row_bytes or TYPICAL_ROW)
     cores = int(job.lake.session.sparkContext.defaultParallelism)

@@ -77,23 +77,26 @@ def plan_windows(
         horizon: Later rows may still come.
         recheck: Seconds before the horizon in which recorded windows are looked at again.
     """
-    # The cases of since, oldest and recorded depend on each other: in one place it shows that no
-    # window is left out between them.
     end = horizon if selection.until is None else min(horizon, selection.until)
     again = {
         one for one in recorded if one.end <= end and one.end > horizon - timedelta(seconds=recheck)
     }
-    if selection.since is None and recorded:
-        begin = first_gap(recorded)
-    else:
-        # Before the first row, and the first window of the lake, there are only empty windows.
-        known = [one.start for one in recorded] + ([] if oldest is None else [oldest])
-        known = [one for one in known if selection.since is None or one >= selection.since]
-        begin = min(known, default=None)
+    begin = _begin(recorded, selection.since, oldest)
     between = set() if begin is None else set(windows_between(begin, end, size))
     if selection.since is None:
         between -= set(recorded)
     return sorted(between | again)
+
+
+def _begin(
+    recorded: Sequence[ExportWindow], since: datetime | None, oldest: datetime | None
+) -> datetime | None:
+    """The first moment that an export looks at; None if there is nothing."""
+    if since is None and recorded:
+        return first_gap(recorded)
+    # Before the first row, and the first window of the lake, there are only empty windows.
+    known = [one.start for one in recorded] + ([] if oldest is None else [oldest])
+    return min((one for one in known if since is None or one >= since), default=None)
 
 
 def first_gap(recorded: Sequence[ExportWindow]) -> datetime | None:

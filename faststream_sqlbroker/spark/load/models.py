@@ -2,6 +2,7 @@
 
 import collections.abc
 import types
+from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
@@ -153,6 +154,15 @@ def _alias(info: FieldInfo, place: str) -> str | None:
     return alias
 
 
+def _constraints(annotations: tuple[Any, ...]) -> Iterator[Any]:
+    """What `Annotated` says of a type, also inside of `Field(…)`."""
+    for each in annotations:
+        if isinstance(each, FieldInfo):
+            yield from each.metadata
+        else:
+            yield each
+
+
 class _Converter:
     """Turns the annotation of one field into a type."""
 
@@ -162,7 +172,6 @@ class _Converter:
         self._above = above
 
     def __call__(self, annotation: Any, metadata: tuple[Any, ...] = ()) -> DataType:
-        # One branch for each form that an annotation can have, in the order of struct_of's table.
         if annotation is Decimal:
             return self._decimal(metadata)
         if isinstance(annotation, collections.abc.Hashable) and annotation in _SCALARS:
@@ -170,13 +179,7 @@ class _Converter:
         origin = get_origin(annotation)
         arguments = get_args(annotation)
         if origin is Annotated:
-            inner = arguments[1:]
-            more = tuple(
-                m
-                for item in inner
-                for m in (item.metadata if isinstance(item, FieldInfo) else (item,))
-            )
-            return self(arguments[0], (*metadata, *more))
+            return self(arguments[0], (*metadata, *_constraints(arguments[1:])))
         if origin in (Union, types.UnionType):
             return self._same([a for a in arguments if a is not type(None)], annotation, metadata)
         if origin is Literal:

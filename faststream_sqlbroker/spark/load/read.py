@@ -173,7 +173,6 @@ def scan(
     Raises:
         SetupError: the database has no such table, or the session not the driver.
     """
-    # A list of steps without nesting; each branch chooses one of JDBC's options.
     need_driver(spark, database.jdbc_driver, database.kind)
     database.need_table(connection, selection.table, selection.schema)
     if snapshot is not None:
@@ -183,14 +182,10 @@ def scan(
     number = _number(spark, num_partitions, size)
     column = "archived_at" if selection.since and selection.time_column == "archived_at" else "id"
     where = selection.where(database)
-    times = selection.times(database) if column == "archived_at" else ""
-    # Blocks are quicker than ids, but without a snapshot rows move from one to another: those of
-    # the live table at each update, those of the archive if the table is rewritten.
-    moving = (
-        column == "id" and snapshot is None and (exact or selection.time_column != "archived_at")
-    )
-    cut = database.id_ranges if moving else database.predicates
-    predicates = cut(connection, selection.table, selection.schema, column, times, number)
+    # Without a snapshot rows move from one block to another: those of the live table at each
+    # update, those of the archive if the table is rewritten.
+    moving = snapshot is None and (exact or selection.time_column != "archived_at")
+    predicates = _predicates(database, connection, selection, column, number, moving=moving)
     properties = dict(database.address.properties) | {
         "driver": database.jdbc_driver,
         "fetchsize": str(_fetch_rows(size)),
@@ -205,6 +200,26 @@ def scan(
         properties=properties | dict(options or {}),
     )
     return raw.select(*_columns(spark, database, selection))
+
+
+def _predicates(
+    database: Database,
+    connection: Connection,
+    selection: Selection,
+    column: str,
+    number: int,
+    *,
+    moving: bool,
+) -> list[str]:
+    """One condition for each partition, on `column`."""
+    table = selection.table
+    schema = selection.schema
+    if column == "archived_at":
+        times = selection.times(database)
+        return database.predicates(connection, table, schema, column, times, number)
+    # Blocks are quicker than ids, but could read a row that moves twice, or not at all.
+    cut = database.id_ranges if moving else database.predicates
+    return cut(connection, table, schema, column, "", number)
 
 
 def _number(spark: SparkSession, wanted: int | Literal["auto"], size: Size) -> int:
