@@ -1,4 +1,4 @@
-"""Statements of claims under scheduling policies; tests/sql shows them filled.
+"""Statements of claims under scheduling policies; tests/sql shows them as they are sent.
 
 Times are whole microseconds since 1970 (UTC) on the way in and out, so that what policies decide is
 the same on every database. Lists of any length are one JSON bind, so the text never changes.
@@ -7,7 +7,11 @@ the same on every database. Lists of any length are one JSON bind, so the text n
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from faststream_sqlbroker.dialects.base import MESSAGE_COLUMNS
+from sqlalchemy import BigInteger, Integer, SmallInteger, String, Text, bindparam
+
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.claimed_rows import MESSAGE_COLUMNS
+from faststream_sqlbroker.dialects.suspects import OTHERS, SUSPECT_BINDS
 
 Columns = Mapping[str, str]
 """Names of a JSON row's members, and "int", "key" or "text"."""
@@ -15,7 +19,7 @@ Columns = Mapping[str, str]
 
 @dataclass(frozen=True)
 class SqlFragments:
-    """One database's own."""
+    """What the statements are made of, in the SQL of one database."""
 
     now: str
     claimable: str
@@ -35,16 +39,21 @@ class SqlFragments:
     earlier: str = "LEAST"
     """The function that gives the earlier of two times."""
     as_text: Callable[[str], str] = lambda name: name
+    """A JSON column as text."""
     as_json: str = ""
-    """What makes JSON of text."""
+    """Casts text to JSON."""
     column: str = ""
-    """What stands before a column that is set: MySQL has the message table in a join there, the
-    others refuse it."""
+    """The prefix of a column that is set. MySQL updates a join, so it needs one; the others refuse
+    it."""
     ready_hint: str = ""
+    """Makes a scan for due messages use its index."""
     leased_hint: str = ""
+    """The same for leased messages."""
     id_hint: str = ""
+    """The same for messages that are looked up by id."""
     open: str = ""
     close: str = ""
+    """Around a key: SQLite gives it as bytes, as text that is not UTF-8 would fail the read."""
     lock: str = " FOR UPDATE"
 
 
@@ -55,7 +64,7 @@ def _postgresql_rows(columns: Columns) -> str:
 
 
 def _mysql_rows(columns: Columns) -> str:
-    # Else they have the character set of the database, which may not hold what is in them.
+    # Without it, the columns get the character set of the database, which may lack characters.
     utf8 = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
     types = {"int": "BIGINT", "key": f"VARCHAR(255) {utf8}", "text": f"LONGTEXT {utf8}"}
     listed = ", ".join(f"{name} {types[kind]} PATH '$.{name}'" for name, kind in columns.items())
@@ -106,7 +115,7 @@ def sqlite_fragments(now: str) -> SqlFragments:
         at=lambda x: x,
         rows=_sqlite_rows,
         join="CROSS JOIN",
-        # Else it would go through the whole queue, and through all of `u` for each message.
+        # With an index, SQLite reads the whole queue, and all of `u` for each message.
         update="UPDATE {message} AS m NOT INDEXED SET {set} FROM {rows} "
         "WHERE m.id = u.id AND {where}",
         upsert="WHERE true ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, "
@@ -120,7 +129,31 @@ def sqlite_fragments(now: str) -> SqlFragments:
     )
 
 
-def statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
+_BINDS = {
+    "queue": String,
+    "scope": String,
+    "rows": Text,
+    "priority": SmallInteger,
+    "before": Integer,
+    "own": Integer,
+    "mark": Integer,
+    "kept": Integer,
+    "since": BigInteger,
+    "size": Integer,
+    "only": BigInteger,
+}
+
+
+def add_statements(dialect: Dialect, words: SqlFragments) -> None:
+    """Add the statements of claims under policies to those of `dialect`."""
+    for name, text in _statements(words, archive=dialect.has_archive).items():
+        used = [bindparam(b, type_=kind()) for b, kind in _BINDS.items() if f":{b}" in text]
+        if "{others}" in text:
+            used += SUSPECT_BINDS
+        dialect.add_statement(name, text, *used, others=OTHERS.format(of="m."))
+
+
+def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     """The texts by name, with the names of tables still to fill in."""
     due = (
         f"FROM {{message}} m {w.ready_hint}\n"
@@ -136,8 +169,7 @@ def statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"{w.column}next_attempt_at = COALESCE({w.at('u.due')}, m.next_attempt_at), "
         f"{w.column}policy_marks = (m.policy_marks | :mark) & :kept"
     )
-    # Of other programs some write their own clock's time, which may be ahead: nothing has arrived
-    # later than now.
+    # Another program may write created_at by a clock that is ahead. No message arrives after now.
     arrived = f"{w.earlier}(m.created_at, {w.now})"
     texts = {
         "policy_now": f"SELECT {w.us(w.now)}",
@@ -162,7 +194,7 @@ def statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         "policy_live": f"SELECT m.id, m.state, {w.us('m.next_attempt_at')}, "
         f"{w.us('m.acquired_at')},\n"
         f"  {w.open}m.{{key}}{w.close}, m.policy_marks, m.deliveries_count - m.attempts_count,\n"
-        # `+ 0` makes a number of what SQLite may keep as text.
+        # SQLite may hold text in the column; `+ 0` makes a number of it.
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.deliveries_count + 0\n"
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
     }
@@ -209,8 +241,7 @@ def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
             "DELETE FROM {message} AS m NOT INDEXED "
             f"WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
         )
-    # MySQL has nothing to lock in a JSON_TABLE, and refuses (3569); in one inside of a subquery it
-    # tries nothing.
+    # MySQL refuses to lock the rows of a JSON_TABLE (error 3569), unless it is in a subquery.
     locked = held.replace(rows, f"(SELECT * FROM {rows}) u") if w is MYSQL else held
     texts = {
         "policy_lock": f"SELECT m.id {locked} ORDER BY m.id{w.lock}",

@@ -43,14 +43,12 @@ REPEATS = 5
 
 def seconds_to_slot(row: ClaimedMessage, clock: Clock) -> float:
     """Seconds until `row` may start; 0 or less: it may."""
-    if row.slot is None:
-        return 0.0
-    return row.claimed_monotonic + row.slot[0] - clock.monotonic()
+    return 0.0 if row.slot is None else row.slot.earliest - clock.monotonic()
 
 
 def missed_slot(row: ClaimedMessage, clock: Clock) -> bool:
-    """Whether it is too late for the slot of `row`, which is given up."""
-    return row.slot is not None and clock.monotonic() > row.claimed_monotonic + row.slot[1]
+    """Whether it is too late for the slot of `row`, which is given up, or its window has closed."""
+    return row.slot is not None and clock.monotonic() > row.slot.latest
 
 
 def _may_run_again(row: ClaimedMessage) -> bool:
@@ -96,6 +94,7 @@ class PolicyStarts:
         """Wait until `row` may start."""
         if (wait := seconds_to_slot(row, self._clock)) <= 0:
             return
+        self._inflight.metrics.policy_wait("slot", wait)
         with self._busy():
             try:
                 await self._clock.sleep(wait)
@@ -210,6 +209,7 @@ class PolicyStarts:
         """
         try:
             if self._rest and any(isinstance(row.outcome, Nack) for row in rows):
+                self._inflight.metrics.policy_wait("rest", self._rest)
                 until = self._clock.monotonic() + self._rest
                 while (left := until - self._clock.monotonic()) > 0 and not self._stopping():
                     await self._clock.sleep(min(left, REST_STEP))

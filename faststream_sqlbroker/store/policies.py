@@ -8,7 +8,8 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects import Dialect, once, policy_state
-from faststream_sqlbroker.dialects.policy_request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.claims import PolicyClaims
+from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.store.ack_first import worker_name
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -26,6 +27,7 @@ class PolicyStore:
         """Each operation takes one of the store's `places`."""
         self._transactions = transactions.doing(Activity.CONSUME, Activity.STATE)
         self._dialect = dialect
+        self._claims = PolicyClaims(dialect, transactions.clock)
         self._places = places
 
     async def claim(
@@ -36,9 +38,12 @@ class PolicyStore:
         def claim(connection: Connection) -> tuple[Claim, ScanPosition]:
             # A copy: the transaction may be repeated, and must start at the same position.
             moved = memory.copy()
-            return self._dialect.scheduled.claim(connection, wanted, moved), moved
+            return self._claims.claim(connection, wanted, moved), moved
 
-        return await self._transactions.run(claim, self._places)
+        found, moved = await self._transactions.run(claim, self._places)
+        if found.read_at is not None:
+            moved.note(self._transactions.clock.monotonic() - found.read_at)
+        return found, moved
 
     async def claim_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float

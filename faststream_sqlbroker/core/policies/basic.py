@@ -119,6 +119,17 @@ class Concurrency:
     def __str__(self) -> str:
         return f"Concurrency({self.limit}{', per_key=True' if self.per_key else ''})"
 
+    def leases(self, running: int, wanted: int, starting: int) -> int:
+        """How many of `wanted` leases may be given while `running` are, if `starting` of them start
+        at once.
+
+        What only waits for a worker gets a quarter of the free leases at most: workers of other
+        processes that are free must find some.
+        """
+        free = max(0, self.limit - running)
+        at_once = min(free, wanted, starting)
+        return at_once + min(wanted - at_once, (free - at_once) // 4)
+
 
 # BlockingWait: a worker pauses after a failure, which slows the whole queue down (back-pressure).
 

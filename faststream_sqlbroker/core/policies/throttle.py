@@ -26,6 +26,9 @@ AHEAD = MICROSECONDS // 5
 """How long before its time a slot is granted (microseconds). So one claim takes several slots, and
 no slot passes by while the claim runs."""
 
+SLOT_SHARE = 4
+"""What waits for a worker is to start within `max_lag` divided by this: handlers may get slower."""
+
 Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Select, and_, func, literal_column, or_, select, text
@@ -18,12 +18,10 @@ from faststream_sqlbroker.core.status import (
     names_text,
 )
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
+from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.live_subscribers import paused, read_subscribers
-from faststream_sqlbroker.dialects.policy_reasons import policy_reasons
+from faststream_sqlbroker.explain.policy_reasons import policy_reasons
 from faststream_sqlbroker.schema.types import MYSQL, clock
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.dialects.base import Dialect
 
 COLUMNS = (
     "id",
@@ -66,7 +64,7 @@ class _Earlier:
 class LiveMessage:
     """A message of the message table, and the reasons why it waits."""
 
-    def __init__(self, connection: Connection, dialect: "Dialect", row: Any) -> None:
+    def __init__(self, connection: Connection, dialect: Dialect, row: Any) -> None:
         """Explain `row`: `COLUMNS` of the message, and the database's time as `now`.
 
         `connection` is used to read only.

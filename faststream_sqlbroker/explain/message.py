@@ -3,19 +3,17 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Column, Connection, and_, select
 
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import Explanation, Reason, error_text, moment_text
-from faststream_sqlbroker.dialects.base import NEEDED_TIMES, UNREADABLE
-from faststream_sqlbroker.dialects.explain_live import COLUMNS, LiveMessage
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.claimed_rows import NEEDED_TIMES, UNREADABLE
 from faststream_sqlbroker.dialects.policy_state import ACK_FIRST
+from faststream_sqlbroker.explain.live import COLUMNS, LiveMessage
 from faststream_sqlbroker.schema.types import MYSQL, UtcTimestamp, clock
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.dialects.base import Dialect
 
 _SNAPSHOT: dict[str, tuple[str, ...]] = {
     "postgresql": ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",),
@@ -30,7 +28,7 @@ _SNAPSHOT: dict[str, tuple[str, ...]] = {
 }
 
 
-def explain(connection: Connection, dialect: "Dialect", message_id: int) -> Explanation:
+def explain(connection: Connection, dialect: Dialect, message_id: int) -> Explanation:
     """Why message `message_id` is where it is.
 
     All reads see one snapshot. The transaction of `connection` must not have read before.
@@ -61,25 +59,12 @@ def _read(
 
     Invalid times have the value that a claim would give them. No row if another column is invalid.
     """
+    wrong: list[str] = []
     try:
         found = connection.execute(select(*columns, clock().label("now")).where(of_id))
-        row: Any = found.one()
-        values = dict(zip(found.keys(), row, strict=True))
+        values = dict(found.mappings().one())
     except UNREADABLE:
-        row = None
-        values = {}
-    else:
-        if None not in (row.created_at, row.next_attempt_at):
-            return (row if _has_counts(values) else None), []
-    values["now"] = connection.execute(select(clock())).scalar_one()
-    wrong: list[str] = []
-    for column in columns:
-        if row is None:
-            try:
-                values[column.name] = connection.execute(select(column).where(of_id)).scalar_one()
-            except UNREADABLE:
-                values[column.name] = None
-                wrong.append(column.name)
+        values, wrong = _read_singly(connection, columns, of_id)
     # MySQL's drivers read a zero date as None.
     wrong += [name for name in NEEDED_TIMES if values[name] is None and name not in wrong]
     times = {column.name for column in columns if isinstance(column.type, UtcTimestamp)}
@@ -87,6 +72,23 @@ def _read(
         return None, wrong
     values |= {name: values["now"] for name in NEEDED_TIMES if name in wrong}
     return SimpleNamespace(**values), wrong
+
+
+def _read_singly(
+    connection: Connection, columns: Sequence[Column[Any]], of_id: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """The values with `now`, each read by itself, and the names of those that cannot be read; they
+    are None.
+    """
+    values: dict[str, Any] = {"now": connection.execute(select(clock())).scalar_one()}
+    unreadable: list[str] = []
+    for column in columns:
+        try:
+            values[column.name] = connection.execute(select(column).where(of_id)).scalar_one()
+        except UNREADABLE:
+            values[column.name] = None
+            unreadable.append(column.name)
+    return values, unreadable
 
 
 def _has_counts(values: Mapping[str, Any]) -> bool:
@@ -114,7 +116,7 @@ def _begin_snapshot(connection: Connection) -> None:
         connection.exec_driver_sql(statement)
 
 
-def _ended(connection: Connection, dialect: "Dialect", message_id: int) -> Explanation:
+def _ended(connection: Connection, dialect: Dialect, message_id: int) -> Explanation:
     archive = dialect.tables.archive
     row = None
     if archive is not None:
@@ -147,7 +149,7 @@ def _why(row: Any) -> str:
 
 
 def _started(
-    connection: Connection, dialect: "Dialect", queue: str, message_id: int, now: datetime
+    connection: Connection, dialect: Dialect, queue: str, message_id: int, now: datetime
 ) -> list[Reason]:
     """What is known of the start of a message that ACK_FIRST removed."""
     table = dialect.tables.policy_state

@@ -1,0 +1,1 @@
+"""Claims under scheduling policies: reads and writes for the decisions of `core/policies`."""

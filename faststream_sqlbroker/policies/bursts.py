@@ -1,0 +1,81 @@
+"""Debounce at a claim: deliver one message of each key at a time, in the order of its bursts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.flags import KEPT
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.policies.intake import FORGET_BURSTS, burst_scope
+from faststream_sqlbroker.policies.rows import Live, PolicyRows
+
+SHORTEST_BURST_RECHECK = MICROSECONDS // 20
+"""Least time until a waiting message is checked again (microseconds)."""
+LONGEST_BURST_RECHECK = 2 * MICROSECONDS
+"""A message that waits for the one before it is checked again after as long as that one has been
+running, at most after this. So it waits at most twice as long as it must, and many waiting messages
+do not fill every claim."""
+BURST_WAIT_LIMIT = 60 * MICROSECONDS
+"""The same limit if the message before waits itself, for example for a retry: an operator may
+cancel it."""
+
+
+class BurstHeads:
+    """The choice of one claim of one queue. Times are microseconds since 1970."""
+
+    def __init__(self, rows: PolicyRows, connection: Connection, queue: str, now: int) -> None:
+        """Under the queue's lock, after all that is due has taken part."""
+        self._rows = rows
+        self._connection = connection
+        self._queue = queue
+        self._now = now
+        self._known: dict[str, Bursts] = {}
+        self.later: list[int] = []
+        """When messages that wait for another are looked at again."""
+
+    def choose(self, due: Sequence[tuple[int, str | None, int]], limit: int) -> list[int]:
+        """Up to `limit` of the messages (id, key, due time) to deliver now; the others get a later
+        due time.
+        """
+        keys = {key for _, key, _ in due if key is not None}
+        stored = self._rows.states(self._connection, burst_scope(self._queue), keys)
+        self._known = {key: Bursts.load(stored.get(key)) for key in keys}
+        ids = {message for bursts in self._known.values() for message in bursts.known()}
+        live = self._rows.live(self._connection, self._queue, ids)
+        chosen: list[int] = []
+        taken: set[str] = set()
+        waiting: dict[int, int | None] = {}
+        for message, key, _ in due:
+            turn = None if key is None else self._known[key].next(set(live))
+            if key in taken or (turn is not None and turn != message):
+                waiting[message] = self._now + self._pause(live.get(turn or 0))
+            elif len(chosen) < limit:
+                chosen.append(message)
+                if key is not None:
+                    taken.add(key)
+        # A message that is put off gives up its slot, which would be for another time.
+        self._rows.shift(self._connection, self._queue, waiting, 0, KEPT)
+        self.later = [at for at in waiting.values() if at is not None]
+        return chosen
+
+    def delivered(self, rows: Sequence[ClaimedMessage]) -> None:
+        """`rows` have been leased: they have left their bursts."""
+        states: dict[str, tuple[Any, int]] = {}
+        for row in rows:
+            if row.key is not None and row.key in self._known:
+                self._known[row.key].delivered(row.id)
+                states[row.key] = self._known[row.key].dump(), self._now + FORGET_BURSTS
+        self._rows.keep(self._connection, burst_scope(self._queue), states)
+
+    def _pause(self, before: Live | None) -> int:
+        """How long to put off what waits for the message `before`."""
+        if before is None:
+            return SHORTEST_BURST_RECHECK
+        pause = before.due - self._now if before.acquired is None else self._now - before.acquired
+        if before.state != "PROCESSING":
+            # It cannot settle before it has been claimed.
+            return min(max(SHORTEST_BURST_RECHECK, pause), BURST_WAIT_LIMIT)
+        return min(max(SHORTEST_BURST_RECHECK, pause), LONGEST_BURST_RECHECK)

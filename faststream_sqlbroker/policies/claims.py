@@ -1,0 +1,363 @@
+"""Claims under scheduling policies: one claim of a queue at a time, in one transaction.
+
+The race: two claims that read before either has committed could each find room for one more
+message. So a claim first locks the queue's row of the policy state, and then reads (READ COMMITTED)
+what the claim before it has committed. A claim that finds the row locked does not wait; it is
+repeated soon. Running messages are counted by their leases: there is no counter that a crash could
+leave too high.
+"""
+
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.outcome import Reject
+from faststream_sqlbroker.core.policies import (
+    Concurrency,
+    Debounce,
+    Delay,
+    Policy,
+    Throttle,
+    Window,
+)
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair, Slot
+from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.ordered import Heads
+from faststream_sqlbroker.policies.bursts import BurstHeads
+from faststream_sqlbroker.policies.intake import Intake
+from faststream_sqlbroker.policies.read_time import ReadTime
+from faststream_sqlbroker.policies.request import (
+    Claim,
+    PolicyClaimRequest,
+    ScanPosition,
+)
+from faststream_sqlbroker.policies.rows import Live, PolicyRows
+from faststream_sqlbroker.policies.slots import Slots
+
+LOOKED_AT = 100
+"""Least number of messages that a claim under a throttle reads: some may not start yet, and some
+need another slot."""
+
+
+class PolicyClaims:
+    """The claims of one dialect."""
+
+    def __init__(self, dialect: Dialect, clock: Clock) -> None:
+        """`clock` measures how long looks take."""
+        self._dialect = dialect
+        self._clock = clock
+        self.rows = PolicyRows(dialect)
+
+    def claim(
+        self, connection: Connection, wanted: PolicyClaimRequest, memory: ScanPosition
+    ) -> Claim:
+        """Lease what the policies let start; a row's `slot` says when. `memory` is changed."""
+        # The order of reads before and after the lock is what makes this right, so it is all here.
+        pairs = self._dialect.ready_pairs(connection, wanted.queues)
+        self._dialect.mend_due_times(connection, pairs)
+        due = sorted({pair.queue for pair in pairs if pair.due_in <= 0})
+        waits = [pair.due_in for pair in pairs if pair.due_in > 0]
+        locked = self._dialect.lock_order(connection, due) if due else set()
+        read = self.rows.now(connection, self._clock) if locked else None
+        if any(isinstance(policy, Debounce) for policy in wanted.policies) and locked:
+            # Pairs were read before the lock. A message of a new priority, committed since, may
+            # belong to a burst, so read them again.
+            pairs = self._dialect.ready_pairs(connection, sorted(locked))
+        if len(locked) < len(due):
+            waits.append(0.0)
+        rows: list[ClaimedMessage] = []
+        gated = bool(due)
+        more = False
+        suspects: dict[int, Suspect] = {}
+        for queue in wanted.queues:
+            ready = [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
+            if read is not None and queue in locked and ready and len(rows) < wanted.limit:
+                one = _QueueClaim(
+                    self._dialect,
+                    self.rows,
+                    self._clock,
+                    connection,
+                    wanted,
+                    memory,
+                    queue,
+                    ready,
+                    read,
+                )
+                rows += one.run(wanted.limit - len(rows), max(0, wanted.starts - len(rows)))
+                waits += one.waits
+                gated, more = gated and one.gated, more or one.more
+                suspects |= one.suspects
+        return Claim(
+            rows,
+            min(waits, default=None),
+            gated and len(locked) == len(due),
+            more,
+            suspects,
+            None if read is None else read.asked,
+        )
+
+
+class _QueueClaim:
+    """One queue's part of a claim."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        rows: PolicyRows,
+        clock: Clock,
+        connection: Connection,
+        wanted: PolicyClaimRequest,
+        memory: ScanPosition,
+        queue: str,
+        pairs: list[ReadyPair],
+        read: ReadTime,
+    ) -> None:
+        """`read` is when the queue was locked, before anything of it was read."""
+        self._dialect = dialect
+        self._rows = rows
+        self._connection = connection
+        self._wanted = wanted
+        self._memory = memory
+        self._queue = queue
+        self._pairs = pairs
+        self._read = read
+        self._now = read.now
+        self._starts = 0
+        self._closes: int | None = None
+        self._slots = Slots(rows, connection, queue, read, wanted.policies, memory.took)
+        self._free: int | None = None
+        self._intake = Intake(
+            rows, connection, queue, pairs, self._now, memory.intake, wanted.keep, clock
+        )
+        self._bursts: BurstHeads | None = None
+        self._per_key: int | None = None
+        self.gated = False
+        """Whether nothing more can start before the next look, whatever comes."""
+        self.more = False
+        """Whether there is more to look at, at once."""
+        self.waits: list[float] = []
+        """In how many seconds to look again."""
+        self._suspicion = None if wanted.only is not None else wanted.suspicion
+        self.suspects: dict[int, Suspect] = {}
+        """Suspects that could start, and were left alone: looking at them must not spend slots."""
+
+    def run(self, limit: int, starts: int) -> list[ClaimedMessage]:
+        """Lease up to `limit`, of which the first `starts` find a free worker."""
+        self._starts = min(limit, starts)
+        opened = self._ask_policies(limit)
+        self.waits += [self._seconds_to(at) for at in self._intake.later]
+        if not opened or (free := self._leases(limit)) < 1:
+            return []
+        only = self._wanted.only
+        dead = [i for i in self._intake.dead if only in (None, i)][:free]
+        self.more |= len(dead) < len(self._intake.dead)
+        chosen = self._starting(min(self._slots.room(free, self._starts), free - len(dead)))
+        leased = self._lease(chosen, self._suspicion)
+        self.suspects |= leased.suspects
+        found = [*self._lease(dead, None), *leased]
+        if len(found) + len(leased.suspects) < len(dead) + len(chosen):
+            self.waits.append(0.0)  # another transaction has locked some of them
+        self._refuse(found, set(dead))
+        if self._bursts is not None:
+            self._bursts.delivered(found)
+        starting = self._slots.give(found)
+        if self._closes is not None:
+            self._end_at(self._closes, found)
+        if (at := self._slots.next_look(starting)) is not None:
+            self.waits.append(self._seconds_to(at))
+            self.gated = True
+        elif starting < len(found):
+            self.waits.append(0.0)  # rows that only end have left room for others
+        return found
+
+    def _starting(self, limit: int) -> list[int]:
+        """Up to `limit` messages whose handlers may start."""
+        if not self._slots.spent or limit < 1:
+            return self._choose(limit)
+        size = max(LOOKED_AT, 2 * limit)
+        chosen = self._choose(size)
+        live = self._rows.live(self._connection, self._queue, chosen)
+        if self._suspicion is not None and self._suspicion.told:
+            self.suspects = {
+                message: suspect
+                for message in chosen
+                if message in live
+                and (suspect := _suspect(live[message], self._suspicion)) is not None
+            }
+            chosen = [message for message in chosen if message not in self.suspects]
+        starting = self._slots.on_time(
+            chosen, live, limit, at_start=self._one_by_one or self._slots.lead > 0
+        )
+        self.waits += [self._seconds_to(at) for at in self._slots.later]
+        # What was put off has made way.
+        self.more |= len(starting) < limit and bool(self._slots.later)
+        return starting
+
+    def _end_at(self, closes: int, rows: list[ClaimedMessage]) -> None:
+        """None of `rows`, some of which wait for a worker, may start when the window has closed."""
+        latest = self._read.surely_before(closes)
+        for row in rows:
+            slot = row.slot
+            if slot is None:
+                row.slot = Slot(0.0, latest)
+            elif latest < slot.latest:
+                row.slot = replace(slot, latest=latest)
+
+    @property
+    def _one_by_one(self) -> bool:
+        """Whether messages of a key wait for each other."""
+        return self._wanted.ordered or self._bursts is not None
+
+    def _leases(self, limit: int) -> int:
+        """How many of `limit` leases may be given."""
+        if self._free is None:
+            self._free = limit
+            for policy in self._wanted.policies:
+                if isinstance(policy, Concurrency) and not policy.per_key:
+                    running = self._rows.running(self._connection, self._queue, policy.limit)
+                    self._free = min(self._free, policy.leases(running, limit, self._starts))
+        return self._free
+
+    def _lease(self, chosen: list[int], suspicion: Suspicion | None) -> Claimed:
+        """In the order of `chosen`."""
+        if not chosen:
+            return Claimed()
+        w = self._wanted
+        found = self._dialect.claim_ids(
+            self._connection, chosen, [self._queue], w.lease, w.token, suspicion=suspicion
+        )
+        rank = {message: n for n, message in enumerate(chosen)}
+        found.sort(key=lambda row: rank[row.id])
+        return found
+
+    def _ask_policies(self, limit: int) -> bool:
+        """Let each look at what is due, in their order; whether anything may start now."""
+        for policy in self._wanted.policies:
+            if isinstance(policy, Window):
+                opens, self._closes = policy.span(self._now)
+                if opens > self._now:
+                    self.waits.append(self._seconds_to(opens))
+                    self.gated = True
+                    return False
+                self._intake.opened = max(self._intake.opened, opens)
+            elif isinstance(policy, Delay):
+                self.more |= not self._intake.delay(policy)
+            elif isinstance(policy, Debounce):
+                if not self._intake.burst(policy):
+                    # What is to come may belong to the burst of a message that would be delivered
+                    # now.
+                    self.more = True
+                    return False
+                self._bursts = BurstHeads(self._rows, self._connection, self._queue, self._now)
+            else:
+                self._ask_limit(policy, limit)
+        return True
+
+    def _ask_limit(self, policy: Policy, limit: int) -> None:
+        if isinstance(policy, Throttle) and not policy.gates:
+            if self._one_by_one and policy.when_exceeded == "wait":
+                return  # what waits for another message of its key would have its slot for nothing
+            if self._slots.lead and policy.when_exceeded == "wait":
+                return  # by the time of an answer that is slow, a slot given now would be missed
+            self.more |= not self._intake.slots(
+                policy, self._slots.room(self._leases(limit), self._starts)
+            )
+        elif isinstance(policy, Concurrency) and policy.per_key:
+            self._per_key = policy.limit
+
+    def _choose(self, limit: int) -> list[int]:
+        """The messages to lease, in order."""
+        wanted = self._wanted
+        before = self._intake.before
+        others = None if self._suspicion is None or self._suspicion.told else self._suspicion
+        if limit < 1:
+            return []
+        if wanted.ordered or self._per_key is not None:
+            return self._choose_by_key(limit, others)
+        size = limit if self._bursts is None else max(100, 2 * limit)
+        due: list[tuple[int, str | None, int]] = []
+        for pair in self._pairs:
+            if len(due) < size:
+                due += self._rows.due(
+                    self._connection,
+                    self._queue,
+                    pair.priority,
+                    before=before,
+                    now=self._now,
+                    size=size - len(due),
+                    others=others,
+                    only=wanted.only,
+                )
+        if self._bursts is None:
+            return [message for message, _, _ in due]
+        chosen = self._bursts.choose(due, limit)
+        self.waits += [self._seconds_to(at) for at in self._bursts.later]
+        self.more |= len(due) == size and len(chosen) < limit
+        return chosen
+
+    def _choose_by_key(self, limit: int, others: Suspicion | None) -> list[int]:
+        heads = Heads(
+            self._connection,
+            self._dialect.sql,
+            limit,
+            others=others,
+            mask=self._intake.before,
+            per_key=self._per_key,
+            starting=self._starts,
+        )
+        if (only := self._wanted.only) is not None:
+            one = [
+                due
+                for pair in self._pairs
+                for due in self._rows.due(
+                    self._connection,
+                    self._queue,
+                    pair.priority,
+                    before=self._intake.before,
+                    now=self._now,
+                    size=1,
+                    others=None,
+                    only=only,
+                )
+            ]
+            return [
+                message
+                for message, key, _ in one
+                if key is None or heads.may_start(self._queue, message, key)
+            ]
+        if heads.scan(self._pairs, self._memory.cursors):
+            # Not at once: all keys may be held, and there may be many.
+            self.waits.append(0.0)
+        elif not heads.full and (soon := heads.soonest()) is not None:
+            self.waits.append(soon)
+        return heads.ids[:limit]
+
+    def _refuse(self, rows: list[ClaimedMessage], dead: set[int]) -> None:
+        """Record why some of `rows` are claimed only to be made dead letters."""
+        keyed = any(
+            getattr(policy, "without_key", "") == "dead_letter" and _is_keyed(policy)
+            for policy in self._wanted.policies
+        )
+        for row in rows:
+            if row.id in dead:
+                row.settle_as(Reject(THROTTLED))
+            elif keyed and row.key is None:
+                row.settle_as(Reject(NO_KEY))
+
+    def _seconds_to(self, at: int) -> float:
+        return max(0.001, (at - self._now) / MICROSECONDS)
+
+
+def _suspect(live: Live, suspicion: Suspicion) -> Suspect | None:
+    return suspicion.of(live.deliveries, live.deliveries - live.lost)
+
+
+def _is_keyed(policy: Policy) -> bool:
+    """Whether the policy looks at keys."""
+    return not (isinstance(policy, Throttle) and not policy.key) and not (
+        isinstance(policy, Concurrency) and not policy.per_key
+    )

@@ -1,0 +1,210 @@
+"""What policies do with messages that have become due, before any is claimed: put off, supersede,
+drop.
+
+Each policy sees each message once and marks it. So a scan begins a little before the end of the
+last scan of this process. All of it runs under the queue's lock, in lists.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.policies import Debounce, Delay, Throttle
+from faststream_sqlbroker.core.policies.debounce import Bursts, take
+from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, SLOT
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
+from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED, THROTTLED
+from faststream_sqlbroker.core.rows import ReadyPair
+from faststream_sqlbroker.policies.rows import SCAN, Arrival, PolicyRows
+
+LATE_COMMITS = 2 * MICROSECONDS
+"""A scan begins this long before the end of the last one (microseconds), to find rows that were
+committed late. Rows that were committed even later are found by the next full scan."""
+WHOLE_LOOK = 5.0
+"""Seconds between two full scans of everything that is due; more if they are slow."""
+SLOW_SHARE = 20
+"""After a full scan, none follows for this many times its length: at most 5 % of the time."""
+FORGET_BURSTS = 86_400 * MICROSECONDS
+"""How long a key is kept after its last burst (microseconds): a day, so that its message is still
+known when it is retried."""
+
+QueueMark = tuple[str, int, int]
+"""Queue, priority, mark."""
+
+
+@dataclass
+class IntakePosition:
+    """Where the looks of one process have ended; empty, they begin at the beginning."""
+
+    ended_at: dict[QueueMark, int] = field(default_factory=dict)
+    whole_after: dict[QueueMark, float] = field(default_factory=dict)
+
+    def copy(self) -> "IntakePosition":
+        """One to change while it is not known whether the claim will be committed."""
+        return IntakePosition(dict(self.ended_at), dict(self.whole_after))
+
+
+@dataclass
+class Intake:
+    """The policies' work on one queue in one claim. Times are microseconds since 1970."""
+
+    rows: PolicyRows
+    connection: Connection
+    queue: str
+    pairs: list[ReadyPair]
+    now: int
+    position: IntakePosition
+    keep: bool
+    """Whether what is discarded is archived."""
+    clock: Clock
+    """The process's: how long ago everything was looked at."""
+    opened: int = 0
+    """Nothing takes part before: when the window before this policy has opened."""
+    before: int = 0
+    """The marks of the policies before."""
+    later: list[int] = field(default_factory=list)
+    """When shifted messages are due."""
+    dead: list[int] = field(default_factory=list)
+    """Messages to claim as dead letters."""
+
+    def delay(self, policy: Delay) -> bool:
+        """Shift what is due for the first time; whether all of it was looked at."""
+        arrivals, whole = self._arrivals(DELAYED)
+        due = {
+            a.id: None if a.delivered else max(a.due, self.opened) + policy.length for a in arrivals
+        }
+        self._shift(due, DELAYED)
+        self.before |= DELAYED
+        return whole
+
+    def burst(self, policy: Debounce) -> bool:
+        """Let new messages take part in the bursts of their keys; whether all of them have."""
+        arrivals, whole = self._arrivals(BURST)
+        due: dict[int, int | None] = {}
+        gone: dict[int, Discard] = {}
+        by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for a in arrivals:
+            if a.delivered or a.key is None:
+                due[a.id] = None
+            elif a.expired:
+                gone[a.id] = Discard(EXPIRED)
+            else:
+                by_key[a.key].append((max(a.due, a.created, self.opened), a.id))
+        scope = burst_scope(self.queue)
+        known = self.rows.states(self.connection, scope, by_key)
+        states: dict[str, tuple[Any, int]] = {}
+        for key, messages in by_key.items():
+            bursts = Bursts.load(known.get(key))
+            taken = take(policy, bursts, sorted(messages))
+            due |= taken.due
+            gone |= {message: Discard(SUPERSEDED, by) for message, by in taken.superseded.items()}
+            end = self.now if bursts.start is None else policy.end(bursts.start, bursts.last)
+            states[key] = bursts.dump(), max(end, self.now) + FORGET_BURSTS
+        self.rows.keep(self.connection, scope, states)
+        self.rows.discard(self.connection, self.queue, gone, keep=self.keep)
+        self._shift(due, BURST)
+        self.before |= BURST
+        return whole
+
+    def slots(self, policy: Throttle, limit: int) -> bool:
+        """Give messages slots of their own, or what becomes of those without; whether all were
+        looked at.
+
+        At most `limit` are granted now, as no more could start; those above them wait for the next
+        claim. The expired need none.
+        """
+        # Each arrival changes the log that the next one of its key sees, so all cases are one loop.
+        arrivals, whole = self._arrivals(SLOT)
+        self.before |= SLOT
+        left: list[int] = []
+        scope = slot_scope(self.queue)
+        keys = {self._slot_key(policy, a) for a in arrivals} - {None}
+        known = self.rows.states(self.connection, scope, [key for key in keys if key is not None])
+        logs = {key: load_slots(known.get(key)) for key in keys if key is not None}
+        due: dict[int, int | None] = {}
+        put_off: dict[int, int | None] = {}
+        dropped: dict[int, Discard] = {}
+        for a in arrivals:
+            key = None if a.expired else self._slot_key(policy, a)
+            slot = self.now if key is None else policy.next_slot(logs[key], self.now)
+            waits = policy.when_exceeded == "wait" or a.delivered
+            if slot <= self.now and not waits and len(due) >= limit:
+                left.append(a.due)
+            elif slot <= self.now or waits:
+                due[a.id] = slot
+                if key is not None:
+                    logs[key].append(slot)
+            elif policy.when_exceeded == "backoff":
+                # Spread, so that those put off together do not come back together.
+                put_off[a.id] = self.now + round(policy.per / 2 + self.clock.jitter(policy.per))
+            elif policy.when_exceeded == "drop":
+                dropped[a.id] = Discard(THROTTLED)
+            else:
+                self.dead.append(a.id)
+                left.append(a.due)  # until it is claimed as one
+        self.rows.keep(self.connection, scope, kept_slots(policy, logs))
+        self.rows.discard(self.connection, self.queue, dropped, keep=self.keep)
+        self._shift(put_off, 0)
+        self._shift(due, SLOT)
+        self._scan_back(SLOT, min(left, default=self.now))
+        return whole and (limit < 1 or len(left) == len(self.dead))
+
+    def _scan_back(self, own: int, at: int) -> None:
+        """Let the next scan begin at `at` or earlier: what is due from then on lacks `own`."""
+        for pair in self.pairs:
+            place = self.queue, pair.priority, own
+            self.position.ended_at[place] = min(self.position.ended_at[place], at)
+
+    @staticmethod
+    def _slot_key(policy: Throttle, arrival: Arrival) -> str | None:
+        return arrival.key if policy.key else ""
+
+    def _shift(self, due: dict[int, int | None], mark: int) -> None:
+        self.rows.shift(self.connection, self.queue, due, mark)
+        self.later += [at for at in due.values() if at is not None and at > self.now]
+
+    def _arrivals(self, own: int) -> tuple[list[Arrival], bool]:
+        """What has not got the mark `own`, and whether that is all; if not, all that was due before
+        some time.
+        """
+        found: list[Arrival] = []
+        horizon: int | None = None
+        for pair in self.pairs:
+            place = self.queue, pair.priority, own
+            asked = self.clock.monotonic()
+            whole = place not in self.position.ended_at or asked >= self.position.whole_after.get(
+                place, 0.0
+            )
+            since = 0 if whole else max(0, self.position.ended_at[place] - LATE_COMMITS)
+            rows = self.rows.arrivals(
+                self.connection, self.queue, pair.priority, before=self.before, own=own, since=since
+            )
+            if len(rows) == SCAN:
+                horizon = rows[-1].due if horizon is None else min(horizon, rows[-1].due)
+            self.position.ended_at[place] = rows[-1].due if len(rows) == SCAN else self.now
+            if whole:
+                took = self.clock.monotonic() - asked
+                self.position.whole_after[place] = asked + max(WHOLE_LOOK, SLOW_SHARE * took)
+            found += rows
+        if horizon is None:
+            return found, True
+        # What is due later may come after something of another priority that was not read yet.
+        self._scan_back(own, horizon)
+        return [a for a in found if a.due <= horizon], False
+
+
+def burst_scope(queue: str) -> str:
+    """Where the bursts of a queue's keys are stored."""
+    return f"debounce:{queue}"
+
+
+def slot_scope(queue: str, number: int | None = None) -> str:
+    """Where the slots of a queue's keys are stored, or of the queue itself, by the number of its
+    policy.
+    """
+    return f"slots:{queue}" if number is None else f"throttle{number}:{queue}"

@@ -1,0 +1,240 @@
+"""Reads and writes of claims under policies: arrivals, due times, states by key. All in lists."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.policies.read_time import ReadTime
+
+SCAN = 5_000
+"""Messages that one statement looks at, shifts or discards."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A due message that a policy has not seen yet. Times are microseconds since 1970."""
+
+    id: int
+    key: str | None
+    due: int
+    created: int
+    """Never later than the database's time of the look."""
+    expired: bool
+    delivered: bool
+    """Whether it was delivered before."""
+
+
+class Live(NamedTuple):
+    """A message that is in its queue. Times are microseconds since 1970."""
+
+    state: str
+    due: int
+    acquired: int | None
+    key: str | None
+    marks: int
+    lost: int
+    """Deliveries that ended without an attempt, while it is not leased."""
+    expired: bool
+    deliveries: int
+
+
+class PolicyRows:
+    """The statements of one dialect, called with lists of any length."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        """Those of `dialect`."""
+        self._dialect = dialect
+
+    def _run(self, connection: Connection, name: str, **binds: Any) -> Any:
+        return connection.execute(self._dialect.sql[name], binds)
+
+    def now(self, connection: Connection, clock: Clock) -> ReadTime:
+        """The database's clock, and when it was read by the process's."""
+        asked = clock.monotonic()
+        now = int(self._run(connection, "policy_now").scalar_one())
+        return ReadTime(now, asked, clock.monotonic())
+
+    def arrivals(
+        self,
+        connection: Connection,
+        queue: str,
+        priority: int,
+        *,
+        before: int,
+        own: int,
+        since: int,
+    ) -> list[Arrival]:
+        """Up to `SCAN` due messages that have the marks `before` and not `own`, by due time and id.
+
+        Args:
+            connection: Under the queue's lock.
+            queue: Its name.
+            priority: Only of this one.
+            before: Marks of the policies before.
+            own: The mark that is missing.
+            since: Messages that were due before are left out.
+        """
+        rows = self._run(
+            connection,
+            "policy_arrivals",
+            queue=queue,
+            priority=priority,
+            before=before,
+            own=own,
+            since=since,
+            size=SCAN,
+        )
+        return [
+            Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows
+        ]
+
+    def shift(
+        self,
+        connection: Connection,
+        queue: str,
+        due: Mapping[int, int | None],
+        mark: int,
+        kept: int = ~0,
+    ) -> None:
+        """Give messages `mark`, of their marks leave `kept`, and another due time unless it is
+        None.
+        """
+        if due:
+            rows = json.dumps([{"id": message, "due": at} for message, at in due.items()])
+            self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
+
+    def discard(
+        self, connection: Connection, queue: str, ends: Mapping[int, Discard], *, keep: bool
+    ) -> None:
+        """End messages that have no lease as DISCARDED, archived if `keep`."""
+        if not ends:
+            return
+        rows = _ends_json(ends)
+        archived = keep and self._dialect.has_archive
+        if archived and "policy_discard" in self._dialect.sql:
+            self._run(connection, "policy_discard", rows=rows, queue=queue)
+            return
+        if archived:
+            # Lock first, then copy and delete exactly the locked rows: a row that another
+            # transaction takes in between must not be copied.
+            held = set(self._run(connection, "policy_lock", rows=rows, queue=queue).scalars())
+            rows = _ends_json({message: end for message, end in ends.items() if message in held})
+            self._run(connection, "policy_archive", rows=rows, queue=queue)
+        self._run(connection, "policy_drop", rows=rows, queue=queue)
+
+    def states(self, connection: Connection, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+        """What is stored under `scope` for each of `keys`."""
+        wanted = sorted(set(keys))
+        if not wanted:
+            return {}
+        rows = self._run(
+            connection,
+            "policy_states",
+            scope=scope,
+            rows=json.dumps([{"k": key} for key in wanted]),
+        ).all()
+        found = {as_key(key): None if info is None else json.loads(info) for key, info in rows}
+        return {key: info for key, info in found.items() if key is not None}
+
+    def keep(
+        self, connection: Connection, scope: str, states: Mapping[str, tuple[Any, int]]
+    ) -> None:
+        """Store what is known of each key, and when it may be forgotten."""
+        if states:
+            rows = json.dumps(
+                [
+                    {"k": key, "info": json.dumps(info), "expires": expires}
+                    for key, (info, expires) in sorted(states.items())
+                ]
+            )
+            self._run(connection, "policy_keep", scope=scope, rows=rows)
+
+    def running(self, connection: Connection, queue: str, most: int) -> int:
+        """Leases of the queue, counted up to `most`."""
+        return int(self._run(connection, "policy_running", queue=queue, size=most).scalar_one())
+
+    def live(self, connection: Connection, queue: str, ids: Iterable[int]) -> dict[int, Live]:
+        """Those of `ids` that are in the queue."""
+        wanted = sorted(set(ids))
+        if not wanted:
+            return {}
+        rows = self._run(
+            connection,
+            "policy_live",
+            queue=queue,
+            rows=json.dumps([{"id": message} for message in wanted]),
+        )
+        return {
+            r[0]: Live(
+                r[1],
+                int(r[2]),
+                None if r[3] is None else int(r[3]),
+                as_key(r[4]),
+                r[5],
+                r[6],
+                bool(r[7]),
+                r[8],
+            )
+            for r in rows
+        }
+
+    def due(
+        self,
+        connection: Connection,
+        queue: str,
+        priority: int,
+        *,
+        before: int,
+        now: int,
+        size: int,
+        others: Suspicion | None,
+        only: int | None,
+    ) -> list[tuple[int, str | None, int]]:
+        """Up to `size` messages due by `now`, when the claim began, that have the marks `before`:
+        id, key, due time.
+
+        Without the suspects that `others` tells. A burst that has ended since may lack what arrived
+        after the policies looked, and before its end.
+        """
+        binds: dict[str, Any] = {
+            "queue": queue,
+            "priority": priority,
+            "before": before,
+            "now": now,
+            "size": size,
+        }
+        which = ""
+        if only is not None:
+            which = "_one"
+            binds["only"] = only
+        elif others is not None:
+            which = "_others"
+            binds |= others.binds
+        rows = self._run(connection, f"policy_due{which}", **binds)
+        return [(r[0], as_key(r[1]), int(r[2])) for r in rows]
+
+
+def _ends_json(ends: Mapping[int, Discard]) -> str:
+    return json.dumps(
+        [
+            {"id": message, "reason": end.reason, "related_id": end.related_id}
+            for message, end in sorted(ends.items())
+        ]
+    )
+
+
+def as_key(value: Any) -> str | None:
+    """A key as text; None for bytes (SQLite) that are no text, which no broker has written."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        return None

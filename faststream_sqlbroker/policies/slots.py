@@ -1,0 +1,186 @@
+"""The slots of Throttle at a claim: how many messages may start, and when.
+
+Times are microseconds since 1970.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.policies import Policy, Throttle
+from faststream_sqlbroker.core.policies.flags import SLOT
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.throttle import (
+    AHEAD,
+    SLOT_SHARE,
+    first_slot,
+    kept_slots,
+    load_slots,
+    next_slots,
+)
+from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
+from faststream_sqlbroker.core.times import to_microseconds
+from faststream_sqlbroker.policies.intake import slot_scope
+from faststream_sqlbroker.policies.read_time import ReadTime
+from faststream_sqlbroker.policies.rows import Live, PolicyRows
+
+
+class Slots:
+    """The throttles of one queue in one claim, under the queue's lock."""
+
+    def __init__(
+        self,
+        rows: PolicyRows,
+        connection: Connection,
+        queue: str,
+        read: ReadTime,
+        policies: Sequence[Policy],
+        took: Sequence[float],
+    ) -> None:
+        """Read what is known of the queue's own slots.
+
+        `took` is how long the last claims took, from reading the clock to the answer.
+        """
+        self._rows = rows
+        self._connection = connection
+        self._queue = queue
+        self._read = read
+        self._now = read.now
+        # Throttles are numbered among themselves. Adding another policy must not change the scope
+        # under which their slots are stored.
+        throttles = list(enumerate(policy for policy in policies if isinstance(policy, Throttle)))
+        self._lag = min((policy.max_lag for _, policy in throttles), default=None)
+        self.lead = self._needed_lead(took)
+        """Microseconds from now to the first slot that is granted: slots that come before the
+        answer to COMMIT would be missed."""
+        self._gates = [(n, policy) for n, policy in throttles if policy.gates]
+        self._each = next((policy for _, policy in throttles if not policy.gates), None)
+        self._logs = [self._log(slot_scope(queue, n)) for n, _ in self._gates]
+        self._granted: list[int] | None = None
+        self._look_before = AHEAD // 2
+        """How long before a slot to look again (microseconds): so that the claim has ended when the
+        slot comes; where no worker was free, not before the slot may be given to what waits."""
+        self._again: dict[int, int] = {}
+        self.later: list[int] = []
+        """The slots of messages that were put off."""
+
+    def _needed_lead(self, took: Sequence[float]) -> int:
+        longest = round(max(took, default=0.0) * MICROSECONDS)
+        # Within half of max_lag the answer comes in time for a slot of now.
+        return longest if self._lag is not None and longest > self._lag // 2 else 0
+
+    @property
+    def _until(self) -> int:
+        """Slots up to this time are granted now: those that come while the next claim runs."""
+        return self._now + 2 * self.lead + AHEAD
+
+    @property
+    def spent(self) -> bool:
+        """Whether a lease spends a slot."""
+        return self._lag is not None
+
+    def _log(self, scope: str) -> list[int]:
+        return load_slots(self._rows.states(self._connection, scope, [""]).get(""))
+
+    def room(self, limit: int, starts: int) -> int:
+        """How many of `limit` messages may start within a short time, if so many workers are free.
+
+        What would wait for a worker gets a slot only if that comes soon, and a handler that takes
+        longer than usual does not make it miss the slot.
+        """
+        if not self._gates:
+            return limit
+        throttles = [policy for _, policy in self._gates]
+        first = self._now + self.lead
+        granted = next_slots(throttles, self._logs, first, self._until, limit)
+        if not self.lead:
+            soon = min(policy.max_lag for policy in throttles) // SLOT_SHARE
+            count = sum(n < starts or at <= self._now + soon for n, at in enumerate(granted))
+            if count < len(granted):
+                self._look_before = soon
+            granted = granted[:count]
+        self._granted = granted
+        return len(granted)
+
+    def next_look(self, taken: int) -> int | None:
+        """When to look again, if all slots that there are were taken."""
+        if self._granted is None or taken < len(self._granted):
+            return None
+        throttles = [policy for _, policy in self._gates]
+        logs = [[*log, *self._granted] for log in self._logs]
+        next_slot = first_slot(throttles, logs, self._now + self.lead)
+        return next_slot - self.lead - self._look_before
+
+    def on_time(
+        self, chosen: Sequence[int], live: Mapping[int, Live], limit: int, *, at_start: bool
+    ) -> list[int]:
+        """Up to `limit` of `chosen` that may start; where its own slot has passed by, a message
+        asks for another.
+
+        Only what is about to start asks: what waits for a worker would ask again and again. With
+        `at_start` that is when it gets its first slot, too.
+        """
+        if self._each is None:
+            return list(chosen[:limit])
+        asking = self._asking(self._each, chosen, live, at_start=at_start)
+        keys = {message: (key or "") if self._each.key else "" for message, key in asking.items()}
+        free = {message for message, key in asking.items() if self._each.key and key is None}
+        known = self._rows.states(self._connection, slot_scope(self._queue), keys.values())
+        logs = {key: load_slots(known.get(key)) for key in keys.values()}
+        starting: list[int] = []
+        put_off: dict[int, int | None] = {}
+        # One loop: each slot taken changes the log that the next message of the key sees.
+        for message in chosen:
+            if len(starting) == limit:
+                break
+            if message in asking and message not in free:
+                log = logs[keys[message]]
+                log.append(self._each.next_slot(log, self._now + self.lead))
+                self._again[message] = log[-1]
+            elif message in free:
+                self._again[message] = self._now
+            if self._again.get(message, self._now) > (self._until if self.lead else self._now):
+                put_off[message] = self._again[message]
+                self.later.append(self._again[message])
+            else:
+                starting.append(message)
+        self._rows.keep(self._connection, slot_scope(self._queue), kept_slots(self._each, logs))
+        self._rows.shift(self._connection, self._queue, put_off, SLOT)
+        return starting
+
+    def _asking(
+        self, policy: Throttle, chosen: Sequence[int], live: Mapping[int, Live], *, at_start: bool
+    ) -> dict[int, str | None]:
+        """The messages that need a slot now, by id, with their keys."""
+        first = at_start and policy.when_exceeded == "wait"
+        earliest = self._now + self.lead - policy.max_lag
+        found = {i: live[i] for i in chosen if i in live and not live[i].expired}
+        return {
+            i: each.key
+            for i, each in found.items()
+            if each.due < earliest or (first and not each.marks & SLOT)
+        }
+
+    def give(self, rows: Sequence[ClaimedMessage]) -> int:
+        """Tell each row when it may start, and store the slots taken; how many rows start."""
+        starting = [row for row in rows if row.outcome is None and not _expired(row)]
+        if self._lag is None or not starting:
+            return len(starting)
+        doubt = self._read.answered - self._read.asked
+        for n, row in enumerate(starting):
+            own = to_microseconds(row.next_attempt_at)
+            at = self._again.get(row.id, own) if self._granted is None else self._granted[n]
+            # A clock that is read more slowly than max_lag leaves every slot in doubt: then a
+            # start may be later than max_lag, by no more than twice that time.
+            earliest = self._read.surely_after(at)
+            latest = max(self._read.surely_before(at + self._lag), earliest + doubt)
+            row.slot = Slot(earliest, latest, at)
+        for (number, policy), log in zip(self._gates, self._logs, strict=True):
+            taken = [*log, *(self._granted or ())[: len(starting)]]
+            scope = slot_scope(self._queue, number)
+            self._rows.keep(self._connection, scope, kept_slots(policy, {"": taken}))
+        return len(starting)
+
+
+def _expired(row: ClaimedMessage) -> bool:
+    return row.expires_at is not None and row.expires_at <= row.acquired_at
