@@ -5,7 +5,7 @@ from typing import Any
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.mysql.dialect import MariadbDialect, MysqlDialect
 from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
-from faststream_sqlbroker.dialects.sqlite import SqliteDialect
+from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 

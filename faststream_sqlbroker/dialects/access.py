@@ -135,27 +135,34 @@ def _ask_postgresql(connection: Connection, wanted: Sequence[Right]) -> Access:
     user = connection.execute(text("SELECT current_user")).scalar_one()
     if not wanted:
         return Access(f"the role {user}")
-    quote = connection.dialect.identifier_preparer.quote
     known = _ids(connection, [right.table for right in wanted])
     lacks = list(_not_there(connection, wanted, known))
-    closed = {table.schema for table in known.values() if not table.allowed}
-    for schema in sorted(closed):
-        of = _union(
-            r for r in wanted if r.table.name in known and known[r.table.name].schema == schema
-        )
+    there = [right for right in wanted if right.table.name in known]
+    lacks += _closed_schemas(connection, there, known, user)
+    # In a closed schema its other rights cannot be asked for, so they are told after that GRANT.
+    open_ = [right for right in there if known[right.table.name].allowed]
+    lacks += _grants(connection, _denied(connection, open_, known), known, user)
+    return Access(f"the role {user}", lacks)
+
+
+def _closed_schemas(
+    connection: Connection, there: Sequence[Right], known: dict[str, Any], user: str
+) -> Iterator[Lack]:
+    """What is lacking for each schema that the user may not use."""
+    quote = connection.dialect.identifier_preparer.quote
+    for schema in sorted({table.schema for table in known.values() if not table.allowed}):
+        activities = _union(right for right in there if known[right.table.name].schema == schema)
         cure = f"GRANT USAGE ON SCHEMA {quote(schema)} TO {quote(user)};"
-        lacks.append(Lack(f"USAGE on schema {schema}", cure, of))
-    asked = [
-        r for r in wanted if r.table.name in known and known[r.table.name].schema not in closed
-    ]
+        yield Lack(f"USAGE on schema {schema}", cure, activities)
+
+
+def _denied(connection: Connection, asked: Sequence[Right], known: dict[str, Any]) -> list[Denied]:
     lacked = _lacked(connection, asked, known)
-    denied = [
+    return [
         (right, [column for column in right.columns if column in lacked[at]])
         for at, right in enumerate(asked)
         if at in lacked
     ]
-    lacks += _grants(connection, denied, known, user)
-    return Access(f"the role {user}", lacks)
 
 
 def _grants(
@@ -207,28 +214,36 @@ def _ask_mysql(dialect: "Dialect", connection: Connection, wanted: Sequence[Righ
     name, _, host = str(asked[0]).rpartition("@")
     to = f"{_literal(name)}@{_literal(host)}"
     quote = connection.dialect.identifier_preparer.quote
-    lacks: list[Lack] = []
-    denied: list[Denied] = []
     mariadb = is_mariadb(connection.dialect)
-    gone: set[str] = set()
-    for right in wanted:
-        answer = _explain(dialect, connection, right, right.columns)
-        if answer in _NO_TABLE:
-            gone.add(right.table.name)
-        elif answer in _DENIED | _NO_COLUMN:
-            columns = [
-                c for c in right.columns if _explain(dialect, connection, right, (c,)) in _DENIED
-            ]
-            if columns or not right.columns:
-                denied.append((right, columns))
+    denied, gone = _explain_all(dialect, connection, wanted)
     known = {right.table.name: right for right in wanted if right.table.name not in gone}
-    lacks += _not_there(connection, wanted, known)
+    lacks = list(_not_there(connection, wanted, known))
     for table, of_table in _by_table(denied):
         on = f"{quote(table.schema or str(asked[1]))}.{quote(table.name)}"
         lack = _granted(connection, of_table, on, to)
         unseen = mariadb and len(of_table) == sum(right.table is table for right in wanted)
         lacks.append(replace(lack, cure=lack.cure + _UNSEEN) if unseen else lack)
     return Access(f"the user {to}", lacks)
+
+
+def _explain_all(
+    dialect: "Dialect", connection: Connection, wanted: Sequence[Right]
+) -> tuple[list[Denied], set[str]]:
+    """What is denied, and the names of the tables that do not exist."""
+    denied: list[Denied] = []
+    gone: set[str] = set()
+    for right in wanted:
+        answer = _explain(dialect, connection, right, right.columns)
+        if answer in _NO_TABLE:
+            gone.add(right.table.name)
+        elif answer in _DENIED | _NO_COLUMN:
+            # The error tells of one column at most, so each is asked for.
+            columns = [
+                c for c in right.columns if _explain(dialect, connection, right, (c,)) in _DENIED
+            ]
+            if columns or not right.columns:
+                denied.append((right, columns))
+    return denied, gone
 
 
 def _explain(

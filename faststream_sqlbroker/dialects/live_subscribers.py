@@ -116,6 +116,7 @@ def pause(
 
     If the queue is paused already, the pause gets the new end and the new reason.
     """
+    # A pause that is over may not have been cleaned yet; an upsert would keep its begin.
     connection.execute(delete(table).where(_pause_of(table, queue), table.c.expires_at < clock()))
     ends: Any = null() if until is None else until
     if isinstance(until, int | float):
@@ -136,6 +137,7 @@ def pause(
 def resume(connection: Connection, table: Table, queue: str) -> bool:
     """End the pause of `queue`; returns whether there was one."""
     of = _pause_of(table, queue)
+    # Locked, so that of two operators who resume at once only one is told that there was a pause.
     was = connection.execute(
         select(table.c.key).where(of, _lasting(table)).with_for_update()
     ).first()

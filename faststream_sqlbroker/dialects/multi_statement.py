@@ -28,8 +28,10 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import ordered_sql
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS, MESSAGE_COLUMNS, Dialect
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS, MESSAGE_COLUMNS
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
+from faststream_sqlbroker.dialects.query import Work
 from faststream_sqlbroker.dialects.sizes import SizeLimit, chunks, parts_that_fit
 from faststream_sqlbroker.dialects.suspects import OTHERS
 from faststream_sqlbroker.schema.tables import Tables
@@ -51,7 +53,6 @@ class MultiStatementDialect(Dialect):
     """VALUES of one inserted row; `{n}` numbers its binds."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
-        """Start with no statement; the subclass adds them."""
         super().__init__(tables, sqlalchemy_dialect)
         self._inserts: dict[tuple[int, str], TextClause] = {}
 
@@ -146,6 +147,14 @@ class MultiStatementDialect(Dialect):
     def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
         """Binds of the statement "delete"."""
         return {"ids": ids}
+
+    def removing(self, ids: Sequence[int]) -> Work[None]:
+        """One DELETE by the primary key."""
+
+        def remove(connection: Connection) -> None:
+            connection.execute(self.sql["delete"], self.delete_binds(ids))
+
+        return remove
 
     @abstractmethod
     def bind_time(self, value: datetime) -> Any:

@@ -14,7 +14,7 @@ page of keys and a page of messages without a key, from where the last claim sto
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, bindparam
@@ -22,10 +22,8 @@ from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, bi
 from faststream_sqlbroker.core.rows import Claimed, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import ordered_sql as sql
+from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.suspects import OTHERS, SUSPECT_BINDS
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.dialects.base import Dialect
 
 WINDOW = 100
 """Least number of messages, and of keys, that a claim looks at; twice its limit if that is more."""
@@ -53,7 +51,7 @@ class OrderedClaims:
 
     def __init__(
         self,
-        dialect: "Dialect",
+        dialect: Operations,
         words: dict[str, str],
         ids: Any,
         due: Any = None,
@@ -179,6 +177,7 @@ class Heads:
         taken: Collection[int] = (),
         mask: int = 0,
         per_key: int | None = None,
+        starting: int | None = None,
     ) -> None:
         """Look for up to `limit` messages, under the queues' locks.
 
@@ -191,6 +190,8 @@ class Heads:
             mask: Only such as have these marks of policies.
             per_key: So many leases of a key at a time, in no order; None: the first of each key,
                 one at a time.
+            starting: So many of them start at once. The others wait for a worker, and are of keys
+                that have no lease: what waits must not take those of other processes' workers.
         """
         self._connection = connection
         self._sql = statements
@@ -198,6 +199,7 @@ class Heads:
         self._end, self._binds = ("", {}) if others is None else ("_others", others.binds)
         self._mask = mask
         self._per_key = per_key
+        self._starting = limit if starting is None else starting
         self._size = max(WINDOW, 2 * limit)
         self._busy: dict[str, Counter[Key]] = {}
         self._taken = set(taken)
@@ -303,7 +305,8 @@ class Heads:
             return
         if key is not None:
             busy = self._busy_keys(queue)
-            if busy[key] >= (self._per_key or 1):
+            most = self._per_key if self._heads < self._starting else 1
+            if busy[key] >= (most or 1):
                 return
             busy[key] += 1
         self._heads += 1

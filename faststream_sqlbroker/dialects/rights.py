@@ -1,5 +1,6 @@
-"""Which rights the broker's statements need; docs/howto/security.md lists them, and tests use roles
-with no others.
+"""Which rights the broker's statements need.
+
+docs/howto/security.md lists them. Tests run with roles that have these rights and no others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,22 +57,22 @@ class Right:
 
     table: Table
     verb: str
-    """SELECT, INSERT, UPDATE or DELETE; USAGE is of the sequence that gives the table its ids."""
+    """SELECT, INSERT, UPDATE or DELETE; or USAGE, of the sequence of the table's ids."""
     columns: tuple[str, ...]
-    """What must be allowed; none for DELETE and USAGE."""
+    """The columns that must be allowed; none for DELETE and USAGE."""
     whole: bool
     """Whether a GRANT should name the table rather than columns."""
     activities: Activities
 
 
 def rights(tables: Tables, dialect: Any, activities: Activities) -> list[Right]:
-    """What the statements of `activities` need of `tables`, a line for each table and verb.
+    """The rights that the statements of `activities` need, one for each table and verb.
 
     Args:
-        tables: The broker's.
-        dialect: SQLAlchemy's, of a connection: MySQL's drivers find out with the first whether it
-            is MariaDB.
-        activities: Of the process.
+        tables: The broker's tables.
+        dialect: SQLAlchemy's dialect of a connection. A dialect that has never connected does not
+            know MariaDB from MySQL.
+        activities: What the process does.
     """
     merged: dict[tuple[Table, str], Right] = {}
     for activity in sorted(activities, key=lambda activity: activity.name):
@@ -94,7 +95,7 @@ def _publish(tables: Tables, dialect: Any) -> Iterator[Need]:
     message = tables.message
     yield message, "INSERT", PUBLISHED, False
     if dialect.name == "postgresql":
-        # Messages that share a statement are given their ids by it.
+        # A statement of several messages draws their ids itself.
         yield message, "INSERT", ("id",), False
         yield message, "USAGE", (), True
         # RETURNING reads the id; ON CONFLICT the columns of its index.
@@ -109,9 +110,17 @@ def _consume(tables: Tables, dialect: Any) -> Iterator[Need]:
 
 
 def _take(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    # Queues that are paused are passed over. A subscriber is told of them; its claims read no such
-    # row.
+    # A direct claim reads which queues are paused. A subscriber's claims do not: its heartbeat
+    # tells it.
     yield tables.policy_state, "SELECT", ("scope", "key", "expires_at"), True
+
+
+def _request(tables: Tables, dialect: Any) -> Iterator[Need]:
+    claimable = ("claimable",) if dialect.name in MYSQL else ()
+    yield tables.message, "SELECT", (*tables.message.columns.keys(), *claimable), True
+    yield tables.message, "DELETE", (), True
+    # Where it notes the queue of its replies.
+    yield from _state(tables, dialect)
 
 
 def _archive(tables: Tables, _dialect: Any) -> Iterator[Need]:
@@ -154,6 +163,7 @@ _NEEDS = {
     Activity.PUBLISH: _publish,
     Activity.CONSUME: _consume,
     Activity.TAKE: _take,
+    Activity.REQUEST: _request,
     Activity.ARCHIVE: _archive,
     Activity.STATE: _state,
     Activity.SCHEDULE: _schedule,

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult, Unit
+from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.exceptions import StoreError
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.dialects.base import Dialect
 
 Units = dict[Unit, list[Settlement]]
 Settle = Callable[[Connection, Sequence[Settlement]], SettleResult]
@@ -19,7 +16,7 @@ LOCK_WAIT = 1.0
 
 
 def settle_units(
-    dialect: "Dialect",
+    dialect: Operations,
     connection: Connection,
     settlements: Sequence[Settlement],
     *,
@@ -54,27 +51,27 @@ def settle_units(
             )
         result = (settle or dialect.settle)(connection, settlements)
         result.lost |= lost
-        if chained := _chained(units, result.settled):
-            dialect.wait_for_dedup_ids(connection, chained)
-            dialect.insert(connection, chained)
+        if messages := _on_ack(units, result.settled):
+            dialect.wait_for_dedup_ids(connection, messages)
+            dialect.insert(connection, messages)
     return result
 
 
 def _patience(
-    dialect: "Dialect", connection: Connection, units: Units, *, skip_locked: bool
+    dialect: Operations, connection: Connection, units: Units, *, skip_locked: bool
 ) -> AbstractContextManager[None]:
     """Limit the wait for locks: another transaction may hold a row or a `dedup_id` without end."""
     if skip_locked:
         return dialect.lock_wait_limit(connection, LOCK_WAIT)
     if dialect.outwaits_clients and any(
-        row.dedup_id is not None for unit in units for row in unit.chained
+        row.dedup_id is not None for unit in units for row in unit.on_ack
     ):
         return dialect.lock_wait_limit(connection, dialect.time_limit - LOCK_WAIT)
     return nullcontext()
 
 
 def _lock(
-    dialect: "Dialect",
+    dialect: Operations,
     connection: Connection,
     settlements: Sequence[Settlement],
     units: Units,
@@ -94,17 +91,17 @@ def _lock(
     return ours, {s.id for s in settlements} - held
 
 
-def _chained(units: Units, settled: set[int]) -> list[NewMessage]:
+def _on_ack(units: Units, settled: set[int]) -> list[NewMessage]:
     """The messages to publish with the units that are `settled`."""
-    chained: list[NewMessage] = []
+    messages: list[NewMessage] = []
     for unit, parts in units.items():
         written = sum(part.id in settled for part in parts)
         if written == len(parts):
-            chained += unit.chained
+            messages += unit.on_ack
         elif written:
             msg = (
                 f"of messages {[part.id for part in parts]}, which are settled together, only "
                 f"{written} were written: is there a trigger on the table?"
             )
             raise StoreError(msg)
-    return chained
+    return messages

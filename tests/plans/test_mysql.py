@@ -12,6 +12,7 @@ from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome, Reject
 from faststream_sqlbroker.core.retry import default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.dialects import replies
 from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.dialects.ordered import Cursors
 from tests.helpers import MYSQL, mysql_numbers
@@ -124,6 +125,19 @@ def test_release_reads_expired_leases_only(dialect: MysqlDialect, connection: Co
     )
     with reads(connection, at_most=60 + 8 * LIMIT):
         assert dialect.release_stuck(connection, ["q", "other7"], 1000) == LIMIT
+
+
+def test_a_look_for_replies_reads_its_queue_only(
+    dialect: MysqlDialect, connection: Connection
+) -> None:
+    with reads(connection, at_most=10):
+        assert replies.reading(dialect, "none")(connection) == []
+    with reads(connection, at_most=10):
+        replies.clear_queue(dialect, connection, "none")
+    ids = [row.id for row in replies.reading(dialect, "other7")(connection)][:LIMIT]
+    with reads(connection, at_most=60 + 4 * LIMIT):
+        dialect.removing(ids)(connection)
+    connection.rollback()
 
 
 def test_ordered_claims_do_not_walk_what_waits_behind_a_head(

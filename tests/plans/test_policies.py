@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import (
     Concurrency,
     Debounce,
@@ -18,7 +19,8 @@ from faststream_sqlbroker.core.policies import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.claims import PolicyClaims
+from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import MYSQL
 from tests.plans.conftest import SYNC_DRIVERS, TABLES
@@ -137,15 +139,13 @@ INTAKE: list[list[Policy]] = [[Delay("1h")], [Debounce("1h")]]
 @pytest.mark.parametrize("policies", [*WHOLE, *INTAKE], ids=str)
 def test_a_claim_reads_what_is_due(crowded: Engine, policies: list[Policy]) -> None:
     """Among thousands of delayed messages of the queue and as many of others."""
-    dialect = MysqlDialect(TABLES, crowded.dialect)
+    claims = PolicyClaims(MysqlDialect(TABLES, crowded.dialect), Clock())
     with crowded.connect() as connection:
         wanted = PolicyClaimRequest(["q"], LIMIT, 60.0, uuid4(), policies)
         if policies in INTAKE:
             with reads(connection, at_most=200 + 12 * DUE):
-                assert (
-                    dialect.scheduled.claim(connection, wanted, ScanPosition()).rows == []
-                    or policies == INTAKE[1]
-                )
+                found = claims.claim(connection, wanted, ScanPosition()).rows
+                assert found == [] or policies == INTAKE[1]
             return
         with reads(connection, at_most=200 + 12 * LIMIT):
-            assert len(dialect.scheduled.claim(connection, wanted, ScanPosition()).rows) == LIMIT
+            assert len(claims.claim(connection, wanted, ScanPosition()).rows) == LIMIT

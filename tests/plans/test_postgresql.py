@@ -209,6 +209,19 @@ def test_release_reads_expired_leases_only(leased: tuple[Connection, dict[str, l
     check(plan, indexes={"message_leased"}, buffers=60 * LEASED)
 
 
+def test_a_look_for_replies_reads_its_queue_only(crowded: Engine) -> None:
+    """A queue with none is looked at every 10 ms; and it does not hide behind due messages."""
+    with crowded.connect() as connection:
+        for queue in ("none", "other7"):
+            plan = explain(connection, "left_replies", queue=queue, everything=0)
+            check(plan, indexes={"message_ready"}, buffers=2_000 if queue == "other7" else 20)
+        plan = explain(connection, "replies", queue="none")
+        check(plan, indexes={"message_ready"}, buffers=20)
+        plan = explain(connection, "remove", ids=[1, 2, 3])
+        check(plan, indexes={"message_pkey"}, buffers=60)
+        connection.rollback()
+
+
 BLOCKED = 20_000
 SIZE = 100
 

@@ -19,8 +19,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, NewMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.base import load_payload
-from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
+from faststream_sqlbroker.dialects.claimed_rows import load_payload
+from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.dialects.multi_statement import (
     MultiStatementDialect,
     note_prefetched,
@@ -33,10 +33,20 @@ from faststream_sqlbroker.dialects.mysql.session import (
     refuse_log_of_statements,
     refuse_plain_backslashes,
 )
-from faststream_sqlbroker.dialects.mysql.settle import ARCHIVE, UPDATE
+from faststream_sqlbroker.dialects.mysql.settle import ARCHIVE
+from faststream_sqlbroker.dialects.mysql.sql import (
+    BY_IDS,
+    BY_QUEUES,
+    CLAIM,
+    INSERT_ROW,
+    ORDERED,
+    PLAIN,
+    PRIMARY,
+)
 from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
-from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import MYSQL
+from faststream_sqlbroker.dialects.policy_sql import add_statements as add_policy_statements
+from faststream_sqlbroker.dialects.replies import add_replies
 from faststream_sqlbroker.dialects.sizes import SizeLimit, chunks
 from faststream_sqlbroker.dialects.suspects import OTHERS
 from faststream_sqlbroker.schema.tables import Tables
@@ -46,100 +56,13 @@ SELECT_DENIED = (1142, 1143)
 """On the table, on a column: of a statement that inserts the same codes tell that INSERT is denied.
 """
 
-_INSERT_ROW = (
-    "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
-    "UTC_TIMESTAMP(6), COALESCE(:at_{n}, UTC_TIMESTAMP(6) + INTERVAL :delay_{n} MICROSECOND), "
-    "UTC_TIMESTAMP(6) + INTERVAL :expires_{n} MICROSECOND)"
-)
-
-_CLAIM = """
-SELECT {columns}
-FROM {message} FORCE INDEX ({index})
-WHERE claimable = 1 AND {of}
-  AND next_attempt_at <= UTC_TIMESTAMP(6){which}
-ORDER BY next_attempt_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
-"""
-
-_CLAIM_UPDATE = """
-UPDATE {message} FORCE INDEX (PRIMARY)
-SET state = 'PROCESSING', acquired_at = :now, lease_token = :token,
-  lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND, \
-deliveries_count = deliveries_count + 1
-WHERE id IN :ids
-"""
-
-_PLAIN = {
-    "update": UPDATE,
-    # By IN it would scan a small table: a DELETE of one table takes no hint.
-    "delete": "DELETE m FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id BIGINT PATH '$')) u\n"
-    "STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id",
-    "payload": "UPDATE {message} SET payload = :payload WHERE id = :id",
-    "headers": "UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (\n"
-    "    id BIGINT PATH '$[0]', headers LONGTEXT CHARACTER SET utf8mb4 PATH '$[1]')) u\n"
-    "STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id SET m.headers = u.headers",
-    "now": "SELECT UTC_TIMESTAMP(6)",
-    # Where MySQL and MariaDB say this differently, both still know the older way.
-    "dedup_id": "SELECT id FROM {message} WHERE queue = :queue AND dedup_id = :dedup_id "
-    "LOCK IN SHARE MODE",
-    "id_step": "SELECT @@auto_increment_increment",
-    "start": "START TRANSACTION",
-    "lock_wait": "SET @sqlbroker_wait = @@innodb_lock_wait_timeout, "
-    "SESSION innodb_lock_wait_timeout = :seconds",
-    "lock_wait_again": "SET SESSION innodb_lock_wait_timeout = @sqlbroker_wait",
-    "read_committed": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
-}
-_LEASED_IN = "SELECT id FROM {message} FORCE INDEX ({leased_index})\nWHERE queue IN :queues AND "
-_BY_QUEUES = {
-    # The names are given as constants: with a join MySQL would read all rows of a queue that has
-    # no lease.
-    "lease_ends_in": "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), "
-    "MIN(lease_expires_at)) / 1000000\n"
-    "FROM {message} FORCE INDEX ({leased_index})\n"
-    "WHERE queue IN :queues AND lease_expires_at IS NOT NULL",
-    "stuck": _LEASED_IN
-    + "lease_expires_at < UTC_TIMESTAMP(6)\nLIMIT :limit FOR UPDATE SKIP LOCKED",
-    # FOR UPDATE would wait for every lease of the queues, which a handler's transaction may have
-    # locked for long.
-    "claimed_by": _LEASED_IN + "lease_expires_at IS NOT NULL AND lease_token = :token",
-}
-# Without this hint the server scans a table of a few rows, and waits for rows that another
-# transaction has locked.
-_PRIMARY = "FORCE INDEX (PRIMARY)"
-_HELD = "SELECT id, lease_token FROM {message} " + _PRIMARY + " WHERE id IN :ids"
-_BY_IDS = {
-    "claim_update": _CLAIM_UPDATE,
-    "lock": _HELD + " ORDER BY id FOR UPDATE",
-    "lock_free": _HELD + " ORDER BY id FOR UPDATE SKIP LOCKED",
-    "look": _HELD,
-    "renew": "UPDATE {message} " + _PRIMARY + "\nSET lease_expires_at = "
-    "GREATEST(lease_expires_at, UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND)\n"
-    "WHERE id IN :ids",
-    "uncharge": "UPDATE {message} "
-    + _PRIMARY
-    + " SET deliveries_count = deliveries_count - 1 WHERE id IN :ids",
-    "release_stuck": "UPDATE {message} " + _PRIMARY + "\n"
-    "SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,\n"
-    "  acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,\n"
-    "  policy_marks = policy_marks & {kept_marks}\nWHERE id IN :ids",
-}
-
-_ORDERED = {
-    "now": "UTC_TIMESTAMP(6)",
-    "claimable": "m.claimable = 1",
-    "after": "m.next_attempt_at >= :due AND (m.next_attempt_at > :due OR m.id > :id)",
-    "due_in": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(m.next_attempt_at)) / 1000000",
-    "id_hint": _PRIMARY,
-    "open": "",
-    "close": "",
-}
-
 
 class MysqlDialect(MysqlErrors, MultiStatementDialect):
     """All SQL for MySQL and MariaDB."""
 
     name = "mysql"
     outwaits_clients = True
-    insert_row = _INSERT_ROW
+    insert_row = INSERT_ROW
     _may_return = True
     """Whether MariaDB has not refused RETURNING yet."""
 
@@ -155,24 +78,31 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         )
         preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
         super().__init__(tables, sqlalchemy_dialect)
-        self.prepare({**_PLAIN, **session.STATEMENTS}, _BY_IDS, ARCHIVE)
+        self.prepare({**PLAIN, **session.STATEMENTS}, BY_IDS, ARCHIVE)
         self.add_looks(READY_PAIRS, "UTC_TIMESTAMP(6)")
         columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
         due = {"of": "queue = :queue AND priority = :priority", "index": self.names["ready_index"]}
         these = {"of": "id IN :ids AND queue IN :queues", "index": "PRIMARY"}
-        self.prepare_claims(_CLAIM, columns, due, these)
+        self.prepare_claims(CLAIM, columns, due, these)
+        add_replies(
+            self,
+            columns,
+            claimable="m.claimable = 1",
+            now="UTC_TIMESTAMP(6)",
+            index=f" FORCE INDEX ({self.names['ready_index']})",
+        )
         for end, which in (("", ""), ("_others", OTHERS.format(of="m."))):
             self.add_statement(f"first_ids{end}", FIRST_IDS.format(which=which, **self.names))
-        for name, sql in _BY_QUEUES.items():
+        for name, sql in BY_QUEUES.items():
             self.add_statement(name, sql, bindparam("queues", expanding=True))
-        self.handler_locks = MarkedLocks(self, _PRIMARY)
+        self.handler_locks = MarkedLocks(self, PRIMARY)
         self._prepare_for(is_mariadb(sqlalchemy_dialect))
-        self.scheduled = PolicyClaims(self, MYSQL)
+        add_policy_statements(self, MYSQL)
 
     def _prepare_for(self, mariadb: bool) -> None:
         """Statements whose plan is good on one of the two only; their rows are the same on both."""
         in_index = "" if mariadb else f"queue, {self.names['key']}, "
-        self.prepare_ordered({**_ORDERED, "in_index": in_index}, "FORCE INDEX ({})", KEYS_WALKED)
+        self.prepare_ordered({**ORDERED, "in_index": in_index}, "FORCE INDEX ({})", KEYS_WALKED)
 
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes; look which of
@@ -299,14 +229,18 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """A statement for each of a few pairs; of many, for the first and for those that have many
         rows.
         """
-        found = PairsClaim(self, connection, limit, token, suspicion).run(pairs)
+
+        def lock_pair(pair: ReadyPair, most: int) -> Claimed:
+            return self._lock_pair(connection, pair, most, token, suspicion)
+
+        found = PairsClaim(self, connection, limit, token, suspicion, lock_pair).run(pairs)
         starting = found if prefetch is None else note_prefetched(found, prefetch)
         self.take(connection, starting, lease, token)
         if prefetch is not None:
             self.take(connection, found[prefetch.after :], prefetch.lease, token)
         return found
 
-    def lock_pair(
+    def _lock_pair(
         self,
         connection: Connection,
         pair: ReadyPair,

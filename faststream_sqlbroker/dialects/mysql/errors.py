@@ -6,46 +6,44 @@ LOCK_WAIT_TIMEOUT = 1205
 """A lock was waited for too long; only the statement is rolled back, not its transaction."""
 TRANSIENT_CODES = frozenset(
     {
-        1020,
-        1021,
-        1028,
-        1040,
-        1047,
-        1053,
-        1114,
-        1129,
-        1152,
-        1159,
-        1161,
-        1180,
-        1203,
-        1205,
-        1213,
-        1226,
-        1290,
-        1317,
-        1684,
-        1792,
-        1836,
-        1927,
-        1969,
-        2002,
-        2003,
-        2006,
-        2013,
-        2055,
-        3024,
-        3032,
-        3058,
-        3100,
-        3101,
-        3572,
-        4031,
+        1020,  # row changed since it was read (MariaDB)
+        1021,  # disk full
+        1028,  # sort aborted
+        1040,  # too many connections
+        1047,  # Galera: the node is not ready
+        1053,  # shutdown
+        1114,  # table full
+        1129,  # host blocked after failed connects
+        1152,  # connection aborted
+        1159,  # read timed out
+        1161,  # write timed out
+        1180,  # COMMIT failed; Galera: refused
+        1203,  # too many connections of this user
+        1205,  # lock wait
+        1213,  # deadlock
+        1226,  # user's resource limit
+        1290,  # read_only
+        1317,  # query interrupted
+        1684,  # table altered while its definition was read
+        1792,  # READ ONLY transaction
+        1836,  # read-only mode
+        1927,  # session killed (MariaDB)
+        1969,  # time limit (MariaDB)
+        2002,  # no connection by the socket
+        2003,  # no connection to the host
+        2006,  # connection gone
+        2013,  # connection lost in a query
+        2055,  # the same, with its cause
+        3024,  # time limit (MySQL)
+        3032,  # offline mode
+        3058,  # deadlock of user locks
+        3100,  # group replication refused the COMMIT
+        3101,  # rolled back during the COMMIT
+        3572,  # lock with NOWAIT
+        4031,  # idle for too long
     }
 )
-"""Deadlock, lock wait, lost connection, too many connections, shutdown, disk or table full, time
-limit, and a cluster's node that is not ready, read-only, or refused the COMMIT; a table that
-another session alters while its definition is read."""
+"""Errors after which the same transaction may succeed."""
 SESSION_ENDED = frozenset({1053, 1152, 1159, 1161, 1927, 2006, 2013, 2055, 3032, 4031})
 """Shutdown, offline mode, a session that was killed or idle for too long, a connection that broke.
 """

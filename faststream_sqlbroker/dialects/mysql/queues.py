@@ -1,28 +1,26 @@
 """Many queues in a few statements, on MySQL and MariaDB.
 
-Neither searches a range whose bound is a column of another row, and LATERAL is MySQL's alone. So
-what is asked for each queue is found by equality and by the order of the index, which ORDER BY
-names column by column: MySQL would sort all rows of a queue for the first of them.
+Neither can use an index for a range whose bound is a column of another row, and only MySQL has
+LATERAL. So each lookup is by equality, in the order of the index. ORDER BY names every column of
+the index: with fewer, MySQL sorts all rows of a queue to find the first.
 """
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
 
 FEW_PAIRS = 3
-"""So many pairs are claimed one by one."""
+"""Up to so many pairs are claimed one by one: a statement for all would cost more."""
 FIRST_ROWS = 8
-"""Rows of each of more pairs that are looked for together; a pair that has as many is claimed by
-itself."""
+"""With more pairs, one statement looks for so many rows of each; a pair that has as many is claimed
+by a statement of its own."""
 
 _NAME = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 _UP = "ORDER BY m.claimable, m.queue, m.priority, m.next_attempt_at, m.id LIMIT 1"
@@ -31,7 +29,7 @@ _DOWN = (
     "m.id DESC LIMIT 1"
 )
 _DUE = "IF(m.next_attempt_at < '1000-01-01', '1000-01-01', m.next_attempt_at)"
-"""A zero date, which comes first, is none; one that is due must not hide the others of its pair."""
+"""A zero date counts as long past: it sorts first, and as NULL would hide the rest of its pair."""
 
 
 def _first(column: str, where: str, order: str) -> str:
@@ -60,8 +58,8 @@ SELECT p.queue, p.priority, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {
 }) / 1000000
 FROM p ORDER BY p.place, p.priority DESC
 """
-"""Each priority between a queue's highest and its lowest is tried: at most 201 (the table's CHECK),
-mostly one."""
+"""Tries each priority from a queue's highest to its lowest: mostly one, at most 201 (the CHECK of
+the table)."""
 
 _IDS = ",\n  ".join(
     _first(
@@ -79,8 +77,12 @@ FROM JSON_TABLE(:pairs, '$[*]' COLUMNS (
     place FOR ORDINALITY, queue {_NAME} PATH '$[0]', priority INT PATH '$[1]')) p
 HAVING id_0 IS NOT NULL LIMIT :most
 """
-"""Whether a row is due is asked of the row found: a search for due ones would read all that are
-not."""
+"""Takes the first rows, then asks whether they are due: a search for due rows would read all that
+are not."""
+
+
+LockPair = Callable[[ReadyPair, int], Claimed]
+"""Locks so many due rows of a pair at most, in their order."""
 
 
 class PairsClaim:
@@ -88,14 +90,18 @@ class PairsClaim:
 
     def __init__(
         self,
-        dialect: "MysqlDialect",
+        dialect: MultiStatementDialect,
         connection: Connection,
         limit: int,
         token: UUID,
         suspicion: Suspicion | None,
+        lock_pair: LockPair,
     ) -> None:
-        """Lock up to `limit`; `suspicion` as in `Dialect.claim`."""
+        """Lock up to `limit`, those of a pair alone by `lock_pair`; `suspicion` as in
+        `Dialect.claim`.
+        """
         self._dialect = dialect
+        self._lock_first = lock_pair
         self._connection = connection
         self._limit = limit
         self._token = token
@@ -104,7 +110,7 @@ class PairsClaim:
 
     def run(self, pairs: Sequence[ReadyPair]) -> Claimed:
         """The rows, by pair, due time, id."""
-        # The first one always: where it has rows for all the room, there is nothing to look for.
+        # Always the first pair: if it fills the room, the statement for the others is not needed.
         alone = len(pairs) if len(pairs) <= FEW_PAIRS else 1
         for pair in pairs[:alone]:
             self._lock_pair(pair)
@@ -120,8 +126,8 @@ class PairsClaim:
         return self._limit - len(self._found) - len(self._found.suspects)
 
     def _first_rows(self, pairs: Sequence[ReadyPair], most: int) -> list[tuple[int, list[int]]]:
-        """The places of the first `most` pairs that have due rows, each with the ids of its first
-        ones; locks nothing.
+        """The first `most` pairs that have due rows: each pair's place, and the ids of its first
+        rows. Locks nothing.
         """
         binds: dict[str, Any] = {
             "pairs": json.dumps([(pair.queue, pair.priority) for pair in pairs]),
@@ -143,7 +149,8 @@ class PairsClaim:
                 few += ids
                 queues[pairs[place].queue] = None
                 continue
-            # Which of its rows come before the next pair's is known only when it has been claimed.
+            # This pair may have more rows than were looked for. They come before those of the next
+            # pair, so what was found until here is locked first, then this pair by itself.
             self._lock_rows(few, queues)
             self._lock_pair(pairs[place])
             few = []
@@ -152,9 +159,7 @@ class PairsClaim:
 
     def _lock_pair(self, pair: ReadyPair) -> None:
         if self._room > 0:
-            found = self._dialect.lock_pair(
-                self._connection, pair, self._room, self._token, self._suspicion
-            )
+            found = self._lock_first(pair, self._room)
             self._add(found, found)
 
     def _add(self, found: Claimed, in_order: Sequence[ClaimedMessage]) -> None:
@@ -162,8 +167,9 @@ class PairsClaim:
         self._found.suspects |= found.suspects
 
     def _lock_rows(self, ids: Sequence[int], queues: dict[str, None]) -> None:
-        """Lock so many of `ids` as there is room for; what is locked elsewhere by now leaves its
-        place to the next.
+        """Lock as many of `ids` as there is room for.
+
+        Another session may have locked some since they were found: later ids take their places.
         """
         rank = {each: n for n, each in enumerate(ids)}
         while ids and (room := self._room) > 0:

@@ -5,17 +5,17 @@ from typing import Any
 
 from sqlalchemy import Connection, TextClause, text
 
-from faststream_sqlbroker.dialects.base import UNRESTORED
+from faststream_sqlbroker.dialects.operations import UNRESTORED
 from faststream_sqlbroker.dialects.sizes import SizeLimit, max_allowed_packet
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.types import is_mariadb
 
 MOST_SECONDS = 31_536_000
-"""Of wait_timeout and idle_transaction_timeout: a year."""
+"""The longest value of wait_timeout and idle_transaction_timeout: a year."""
 
 _SIZE_LIMIT = "sqlbroker_size_limit"
 
-# `was` is the application's own limit, which is kept if it is less; 0 is none in MariaDB.
+# `was` is the application's own limit. The shorter one counts; in MariaDB 0 means no limit.
 _LEAST_MARIADB = "CASE {was} WHEN 0 THEN :limit ELSE LEAST({was}, :limit) END"
 _LEAST_MYSQL = "CAST(LEAST({was}, :limit) AS UNSIGNED)"
 _MARIADB = "@@SESSION.idle_transaction_timeout"
@@ -31,10 +31,10 @@ def _set(variable: str, least: str, isolation: str) -> str:
 
 
 STATEMENTS = {
-    # Its limit is that of all idling, not only within transactions.
+    # MySQL has no limit for idle transactions, only one for all idling; `restore` changes it back.
     "begin_limited": _set(_MYSQL, _LEAST_MYSQL, "transaction_isolation"),
     "begin_limited_mariadb": _set(_MARIADB, _LEAST_MARIADB, "transaction_isolation"),
-    # 11.1 has given the variable MySQL's name, and warns of the old one.
+    # MariaDB 11.1 renamed the variable to MySQL's name, and warns of the old one.
     "begin_limited_mariadb_10": _set(_MARIADB, _LEAST_MARIADB, "tx_isolation"),
     "allow_idling": f"SET {_MYSQL} = " + _LEAST_MYSQL.replace("{was}", "@sqlbroker_idle"),
     "allow_idling_mariadb": f"SET {_MARIADB} = "
@@ -46,9 +46,7 @@ _NEW_NAME = (11, 1)
 
 
 def begin_limited(connection: Connection, sql: dict[str, TextClause], idle_limit: float) -> None:
-    """Ask for READ COMMITTED, and that the server ends the session if it idles for `idle_limit`
-    seconds.
-    """
+    """Set READ COMMITTED; after `idle_limit` idle seconds the server ends the session."""
     name = _of_server(connection, "begin_limited")
     version: Any = connection.dialect.server_version_info
     if is_mariadb(connection.dialect) and version[:2] < _NEW_NAME:
@@ -58,7 +56,7 @@ def begin_limited(connection: Connection, sql: dict[str, TextClause], idle_limit
 
 
 def size_limit(connection: Connection) -> SizeLimit:
-    """What a packet may have; the server is asked at the first time."""
+    """The longest statement that the server takes; it is asked once for each connection."""
     found: SizeLimit | None = connection.info.get(_SIZE_LIMIT)
     if found is None:
         most = connection.exec_driver_sql("SELECT @@SESSION.max_allowed_packet").scalar_one()
@@ -67,14 +65,14 @@ def size_limit(connection: Connection) -> SizeLimit:
 
 
 def allow_idling(connection: Connection, sql: dict[str, TextClause], seconds: float) -> None:
-    """Set the limit anew, in the same transaction."""
+    """Change the idle limit of a transaction that was begun with one."""
     connection.execute(
         sql[_of_server(connection, "allow_idling")], {"limit": _whole_seconds(seconds)}
     )
 
 
 def restore(connection: Connection, sql: dict[str, TextClause]) -> None:
-    """Put back what the application's limit was."""
+    """Give the session the application's idle limit back."""
     connection.execute(sql[_of_server(connection, "restore")])
     del connection.info[UNRESTORED]
 
@@ -87,23 +85,22 @@ def _whole_seconds(limit: float) -> int:
     return min(max(1, ceil(limit)), MOST_SECONDS)
 
 
-# What a MySQL or MariaDB server must not be, and its connections.
+# Settings of servers and connections that are refused.
 
 NO_BACKSLASH_ESCAPES = 0x200
-"""Bit of the status that the server sends with its answers: a backslash in a literal is just that.
-"""
+"""Bit of the status in the server's answers: a backslash in a literal escapes nothing."""
 
 
 def refuse_plain_backslashes(driver: Any) -> None:
-    """Refuse a connection that would take a part of a body for SQL.
+    """Refuse a connection on which a part of a body could run as SQL.
 
-    aiomysql and asyncmy write bytes into the statement with backslashes before their quotes,
-    whatever the server makes of them.
+    aiomysql and asyncmy always escape quotes in bytes by backslashes, even if the server takes a
+    backslash for a plain character.
 
     Raises:
         SetupError: the connection's sql_mode has NO_BACKSLASH_ESCAPES.
     """
-    # A synchronous driver of the application may not tell.
+    # A synchronous driver of the application may have no such attribute.
     if getattr(driver, "server_status", 0) & NO_BACKSLASH_ESCAPES:
         msg = (
             "sql_mode has 'NO_BACKSLASH_ESCAPES', under which this driver cannot send bytes: a "

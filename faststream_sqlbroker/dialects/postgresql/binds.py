@@ -38,14 +38,7 @@ def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
         return Query(
             sql["insert_dedup" if deduplicated else "insert"], _insert_binds(rows), _firsts
         )
-    common = {
-        "queue": first.queue,
-        "priority": first.priority,
-        "key": first.key,
-        "delay": None if first.delay is None else float(first.delay),
-        "at": first.next_attempt_at,
-        "expires_in": None if first.expires_in is None else float(first.expires_in),
-    }
+    common = _common_binds(first)
     if len(rows) == 1:
         binds = {**common, "payload": first.payload, "headers": first.headers}
         return Query(sql["insert_one"], binds, _firsts)
@@ -56,6 +49,17 @@ def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
         return Query(sql["insert_bodies"], binds, partial(_sorted_ids, len(rows)))
     binds = {**common, "payloads": payloads, "headers": headers}
     return Query(sql["insert_alike"], binds, partial(_sorted_ids, len(rows)))
+
+
+def _common_binds(row: NewMessage) -> dict[str, Any]:
+    return {
+        "queue": row.queue,
+        "priority": row.priority,
+        "key": row.key,
+        "delay": None if row.delay is None else float(row.delay),
+        "at": row.next_attempt_at,
+        "expires_in": None if row.expires_in is None else float(row.expires_in),
+    }
 
 
 def _insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
@@ -86,33 +90,15 @@ def settle_queries(
     They write nothing if the transaction `inside` is given and is not the one that they are sent
     in. With `anew` no plan of an earlier time is used.
     """
-    # Each block is one statement and its binds, in the order in which they are sent.
     acked, archived, deleted, updated = _by_statement(settlements, archive=archive)
     queries: list[tuple[str, dict[str, Any]]] = []
     if acked:
-        ends = repr([int(s.ended_after * 1_000_000) for s in acked])
-        binds = {**_held(acked), "ends": f"{{{ends[1:-1]}}}"}
-        queries.append(("archive_acked", binds))
+        queries.append(("archive_acked", _acked_binds(acked)))
     if archived:
-        binds = {
-            **_ended(archived),
-            "reasons": [s.reason for s in archived],
-            "related": [s.related_id for s in archived],
-        }
-        queries.append(("archive", binds))
+        queries.append(("archive", _archive_binds(archived)))
     if deleted:
         queries.append(("delete", _held(deleted)))
-    for part in by_bytes(updated, _new_bytes):
-        binds = {
-            **_ended(part),
-            "delays": _floats(s.delay for s in part),
-            "queues": [s.queue for s in part],
-            "payloads": [s.payload for s in part],
-            "headers": [s.headers for s in part],
-            "published": [int(s.published_again) for s in part],
-            "hops": [s.hop for s in part],
-        }
-        queries.append(("update", binds))
+    queries += [("update", _update_binds(part)) for part in by_bytes(updated, _new_bytes)]
     end, own = _variant(inside, anew=anew)
     return [Query(sql[name + end], binds | own, _ids) for name, binds in queries]
 
@@ -176,6 +162,31 @@ def _held(settlements: Sequence[Settlement]) -> dict[str, Any]:
 
 def _leases(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
     return {"ids": [s.id for s in settlements], "tokens": [s.lease_token for s in settlements]}
+
+
+def _acked_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    ends = repr([int(s.ended_after * 1_000_000) for s in settlements])
+    return {**_held(settlements), "ends": f"{{{ends[1:-1]}}}"}
+
+
+def _archive_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    return {
+        **_ended(settlements),
+        "reasons": [s.reason for s in settlements],
+        "related": [s.related_id for s in settlements],
+    }
+
+
+def _update_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
+    return {
+        **_ended(settlements),
+        "delays": _floats(s.delay for s in settlements),
+        "queues": [s.queue for s in settlements],
+        "payloads": [s.payload for s in settlements],
+        "headers": [s.headers for s in settlements],
+        "published": [int(s.published_again) for s in settlements],
+        "hops": [s.hop for s in settlements],
+    }
 
 
 def _ended(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:

@@ -1,14 +1,14 @@
-"""Sessions whose client fell silent in the middle of a statement, on PostgreSQL.
+"""End sessions whose client fell silent in the middle of a statement, on PostgreSQL.
 
-A client may ask for the parse of a statement and wait for the answer before it sends the values, as
-asyncpg does for each statement that a connection sends for the first time. A session that waits
-there is no idle one: no time limit of PostgreSQL's before transaction_timeout (17) ends it, and
-what it has locked stays locked until TCP gives the client up, after two hours. Nor is it known how
-long it has waited: only that it is still the same wait.
+asyncpg sends a new statement in two steps: it asks the server to parse, waits for the answer, then
+sends the values. If the client vanishes in between, the session does not count as idle. No time
+limit before transaction_timeout (PostgreSQL 17) ends it, and its locks stay until TCP gives the
+client up, after two hours. The server does not tell how long such a session has waited. It tells
+only that the wait is the same as before.
 
-An application may wait like that on purpose, between asyncpg's `prepare` and the first use of the
-statement, or in a pipeline. So only transactions of the broker's are ended, which carry a mark: an
-advisory lock, whose key is for how long they may be silent.
+An application may wait like that on purpose: between asyncpg's `prepare` and the first use of the
+statement, or in a pipeline. So only the broker's own transactions are ended. They carry a mark, an
+advisory lock whose key says how long they may be silent.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.schema.tables import Tables
 
 Wait = tuple[int, datetime]
-"""A session and the start of what it does: the same as long as it waits."""
+"""A session, and the start of what it does; both stay the same while it waits."""
 
 _WAITS = """a.datname = current_database() AND a.usename = session_user \
 AND a.pid <> pg_backend_pid()
   AND a.state = 'active' AND a.wait_event = 'ClientRead'"""
 
-# COPY reads from its client all the time. The server refuses a statement with a function that it
-# may not call, whatever the rows.
+# Without COPY, which reads from its client all the time. A user without the right to call
+# pg_terminate_backend gets no rows: END, which calls it, would be refused even for no rows.
 FIND = rf"""
 SELECT a.pid, a.state_change FROM pg_stat_activity a
 WHERE {_WAITS} AND a.query !~* '\mcopy\M' AND pg_has_role(a.usesysid, 'USAGE') AND EXISTS (
@@ -57,10 +57,9 @@ WHERE {_WAITS} AND s.waited >= (
 
 
 class DeadSessions:
-    """Those of this database user that may keep rows of the broker's tables locked."""
+    """Finds and ends sessions of this database user that keep rows of the broker locked."""
 
     def __init__(self, tables: "Tables", preparer: IdentifierPreparer) -> None:
-        """Prepare the statements."""
         self._names = [
             preparer.format_table(table) for table in tables.for_dialect("postgresql").ours
         ]
@@ -73,21 +72,21 @@ class DeadSessions:
         )
 
     def find(self, connection: Connection) -> set[Wait]:
-        """Sessions that wait for their client in the middle of a statement. None, if they could not
-        be ended.
+        """Sessions that wait for their client in the middle of a statement; empty if this user may
+        not end them.
         """
         return {(pid, since) for pid, since in connection.execute(self._find)}
 
     def end(self, connection: Connection, waits: Mapping[Wait, float]) -> list[int]:
-        """End those of `waits` that still go on, have locked rows of the broker's, and have lasted
-        for longer than they may.
+        """End the sessions of `waits` that still wait, have locked rows of the broker's tables, and
+        have waited longer than they may.
 
         Args:
-            connection: Another session than theirs.
-            waits: For how many seconds each is known to have lasted.
+            connection: A session that is none of `waits`.
+            waits: Each wait, with the seconds that it is known to have lasted.
 
         Returns:
-            Their process ids.
+            The process ids of the ended sessions.
         """
         binds = {
             "pids": [pid for pid, _ in waits],

@@ -33,15 +33,11 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.base import (
-    CLAIMED_COLUMNS,
-    MESSAGE_COLUMNS,
-    Dialect,
-)
-from faststream_sqlbroker.dialects.handler_locks import NumberedLocks
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS, MESSAGE_COLUMNS
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
-from faststream_sqlbroker.dialects.policy_claims import PolicyClaims
 from faststream_sqlbroker.dialects.policy_sql import POSTGRESQL
+from faststream_sqlbroker.dialects.policy_sql import add_statements as add_policy_statements
 from faststream_sqlbroker.dialects.postgresql import sql
 from faststream_sqlbroker.dialects.postgresql.answers import (
     PostgresqlErrors,
@@ -57,7 +53,9 @@ from faststream_sqlbroker.dialects.postgresql.binds import (
     settle_queries,
 )
 from faststream_sqlbroker.dialects.postgresql.dead_sessions import DeadSessions
+from faststream_sqlbroker.dialects.postgresql.numbered_locks import NumberedLocks
 from faststream_sqlbroker.dialects.query import Query, Work
+from faststream_sqlbroker.dialects.replies import add_replies
 from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
 from faststream_sqlbroker.dialects.sizes import by_bytes, bytes_of
 from faststream_sqlbroker.dialects.suspects import (
@@ -90,7 +88,6 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     known_limit = POSTGRESQL_SIZE
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
-        """Prepare the statements of `tables`."""
         super().__init__(tables, sqlalchemy_dialect)
         self._prepare_inserts()
         self._prepare_claims()
@@ -107,8 +104,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         add("lease_ends_in", sql.LEASE_ENDS_IN, queues)
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
+        add("remove", sql.REMOVE, ids)
         self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
-        self.scheduled = PolicyClaims(self, POSTGRESQL)
+        add_policy_statements(self, POSTGRESQL)
         self.handler_locks = NumberedLocks(self)
         self.silent_sessions = DeadSessions(tables, sqlalchemy_dialect.identifier_preparer)
         limit = bindparam("limit", type_=Text)
@@ -155,6 +153,14 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         columns = ", ".join(names).replace("m.headers", "m.headers::text")
         for name in ("created_at", "next_attempt_at", "acquired_at"):
             columns = columns.replace(f"m.{name}", f"timestamptz_send(m.{name})")
+        read_at = columns.replace("m.acquired_at", "statement_timestamp()")
+        add_replies(
+            self,
+            read_at,
+            claimable="m.state IN ('PENDING', 'RETRYABLE')",
+            now="statement_timestamp()",
+            order="ORDER BY m.queue, m.priority DESC, m.next_attempt_at, m.id\n",
+        )
         queues, ids, _ = _BINDS
         lease = bindparam("lease", type_=Float(53))
         token = bindparam("token", type_=Uuid())
@@ -262,6 +268,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def inserting(self, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
         """Ids are drawn in the statement, so that they are known row by row."""
         return insert_query(self.sql, rows)
+
+    def removing(self, ids: Sequence[int]) -> Query[None]:
+        """One statement."""
+        return Query(self.sql["remove"], {"ids": list(ids)}, lambda _rows: None)
 
     def ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False

@@ -1,7 +1,7 @@
-"""PostgreSQL's statements, with `{names}` to fill in; tests/sql/postgresql shows them filled.
+"""PostgreSQL's statements, with `{names}` to fill in; tests/sql/postgresql shows them as sent.
 
-Every array is one bind, so the text never changes and stays prepared whatever the batch's size.
-State literals are inlined: a bound state could not use the partial indexes in a generic plan.
+Every array is one bind. So the text is the same for every size of a batch, and stays prepared.
+States are literals: with a bound state, a generic plan could not use the partial indexes.
 """
 
 INSERT = """
@@ -41,9 +41,9 @@ RETURNING id
 """
 )
 
-# Ids are drawn by the column's default, above the sort: the smallest is the first row's. Sorted by
-# the client they are in the order of the rows, whatever the order of RETURNING, as SQLAlchemy's
-# insertmanyvalues relies on too.
+# The column's default draws the ids after the sort, so the smallest id is the first row's.
+# RETURNING promises no order, so the client sorts the ids. SQLAlchemy's insertmanyvalues relies on
+# the same.
 _MANY_ALIKE = (
     """
 INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, \
@@ -95,10 +95,10 @@ SELECT f.queue, f.priority, extract(epoch FROM f.due - statement_timestamp())::f
 FROM (SELECT 1) AS at_least_one_row LEFT JOIN f ON true
 ORDER BY f.ord, f.priority DESC
 """
-"""The sub-select hides the array's length: the planner takes 1 000 queues for 100 000 pairs, and
-would compile the query (JIT) for half a second each time."""
+"""The sub-select hides the length of the array from the planner. For 1 000 queues it would estimate
+100 000 pairs, and compile the query (JIT) each time, for half a second."""
 
-# Rows are taken by ctid: joined on id, the planner chose a sequential scan at 20 000 rows.
+# By ctid, as joined on id the planner chose a sequential scan at 20 000 rows.
 _LEASE = """
 UPDATE {message} m
 SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
@@ -108,7 +108,7 @@ WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r{unsuspected}))
 RETURNING {columns}
 """
 
-# Suspects are met, locked and left: of them the id and the counts are told, and all else is NULL.
+# Suspects are locked, but not leased. Their ids and counts are returned; all else is NULL.
 _LEASE_APART = f""", u AS ({_LEASE})
 SELECT * FROM u
 UNION ALL
@@ -172,32 +172,32 @@ JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
 
 LOCK = HELD + "ORDER BY m.id FOR UPDATE OF m"
 MARK = 1936813154
-"""First key of the advisory lock that tells others that a transaction is the broker's; the second
-is its limit (milliseconds)."""
-# It never waits, also if another program uses the key. Other sessions cannot see a session's limit,
-# but they see its locks.
+"""First key of the advisory lock that marks a transaction as the broker's: "sqlb" in ASCII. The
+second key is the transaction's limit in milliseconds."""
+# Other sessions cannot see a session's limit, but they see its locks. The try never waits, even if
+# another program uses the key.
 _MARK = f"pg_try_advisory_xact_lock_shared({MARK}, rtrim(:limit, 'ms')::int)"
-# The least of what is asked for and what the administrator or the application has set; 0 is no
-# limit.
+# The shorter of our limit and the one that the administrator or the application has set, where 0
+# means none.
 _IDLE_LIMIT = f"""set_config('idle_in_transaction_session_timeout',
     CASE WHEN current_setting('idle_in_transaction_session_timeout')::interval
       BETWEEN interval '1 millisecond' AND CAST(:limit AS interval)
     THEN current_setting('idle_in_transaction_session_timeout') ELSE :limit END, true),
   {_MARK}"""
 IDLE_LIMIT = "SELECT " + _IDLE_LIMIT
-# A plan that a connection keeps may be of a time when the table was empty, and reads all of it.
-# Until then a plan made anew costs less than what it saves: single messages are taken seldom, and
-# by connections that live for long.
+# A connection may keep a plan from a time when the table was empty. It reads the whole table.
+# Planning anew costs less than that, and is done only for single messages, which are rare.
 IDLE_LIMIT_ANEW = IDLE_LIMIT + ",\n  set_config('plan_cache_mode', 'force_custom_plan', true)"
 ALLOW_IDLING = "SELECT set_config('idle_in_transaction_session_timeout', :limit, true), " + _MARK
 LOCK_NUMBERED = LOCK.replace(
     "m.id FROM", f"m.id, pg_current_xact_id()::text, statement_timestamp(), {_IDLE_LIMIT}\nFROM", 1
 )
-# A crash of the server forgets numbers of which nothing was written, and gives them to other
-# transactions. So they are believed if the server has run since then, as its statistics begin anew
-# with a crash; else if the lock itself has survived, in the row: what was written of a transaction
-# keeps its number. A transaction that locks a row and then writes it, as renewals do, leaves its
-# lock in the new version; a handler's only locks.
+# Trap: a crash of the server forgets a transaction of which nothing was written, and gives its
+# number to another one. So the number is believed in two cases only. First, the server has not
+# crashed since the lock: a crash resets its statistics. Second, the row still has the lock (xmax):
+# then the number was written, and is not given out again. A handler's transaction only locks the
+# row. One that locks it and then writes it, such as a renewal, leaves its lock in the new version;
+# xmin <> xmax keeps that from being taken for ours.
 WAS_COMMITTED = """
 SELECT CASE WHEN (:number)::text::xid8 >= pg_snapshot_xmax(pg_current_snapshot()) THEN false
   ELSE pg_xact_status((:number)::text::xid8) = 'committed' AND (
@@ -229,7 +229,7 @@ WITH u AS MATERIALIZED (
 SELECT id FROM d
 """
 
-# What nearly every message ends in: a third of the binds, and no second join.
+# For plain acks, which nearly all outcomes are: a third of the binds, and no second join.
 ARCHIVE_ACKED = """
 WITH d AS (
   DELETE FROM {message} m
@@ -283,25 +283,25 @@ RETURNING m.id
 """
 
 INSIDE = "_inside"
-"""Ends the names of the statements that settle only in one transaction."""
+"""Suffix of the names of statements that write only inside one given transaction."""
 
 
 def inside(settle: str) -> str:
-    """`settle`, which writes nothing in another transaction than the one numbered `transaction`."""
+    """`settle`, changed to write nothing unless it runs in the transaction `transaction`."""
     fence = "m.lease_token = "
     own = "pg_current_xact_id_if_assigned() = (:transaction)::text::xid8"
     return settle.replace(f"AND {fence}", f"AND {own} AND {fence}", 1)
 
 
 ANEW = "_anew"
-"""Ends the names of the statements that settle with a plan of their own each time."""
+"""Suffix of the names of statements that are planned anew each time."""
 
 
 def anew(settle: str) -> str:
-    """`settle`, for which PostgreSQL keeps no plan.
+    """`settle`, changed so that PostgreSQL never prefers a generic plan.
 
-    Not knowing `one`, it takes the two series for a million rows, so that a plan for all values
-    seems to cost more than any for these; they have one row each.
+    Without the value of `one` the planner estimates a million rows for the two series, which have
+    one row each. So the generic plan always seems to cost more than one for the given values.
     """
     fence = "m.lease_token = "
     guard = "generate_series(1, :one) AS a, generate_series(1, :one) AS b"
@@ -318,6 +318,7 @@ CROSS JOIN LATERAL (
   WHERE m.queue = q.queue AND m.state = 'PROCESSING'
   ORDER BY m.lease_expires_at LIMIT 1) x
 """
+REMOVE = "DELETE FROM {message} m WHERE m.id = ANY(:ids)"
 RELEASE_CLAIM = """
 UPDATE {message} m
 SET state = CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
@@ -357,4 +358,4 @@ ORDERED = {
         ("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close", "in_index"), ""
     ),
 }
-"""The words of `ordered_sql`."""
+"""The fragments that `ordered_sql` is filled with."""

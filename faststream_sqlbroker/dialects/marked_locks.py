@@ -1,0 +1,82 @@
+"""Handlers' locks where transactions have no numbers: MySQL, MariaDB and SQLite."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam
+from sqlalchemy.exc import DBAPIError
+
+from faststream_sqlbroker.core.policies.flags import JOINED
+from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
+from faststream_sqlbroker.dialects.handler_locks import ENDED, HandlerLock, HandlerLocks
+from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
+from faststream_sqlbroker.dialects.sizes import chunks
+from faststream_sqlbroker.dialects.units import settle_units
+from faststream_sqlbroker.exceptions import TransactionEndedError
+
+SAVEPOINT = "sqlbroker_joined"
+
+_JOIN = """
+UPDATE {message} {by_id}
+SET policy_marks = policy_marks | {joined}
+WHERE id IN :ids AND (id, lease_token) IN :pairs{in_order}
+"""
+_JOINED = """
+SELECT id, lease_token FROM {message} {by_id}
+WHERE id IN :ids AND (policy_marks & {joined}) <> 0{in_order}{wait}
+"""
+
+
+class MarkedLocks(HandlerLocks):
+    """A savepoint, and a mark in the rows."""
+
+    def __init__(self, dialect: MultiStatementDialect, by_id: str) -> None:
+        """Prepare the statements; `by_id` is the dialect's hint to use the primary key."""
+        self._dialect = dialect
+        binds: list[Any] = [bindparam(name, expanding=True) for name in ("ids", "pairs")]
+        in_order, wait = (" ORDER BY id", " FOR UPDATE") if dialect.row_locks else ("", "")
+        words = {"by_id": by_id, "in_order": in_order, "wait": wait, "joined": str(JOINED)}
+        dialect.add_statement("join", _JOIN, *binds, **words)
+        dialect.add_statement("joined", _JOINED, binds[0], **words)
+
+    def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
+        """Mark the rows, which locks them; if a lease was lost, find out which are still held."""
+        self._dialect.begin(connection, idle_limit)
+        marked = 0
+        ordered = sorted(leases)
+        for part in chunks(ordered):
+            binds = {"ids": [i for i, _ in part], "pairs": [(i, token.hex) for i, token in part]}
+            marked += connection.execute(self._dialect.sql["join"], binds).rowcount
+        held = (
+            {i for i, _ in leases}
+            if marked == len(leases)
+            else self._dialect.lock(connection, leases)
+        )
+        connection.exec_driver_sql(f"SAVEPOINT {SAVEPOINT}")
+        return HandlerLock(leases, held)
+
+    def prove(self, connection: Connection, lock: HandlerLock) -> None:  # noqa: ARG002
+        """Release the savepoint, and with it any that the handler has left open."""
+        try:
+            connection.exec_driver_sql(f"RELEASE SAVEPOINT {SAVEPOINT}")
+        except DBAPIError as error:
+            if error.connection_invalidated or (
+                error.orig and self._dialect.is_transient(error.orig)
+            ):
+                raise
+            raise TransactionEndedError(ENDED) from error
+
+    def settle(
+        self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
+    ) -> SettleResult:
+        """Settle as the flush does, without a search for the rows that are held: the lock knows."""
+        self.prove(connection, lock)
+        return settle_units(self._dialect, connection, settlements, settle=self._settle)
+
+    def _settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+        self._dialect.settle_locked(connection, settlements)
+        return SettleResult({s.id for s in settlements})
+
+    def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
+        """Look for the marks in the rows."""
+        return bool(self._dialect.held(connection, "joined", lock.leases))

@@ -1,0 +1,109 @@
+"""What waits in each queue, for metrics.
+
+No statement counts a whole table. The names of the queues are found by a step from each to the
+next. The messages of a queue and a priority are two ranges of an index, those that are due and
+those that are not; each is counted up to a limit.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.checks import REPLY_QUEUES
+from faststream_sqlbroker.core.metrics import QueueState
+from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
+from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
+from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.schema.types import MYSQL
+
+MOST_COUNTED = 100_000
+"""Messages that are counted of a queue, of each kind: some 20 ms each."""
+MOST_QUEUES = 500
+"""Queues that are looked at: more would be too many series for most collections of metrics."""
+
+_NEXT = "SELECT queue FROM {message}{hint} WHERE {of}queue > :after ORDER BY queue LIMIT 1"
+_COUNT = "(SELECT count(*) FROM (SELECT 1 FROM {message}{hint} WHERE {of} LIMIT {most}) AS found)"
+
+
+def add_queue_states(dialect: Operations, now: str) -> None:
+    """Add the statements to `dialect`; `now` is its clock."""
+    states = ", ".join(f"'{s.name}'" for s in MessageState if s in CLAIMABLE_STATES)
+    # Written out, not bound: partial indexes serve only conditions that name their own.
+    claimable = f"state IN ({states})"
+    leased = f"state = '{MessageState.PROCESSING.name}'"
+    ready_hint = leased_hint = ""
+    if dialect.name in MYSQL:
+        # No partial indexes. That of leases has every message, so one walk finds all queues.
+        ready_hint = " FORCE INDEX ({ready_index})".format(**dialect.names)
+        leased_hint = " FORCE INDEX ({leased_index})".format(**dialect.names)
+        claimable = "claimable = 1"
+        leased = "lease_expires_at IS NOT NULL"
+        dialect.add_statement("next_queue", _NEXT, of="", hint=leased_hint)
+    else:
+        dialect.add_statement("next_queue", _NEXT, of=f"{claimable} AND ", hint="")
+        dialect.add_statement("next_leased_queue", _NEXT, of=f"{leased} AND ", hint="")
+    pair = f"{claimable} AND queue = :queue AND priority = :priority AND next_attempt_at"
+    due, later, held = (
+        _COUNT.replace("{hint}", hint).replace("{of}", of).replace("{most}", most)
+        for hint, of, most in (
+            (ready_hint, f"{pair} <= {now}", ":most_due"),
+            (ready_hint, f"{pair} > {now}", ":most_later"),
+            (leased_hint, f"queue = :queue AND {leased}", ":most"),
+        )
+    )
+    dialect.add_statement("count_waiting", f"SELECT {due},\n  {later}")
+    dialect.add_statement("count_leased", f"SELECT {held}")
+
+
+def queue_names(connection: Connection, dialect: Operations) -> tuple[list[str], Counter[str]]:
+    """Up to `MOST_QUEUES` queues that have a message or a live subscriber, and how many live
+    subscribers each has. Queues of replies to requests are left out.
+    """
+    live = _subscribers(connection, dialect)
+    names = set(live)
+    for walk in ("next_queue", "next_leased_queue"):
+        if walk not in dialect.sql:
+            continue
+        after: str | None = ""
+        for _ in range(MOST_QUEUES):
+            after = connection.execute(dialect.sql[walk], {"after": after}).scalar()
+            if after is None:
+                break
+            if not after.startswith(REPLY_QUEUES):  # a series for each process
+                names.add(after)
+    return sorted(names)[:MOST_QUEUES], live
+
+
+def _subscribers(connection: Connection, dialect: Operations) -> Counter[str]:
+    living = read_subscribers(connection, dialect.tables.policy_state)
+    return Counter(queue for each in living for queue in each.queues)
+
+
+def queue_states(
+    connection: Connection, dialect: Operations, queues: Sequence[str], live: Counter[str]
+) -> list[QueueState]:
+    """The state of each of `queues`, whose live subscribers are counted in `live`."""
+    ready = Counter[str]()
+    delayed = Counter[str]()
+    oldest = dict[str, float]()
+    for pair in dialect.ready_pairs(connection, queues):
+        queue = pair.queue
+        if pair.due_in <= 0:
+            oldest[queue] = max(oldest.get(queue, 0.0), -pair.due_in)
+        binds = {
+            "queue": queue,
+            "priority": pair.priority,
+            "most_due": MOST_COUNTED - ready[queue],
+            "most_later": MOST_COUNTED - delayed[queue],
+        }
+        due, later = connection.execute(dialect.sql["count_waiting"], binds).one()
+        ready[queue] += due
+        delayed[queue] += later
+    states = []
+    for queue in queues:
+        binds = {"queue": queue, "most": MOST_COUNTED}
+        held = connection.execute(dialect.sql["count_leased"], binds).scalar_one()
+        age = oldest.get(queue, 0.0)
+        states.append(QueueState(queue, ready[queue], delayed[queue], held, age, live[queue]))
+    return states

@@ -1,0 +1,37 @@
+"""SQLite's result codes, by what they mean for the broker."""
+
+LOCKED = frozenset({5, 6})
+"""SQLITE_BUSY, SQLITE_LOCKED."""
+TRANSIENT_CODES = LOCKED | {8, 9, 10, 13, 15}
+"""SQLITE_READONLY, INTERRUPT, IOERR, FULL, and PROTOCOL, which is a race for the lock of the WAL.
+"""
+REOPENED = frozenset({8, 10})
+"""SQLITE_READONLY and IOERR: a connection goes on with the file as it was when it was opened."""
+
+
+class SqliteErrors:
+    """Judges errors for the dialect."""
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Busy, locked, read-only, full disk or I/O error, by SQLite's code."""
+        return _code(error) in TRANSIENT_CODES
+
+    def ends_session(self, error: BaseException) -> bool:  # noqa: ARG002
+        """There is no server that could."""
+        return False
+
+    def spoils(self, error: BaseException) -> bool:
+        """A file that was opened read-only stays so."""
+        return _code(error) in REOPENED
+
+
+def is_locked(error: BaseException) -> bool:
+    """Whether another connection has what this one needs."""
+    return _code(error) in LOCKED
+
+
+def _code(error: BaseException) -> int:
+    """SQLite's primary result code (the lowest byte of the extended one); 0 if it is none of its
+    errors.
+    """
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF

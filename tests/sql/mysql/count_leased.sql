@@ -1,0 +1,1 @@
+SELECT (SELECT count(*) FROM (SELECT 1 FROM message FORCE INDEX (message_leased) WHERE queue = :queue AND lease_expires_at IS NOT NULL LIMIT :most) AS found)

@@ -1,0 +1,1 @@
+DELETE FROM message m WHERE m.id = ANY(:ids)

@@ -1,0 +1,1 @@
+SELECT (SELECT count(*) FROM (SELECT 1 FROM message WHERE queue = :queue AND state = 'PROCESSING' LIMIT :most) AS found)
