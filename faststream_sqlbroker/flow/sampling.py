@@ -1,0 +1,158 @@
+"""Look at what changes without an event of ours: what this process holds, its pool, and, in one
+process of the fleet, what waits in the queues.
+
+The processes agree on that one by a lock in the database (`core.metrics` says which gauges it has).
+Each asks for it at every look; who has it keeps it, and the others export no such gauge. If its
+process ends without a word, another has the lock after three intervals. Nothing is written under
+the lock, so all that a process which does not know yet that it lost it can do is to export its
+gauges once more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.metrics import (
+    DELAYED,
+    HEALTHY,
+    HELD,
+    IN_FLIGHT,
+    LIVE_SUBSCRIBERS,
+    OF_FLEET,
+    OF_PROCESS,
+    OLDEST_DUE,
+    POOL_LIMIT,
+    POOL_USED,
+    READY,
+    Labels,
+    Metric,
+    QueueState,
+    Recorder,
+)
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.loop import Log, Loop, is_told
+from faststream_sqlbroker.flow.metrics import subscriber_name
+from faststream_sqlbroker.flow.outage import Outages
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.flow.consumer import Consumer
+    from faststream_sqlbroker.store import Store
+
+LOCK = "sqlbroker.metrics"
+"""The key of the lock."""
+LEASE_INTERVALS = 3
+"""Intervals without a look after which another process may have the lock."""
+SLOW_SHARE = 20
+"""A look at the queues is followed by this many times its length without one: counting must not
+become the load that it measures."""
+STOP_LIMIT = 2.0
+"""Most seconds for a look that runs when the broker stops, and to give the lock back; then its
+lease runs out."""
+
+LONGEST_PAUSE = 300.0
+"""Seconds; then there is a look, however slow."""
+
+Running = tuple[Sequence[str], "Consumer"]
+"""A subscriber that runs, after its queues."""
+
+
+class Sampler:
+    """Fills the gauges of one broker in this process."""
+
+    def __init__(
+        self,
+        store: "Store",
+        recorder: Recorder,
+        log: Log,
+        clock: Clock,
+        consumers: Callable[[], Iterable[Running]],
+    ) -> None:
+        """Nothing runs before `start`; `consumers` gives those that run then."""
+        self._store = store
+        self._recorder = recorder
+        self._log = log
+        self._clock = clock
+        self._consumers = consumers
+        self._token = uuid4()
+        self._failures = 0
+        self._pause = 0.0
+        self._look_at = float("-inf")
+        self._loop: Loop | None = None
+
+    def start(self, outages: Outages) -> None:
+        """Start looking; without effect if it does."""
+        if self._loop is None or self._loop.orphaned:
+            self._loop = Loop("metrics", self.tick, self._log, self._clock)
+            self._loop.start(outages)
+
+    async def stop(self) -> None:
+        """Stop looking, let another process have the lock, and forget all gauges."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        await loop.stop(STOP_LIMIT)
+        for metric in (*OF_PROCESS, *OF_FLEET):
+            self._recorder.gauge(metric, {})
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT):
+                await self._store.locks.release(LOCK, self._token)
+
+    async def tick(self) -> float:
+        """Look once; seconds until the next time."""
+        running = list(self._consumers())
+        self._look_here(running)
+        if not running:
+            self._tell(())  # who only publishes has no right to read, and none to lock
+        elif self._clock.monotonic() >= self._look_at:
+            self._tell(await self._look_at_queues())
+        return self._recorder.sample_interval
+
+    def _look_here(self, running: Sequence[Running]) -> None:
+        stages = dict[Labels, float]()
+        healthy = dict[Labels, float]()
+        for queues, consumer in running:
+            name = subscriber_name(queues)
+            healthy[name,] = min(healthy.get((name,), 1.0), float(consumer.healthy))
+            for stage, count in consumer.inflight.stages().items():
+                stages[name, stage] = stages.get((name, stage), 0) + count
+        self._recorder.gauge(HELD, stages)
+        self._recorder.gauge(HEALTHY, healthy)
+        used, limit = self._store.pool_use
+        database: Labels = (self._store.dialect_name,)
+        for metric, known in ((POOL_USED, used), (POOL_LIMIT, limit)):
+            self._recorder.gauge(metric, {} if known is None else {database: float(known)})
+
+    async def _look_at_queues(self) -> Sequence[QueueState]:
+        """What waits, if this process is the one to tell; nothing else."""
+        lease = LEASE_INTERVALS * max(self._recorder.sample_interval, self._pause)
+        began = self._clock.monotonic()
+        try:
+            fence = await self._store.locks.acquire(LOCK, self._token, lease)
+            states = [] if fence is None else await self._store.queue_states.read()
+        except StoreError as error:
+            # A value that is missing says more than an old one.
+            self._failures += 1
+            if is_told(self._failures):
+                text = f"the queues could not be looked at for metrics, again soon: {error}"
+                self._log(logging.WARNING, text)
+            return ()
+        self._failures = 0
+        now = self._clock.monotonic()
+        self._pause = 0.0 if fence is None else min(SLOW_SHARE * (now - began), LONGEST_PAUSE)
+        self._look_at = now + self._pause
+        return states
+
+    def _tell(self, states: Sequence[QueueState]) -> None:
+        figures: dict[Metric, dict[Labels, float]] = {
+            READY: {(s.queue,): float(s.ready) for s in states},
+            DELAYED: {(s.queue,): float(s.delayed) for s in states},
+            IN_FLIGHT: {(s.queue,): float(s.in_flight) for s in states},
+            OLDEST_DUE: {(s.queue,): s.oldest_due_age for s in states},
+            LIVE_SUBSCRIBERS: {(s.queue,): float(s.live_subscribers) for s in states},
+        }
+        for metric, values in figures.items():
+            self._recorder.gauge(metric, values)

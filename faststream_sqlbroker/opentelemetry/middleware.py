@@ -1,0 +1,173 @@
+"""FastStream's spans of each publish and each run of a handler, for this broker."""
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from faststream.message import gen_cor_id
+from faststream.opentelemetry import TelemetryMiddleware
+from faststream.opentelemetry.middleware import BaseTelemetryMiddleware
+from opentelemetry import trace
+from opentelemetry.trace import SpanContext
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.opentelemetry.provider import MESSAGE_ID, settings_provider
+from faststream_sqlbroker.parser import CORRELATION_ID
+from faststream_sqlbroker.response import SqlBrokerPublishCommand
+
+if TYPE_CHECKING:
+    from faststream import ContextRepo, StreamMessage
+    from opentelemetry.metrics import Meter, MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+TRACE_HEADERS = frozenset(_PROPAGATOR.fields)
+"""Where a message keeps the trace of its publish."""
+READ_HEADERS = (*sorted(TRACE_HEADERS), "baggage", CORRELATION_ID)
+"""All headers that are read here."""
+REPLAY = {"messaging.sqlbroker.link": "replay"}
+"""Attributes of the link from the run of a replayed message to its first publish."""
+
+
+class SqlBrokerTelemetryMiddleware(TelemetryMiddleware[SqlBrokerPublishCommand]):
+    """Traces each publish and each run of a handler: `SqlBroker(middlewares=[…])`.
+
+    The headers of a message carry the trace, so it goes from the publish by the row to the handler
+    and to what the handler publishes; a move to another queue and a retry go on in it. A message
+    that is published without a correlation id is given one.
+
+    The run of a batch, or of a message of `publish_batch`, has a trace of its own with links to
+    those of the publishes. So has the run of a message that was published again (`republish`, a
+    replay of the archive): its first trace may have ended long ago.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracer_provider: "TracerProvider | None" = None,
+        meter_provider: "MeterProvider | None" = None,
+        meter: "Meter | None" = None,
+        include_messages_counters: bool = True,
+    ) -> None:
+        """Trace with `tracer_provider`.
+
+        Args:
+            tracer_provider: Default the global one.
+            meter_provider: Of the durations of publishes and runs; default the global one.
+            meter: A meter in its place.
+            include_messages_counters: Whether messages are counted, too.
+        """
+        super().__init__(
+            settings_provider_factory=settings_provider,
+            tracer_provider=tracer_provider,
+            meter_provider=meter_provider,
+            meter=meter,
+            include_messages_counters=include_messages_counters,
+        )
+
+    def __call__(
+        self, msg: Any | None, /, *, context: "ContextRepo"
+    ) -> BaseTelemetryMiddleware[SqlBrokerPublishCommand]:
+        """The middleware of one message, or (None) of one publish."""
+        return _OneMessage(
+            msg,
+            tracer=self._tracer,
+            metrics_container=self._metrics,
+            settings_provider_factory=self._settings_provider_factory,
+            context=context,
+        )
+
+
+class _OneMessage(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
+    """Of one message or publish."""
+
+    async def publish_scope(
+        self, call_next: Callable[[Any], Awaitable[Any]], msg: SqlBrokerPublishCommand
+    ) -> Any:
+        """Trace a publish, which learns the id of its row."""
+        if msg.correlation_id is None:
+            # Without one the links of a batch could not tell one publish from another.
+            msg.correlation_id = gen_cor_id()
+
+        async def insert(cmd: SqlBrokerPublishCommand) -> Any:
+            result = await call_next(cmd)
+            if isinstance(result, int):
+                trace.get_current_span().set_attribute(MESSAGE_ID, str(result))
+            return result
+
+        return await super().publish_scope(insert, msg)
+
+    async def consume_scope(
+        self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
+    ) -> Any:
+        """Trace the run of a handler."""
+        if not _readable(msg.headers):
+            msg.headers = _without_traces(msg.headers)
+        raw = msg.raw_message
+        if isinstance(raw, tuple):
+            return await self._consume_batch(call_next, msg)
+        if isinstance(raw, ClaimedMessage) and raw.publish_count > 1:
+            return await self._consume_replay(call_next, msg)
+        return await super().consume_scope(call_next, msg)
+
+    async def _consume_batch(
+        self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
+    ) -> Any:
+        """FastStream makes one link for each correlation id, none for a message without one."""
+        given = msg.batch_headers
+        msg.batch_headers = [
+            {CORRELATION_ID: f"row {n}", **(each if _readable(each) else _without_traces(each))}
+            for n, each in enumerate(given)
+        ]
+
+        async def handle(message: "StreamMessage[Any]") -> Any:
+            message.batch_headers = given
+            return await call_next(message)
+
+        return await super().consume_scope(handle, msg)
+
+    async def _consume_replay(
+        self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
+    ) -> Any:
+        """Begin a trace, with a link to that of the first publish."""
+        given = msg.headers
+        published = _publish_of(given)
+        msg.headers = _without_traces(given)
+
+        async def handle(message: "StreamMessage[Any]") -> Any:
+            message.headers = given
+            if published is not None:
+                trace.get_current_span().add_link(published, REPLAY)
+            return await call_next(message)
+
+        return await super().consume_scope(handle, msg)
+
+    async def after_processed(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> bool | None:
+        """End the span of the run."""
+        # Workers handle message after message in one context: what is not taken back here stays.
+        self._scope_tokens_stack.close()
+        return await super().after_processed(exc_type, exc_val, exc_tb)
+
+
+def _readable(headers: dict[str, Any]) -> bool:
+    """Whether all headers that tell of traces are text: another program may have stored others."""
+    return all(isinstance(headers.get(name, ""), str) for name in READ_HEADERS)
+
+
+def _without_traces(headers: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in TRACE_HEADERS and (name not in READ_HEADERS or isinstance(value, str))
+    }
+
+
+def _publish_of(headers: dict[str, Any]) -> SpanContext | None:
+    span = trace.get_current_span(_PROPAGATOR.extract(headers)).get_span_context()
+    return span if span.is_valid else None

@@ -1,0 +1,19 @@
+"""Metrics for Prometheus: `pip install "sqlbroker[prometheus]"`.
+
+`SqlBrokerPrometheusMiddleware` counts what FastStream counts for every broker, message by message.
+`SqlBrokerPrometheusMetrics` has what only this broker knows: what waits, what was claimed and
+settled, leases, the pool. They are independent of each other.
+"""
+
+from faststream_sqlbroker.exceptions import MissingExtraError
+
+try:
+    from faststream_sqlbroker.prometheus.metrics import SqlBrokerPrometheusMetrics
+    from faststream_sqlbroker.prometheus.middleware import SqlBrokerPrometheusMiddleware
+except ImportError as error:
+    if error.name is None or error.name.split(".")[0] != "prometheus_client":
+        raise
+    msg = f"{error.name!r} is not installed: pip install 'sqlbroker[prometheus]'"
+    raise MissingExtraError(msg) from error
+
+__all__ = ("SqlBrokerPrometheusMetrics", "SqlBrokerPrometheusMiddleware")

@@ -1,0 +1,102 @@
+"""FastStream's metrics of each publish and each delivery, for this broker."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from faststream.prometheus import ConsumeAttrs, MetricsSettingsProvider, PrometheusMiddleware
+
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.response import SqlBrokerPublishCommand
+
+if TYPE_CHECKING:
+    from faststream.message import StreamMessage
+    from prometheus_client import CollectorRegistry
+
+SYSTEM = "sqlbroker"
+"""The value of the label `broker`."""
+Raw = ClaimedMessage | tuple[ClaimedMessage, ...]
+"""What a subscriber is given: a row, or the rows of a batch."""
+
+
+class _OfPublish(MetricsSettingsProvider[Any, SqlBrokerPublishCommand]):
+    """What both kinds of messages have in common; it has no state, so one serves all."""
+
+    __slots__ = ()
+    messaging_system = SYSTEM
+
+    def get_publish_destination_name_from_cmd(self, cmd: SqlBrokerPublishCommand) -> str:
+        """The queue."""
+        return cmd.destination
+
+
+class SqlBrokerMetricsSettingsProvider(_OfPublish):
+    """Reads a message."""
+
+    __slots__ = ()
+
+    def get_consume_attrs_from_message(self, msg: "StreamMessage[ClaimedMessage]") -> ConsumeAttrs:
+        """The queue and the size of the stored body."""
+        row = msg.raw_message
+        return {
+            "destination_name": row.queue,
+            "message_size": len(row.payload),
+            "messages_count": 1,
+        }
+
+
+class BatchSqlBrokerMetricsSettingsProvider(_OfPublish):
+    """Reads the messages of a batch."""
+
+    __slots__ = ()
+
+    def get_consume_attrs_from_message(
+        self, msg: "StreamMessage[tuple[ClaimedMessage, ...]]"
+    ) -> ConsumeAttrs:
+        """The queue of the first, the size of all stored bodies, and how many there are."""
+        rows = msg.raw_message
+        return {
+            "destination_name": rows[0].queue,
+            "message_size": sum([len(row.payload) for row in rows]),
+            "messages_count": len(rows),
+        }
+
+
+_SINGLE = SqlBrokerMetricsSettingsProvider()
+_BATCH = BatchSqlBrokerMetricsSettingsProvider()
+
+
+def settings_provider(raw: Raw | None) -> MetricsSettingsProvider[Any, SqlBrokerPublishCommand]:
+    """What reads `raw`; None is a publish."""
+    return _BATCH if isinstance(raw, tuple) else _SINGLE
+
+
+class SqlBrokerPrometheusMiddleware(PrometheusMiddleware[Any, SqlBrokerPublishCommand]):
+    """Counts and times each publish and each run of a handler: `SqlBroker(middlewares=[…])`."""
+
+    def __init__(
+        self,
+        *,
+        registry: "CollectorRegistry",
+        app_name: str | None = None,
+        metrics_prefix: str = "faststream",
+        received_messages_size_buckets: Sequence[float] | None = None,
+        custom_labels: dict[str, str | Callable[[Any], str]] | None = None,
+    ) -> None:
+        """Register FastStream's metrics; several middlewares may share a registry.
+
+        Args:
+            registry: Where.
+            app_name: The label `app_name`; default `metrics_prefix`.
+            metrics_prefix: The first word of every name.
+            received_messages_size_buckets: Upper bounds, in bytes; default 16 B to 16 MiB.
+            custom_labels: Further labels: a value, or a function of the raw message (None of a
+                publish).
+        """
+        super().__init__(
+            settings_provider_factory=settings_provider,
+            registry=registry,
+            app_name=metrics_prefix if app_name is None else app_name,
+            metrics_prefix=metrics_prefix,
+            received_messages_size_buckets=received_messages_size_buckets,
+            custom_labels=custom_labels,
+        )
