@@ -10,8 +10,9 @@ from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 
 if TYPE_CHECKING:
-    from faststream._internal.parser import CodecProto
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+    from faststream_sqlbroker.adapter.messages import CodecProto
 
 
 class PlainOptions(TypedDict, total=False):
@@ -71,6 +72,25 @@ class PublishOptions(MessageOptions, TransactionOptions, total=False):
     `publish` then returns None instead of an id."""
 
 
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of `request`. None is the same as leaving an argument out."""
+
+    headers: dict[str, Any] | None
+    """JSON values by name."""
+    correlation_id: str | None
+    """Default: what `id_generator` makes. The reply has the same, unless its handler gives it
+    another."""
+    priority: int | None
+    """-100 to 100; higher ones are claimed first. Default 0."""
+    key: str | None
+    """1 to 255 characters; names what the message is about."""
+    expires_in: Duration | None
+    """Time after which no handler starts for it any more; longer than 0. Default: the request's
+    timeout."""
+    destination: str | None
+    """As of `publish`."""
+
+
 class SqlBrokerPublishCommand(BatchPublishCommand):
     """One publish on its way through the middlewares; `make_row` checks its values afterwards.
 
@@ -78,6 +98,9 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
     destination that were given. `connection` is the caller's AsyncConnection or AsyncSession, or
     None.
     """
+
+    timeout: float | None = None
+    """Seconds that a request waits for its reply; None: it is no request."""
 
     def __init__(
         self,
@@ -216,6 +239,46 @@ class SqlBrokerResponse(Response):
 
 
 SqlBrokerPublishMessage = SqlBrokerResponse
+
+
+def make_request(
+    message: Any, queue: str, timeout: float, options: RequestOptions
+) -> SqlBrokerPublishCommand:
+    """The command of a request that waits `timeout` seconds.
+
+    Raises:
+        PublishError: `options` has one that only `publish` takes; the text says why.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, why in _NOT_OF_REQUESTS.items():
+        if given.get(name, False) is not False:
+            raise PublishError(f"request does not take {name}=: {why}")
+        given.pop(name, None)
+    cmd = SqlBrokerPublishCommand(
+        message,
+        queue=queue,
+        _publish_type=PublishType.REQUEST,
+        **given,  # type: ignore[arg-type] # the names are checked by the call
+    )
+    cmd.timeout = timeout
+    return cmd
+
+
+_WAITS_FOR_EVER = (
+    "it waits for a reply, and no handler sees a message before the transaction is committed; "
+    "leave it out, the request is then committed at once, or publish with reply_to="
+)
+_AT_ONCE = "its caller waits, so it is due at once: leave it out, or publish with reply_to="
+_NOT_OF_REQUESTS = {
+    "connection": _WAITS_FOR_EVER,
+    "session": _WAITS_FOR_EVER,
+    "with_ack": _WAITS_FOR_EVER,
+    "delay": _AT_ONCE,
+    "next_attempt_at": _AT_ONCE,
+    "dedup_id": "a message that is not stored gets no reply; leave it out",
+    "reply_to": "the reply goes to its caller; to send it to a queue, publish with reply_to=",
+}
+"""Options of `publish` only, and why."""
 
 
 _OPTIONS = "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in", "destination"

@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from faststream._internal.configs import PublisherSpecificationConfig, PublisherUsecaseConfig
+from faststream_sqlbroker.adapter.endpoints import (
+    PublisherSpecificationConfig,
+    PublisherUsecaseConfig,
+)
 
 
 @dataclass(kw_only=True)

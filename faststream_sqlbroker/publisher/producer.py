@@ -3,31 +3,36 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from faststream._internal.endpoint.utils import ParserComposition
-from faststream._internal.parser import BatchCodecProto, DefaultCodec
-from faststream._internal.producer import ProducerProto
 from typing_extensions import override
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.exceptions import (
-    NotSupportedError,
-    PublishError,
-    SetupError,
-    SqlBrokerError,
+from faststream_sqlbroker.adapter.messages import (
+    BatchCodecProto,
+    DefaultCodec,
+    ParserComposition,
+    ProducerProto,
 )
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.exceptions import PublishError, SetupError, SqlBrokerError
 from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.requests import (
+    REPLY_ID,
+    REPLY_WITHIN,
+    SHORTEST_EXPIRY,
+    Requests,
+    request_timeout,
+)
 from faststream_sqlbroker.parser import SqlBrokerParser
 from faststream_sqlbroker.publisher.rows import make_row
 from faststream_sqlbroker.response import SqlBrokerPublishCommand, SqlBrokerResponse
 
 if TYPE_CHECKING:
     from fast_depends.library.serializer import SerializerProto
-    from faststream import StreamMessage
-    from faststream._internal.context import ContextRepo
-    from faststream._internal.parser import CodecProto
-    from faststream._internal.types import CustomCallable
+    from faststream import ContextRepo, StreamMessage
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
+
+    from faststream_sqlbroker.adapter.messages import CodecProto
+    from faststream_sqlbroker.adapter.values import AsyncCallable, CustomCallable
 
 
 class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
@@ -36,6 +41,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     def __init__(
         self,
         publisher: Publisher,
+        requests: Requests,
         *,
         parser: "CustomCallable | None" = None,
         decoder: "CustomCallable | None" = None,
@@ -44,13 +50,16 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
 
         Args:
             publisher: Writes the rows.
+            requests: Wait for replies.
             parser: The broker's; makes a message of a row for `decode`.
             decoder: The broker's; decodes its body for `decode`.
         """
         default = SqlBrokerParser()
         self._publisher = publisher
+        self._requests = requests
         self._parser = ParserComposition(parser, default.parse_message)
-        self._decoder = ParserComposition(decoder, default.decode_message)
+        self._decoder: AsyncCallable = ParserComposition(decoder, default.decode_message)
+        self._own_decoder = self._decoder
         self.serializer: SerializerProto | None = None
         self.codec: CodecProto = DefaultCodec()
         self._context: Callable[[], ContextRepo | None] = lambda: None
@@ -67,6 +76,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         """
         self.serializer = serializer
         self.codec = codec or DefaultCodec()
+        self._decoder = self._own_decoder if codec is None else codec.decode
         self._context = context or self._context
 
     @override
@@ -106,13 +116,20 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
 
     @override
     async def request(self, cmd: SqlBrokerPublishCommand) -> Any:
-        """Not supported.
+        """Publish in a transaction of its own, and wait for the reply; its row.
 
         Raises:
-            NotSupportedError: always.
+            TimeoutError: no reply came within `cmd.timeout` seconds.
+            PublishError: as `publish`.
+            StoreError: as `publish`.
         """
-        msg = "request is not supported; publish with reply_to= and subscribe to that queue"
-        raise NotSupportedError(msg)
+        timeout = request_timeout(cmd.timeout)
+        address = self._requests.address()
+        cmd.reply_to = address.queue
+        cmd.add_headers({REPLY_ID: address.id, REPLY_WITHIN: timeout})
+        cmd.options.setdefault("expires_in", max(timeout, SHORTEST_EXPIRY))
+        row = await self._row(cmd, cmd.body)
+        return await self._requests.ask(row, address, cmd.correlation_id, timeout)
 
     def publish_sync(
         self, cmd: SqlBrokerPublishCommand, connection: "Connection | Session"
@@ -160,9 +177,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
     async def decode(self, row: ClaimedMessage) -> Any:
         """Decode the body of `row` as subscribers do: with the broker's parser, decoder, codec."""
         message: StreamMessage[Any] = await self._parser(row)
-        message.set_decoder(
-            self._decoder if type(self.codec) is DefaultCodec else self.codec.decode
-        )
+        message.set_decoder(self._decoder)
         return await message.decode()
 
     def _join(self, rows: list[NewMessage], *, required: bool) -> bool:

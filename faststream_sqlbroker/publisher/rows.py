@@ -10,7 +10,7 @@ from typing import Any
 
 from faststream.message import gen_cor_id
 
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.routing import DESTINATION_HEADER, PUBLISH_AFTER_HEADER, unix_time
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.text import short
@@ -34,10 +34,9 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?")
 
 
 def new_correlation_id(config: Any) -> str | None:
-    """A correlation id of the broker's `id_generator`; None if that is FastStream's default.
+    """A correlation id of the broker's `id_generator`; None if it was given none.
 
-    The default makes a random UUID, which would only make rows larger: the handler sees the
-    message's id instead.
+    Then the configuration has FastStream's own function, bare; the broker wraps one that is given.
     """
     generate = config.id_generator
     return None if generate is gen_cor_id else generate()
@@ -84,7 +83,7 @@ def make_row(
     Raises:
         PublishError: A value cannot be stored; the text names the value and what is allowed.
     """
-    if (problem := name_problem(queue)) is not None:
+    if (problem := queue_problem(queue)) is not None:
         msg = f"{short(queue)} cannot be the name of a queue: {problem}"
         raise PublishError(msg)
     if not isinstance(payload, bytes):

@@ -1,10 +1,10 @@
 """The AsyncAPI documentation of a publisher."""
 
-from faststream._internal.configs import BrokerConfig
-from faststream._internal.endpoint.publisher import PublisherSpecification
 from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import Message, Operation, PublisherSpec
 
+from faststream_sqlbroker.adapter.broker import BrokerConfig
+from faststream_sqlbroker.adapter.endpoints import PublisherSpecification
 from faststream_sqlbroker.publisher.config import QueuePublisherSpecificationConfig
 
 

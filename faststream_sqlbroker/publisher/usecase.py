@@ -1,30 +1,40 @@
 """A publisher bound to a queue: called directly, or stacked on a subscriber."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast, overload
 
-from faststream._internal.endpoint.publisher import PublisherUsecase
-from faststream._internal.endpoint.publisher.fake import FakePublisher
 from faststream.response import PublishCommand
 from typing_extensions import Unpack, override
 
-from faststream_sqlbroker.exceptions import NotSupportedError, PublishError
+from faststream_sqlbroker.adapter.endpoints import PublisherUsecase
+from faststream_sqlbroker.call_assertions import SqlCallAssertions, SqlHandlerCallWrapper
+from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.exceptions import PublishError
+from faststream_sqlbroker.flow.requests import request_timeout
 from faststream_sqlbroker.publisher.config import QueuePublisherConfig
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
 from faststream_sqlbroker.response import (
     PlainPublishOptions,
     PublishOptions,
+    RequestOptions,
     SqlBrokerPublishCommand,
+    make_request,
 )
 
 if TYPE_CHECKING:
-    from faststream._internal.producer import ProducerProto
-    from faststream._internal.types import PublisherMiddleware
+    from faststream_sqlbroker.adapter.values import (
+        P_HandlerParams,
+        PublisherMiddleware,
+        T_HandlerReturn,
+    )
+    from faststream_sqlbroker.message import SqlBrokerMessage
 
 
-class QueuePublisher(PublisherUsecase):
+class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     """What `broker.publisher(queue)` returns."""
+
+    _call_wrapper_class = SqlHandlerCallWrapper
 
     def __init__(
         self, config: QueuePublisherConfig, specification: QueuePublisherSpecification
@@ -33,6 +43,14 @@ class QueuePublisher(PublisherUsecase):
         super().__init__(config, specification)  # type: ignore[arg-type]
         self.config = config
         self.headers = config.headers
+
+    @override
+    def __call__(
+        self, func: "Callable[P_HandlerParams, T_HandlerReturn]"
+    ) -> "SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn]":
+        """Stack it on the handler `func`: what that returns is published."""
+        wrapper: Any = super().__call__(func)
+        return cast("SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn]", wrapper)
 
     @property
     def queue(self) -> str:
@@ -115,28 +133,18 @@ class QueuePublisher(PublisherUsecase):
         await send(own, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares)
 
     @override
-    async def request(self, message: Any = None, queue: str = "", **options: Any) -> Any:
-        """Not supported.
-
-        Raises:
-            NotSupportedError: always.
-        """
-        msg = "request is not supported; publish with reply_to= and subscribe to that queue"
-        raise NotSupportedError(msg)
-
-
-class ReplyPublisher(FakePublisher):
-    """Sends a handler's answer to the queue that its message asked for."""
-
-    def __init__(self, producer: "ProducerProto[Any]", queue: str) -> None:
-        """Send to `queue`: the reply_to of the handler's message."""
-        super().__init__(producer=producer)
-        self.queue = queue
-
-    @override
-    def patch_command(self, cmd: PublishCommand) -> SqlBrokerPublishCommand:
-        """The command of the answer, addressed to `queue`."""
-        real = SqlBrokerPublishCommand.from_cmd(super().patch_command(cmd))
-        real.destination = self.queue
-        real.stacked = True
-        return real
+    async def request(
+        self,
+        message: Any = None,
+        queue: str = "",
+        *,
+        timeout: Duration | None = 30.0,
+        **options: Unpack[RequestOptions],
+    ) -> "SqlBrokerMessage":
+        """Publish to this publisher's queue, or to `queue`, and wait; see `SqlBroker.request`."""
+        cmd = make_request(message, queue or self.queue, request_timeout(timeout), options)
+        cmd.correlation_id = cmd.correlation_id or self._outer_config.id_generator()
+        reply: SqlBrokerMessage = await self._basic_request(
+            self._completed(cmd), producer=self._outer_config.producer
+        )
+        return reply

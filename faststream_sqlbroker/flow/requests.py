@@ -1,0 +1,274 @@
+"""Requests: publish a message and wait for the reply to it.
+
+A process has one queue for the replies to all its requests. One loop reads it while a request
+waits, hands each reply to its request, and deletes it. A reply that no request waits for any more
+is deleted, too: at once if it is read here, else by a heartbeat when it has expired
+(`dialects.replies`).
+"""
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.checks import REPLY_QUEUES
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.dialects.replies import MOST_READ
+from faststream_sqlbroker.exceptions import (
+    BrokerStoppedError,
+    NotSupportedError,
+    PublishError,
+    StoreError,
+)
+from faststream_sqlbroker.flow.loop import Log, Loop
+from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.rights import Rights
+from faststream_sqlbroker.flow.transactional import current
+from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.store.event_loops import LoopSemaphore
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+REPLY_ID = "reply_id"
+"""Header of a request and of its reply: which request of the process it is."""
+REPLY_WITHIN = "reply_within"
+"""Header of a request: seconds from its publishing after which no reply is wanted."""
+
+POLL = 0.01
+"""Seconds between two looks for replies where no wake-up comes from other processes."""
+LISTENING_POLL = 0.25
+"""Seconds between two looks where one comes: it may be lost."""
+LONGEST_TIMEOUT = 86_400.0
+"""Seconds that a request waits at most."""
+SHORTEST_EXPIRY = 0.001
+"""Seconds; a request cannot expire at once."""
+SPARE = 600.0
+"""Seconds for which the queue of replies stays noted after the last reply can have come."""
+LEAVE_TIMEOUT = 2.0
+"""Most seconds that a stop waits to clear the queue; what is left then expires."""
+
+
+def request_timeout(timeout: Duration | None) -> float:
+    """How long a request waits, in seconds; None is `LONGEST_TIMEOUT`, which nothing exceeds.
+
+    Raises:
+        SetupError: it is not a valid duration, or negative.
+    """
+    if timeout is None:
+        return LONGEST_TIMEOUT
+    return min(seconds_or_zero("timeout", timeout), LONGEST_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyAddress:
+    """Where the reply to one request is to go: headers of the request."""
+
+    queue: str
+    id: str
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    correlation_id: str | None
+    reply: "asyncio.Future[ClaimedMessage]"
+
+
+class Requests:
+    """The requests of one broker in this process."""
+
+    def __init__(
+        self, store: "Store", publisher: Publisher, wakeups: Wakeups, rights: Rights, log: Log
+    ) -> None:
+        """Nothing runs, and no queue is named, before the first request."""
+        self._store = store
+        self._publisher = publisher
+        self._wakeups = wakeups
+        self._rights = rights
+        self._log = log
+        self._clock = wakeups.clock
+        self._ids = count(1)
+        self._queue = ""
+        self._process = 0
+        """The process that has named the queue: after a fork the child needs one of its own."""
+        self._pending: dict[str, _Pending] = {}
+        self._loop: Loop | None = None
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._hinted = False
+        """Whether a reply may have come since the last look."""
+        self._noted_until = float("-inf")
+        self._noting = LoopSemaphore()
+        self._unanswered = False
+        """Whether a reply may come that no request waits for."""
+
+    def address(self) -> ReplyAddress:
+        """An address for the reply to a new request."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._forget_queue()
+        if not self._queue:
+            host = socket.gethostname()[:100]
+            self._queue = f"{REPLY_QUEUES}{host}.{self._process}.{uuid4().hex}"
+        return ReplyAddress(self._queue, str(next(self._ids)))
+
+    async def ask(
+        self, row: NewMessage, address: ReplyAddress, correlation_id: str | None, timeout: float
+    ) -> ClaimedMessage:
+        """Publish `row` in a transaction of its own, and wait for the reply.
+
+        A caller that is cancelled waits for nothing any more; its reply is deleted when it comes.
+
+        Args:
+            row: The request; its headers name `address`.
+            address: Made by `address`, for this request only.
+            correlation_id: Of the request. A reply without a `reply_id` is known by it.
+            timeout: Seconds, publishing included.
+
+        Raises:
+            TimeoutError: no reply came in time.
+            NotSupportedError: it is called in a transaction that keeps the request from being
+                written.
+            RightsError: the database user may not read or delete replies.
+            PublishError: the message was not stored.
+            StoreError: the database refused or could not be reached; nothing was written.
+            BrokerStoppedError: the broker was stopped.
+        """
+        self._refuse_own_transaction()
+        self._start(address.queue)
+        reply: asyncio.Future[ClaimedMessage] = asyncio.get_running_loop().create_future()
+        self._pending[address.id] = _Pending(correlation_id, reply)
+        answered = False
+        try:
+            async with self._clock.timeout(timeout):
+                await self._note_queue(address.queue, timeout)
+                [message_id] = await self._publisher.publish([row])
+                if message_id is None:
+                    raise PublishError(_NOT_STORED)
+                self._wake()
+                found = await reply
+                answered = True
+                return found
+        except TimeoutError as error:
+            msg = f"no reply to the request to queue {row.queue!r} within {timeout} s"
+            raise TimeoutError(msg) from error
+        finally:
+            self._pending.pop(address.id, None)
+            self._unanswered |= not answered
+
+    def _refuse_own_transaction(self) -> None:
+        handler = current.get()
+        if handler is None or not self._store.dialect.one_writer:
+            return
+        if handler.active and handler.connection.engine.url == self._store.engine.url:
+            raise NotSupportedError(_OWN_TRANSACTION)
+
+    def _start(self, queue: str) -> None:
+        running = asyncio.get_running_loop()
+        if self._event_loop is not running:
+            # What another event loop left behind has ended with it.
+            self._event_loop = running
+            self._pending.clear()
+            self._loop = None
+        if self._loop is None:
+            self._loop = Loop("replies", self.tick, self._log, self._clock)
+            self._loop.start(self._wakeups.outages)
+            self._wakeups.register([queue], self._hint, listen=True)
+
+    def _hint(self, _queues: frozenset[str]) -> None:
+        self._hinted = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._loop is not None:
+            self._loop.wake()
+
+    async def _note_queue(self, queue: str, timeout: float) -> None:
+        """Note that `queue` is used until a reply to a request of now can no longer come."""
+        if self._noted_until >= self._clock.monotonic() + timeout + SPARE / 2:
+            return
+        async with self._noting:
+            now = self._clock.monotonic()
+            if self._noted_until < now + timeout + SPARE / 2:
+                await self._rights.check(frozenset({Activity.REQUEST}))
+                await self._store.replies.note_queue(queue, timeout + SPARE)
+                self._noted_until = now + timeout + SPARE
+
+    async def tick(self) -> float | None:
+        """Hand over the replies that have come; seconds until the next look, None: no request
+        waits.
+
+        Raises:
+            StoreError: the replies are still there; call again.
+        """
+        if not self._pending and not self._hinted:
+            return None
+        self._hinted = False
+        replies = await self._store.replies.read(self._queue)
+        for row in replies:
+            self._hand_over(row)
+        if replies:
+            await self._store.replies.remove([row.id for row in replies])
+        if len(replies) >= MOST_READ:
+            self._hinted = True
+            return 0.0
+        if not self._pending:
+            return None
+        return LISTENING_POLL if self._wakeups.listening else POLL
+
+    def _hand_over(self, row: ClaimedMessage) -> None:
+        headers = row.headers
+        reply_id = headers.get(REPLY_ID)
+        pending = self._pending.get(reply_id) if isinstance(reply_id, str) else None
+        if pending is None and reply_id is None:
+            correlation_id = headers.get("correlation_id")
+            pending = next(
+                (
+                    each
+                    for each in self._pending.values()
+                    if each.correlation_id == correlation_id and not each.reply.done()
+                ),
+                None,
+            )
+        if pending is not None and not pending.reply.done():
+            row.claimed_monotonic = self._clock.monotonic()
+            pending.reply.set_result(row)
+
+    async def stop(self) -> None:
+        """End the requests that still wait, and delete the replies that are left."""
+        loop, self._loop = self._loop, None
+        if loop is None or self._event_loop is not asyncio.get_running_loop():
+            return
+        self._wakeups.unregister(self._hint)
+        for pending in self._pending.values():
+            if not pending.reply.done():
+                pending.reply.set_exception(BrokerStoppedError(_STOPPED))
+                self._unanswered = True
+        await loop.stop(LEAVE_TIMEOUT)
+        # A late reply is removed by a heartbeat, which finds the queue as long as it is noted.
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT):
+                await self._store.replies.leave_queue(self._queue, forget=not self._unanswered)
+        self._forget_queue()
+
+    def _forget_queue(self) -> None:
+        self._queue = ""
+        self._noted_until = float("-inf")
+        self._unanswered = False
+
+
+_NOT_STORED = (
+    "the queue has a message with this dedup_id already, so the request was not stored, and no "
+    "reply will come: leave dedup_id out"
+)
+_OWN_TRANSACTION = (
+    "request cannot be used in a handler with transactional=True on SQLite: the handler's "
+    "transaction keeps every other writer out, and a request is written in a transaction of its "
+    "own; leave transactional out, or publish with reply_to= and handle the reply in a subscriber"
+)
+_STOPPED = "the broker was stopped while the request waited for its reply"

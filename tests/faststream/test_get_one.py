@@ -1,0 +1,625 @@
+"""get_one and async for: single messages of a subscriber, which the caller settles."""
+
+import asyncio
+import gc
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from faststream import BaseMiddleware
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import (
+    DESTINATION,
+    ConstantRetryStrategy,
+    Delay,
+    LeaseLostError,
+    NotSupportedError,
+    SetupError,
+    SqlBroker,
+    SqlBrokerRouter,
+    StoreError,
+    TransientStoreError,
+    UnknownOutcomeError,
+)
+from faststream_sqlbroker.schema.types import clock
+from faststream_sqlbroker.store.direct_claim import DirectClaims
+from faststream_sqlbroker.subscriber.pulling import PulledMessage
+from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
+from tests.clock import ShiftedTime
+from tests.faststream.conftest import Heard, Look
+from tests.faststream.test_reserve import expire
+from tests.helpers import eventually
+
+pytestmark = pytest.mark.capability("`subscriber.get_one` and `async for message in subscriber`")
+
+on_one = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+LONG = 30.0
+"""Seconds; nothing that comes takes so long."""
+AGAIN = ConstantRetryStrategy(delay_seconds=0, max_attempts=3)
+
+
+@pytest.fixture
+def subscriber(broker: SqlBroker) -> QueueSubscriber:
+    return broker.subscriber("q", retry_strategy=AGAIN)
+
+
+async def got(subscriber: QueueSubscriber) -> PulledMessage:
+    message = await subscriber.get_one(timeout=LONG)
+    assert message is not None
+    return message
+
+
+async def test_a_message_that_comes_while_it_is_waited_for(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.start()
+    waiting = asyncio.create_task(subscriber.get_one(timeout=LONG))
+    await asyncio.sleep(0)
+    await broker.publish({"a": 1}, "q", headers={"x": "y"}, correlation_id="c")
+    message = await waiting
+    assert message is not None
+    assert await message.decode() == {"a": 1}
+    assert (message.queue, message.correlation_id, message.headers["x"]) == ("q", "c", "y")
+    assert (await look.in_state("PROCESSING"))["deliveries_count"] == 1
+    await message.ack()
+    [row] = await look.rows(archive=True)
+    assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("COMPLETED", 1, 1)
+    # The first outcome wins, as with handlers.
+    await message.nack()
+    assert await look.rows() == []
+
+
+async def test_no_message_in_time(subscriber: QueueSubscriber, broker: SqlBroker) -> None:
+    await broker.start()
+    assert await subscriber.get_one(timeout=1e-24) is None
+    assert await subscriber.get_one(timeout="20ms") is None
+    with pytest.raises(SetupError, match="timeout must be 0 or more"):
+        await subscriber.get_one(timeout=-1)
+
+
+@pytest.mark.parametrize(
+    ("settle", "state", "archived"),
+    [
+        (lambda m: m.nack(), "RETRYABLE", None),
+        (lambda m: m.nack(delay="1h"), "RETRYABLE", None),
+        (lambda m: m.reject(reason="bad"), None, "FAILED"),
+        (lambda m: m.postpone("1h"), "PENDING", None),
+        (lambda m: m.move_to("other"), "PENDING", None),
+        (lambda m: m.republish(), "PENDING", None),
+    ],
+    ids=["nack", "nack later", "reject", "postpone", "move", "republish"],
+)
+@on_one
+async def test_each_outcome_is_written_at_once(
+    broker: SqlBroker,
+    subscriber: QueueSubscriber,
+    look: Look,
+    settle: Callable[[PulledMessage], Awaitable[None]],
+    state: str | None,
+    archived: str | None,
+) -> None:
+    await broker.publish("x", "q")
+    await settle(await got(subscriber))
+    assert [row["state"] for row in await look.rows()] == [state] * (state is not None)
+    rows = await look.rows(archive=True)
+    assert [row["state"] for row in rows] == [archived] * (archived is not None)
+
+
+@on_one
+async def test_what_the_options_of_the_subscriber_mean_for_it(
+    broker: SqlBroker, look: Look
+) -> None:
+    subscriber = broker.subscriber(
+        "q", retry_strategy=None, dead_letter_queue="dead", retain_in_archive_on_ack=False
+    )
+    await broker.publish("x", "q")
+    await (await got(subscriber)).nack()
+    assert [row["queue"] for row in await look.rows()] == ["dead"]
+    await broker.publish("y", "q")
+    await (await got(subscriber)).ack()
+    assert await look.rows(archive=True) == []
+    assert len(await look.rows()) == 1
+
+
+@on_one
+async def test_a_new_body_on_the_move(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("x", "q")
+    await (await got(subscriber)).move_to("other", body={"new": 1})
+    [row] = await look.rows()
+    assert (row["queue"], json.loads(row["payload"])) == ("other", {"new": 1})
+
+
+async def test_a_lost_lease_is_told_and_nothing_is_written(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("x", "q")
+    first = await got(subscriber)
+    await expire(look)
+    second = await eventually(lambda: subscriber.get_one(timeout=1))
+    assert second.message_id == first.message_id
+    with pytest.raises(LeaseLostError, match="nothing was written"):
+        await first.ack()
+    await second.ack()
+    [row] = await look.archived()
+    assert row["deliveries_count"] == 2
+
+
+@on_one
+@pytest.mark.parametrize("error", [StoreError("no"), UnknownOutcomeError("lost twice")])
+async def test_an_outcome_that_was_not_written_can_be_chosen_again(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look, error: Exception
+) -> None:
+    await broker.publish("x", "q")
+    message = await got(subscriber)
+    with patch.object(DirectClaims, "settle", side_effect=error), pytest.raises(StoreError):
+        await message.ack()
+    assert message.committed is None
+    await message.reject()
+    [row] = await look.archived()
+    assert row["state"] == "FAILED"
+
+
+@on_one
+async def test_an_invalid_delay_is_a_plain_nack(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    """As in a handler."""
+    await broker.publish("x", "q")
+    with pytest.raises(SetupError):
+        await (await got(subscriber)).nack(delay="soon")
+    await look.in_state("RETRYABLE")
+
+
+async def test_its_lease_is_renewed_until_it_is_settled(broker: SqlBroker, look: Look) -> None:
+    subscriber = broker.subscriber("q", release_stuck_timeout=0.3)
+    await broker.publish("x", "q")
+    message = await got(subscriber)
+    claimed = message.raw_message.renewed_monotonic
+    await eventually(lambda: message.raw_message.renewed_monotonic > claimed + 0.6)
+    assert (await look.in_state("PROCESSING"))["deliveries_count"] == 1
+    assert await message.extend_lease("1m")
+    await message.ack()
+    [row] = await look.archived()
+    assert row["deliveries_count"] == 1
+    assert subscriber._pulling is not None
+    assert await subscriber._pulling.pulled.tick() is None
+
+
+async def test_a_message_that_was_dropped_is_delivered_again(broker: SqlBroker, look: Look) -> None:
+    subscriber = broker.subscriber("q", release_stuck_timeout=0.3)
+    await broker.publish("x", "q")
+    message: PulledMessage | None = await got(subscriber)
+    del message
+    gc.collect()
+    again = await got(subscriber)
+    assert again.deliveries_count == 2
+    await again.ack()
+    await look.archived()
+
+
+@on_one
+async def test_a_lease_is_renewed_for_ten_leases_at_most(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
+    time = ShiftedTime()
+    broker._clock.use(time)
+    subscriber = broker.subscriber("q", release_stuck_timeout=60)
+    await broker.publish("x", "q")
+    message = await got(subscriber)
+    assert subscriber._pulling is not None
+    pulled = subscriber._pulling.pulled
+    time.shift += 9 * 60 - 1
+    assert await pulled.tick() is not None
+    assert heard.texts("is not renewed any more") == []
+    time.shift += 31
+    assert await pulled.tick() is None
+    assert len(heard.texts("is not renewed any more")) == 1
+    # It is still held until its lease ends.
+    await message.ack()
+    await look.archived()
+
+
+@on_one
+async def test_a_lease_that_was_lost_is_told_once(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look, heard: Heard
+) -> None:
+    time = ShiftedTime()
+    broker._clock.use(time)
+    await broker.publish("x", "q")
+    message = await got(subscriber)
+    await expire(look)
+    other = await eventually(lambda: broker.reserve("q"))
+    assert subscriber._pulling is not None
+    time.shift += 300
+    await subscriber._pulling.pulled.tick()
+    assert len(heard.texts("lease lost")) == 1
+    assert message.raw_message.lease_lost
+    await other.commit()
+
+
+async def test_a_cancelled_wait_leases_nothing(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    waiting = asyncio.create_task(subscriber.get_one(timeout=None))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    await broker.publish("x", "q")
+    assert [row["state"] for row in await look.rows()] == ["PENDING"]
+
+
+@on_one
+async def test_a_stop_ends_the_wait_and_a_message_can_still_be_settled(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("x", "q")
+    message = await got(subscriber)
+    waiting = asyncio.create_task(subscriber.get_one(timeout=None))
+    await asyncio.sleep(0.05)
+    await subscriber.stop()
+    assert await waiting is None
+    await message.ack()
+    await look.archived()
+    await broker.publish("y", "q")
+    await (await got(subscriber)).ack()
+
+
+@on_one
+async def test_nothing_is_taken_while_the_subscriber_is_paused(
+    broker: SqlBroker, subscriber: QueueSubscriber
+) -> None:
+    waiting = asyncio.create_task(subscriber.get_one(timeout=None))
+    await asyncio.sleep(0.05)
+    subscriber.pause()
+    await broker.publish("x", "q")
+    assert await subscriber.get_one(timeout=0.1) is None
+    assert not waiting.done()
+    subscriber.resume()
+    message = await waiting
+    assert message is not None
+    await message.ack()
+
+
+@on_one
+async def test_a_paused_queue_counts_as_empty(
+    broker: SqlBroker, subscriber: QueueSubscriber
+) -> None:
+    await broker.publish("x", "q")
+    await broker.admin.pause("q")
+    assert await subscriber.get_one(timeout=0) is None
+    await broker.admin.resume("q")
+    await (await got(subscriber)).ack()
+
+
+@on_one
+async def test_a_subscriber_with_a_handler_has_no_single_messages(broker: SqlBroker) -> None:
+    subscriber = broker.subscriber("q")
+
+    @subscriber
+    async def handle(body: Any) -> None: ...
+
+    with pytest.raises(AssertionError, match="without a handler"):
+        await subscriber.get_one(timeout=1e-24)
+    with pytest.raises(SetupError, match="without a handler"):
+        aiter(subscriber)
+
+
+@on_one
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policies": [Delay(1)]},
+        {"ordered": True},
+        {"batch": True},
+        {"transactional": True},
+        {"forward_to": DESTINATION},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+async def test_options_that_single_messages_cannot_keep_to(broker: SqlBroker, options: Any) -> None:
+    subscriber = broker.subscriber("q", **options)
+    with pytest.raises(NotSupportedError, match=next(iter(options))):
+        await subscriber.get_one()
+    with pytest.raises(NotSupportedError, match="async for"):
+        aiter(subscriber)
+
+
+class Counting(BaseMiddleware):
+    """Marks what passes."""
+
+    async def on_receive(self) -> None:
+        self.msg.payload = b"[" + self.msg.payload + b"]"
+        await super().on_receive()
+
+    async def consume_scope(self, call_next: Callable[[Any], Awaitable[Any]], msg: Any) -> Any:
+        if msg.body == b"[refused]":
+            raise RuntimeError("a middleware refuses it")
+        msg.headers["scoped"] = True
+        return await call_next(msg)
+
+
+@on_one
+async def test_middlewares_parser_and_decoder(engine: AsyncEngine, look: Look) -> None:
+    async def parser(row: Any, original: Callable[[Any], Awaitable[Any]]) -> Any:
+        message = await original(row)
+        message.headers["parsed"] = True
+        return message
+
+    async def decoder(message: Any, original: Callable[[Any], Awaitable[Any]]) -> Any:
+        return {"decoded": await original(message)}
+
+    broker = SqlBroker(engine, logger=None, middlewares=(Counting,))
+    router = SqlBrokerRouter(prefix="sub.", parser=parser)
+    subscriber = router.subscriber("q", decoder=decoder, retry_strategy=AGAIN)
+    broker.include_router(router)
+    await broker.create_tables()
+    async with broker:
+        await broker.publish("x", "sub.q")
+        message = await got(subscriber)
+        assert await message.decode() == {"decoded": "[x]"}
+        assert (message.headers["scoped"], message.headers["parsed"]) == (True, True)
+        await message.ack()
+        await broker.publish("refused", "sub.q")
+        # A message that cannot be read must not come back for ever.
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="refuses"):
+                await subscriber.get_one(timeout=LONG)
+        assert await subscriber.get_one(timeout=0) is None
+        assert [row["state"] for row in await look.rows(archive=True)] == ["COMPLETED", "FAILED"]
+
+
+@on_one
+async def test_a_parser_that_makes_a_message_of_its_own(engine: AsyncEngine, look: Look) -> None:
+    from faststream_sqlbroker.message import SqlBrokerMessage
+
+    async def parser(row: Any) -> Any:
+        return SqlBrokerMessage(row, row.payload)
+
+    broker = SqlBroker(engine, logger=None)
+    subscriber = broker.subscriber("q", parser=parser, retry_strategy=None)
+    await broker.create_tables()
+    async with broker:
+        await broker.publish("x", "q")
+        with pytest.raises(SetupError, match="must return the message"):
+            await subscriber.get_one(timeout=LONG)
+        [row] = await look.rows(archive=True)
+        assert row["state"] == "FAILED"
+
+
+# -- iteration -----------------------------------------------------------------------------------
+
+
+async def test_asking_for_the_next_acks_the_last_and_closing_gives_it_back(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.start()
+    for body in ("a", "b", "c"):
+        await broker.publish(body, "q")
+    seen: list[Any] = []
+    async with aclosing(aiter(subscriber)) as messages:
+        async for message in messages:
+            seen.append(await message.decode())
+            if seen[-1] == "c":
+                break
+    assert seen == ["a", "b", "c"]
+    assert [row["state"] for row in await look.rows(archive=True)] == ["COMPLETED"] * 2
+    [row] = await look.rows()
+    # Charged as a delivery: else a message that ends every loop would come back for ever.
+    assert (row["state"], row["deliveries_count"], row["attempts_count"]) == ("PENDING", 1, 0)
+
+
+async def test_an_iteration_that_was_left_gives_its_message_back_too(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("x", "q")
+    async for _ in subscriber:
+        break
+    await look.in_state("PENDING")
+
+
+@on_one
+async def test_an_error_in_the_loops_body_gives_the_message_back(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("x", "q")
+    with pytest.raises(RuntimeError, match="body"):
+        async with aclosing(aiter(subscriber)) as messages:
+            async for _ in messages:
+                raise RuntimeError("body")
+    await look.in_state("PENDING")
+
+
+@on_one
+async def test_what_the_loop_has_settled_is_not_acked(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("a", "q")
+    await broker.publish("b", "q")
+    async for message in subscriber:
+        if message.body == b"b":
+            await message.ack()
+            break
+        await message.reject()
+    rows = await look.archived(2)
+    assert [row["state"] for row in rows] == ["FAILED", "COMPLETED"]
+
+
+async def test_a_stop_ends_an_iteration_that_waits(
+    broker: SqlBroker, subscriber: QueueSubscriber
+) -> None:
+    await broker.start()
+
+    async def iterate() -> str:
+        async for _ in subscriber:
+            pass
+        return "ended"
+
+    waiting = asyncio.create_task(iterate())
+    await asyncio.sleep(0.05)
+    await broker.stop()
+    assert await waiting == "ended"
+
+
+async def test_a_stop_gives_back_what_an_iteration_works_on(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("x", "q")
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    lost: list[LeaseLostError] = []
+
+    async def iterate() -> str:
+        async for message in subscriber:
+            begun.set()
+            await go_on.wait()
+            try:
+                await message.ack()
+            except LeaseLostError as error:
+                lost.append(error)
+        return "ended"
+
+    working = asyncio.create_task(iterate())
+    await begun.wait()
+    await broker.stop()
+    await look.in_state("PENDING")
+    go_on.set()
+    assert await working == "ended"
+    assert len(lost) == 1
+    await look.in_state("PENDING")
+
+
+@on_one
+async def test_an_iteration_outlasts_an_outage(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look, heard: Heard
+) -> None:
+    await broker.publish("a", "q")
+    await broker.publish("b", "q")
+    take, settle = DirectClaims.take, DirectClaims.settle
+    failed: set[str] = set()
+
+    async def failing_take(self: DirectClaims, *args: Any, **options: Any) -> Any:
+        if "take" not in failed:
+            failed.add("take")
+            raise TransientStoreError("the database is away")
+        return await take(self, *args, **options)
+
+    async def failing_settle(self: DirectClaims, *args: Any, **options: Any) -> Any:
+        if "settle" not in failed:
+            failed.add("settle")
+            raise TransientStoreError("the database is away")
+        return await settle(self, *args, **options)
+
+    with (
+        patch.object(DirectClaims, "take", failing_take),
+        patch.object(DirectClaims, "settle", failing_settle),
+    ):
+        seen = []
+        async with aclosing(aiter(subscriber)) as messages:
+            async for message in messages:
+                seen.append(await message.decode())
+                if len(seen) == 2:
+                    await message.ack()
+                    break
+    assert seen == ["a", "b"]
+    assert failed == {"take", "settle"}
+    await look.archived(2)
+    assert len(heard.texts("works again")) == 2
+
+
+@on_one
+async def test_a_lost_lease_does_not_end_an_iteration(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look, heard: Heard
+) -> None:
+    await broker.publish("a", "q")
+    async with aclosing(aiter(subscriber)) as messages:
+        first = await anext(messages)
+        await expire(look)
+        table = look.tables.message
+        async with look.engine.begin() as connection:
+            taken = update(table).values(
+                state="PENDING", lease_token=None, lease_expires_at=None, next_attempt_at=clock()
+            )
+            await connection.execute(taken)
+        second = await anext(messages)
+        assert (first.message_id, second.deliveries_count) == (second.message_id, 2)
+        assert len(heard.texts("lease lost")) == 1
+        await second.ack()
+    await look.archived()
+
+
+async def test_two_iterations_share_the_messages(broker: SqlBroker, look: Look) -> None:
+    one, two = broker.subscriber("q"), broker.subscriber("q")
+    for n in range(20):
+        await broker.publish(n, "q")
+    seen: list[int] = []
+
+    async def iterate(subscriber: QueueSubscriber) -> None:
+        async for message in subscriber:
+            seen.append(await message.decode())
+            await message.ack()
+            if len(seen) == 20:
+                break
+
+    async with asyncio.timeout(LONG):
+        await asyncio.wait(
+            [asyncio.create_task(iterate(each)) for each in (one, two)],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+    await broker.stop()
+    assert sorted(seen) == list(range(20))
+    await look.archived(20)
+
+
+async def test_a_handler_elsewhere_shares_the_queue(broker: SqlBroker, look: Look) -> None:
+    """A pulled message is not delivered to the handler, and the other way round."""
+    pulling = broker.subscriber("q")
+    await broker.publish("mine", "q")
+    mine = await got(pulling)
+    handled: list[str] = []
+
+    @broker.subscriber("q", max_fetch_interval=0.05)
+    async def handle(body: str) -> None:
+        handled.append(body)
+
+    await broker.start()
+    await broker.publish("theirs", "q")
+    await eventually(lambda: handled)
+    assert handled == ["theirs"]
+    await mine.ack()
+    await look.archived(2)
+    count = select(func.count()).select_from(look.tables.message)
+    async with look.engine.connect() as connection:
+        assert (await connection.execute(count)).scalar_one() == 0
+
+
+@on_one
+async def test_a_stop_leaves_alone_what_is_being_acked(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("x", "q")
+    settle = DirectClaims.settle
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_settle(self: DirectClaims, *args: Any, **options: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await settle(self, *args, **options)
+
+    async def iterate() -> None:
+        async for _ in subscriber:
+            pass
+
+    with patch.object(DirectClaims, "settle", slow_settle):
+        iterating = asyncio.create_task(iterate())
+        await begun.wait()
+        await subscriber.stop()
+        go_on.set()
+        await iterating
+    [row] = await look.archived()
+    assert row["state"] == "COMPLETED"
