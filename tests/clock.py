@@ -89,6 +89,8 @@ class VirtualTime:
             finally:
                 timer.cancel()
 
+    limit = timeout
+
     async def advance(self, seconds: float) -> None:
         """Let virtual time pass, and each timer fire at its moment."""
         end = self.now + seconds

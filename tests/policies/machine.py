@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.dialects.policy_request import Claim
+from faststream_sqlbroker.policies.request import Claim
 from tests.policies.world import PROCESSES, World, microseconds, outcome
 
 UNIT = 500_000
@@ -93,6 +93,8 @@ class Machine(RuleBasedStateMachine):
         self.live: dict[int, Message] = {}
         self.seen: set[int] = set()
         self.checking = False
+        self.starting = 0
+        """Free workers of the process that claims."""
 
     @property
     def now(self) -> int:
@@ -154,12 +156,15 @@ class Machine(RuleBasedStateMachine):
     def claim(self, data: st.DataObject) -> None:
         """By one of the processes."""
         process = data.draw(st.integers(0, PROCESSES - 1), "process")
-        self.claim_by(process, data.draw(st.sampled_from([1, 2, 5, 20]), "limit"))
+        limit = data.draw(st.sampled_from([1, 2, 5, 20]), "limit")
+        self.starting = data.draw(st.sampled_from([limit, limit, limit // 2, 0]), "starting")
+        self.claim_by(process, limit)
 
     def claim_by(self, process: int, limit: int) -> None:
         """Claim, and compare."""
         self.checking = True
-        claim = self.world.claim(process, limit)
+        self.starting = min(self.starting, limit)
+        claim = self.world.claim(process, limit, self.starting)
         ids = [row.id for row in claim.rows]
         assert len(ids) == len(set(ids)) <= limit
         for row in claim.rows:
@@ -220,11 +225,18 @@ class Machine(RuleBasedStateMachine):
         return found
 
 
-def check_model(machine: type[Machine], url: str, *, examples: int, steps: int = 30) -> None:
+def check_model(
+    machine: type[Machine],
+    url: str,
+    *,
+    examples: int,
+    steps: int = 30,
+    world: type[World] = World,
+) -> None:
     """Run `machine` on the database at `url`."""
-    with World(url) as world:
+    with world(url) as real:
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            lambda: machine(world),
+            lambda: machine(real),
             settings=settings(
                 max_examples=examples * LONGER,
                 stateful_step_count=steps if LONGER == 1 else 2 * steps,

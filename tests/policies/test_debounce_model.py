@@ -8,11 +8,11 @@ from typing import ClassVar
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Debounce, Delay, Policy
-from faststream_sqlbroker.dialects.policy_bursts import (
+from faststream_sqlbroker.policies.bursts import (
     LONGEST_BURST_RECHECK,
     SHORTEST_BURST_RECHECK,
 )
-from faststream_sqlbroker.dialects.policy_request import Claim
+from faststream_sqlbroker.policies.request import Claim
 from tests.policies.bursts import Burst
 from tests.policies.clock import MICROSECONDS
 from tests.policies.machine import UNIT, Machine, Message, check_model

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.dialects.policy_intake import WHOLE_LOOK
-from faststream_sqlbroker.dialects.policy_request import Claim
+from faststream_sqlbroker.policies.intake import WHOLE_LOOK
+from faststream_sqlbroker.policies.request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 from tests.policies.world import microseconds
@@ -88,7 +88,8 @@ class KeyedThrottleMachine(Machine):
             self.refused.append(message)
             return
         assert row.slot is not None
-        slot = self.now + round(row.slot[0] * 1e6)
+        slot = row.slot.at
+        assert slot is not None
         assert slot <= self.now <= slot + self.policy.max_lag, "before its slot, or too late"
         self.slot[row.id] = slot
         message.due = microseconds(row.next_attempt_at)

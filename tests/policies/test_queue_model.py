@@ -8,12 +8,12 @@ import pytest
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Policy, Throttle
-from faststream_sqlbroker.core.policies.throttle import AHEAD
-from faststream_sqlbroker.dialects.policy_claims import LOOKED_AT
-from faststream_sqlbroker.dialects.policy_request import Claim
+from faststream_sqlbroker.core.policies.throttle import AHEAD, SLOT_SHARE
+from faststream_sqlbroker.core.rows import Slot
+from faststream_sqlbroker.policies.claims import LOOKED_AT
+from faststream_sqlbroker.policies.request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
-from tests.policies.world import microseconds
 
 EXAMPLES = {"sqlite": 20, "postgresql": 8, "mariadb": 8, "mysql": 8}
 
@@ -49,7 +49,8 @@ class QueueMachine(Machine):
     def published(self, message: Message) -> None:
         message.due += self.delay
 
-    def may_start(self, message: Message, running: Counter[str | None]) -> bool:
+    def may_start(self, message: Message, running: Counter[str | None], taken: int) -> bool:
+        """Whether it may be leased after `taken` others."""
         if message.key is None:
             return True
         if self.ordered:
@@ -57,6 +58,8 @@ class QueueMachine(Machine):
             held = running[message.key] or any(not m.expired(self.now) for m in earlier)
             return not held
         most = next((p.limit for p in self.given if isinstance(p, Concurrency) and p.per_key), None)
+        if most is not None and taken >= self.starting:
+            most = 1  # what waits for a worker takes no lease of a key that others could use
         return most is None or running[message.key] < most
 
     def expected(self, room: int) -> list[int]:
@@ -69,7 +72,7 @@ class QueueMachine(Machine):
         most = LOOKED_AT if self.throttles else room
         for message in sorted(due, key=lambda m: (-m.priority, m.due, m.id)):
             only_goes = by_key and message.expired(self.now)
-            if not only_goes and (heads == most or not self.may_start(message, running)):
+            if not only_goes and (heads == most or not self.may_start(message, running, heads)):
                 continue
             if not only_goes:
                 heads += 1
@@ -82,15 +85,18 @@ class QueueMachine(Machine):
         room = limit
         for policy in self.given:
             if isinstance(policy, Concurrency) and not policy.per_key:
-                room = min(room, policy.limit - len(self.leased))
+                free = policy.limit - len(self.leased)
+                at_once = max(0, min(free, limit, self.starting))
+                room = min(room, at_once + max(0, min(limit - at_once, (free - at_once) // 4)))
         asked = room
         if room > 0 and self.throttles:
             room = min(room, self.granted(room))
+            asked = min(asked, max(room, self.starting))
         assert [row.id for row in claim.rows] == (self.expected(room) if room > 0 else [])
         for number, row in enumerate(
             r for r in claim.rows if not self.live[r.id].expired(self.now)
         ):
-            self.started(row.slot, microseconds(row.acquired_at), number)
+            self.started(row.slot, number)
         if self.throttles:
             assert allowed(limits(self.throttles), self.slots)
             next_slot = earliest(self.throttles, self.slots, self.now)
@@ -114,19 +120,22 @@ class QueueMachine(Machine):
         slots = list(self.slots)
         while len(slots) - len(self.slots) < most:
             slot = earliest(self.throttles, slots, self.now)
-            if slot > self.now + AHEAD:
+            waits = len(slots) - len(self.slots) >= self.starting
+            soon = min(t.max_lag for t in self.throttles) // SLOT_SHARE
+            if slot > self.now + (min(soon, AHEAD) if waits else AHEAD):
                 break
             slots.append(slot)
         return len(slots) - len(self.slots)
 
-    def started(self, slot: tuple[float, float] | None, acquired: int, number: int) -> None:
+    def started(self, slot: Slot | None, number: int) -> None:
         if not self.throttles:
             assert slot is None
             return
         assert slot is not None
-        at = acquired + round(slot[0] * 1e6)
+        at = slot.at
         assert at == earliest(self.throttles, self.slots, self.now), "not the earliest slot"
-        assert round((slot[1] - slot[0]) * 1e6) == min(t.max_lag for t in self.throttles)
+        assert at is not None
+        assert round((slot.latest - slot.earliest) * 1e6) == min(t.max_lag for t in self.throttles)
         self.slots.append(at)
 
 

@@ -15,11 +15,13 @@ from sqlalchemy import Connection, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.util import await_only
 
+from faststream_sqlbroker.core.clock import Clock as Time
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.dialects.policy_rows import PolicyRows
+from faststream_sqlbroker.policies.claims import PolicyClaims
+from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.rows import PolicyRows
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
@@ -89,7 +91,8 @@ class Hand:
 
         def work(sync: Connection) -> list[ClaimedMessage]:
             self.store.dialect.begin(sync)
-            return self.store.dialect.scheduled.claim(sync, self.wanted(), self.memory).rows
+            claims = PolicyClaims(self.store.dialect, Time())
+            return claims.claim(sync, self.wanted(), self.memory).rows
 
         return await connection.run_sync(work)
 

@@ -8,16 +8,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
-import pytest
 from sqlalchemy import delete, select, update
 
+from faststream_sqlbroker.core.clock import Clock as Time
 from faststream_sqlbroker.core.outcome import Ack, Defer, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects import policy_intake
-from faststream_sqlbroker.dialects.policy_request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
@@ -39,19 +38,20 @@ class World:
     def __init__(self, url: str) -> None:
         self.url = url
         self._runner = asyncio.Runner()
-        self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> Self:
-        # A process measures how long ago it has looked at everything; that goes by the same clock
-        # here.
-        self._patch.setattr(policy_intake, "monotonic", lambda: self.now / MICROSECONDS)
         self.run(self._open())
         return self
 
     async def _open(self) -> None:
         self.clock = Clock(self.url)
         await self.clock.prepare()
-        self.store = Store(self.clock.engine, build_tables(SqlBrokerSchemaConfig()))
+        # A process measures how long ago it has looked at everything; that goes by the same clock
+        # here.
+        process = Time()
+        process.monotonic = lambda: self.now / MICROSECONDS
+        tables = build_tables(SqlBrokerSchemaConfig())
+        self.store = Store(self.clock.engine, tables, clock=process)
         await self.store.create_tables()
         await self.store.setup()
 
@@ -64,7 +64,6 @@ class World:
         self.run(self.store.close())
         self.run(self.clock.engine.dispose())
         self._runner.close()
-        self._patch.undo()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work`."""
@@ -118,10 +117,17 @@ class World:
                 .values(created_at=created, next_attempt_at=at + timedelta(microseconds=delay))
             )
 
-    def claim(self, process: int, limit: int) -> Claim:
-        """A claim of one of the processes."""
+    def claim(self, process: int, limit: int, starting: int | None = None) -> Claim:
+        """A claim of one of the processes, of which `starting` workers are free; None: enough."""
         wanted = PolicyClaimRequest(
-            [QUEUE], limit, LEASE, uuid4(), self.policies, self.ordered, suspicion=self.suspicion
+            [QUEUE],
+            limit,
+            LEASE,
+            uuid4(),
+            self.policies,
+            self.ordered,
+            suspicion=self.suspicion,
+            starting=starting,
         )
         claim, self.memories[process] = self.run(
             self.store.policies.claim(wanted, self.memories[process])

@@ -1,0 +1,423 @@
+"""`TestSqlBroker`: a broker's handlers in a unit test, without its database."""
+
+import json
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast, overload
+
+from faststream.message import decode_message
+from sqlalchemy.ext.asyncio import AsyncEngine
+from typing_extensions import override
+
+from faststream_sqlbroker.adapter.testing import CallRecorder, EnterType, TestBroker
+from faststream_sqlbroker.broker.broker import SqlBroker
+from faststream_sqlbroker.broker.pipelines import refuse_endless_dead_letters
+from faststream_sqlbroker.core.times import from_microseconds
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.testing.clock import VirtualClock
+from faststream_sqlbroker.testing.consumer import SteppedConsumer
+from faststream_sqlbroker.testing.database import TestDatabase
+from faststream_sqlbroker.testing.mocks import name_what_waits
+from faststream_sqlbroker.testing.producer import FakeProducer, FakePublisher
+from faststream_sqlbroker.testing.pump import Member, Pump
+from faststream_sqlbroker.testing.reports import Drained, Published, Waiting
+from faststream_sqlbroker.testing.requests import TestRequests
+from faststream_sqlbroker.testing.store import StoreClock, TestStore
+from faststream_sqlbroker.testing.transactions import HeldPublishes
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.publisher.usecase import QueuePublisher
+    from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
+
+_PARTS = (
+    "engine",
+    "_clock",
+    "_store",
+    "_wakeups",
+    "_shielded",
+    "_locks",
+    "_direct_claimer",
+    "_scheduler",
+    "_heartbeat",
+    "_rights",
+    "_requests",
+    "_under_test",
+)
+"""Attributes of a broker that are its own again after the test."""
+_SHARED = (
+    "store",
+    "wakeups",
+    "heartbeat",
+    "rights",
+    "direct_claimer",
+    "producer",
+    "make_consumer",
+    "note_failure",
+)
+"""The same of its configuration."""
+
+
+class UnderTest:
+    """What a broker can be asked under `TestSqlBroker`."""
+
+    def __init__(self, tables: Sequence[str], database: TestDatabase, pump: Pump) -> None:
+        """Look at `tables` of `database`."""
+        self.tables = tables
+        self.database = database
+        self.pump = pump
+        self.held = HeldPublishes()
+
+    def waiting(self) -> list[Waiting]:
+        """What waits, by due time, priority, id."""
+        return self.pump.waiting(self.tables)
+
+    async def drain(self, *, raise_errors: bool) -> Drained:
+        """See `SqlBroker.drain`."""
+        if self.pump.clock.is_delivering():
+            raise SetupError("drain waits until no handler runs: call it in the test itself")
+        await self.held.committed()
+        await self.pump.idle()
+        ran, errors = self.pump.take_attempts()
+        errors += self.held.take_errors()
+        drained = Drained(ran, self.waiting())
+        if raise_errors and errors:
+            if len(errors) == 1:
+                raise errors[0]
+            raise BaseExceptionGroup("handlers have failed", errors)
+        return drained
+
+    def outbox(self, queue: str | None) -> list[Published]:
+        """See `SqlBroker.outbox`."""
+        return [
+            _published(row)
+            for table in self.tables
+            for row in self.database.published(table, queue)
+        ]
+
+    def what_waits(self) -> str:
+        """For the text of a failed assertion; empty if nothing does."""
+        lines = [str(one) for one in self.waiting()]
+        if self.held.count:
+            lines.append(f"{self.held.count} publishes wait for the COMMIT of their transactions")
+        if not lines:
+            return ""
+        now = self.pump.clock.now
+        return "\n".join([f"The test's clock stands at {now}, and", *(f"  {x}" for x in lines)])
+
+
+class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
+    """Runs the handlers of brokers in the test's own event loop, without their database.
+
+    A private temporary SQLite file takes the database's place: options, policies, acknowledgements,
+    retries and dead letters are the real ones. `publish` runs the handlers: when it returns, the
+    first attempt has ended and its outcome is written; what the handler has raised is raised then.
+    Later attempts, and what is delayed, wait until the test moves its `VirtualClock`.
+    """
+
+    __test__ = False
+
+    @overload
+    def __init__(
+        self: "TestSqlBroker[SqlBroker]",
+        broker: SqlBroker,
+        /,
+        *,
+        with_real: bool = False,
+        connect_only: bool | None = None,
+        engine: AsyncEngine | None = None,
+        clock: VirtualClock | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "TestSqlBroker[tuple[SqlBroker, ...]]",
+        *brokers: SqlBroker,
+        with_real: bool = False,
+        connect_only: bool | None = None,
+        engine: AsyncEngine | None = None,
+        clock: VirtualClock | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        *brokers: SqlBroker,
+        with_real: bool = False,
+        connect_only: bool | None = None,
+        engine: AsyncEngine | None = None,
+        clock: VirtualClock | None = None,
+    ) -> None:
+        """Prepare; `async with` begins the test.
+
+        Args:
+            brokers: One or several; several see each other's messages.
+            with_real: Use the brokers' own databases and loops; only the mocks and call assertions
+                of handlers and publishers are added.
+            connect_only: Do not start the brokers: an application does it. Default: whether
+                `TestApp` is used in the same `async with` statement.
+            engine: An AsyncEngine of a SQLite file with the handlers' own tables, which
+                `transactional=True` needs: messages and those tables are committed together.
+                The broker's tables are made in it.
+            clock: The time of the broker and of its database. Without it time stands still.
+
+        Raises:
+            SetupError: `with_real` together with `engine` or `clock`, or `engine` is not one of a
+                SQLite file.
+        """
+        if with_real and (engine is not None or clock is not None):
+            raise SetupError(
+                "with_real=True uses the broker's own database and its clock: leave out engine= "
+                "and clock="
+            )
+        super().__init__(*brokers, with_real=with_real, connect_only=connect_only)
+        self._engine = engine
+        self._virtual_clock = clock
+
+    @asynccontextmanager
+    @override
+    async def _create_ctx(self) -> AsyncGenerator[list[SqlBroker], None]:
+        if self.with_real:
+            with ExitStack() as stack:
+                for broker in self.brokers:
+                    stack.enter_context(_own_records(broker))
+                async with super()._create_ctx() as brokers:
+                    yield brokers
+            return
+        clock = VirtualClock() if self._virtual_clock is None else self._virtual_clock
+        database = TestDatabase(clock, self._engine)
+        pump = Pump(clock, database)
+        try:
+            configs = {
+                broker: replace(broker._store.tables.config, schema=None)  # noqa: SLF001
+                for broker in self.brokers
+            }
+            for config in configs.values():
+                await database.add(config)
+            tables = list(dict.fromkeys(c.message_table_name for c in configs.values()))
+            self._under_test = under_test = UnderTest(tables, database, pump)
+            clock.join(pump)
+            with ExitStack() as stack:
+                for broker in self.brokers:
+                    stack.enter_context(_own_records(broker))
+                    stack.enter_context(self._moved(broker, configs[broker], under_test))
+                async with super()._create_ctx() as brokers:
+                    try:
+                        yield brokers
+                    finally:
+                        await under_test.held.close()
+                        await pump.close()
+                        clock.leave(pump)
+                for broker in self.brokers:
+                    await broker._store.close()  # noqa: SLF001 - the test's
+        finally:
+            await database.close()
+
+    @contextmanager
+    def _moved(
+        self, broker: Any, config: SqlBrokerSchemaConfig, under_test: UnderTest
+    ) -> Iterator[None]:
+        """Let `broker` work on the test's database inside of the block."""
+        shared = broker.config.broker_config
+        own = {name: getattr(broker, name) for name in _PARTS}
+        own_shared = {name: getattr(shared, name) for name in _SHARED}
+        consumers = {subscriber: subscriber._consumer for subscriber in broker.subscribers}  # noqa: SLF001
+        pump = under_test.pump
+        try:
+            clock = StoreClock(pump.clock)
+            store = TestStore(under_test.database.engine, build_tables(config), clock=clock)
+            broker.engine = under_test.database.engine
+            broker._work_on(store, clock)  # noqa: SLF001 - the composition root
+            broker._direct_claimer.polls = False  # noqa: SLF001
+            broker._under_test = under_test  # noqa: SLF001
+            shared.store = store
+            shared.wakeups = broker._wakeups  # noqa: SLF001
+            shared.heartbeat = broker._heartbeat  # noqa: SLF001
+            shared.rights = broker._rights  # noqa: SLF001
+            shared.direct_claimer = broker._direct_claimer  # noqa: SLF001
+            shared.make_consumer = partial(SteppedConsumer, pump)
+            shared.note_failure = pump.note_failure
+            for subscriber in consumers:
+                subscriber._consumer = None  # noqa: SLF001
+                _seed(subscriber, pump.clock.seed)
+            yield
+        finally:
+            for subscriber, consumer in consumers.items():
+                subscriber._consumer = consumer  # noqa: SLF001
+            for name, value in own.items():
+                setattr(broker, name, value)
+            for name, value in own_shared.items():
+                setattr(shared, name, value)
+
+    @contextmanager
+    @override
+    def _patch_producer(self, broker: Any) -> Generator[None, None, None]:
+        """`_moved` puts the broker's own back."""
+        under_test = self._under_test
+        given = under_test.database.engine if under_test.database.given else None
+        publisher = FakePublisher(
+            broker._store,  # noqa: SLF001
+            broker._wakeups,  # noqa: SLF001
+            under_test.pump,
+            under_test.held,
+            given,
+        )
+        broker._requests = TestRequests(  # noqa: SLF001
+            publisher,
+            under_test.pump,
+            store=broker._store,  # noqa: SLF001
+            wakeups=broker._wakeups,  # noqa: SLF001
+            rights=broker._rights,  # noqa: SLF001
+            log=broker._log_of_loops,  # noqa: SLF001
+        )
+        broker.config.broker_config.producer = FakeProducer(
+            publisher,
+            broker._requests,  # noqa: SLF001
+            under_test.pump,
+            parser=broker._parser,  # noqa: SLF001
+            decoder=broker._decoder,  # noqa: SLF001
+        )
+        yield
+
+    @override
+    async def _fake_connect(self, broker: Any, *args: Any, **kwargs: Any) -> Any:
+        _connect_producer(broker)
+        return broker.engine
+
+    @override
+    def _fake_start(self, broker: Any, *args: Any, **kwargs: Any) -> None:
+        super()._fake_start(broker, *args, **kwargs)
+        under_test = broker._under_test  # noqa: SLF001
+        describe = "".__str__ if under_test is None else under_test.what_waits
+        for recorder in _recorders(broker):
+            name_what_waits(recorder, describe)
+        if self.with_real:
+            return
+        _connect_producer(broker)
+        refuse_endless_dead_letters(broker.subscribers)
+        self._refuse_transactions(broker)
+        known = {member.scheduler for member in under_test.pump.members}
+        if broker._scheduler not in known:  # noqa: SLF001
+            broker._scheduler.plan(broker.schedules)  # noqa: SLF001
+            under_test.pump.members.append(
+                Member(
+                    broker._store,  # noqa: SLF001
+                    broker._scheduler,  # noqa: SLF001
+                    broker._wakeups,  # noqa: SLF001
+                    broker._heartbeat.refresh,  # noqa: SLF001
+                )
+            )
+        for subscriber in broker.subscribers:
+            if subscriber._consumer is None:  # noqa: SLF001
+                consumer = subscriber.attach()
+                if isinstance(consumer, SteppedConsumer):
+                    consumer.name_after([call.name for call in subscriber.calls])
+                    consumer.begin()
+
+    def _refuse_transactions(self, broker: Any) -> None:
+        if self._engine is not None:
+            return
+        for subscriber in broker.subscribers:
+            if subscriber.config.settings.transactional:
+                queues = ", ".join(map(repr, subscriber.queues))
+                raise SetupError(
+                    f"the subscriber of {queues} has transactional=True: its messages and the "
+                    "application's tables are committed together, which two databases cannot do. "
+                    "Give TestSqlBroker(broker, engine=create_async_engine("
+                    '"sqlite+aiosqlite:///test.db")) a SQLite file with those tables'
+                )
+
+    @override
+    def create_publisher_fake_subscriber(
+        self, broker: SqlBroker, publisher: "QueuePublisher"
+    ) -> tuple[Any, bool]:
+        """The subscriber whose calls are the publisher's: a real one, or one made for the test."""
+        subscribers = [cast("QueueSubscriber", s) for b in self.brokers for s in b.subscribers]
+        for subscriber in subscribers:
+            if publisher.queue in subscriber.queues and subscriber.forward_to is None:
+                return subscriber, True
+        taken = {queue for subscriber in subscribers for queue in subscriber.queues}
+        queue = publisher.queue
+        if not queue or queue in taken:
+            # Each call names a queue, or messages are moved on: there is nothing to listen to.
+            queue = f"sqlbroker-test-{id(publisher)}"
+        return broker.subscriber(queue, persistent=False, include_in_schema=False), False
+
+
+def _connect_producer(broker: Any) -> None:
+    config = broker.config
+    config.producer.connect(
+        config.fd_config._serializer,  # noqa: SLF001
+        config.broker_codec,
+        lambda: config.context,
+    )
+
+
+def _seed(subscriber: Any, seed: int) -> None:
+    strategy = subscriber.config.settings.retry_strategy
+    if (chance := getattr(strategy, "_random", None)) is not None:
+        chance.seed(seed)
+
+
+def _recorders(broker: Any) -> list[CallRecorder]:
+    handlers = [call.handler for subscriber in broker.subscribers for call in subscriber.calls]
+    return [endpoint._recorder for endpoint in (*handlers, *broker.publishers)]  # noqa: SLF001
+
+
+@contextmanager
+def _own_records(broker: Any) -> Iterator[None]:
+    """Give handlers and publishers records of their own inside of the block: an outer test keeps
+    its calls.
+    """
+    handlers = [call.handler for subscriber in broker.subscribers for call in subscriber.calls]
+    under_test = [e for e in (*handlers, *broker.publishers) if e.is_test]
+    kept = [{n: getattr(e, n) for n in _RECORDED if hasattr(e, n)} for e in under_test]
+    try:
+        for endpoint in under_test:
+            old = endpoint._recorder  # noqa: SLF001
+            endpoint._recorder = CallRecorder(old.name, old._outer_config)  # noqa: SLF001
+            if hasattr(endpoint, "_fake_handler"):
+                endpoint._fake_handler = False  # noqa: SLF001
+        yield
+    finally:
+        for endpoint, values in zip(under_test, kept, strict=True):
+            for name, value in values.items():
+                setattr(endpoint, name, value)
+
+
+_RECORDED = ("_recorder", "is_test", "future", "_fake_handler")
+"""What handlers and publishers know of a test."""
+
+
+class _Body:
+    """What FastStream's decoder asks of a message."""
+
+    def __init__(self, body: bytes, content_type: str | None) -> None:
+        self.body = body
+        self.content_type = content_type
+
+
+def _published(row: Any) -> Published:
+    message_id, queue, key, priority, dedup_id, stored, payload, created, due, expires = row
+    headers = json.loads(stored) if stored else {}
+    try:
+        body: Any = decode_message(cast("Any", _Body(payload, headers.get("content-type"))))
+    except ValueError:
+        body = payload
+    return Published(
+        id=message_id,
+        queue=queue,
+        body=body,
+        payload=payload,
+        headers=headers,
+        key=key,
+        priority=priority,
+        dedup_id=dedup_id,
+        delay=max(0, due - created) / 1_000_000,
+        due_at=from_microseconds(due),
+        expires_at=None if expires is None else from_microseconds(expires),
+        correlation_id=headers.get("correlation_id"),
+        reply_to=headers.get("reply_to") or "",
+    )

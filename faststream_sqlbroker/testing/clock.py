@@ -1,0 +1,336 @@
+"""The time of a test: it stands still until the test moves it."""
+
+import asyncio
+import heapq
+import math
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from itertools import count
+from typing import Any, Protocol
+
+from faststream_sqlbroker.core.times import (
+    Duration,
+    from_microseconds,
+    parse_duration,
+    to_microseconds,
+)
+from faststream_sqlbroker.exceptions import SetupError
+
+TICK = 1_000
+"""Microseconds: SQLite's clock is read in milliseconds, so no other moment can be met."""
+CALM_TURNS = 25
+"""Turns of the event loop without any work, after which nothing is under way: what a timer or an
+event wakes comes to its next call of the store, or its next pause, within a few."""
+STUCK = 5.0
+"""Real seconds that a handler, or a call of the store, may take while time is moved."""
+
+
+class Participant(Protocol):
+    """What happens in time by itself: the messages of one test."""
+
+    async def run_due(self, *, limit: float | None = None) -> bool:
+        """Do what is due, `limit` real seconds for each handler; whether there was anything."""
+
+    def may_be_due(self) -> bool:
+        """Whether `run_due` may find anything."""
+
+    def next_moment(self) -> int | None:
+        """When something is due next, after now, in microseconds since 1970."""
+
+    def is_delivery(self, task: "asyncio.Task[Any] | None") -> bool:
+        """Whether `task` runs a handler."""
+
+
+class VirtualTimer:
+    """A call to come."""
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Call `callback(*args)`."""
+        self._call: Callable[[], object] | None = lambda: callback(*args)
+
+    def cancel(self) -> None:
+        """Do not call."""
+        self._call = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it has been cancelled, or has fired."""
+        return self._call is None
+
+    def fire(self) -> None:
+        """Call, unless it is cancelled."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+class VirtualClock:
+    """The time of `TestSqlBroker`: of the broker and of its database.
+
+    It stands still until `advance`. The broker's chance is `seed`'s, so a test does the same each
+    time. The process's own clock (`datetime.now`, `asyncio.sleep`) goes on as ever.
+    """
+
+    def __init__(self, start: datetime | None = None, *, seed: int = 0) -> None:
+        """Begin at `start`.
+
+        Args:
+            start: With a time zone, rounded up to milliseconds; default the present moment. Give
+                one to test schedules and windows, which depend on the time of the day.
+            seed: Of everything random in the broker: jitter of retries and of pauses.
+
+        Raises:
+            SetupError: `start` has no time zone.
+        """
+        if start is None:
+            start = datetime.now(timezone.utc)
+        if start.utcoffset() is None:
+            raise SetupError(f"start must have a time zone, got {start!r}: add tzinfo=timezone.utc")
+        self.seed = seed
+        self.microseconds = _ceil(to_microseconds(start))
+        self._began = self.microseconds
+        self._random = random.Random(seed)  # noqa: S311 - a test repeats it
+        self._timers: list[tuple[float, int, VirtualTimer]] = []
+        self._number = count()
+        self._pumps: list[Participant] = []
+        self._paused: dict[asyncio.Task[Any], int] = {}
+        self._calls = 0
+        self._activity = 0
+        self._changed = asyncio.Event()
+        self._advancing: asyncio.Task[Any] | None = None
+
+    # -- for tests -----------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        """The moment at which the clock stands (aware, UTC)."""
+        return from_microseconds(self.microseconds)
+
+    async def advance(self, length: Duration) -> None:
+        """Let time pass, and everything happen in it at its moment.
+
+        It jumps from one moment to the next at which a message is due, a lease ends, a schedule
+        fires or a timer of the broker runs out; nothing polls. At each, it waits until no handler,
+        callback or call of the store runs. Messages start one after the other: by due time, then
+        priority, then id. What a handler raises is reported by `broker.drain()`.
+
+        Args:
+            length: 0 or more: seconds, a timedelta or text like "1h"; rounded up to milliseconds.
+
+        Raises:
+            SetupError: `length` is not a valid duration or negative; or a handler, or a second
+                task, calls it.
+            TimeoutError: a handler took more than 5 seconds of real time; the text names it.
+        """
+        seconds = parse_duration(length, name="length")
+        if seconds < 0:
+            raise SetupError(f"length must be 0 or more, got {length!r}: time never goes back")
+        await self._advance_to(_ceil(self.microseconds + round(seconds * 1_000_000)))
+
+    async def advance_to(self, moment: datetime) -> None:
+        """`advance` until `moment`, which has a time zone and does not lie in the past.
+
+        Raises:
+            SetupError: as `advance`.
+            TimeoutError: as `advance`.
+        """
+        if moment.utcoffset() is None:
+            raise SetupError(f"moment must have a time zone, got {moment!r}")
+        await self.advance(max(0, to_microseconds(moment) - self.microseconds) / 1_000_000)
+
+    async def _advance_to(self, end: int) -> None:
+        if self._advancing is not None or self.is_delivering():
+            raise SetupError(
+                "advance waits until no handler runs, and no two tasks can move time: call it in "
+                "the test itself"
+            )
+        self._advancing = asyncio.current_task()
+        try:
+            await self._settle()
+            while (moment := self._next_moment()) is not None and moment <= end:
+                self._go_to(moment)
+                await self._settle()
+            self._go_to(end)
+            await self._settle()
+        finally:
+            self._advancing = None
+
+    def _next_moment(self) -> int | None:
+        """When something happens next by itself, in microseconds since 1970."""
+        while self._timers and self._timers[0][2].cancelled:
+            heapq.heappop(self._timers)
+        moments = [moment for pump in self._pumps if (moment := pump.next_moment()) is not None]
+        if self._timers:
+            seconds = self._timers[0][0]
+            moments.append(self._began + math.ceil(round(seconds * 1_000_000, 3)))
+        return max(self.microseconds, _ceil(min(moments))) if moments else None
+
+    def _go_to(self, moment: int) -> None:
+        self.microseconds = max(self.microseconds, moment)
+        now = self.monotonic()
+        # A timer that one of them starts anew is for the next moment.
+        due = []
+        while self._timers and self._timers[0][0] <= now + 1e-7:
+            due.append(heapq.heappop(self._timers)[2])
+        for timer in due:
+            timer.fire()
+
+    async def _settle(self) -> None:
+        """Do what is due now, until nothing is."""
+        await self.quiet()
+        worked = True
+        while worked:
+            worked = False
+            for pump in self._pumps:
+                if pump.may_be_due():
+                    worked = await pump.run_due(limit=STUCK) or worked
+            await self.quiet()
+
+    async def quiet(self) -> None:
+        """Wait until no call of the store runs, nor anything that was woken.
+
+        Raises:
+            TimeoutError: after 5 seconds of real time.
+        """
+        deadline = asyncio.get_running_loop().time() + STUCK
+        calm = 0
+        while calm < CALM_TURNS:
+            activity = self._activity
+            if self._calls:
+                await self.changed_by(deadline, "a call of the store")
+            else:
+                await asyncio.sleep(0)
+            calm = calm + 1 if activity == self._activity and not self._calls else 0
+
+    # -- what goes on --------------------------------------------------------------------------
+
+    def join(self, pump: Participant) -> None:
+        """From now on `pump` is told of time that passes."""
+        self._pumps.append(pump)
+
+    def leave(self, pump: Participant) -> None:
+        """No longer."""
+        self._pumps.remove(pump)
+
+    def begin_call(self) -> None:
+        """A call of the store begins."""
+        self._calls += 1
+        self.note()
+
+    def end_call(self) -> None:
+        """It has ended."""
+        self._calls -= 1
+        self.note()
+
+    def note(self, *_: object) -> None:
+        """Something has changed that may be waited for."""
+        self._activity += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def changed_by(self, deadline: float | None, what: str) -> None:
+        """Wait until something changes, by `deadline` (the event loop's time).
+
+        Raises:
+            TimeoutError: nothing did; the text names `what` is waited for.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._changed.wait()
+        except TimeoutError:
+            raise TimeoutError(f"{what} has not ended within {STUCK:.0f} s of real time") from None
+
+    def is_paused(self, task: "asyncio.Task[Any]") -> bool:
+        """Whether `task` waits for time to pass, so that waiting for it would be for ever."""
+        return task in self._paused
+
+    def is_delivering(self) -> bool:
+        """Whether the running task is a handler's."""
+        task = asyncio.current_task()
+        return any(pump.is_delivery(task) for pump in self._pumps)
+
+    # -- as a TimeSource -----------------------------------------------------------------------
+
+    def monotonic(self) -> float:
+        """Seconds since the start."""
+        return (self.microseconds - self._began) / 1_000_000
+
+    def uniform(self, low: float, high: float) -> float:
+        """A number that `seed` decides."""
+        return self._random.uniform(low, high)
+
+    def call_later(
+        self, seconds: float, callback: Callable[..., object], *args: object
+    ) -> VirtualTimer:
+        """Call when so much virtual time has passed."""
+        timer = VirtualTimer(callback, args)
+        heapq.heappush(self._timers, (self.monotonic() + seconds, next(self._number), timer))
+        return timer
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until so much virtual time has passed."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        over = asyncio.Event()
+        timer = self.call_later(seconds, over.set)
+        with _Paused(self):
+            try:
+                await over.wait()
+            finally:
+                timer.cancel()
+
+    @asynccontextmanager
+    async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """asyncio's, which expires when so much virtual time has passed."""
+        async with asyncio.timeout(None) as scope:
+            if seconds is None:
+                yield scope
+                return
+
+            def expire() -> None:
+                # A task that waits for a cancelled statement is still on its way out.
+                if not scope.expired():
+                    scope.reschedule(asyncio.get_running_loop().time())
+
+            if seconds <= 0:
+                expire()
+            timer = self.call_later(seconds, expire)
+            with _Paused(self):
+                try:
+                    yield scope
+                finally:
+                    timer.cancel()
+
+    @staticmethod
+    def limit(seconds: float | None) -> asyncio.Timeout:
+        """Of real time: what a handler waits for is real, too."""
+        return asyncio.timeout(seconds)
+
+
+class _Paused:
+    """Marks the running task as one that waits for virtual time."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - coroutines run in tasks
+        self._task = task
+
+    def __enter__(self) -> None:
+        paused = self._clock._paused  # noqa: SLF001 - a part of it
+        paused[self._task] = paused.get(self._task, 0) + 1
+        self._clock.note()
+
+    def __exit__(self, *_: object) -> None:
+        paused = self._clock._paused  # noqa: SLF001 - a part of it
+        paused[self._task] -= 1
+        if not paused[self._task]:
+            del paused[self._task]
+        self._clock.note()
+
+
+def _ceil(microseconds: int) -> int:
+    return -(-microseconds // TICK) * TICK

@@ -1,0 +1,120 @@
+"""The producer of a broker under test: a publish delivers, too."""
+
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncSession
+from typing_extensions import override
+
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from faststream_sqlbroker.flow.requests import Requests
+    from faststream_sqlbroker.response import SqlBrokerPublishCommand
+    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.testing.pump import Pump
+    from faststream_sqlbroker.testing.transactions import HeldPublishes
+
+
+class FakeProducer(SqlBrokerProducer):
+    """Encodes, checks and writes as ever; then the handlers run."""
+
+    def __init__(
+        self, publisher: "FakePublisher", requests: "Requests", pump: "Pump", **options: Any
+    ) -> None:
+        """`options` are those of `SqlBrokerProducer`."""
+        super().__init__(publisher, requests, **options)
+        self._pump = pump
+        self._table = publisher.table
+
+    @override
+    async def publish(self, cmd: "SqlBrokerPublishCommand") -> int | None:
+        """Write one message, and run its first attempt, unless it waits for a transaction.
+
+        Raises:
+            Exception: what the handler has raised, after its outcome was written.
+        """
+        message_id = await super().publish(cmd)
+        if cmd.connection is None and message_id is not None:
+            await self._pump.published([message_id], self._table)
+        return message_id
+
+    @override
+    async def publish_batch(self, cmd: "SqlBrokerPublishCommand") -> "list[int | None]":
+        """Write all bodies, and run their first attempts, as `publish`."""
+        ids = await super().publish_batch(cmd)
+        if cmd.connection is None and any(ids):
+            await self._pump.published(ids, self._table)
+        return ids
+
+
+class FakePublisher(Publisher):
+    """Keeps messages of a caller's transaction back until it has been committed."""
+
+    def __init__(
+        self, store: "Store", wakeups: Any, pump: "Pump", held: "HeldPublishes", given: Any
+    ) -> None:
+        """`given` is the engine with which the test shares its tables, or None."""
+        super().__init__(store, wakeups)
+        self.table = store.tables.config.message_table_name
+        self._pump = pump
+        self._held = held
+        self._given = given
+        self._negative = count(1)
+
+    @override
+    async def publish(
+        self, rows: "Sequence[NewMessage]", *, connection: Any = None
+    ) -> "list[int | None]":
+        """As `Publisher.publish`."""
+        if connection is None:
+            return await super().publish(rows)
+        plain: Any = connection
+        if isinstance(plain, AsyncSession):
+            plain = await plain.connection()
+        sync = plain.sync_connection
+        if sync is None or sync.closed or self._is_ours(sync):
+            ids = await self._store.insert_in(connection, rows)
+            self._held.hold(sync, lambda: self._pump.published(ids, self.table))
+            return ids
+        ids = await self._reserve(rows)
+        kept = [(i, row) for i, row in zip(ids, rows, strict=True) if i is not None]
+        self._held.hold(sync, lambda: self._insert(kept))
+        return ids
+
+    def _is_ours(self, connection: Connection) -> bool:
+        return self._given is not None and connection.engine.pool is self._given.pool
+
+    async def _reserve(self, rows: "Sequence[NewMessage]") -> "list[int | None]":
+        """The ids that `rows` will have: written, with all checks, and removed again."""
+        async with self._pump.unclaimed():
+            ids = await self._store.insert(rows)
+            await self._pump.database.forget(self.table, [i for i in ids if i is not None])
+        return ids
+
+    async def _insert(self, kept: "list[tuple[int, NewMessage]]") -> None:
+        async with self._pump.unclaimed():
+            ids = await self._store.insert([row for _, row in kept])
+            told = {new: old for new, (old, _) in zip(ids, kept, strict=True) if new is not None}
+            await self._pump.database.renumber(self.table, told)
+        await self._pump.published(list(told.values()), self.table)
+
+    @override
+    def publish_sync(self, rows: "Sequence[NewMessage]", *, connection: Any) -> "list[int | None]":
+        """As `Publisher.publish_sync`; the ids of what is held back are negative: without an event
+        loop none can be had from the database.
+        """
+        plain = connection if isinstance(connection, Connection) else connection.connection()
+        if self._is_ours(plain):
+            ids = super().publish_sync(rows, connection=connection)
+            self._held.hold(plain, lambda: self._pump.published(ids, self.table))
+            return ids
+        self._store.refuse_too_large(rows)
+        kept = [(-next(self._negative), row) for row in rows]
+        self._held.hold(plain, lambda: self._insert(kept))
+        return [message_id for message_id, _ in kept]

@@ -1,0 +1,53 @@
+"""The store of a test: the real one, whose calls are counted."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+from typing_extensions import override
+
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.testing.clock import VirtualClock
+
+T = TypeVar("T")
+
+
+class StoreClock(Clock):
+    """The broker's, which knows the test's."""
+
+    def __init__(self, virtual: VirtualClock) -> None:
+        """Ask `virtual`."""
+        super().__init__(virtual)
+        self.virtual = virtual
+
+
+class CountedTransactions(Transactions):
+    """Tells the test's clock of each transaction that runs."""
+
+    @override
+    async def run(
+        self, work: Callable[[Connection], T], places: asyncio.Semaphore, **options: Any
+    ) -> T:
+        """As `Transactions.run`."""
+        clock: Any = self.clock
+        clock.virtual.begin_call()
+        try:
+            return await super().run(work, places, **options)
+        finally:
+            clock.virtual.end_call()
+
+
+class TestStore(Store):
+    """A store in SQLite that takes the place of any database's."""
+
+    __test__ = False
+    transactions = CountedTransactions
+
+    @property
+    @override
+    def can_listen(self) -> bool:
+        """So that wakeup="listen" is accepted, as PostgreSQL would: hints are not needed here."""
+        return True

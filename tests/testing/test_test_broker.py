@@ -1,0 +1,622 @@
+"""TestSqlBroker behaves as FastStream's test brokers do, and its store is the real one."""
+
+import asyncio
+import gc
+import json
+from pathlib import Path
+from typing import Annotated, Any
+from unittest.mock import Mock
+
+import pytest
+from faststream import AckPolicy, Context, FastStream
+from faststream.asgi import AsgiFastStream
+from faststream.exceptions import (
+    NackMessage,
+    RejectMessage,
+    SetupError,
+    StopConsume,
+    SubscriberNotFound,
+)
+from pydantic import BaseModel
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from faststream_sqlbroker import (
+    Concurrency,
+    ConstantRetryStrategy,
+    Debounce,
+    Once,
+    SqlBroker,
+    SqlBrokerMessage,
+    SqlBrokerResponse,
+    SqlBrokerRouter,
+    SqlBrokerSchemaConfig,
+    SqlConnection,
+    SqlSession,
+    TestApp,
+    TestSqlBroker,
+)
+from faststream_sqlbroker.testing.producer import FakeProducer
+from tests.testing.conftest import unreachable
+
+LATER = ConstantRetryStrategy(delay_seconds=60, max_attempts=3)
+
+OwnBroker = Annotated[Any, Context("broker")]
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@pytest.mark.capability("tests of handlers without the database: `TestSqlBroker`, virtual time")
+async def test_a_publish_runs_the_handler(broker: SqlBroker) -> None:
+    @broker.subscriber("q")
+    async def handle(body: str) -> None:
+        pass
+
+    async with TestSqlBroker(broker) as br:
+        assert br is broker
+        message_id = await br.publish("hello", "q")
+        handle.mock.assert_called_once_with("hello")
+        assert [(m.id, m.body) for m in br.outbox("q")] == [(message_id, "hello")]
+        assert (await br.drain()).waiting == []
+
+
+async def test_answers_reach_publishers_and_subscribers(broker: SqlBroker) -> None:
+    heard = broker.publisher("heard")
+    unheard = broker.publisher("unheard")
+    manual = broker.publisher("manual")
+
+    @heard
+    @unheard
+    @broker.subscriber("q")
+    async def handle(body: str) -> str:
+        await manual.publish("by hand")
+        return f"re: {body}"
+
+    @broker.subscriber("heard")
+    async def listen(body: str) -> None:
+        pass
+
+    async with TestSqlBroker(broker) as br:
+        await br.start()
+        assert len(br.subscribers) == 4
+        await br.publish("hello", "q")
+        listen.mock.assert_called_once_with("re: hello")
+        heard.mock.assert_called_once_with("re: hello")
+        unheard.mock.assert_called_once_with("re: hello")
+        manual.mock.assert_called_once_with("by hand")
+    gc.collect()
+    assert len(broker.subscribers) == 2
+    with pytest.raises(SetupError, match="not under a test broker"):
+        heard.mock.assert_not_called()
+
+
+async def test_reply_to_is_answered(broker: SqlBroker) -> None:
+    @broker.subscriber("q")
+    async def handle(body: str) -> str:
+        return f"re: {body}"
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish("hello", "q", reply_to="answers")
+        assert [m.body for m in br.outbox("answers")] == ["re: hello"]
+
+
+async def test_the_exception_is_raised_after_its_outcome_is_written(broker: SqlBroker) -> None:
+    @broker.subscriber("q", retry_strategy=LATER)
+    async def handle(body: str) -> None:
+        raise ValueError(body)
+
+    async with TestSqlBroker(broker) as br:
+        with pytest.raises(ValueError, match="hello"):
+            await br.publish("hello", "q")
+        [attempt] = (await br.drain(raise_errors=True)).failed
+        [waiting] = (await br.drain()).waiting
+        assert (attempt.attempt, attempt.outcome, waiting.attempts) == (1, "nack", 1)
+        assert "ValueError: hello" in waiting.why
+
+
+async def test_a_parser_and_a_body_may_fail(broker: SqlBroker) -> None:
+    async def parser(_row: Any) -> Any:
+        raise LookupError("no parser")
+
+    @broker.subscriber("unparsed", parser=parser)
+    async def unparsed() -> None:
+        pass
+
+    @broker.subscriber("people")
+    async def people(person: Person) -> None:
+        pass
+
+    async with TestSqlBroker(broker) as br:
+        with pytest.raises(LookupError):
+            await br.publish("hello", "unparsed")
+        with pytest.raises(ValueError, match="age"):
+            await br.publish({"name": "Ada"}, "people")
+
+
+@pytest.mark.parametrize("said", [NackMessage, RejectMessage])
+async def test_control_exceptions_are_not_raised(broker: SqlBroker, said: type[Exception]) -> None:
+    @broker.subscriber("q", retry_strategy=LATER)
+    async def handle() -> None:
+        raise said
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish("hello", "q")
+        [attempt] = (await br.drain()).ran
+        assert attempt.outcome == said.__name__.removesuffix("Message").lower()
+
+
+async def test_stop_consume_is_raised_and_stops(broker: SqlBroker) -> None:
+    @broker.subscriber("q")
+    async def handle() -> None:
+        raise StopConsume
+
+    async with TestSqlBroker(broker) as br:
+        with pytest.raises(StopConsume):
+            await br.publish("first", "q")
+        await br.publish("second", "q")
+        assert handle.mock.call_count == 1
+        waiting = {one.message_id: one.why for one in (await br.drain()).waiting}
+        assert "nothing that runs is subscribed" in waiting[2]
+
+
+async def test_a_handlers_own_publish_raises_in_it(broker: SqlBroker) -> None:
+    caught = []
+
+    @broker.subscriber("inner")
+    async def inner() -> None:
+        raise ValueError("inner")
+
+    @broker.subscriber("outer")
+    async def outer() -> None:
+        try:
+            await broker.publish("", "inner")
+        except ValueError as error:
+            caught.append(error)
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish("", "outer")
+        assert len(caught) == 1
+        outer.mock.assert_called_once()
+
+
+async def test_a_handler_publishes_to_its_own_queue(broker: SqlBroker) -> None:
+    @broker.subscriber("q")
+    async def handle(n: int) -> None:
+        if n:
+            await broker.publish(n - 1, "q")
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish(3, "q")
+        assert [call.args[0] for call in handle.mock.call_args_list] == [3, 2, 1, 0]
+
+
+async def test_broker_is_patched_and_restored(broker: SqlBroker) -> None:
+    old = broker.config.producer
+    engine = broker.engine
+    async with TestSqlBroker(broker) as br:
+        assert isinstance(br.start, Mock)
+        assert isinstance(br.stop, Mock)
+        assert isinstance(br.config.producer, FakeProducer)
+        assert await br.ping()
+    assert not isinstance(broker.start, Mock)
+    assert broker.config.producer is old
+    assert broker.engine is engine
+    for method in (broker.outbox, lambda: asyncio.run(broker.drain())):
+        with pytest.raises(SetupError, match="TestSqlBroker"):
+            await asyncio.to_thread(method)
+
+
+async def test_assertions_take_our_fields(broker: SqlBroker) -> None:
+    later = broker.publisher("later")
+
+    @broker.subscriber("q")
+    async def handle(person: Person) -> None:
+        await later.publish("x", key="k")
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish(
+            Person(name="Ada", age=36),
+            "q",
+            key="ada",
+            priority=3,
+            headers={"a": "b"},
+            correlation_id="c",
+        )
+        await handle.assert_called_once_with(
+            {"name": "Ada", "age": 36},
+            queue="q",
+            key="ada",
+            priority=3,
+            delay=0,
+            attempt=1,
+            headers={"a": "b"},
+            correlation_id="c",
+        )
+        await later.assert_called_with("x", queue="later", key="k")
+        await later.assert_any_call(key="k")
+        with pytest.raises(AssertionError, match=r"(?s)queue:.*key:.*delay:"):
+            await handle.assert_called_once_with(queue="r", key="k", delay="5m")
+
+
+async def test_failed_assertions_name_what_waits_and_until_when(broker: SqlBroker) -> None:
+    @broker.subscriber("q")
+    async def handle() -> None:
+        pass
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish("x", "q", delay="1h")
+        due = br.outbox("q")[0].due_at
+        said = f"message 1 in queue 'q' waits until {due}".replace("+", r"\+")
+        with pytest.raises(AssertionError, match=said):
+            handle.mock.assert_called_once_with("x")
+        with pytest.raises(AssertionError, match=said):
+            await handle.assert_called_once_with("x")
+
+
+async def test_batches_come_together(broker: SqlBroker) -> None:
+    @broker.subscriber("q", batch=True)
+    async def handle(bodies: list[int]) -> None:
+        pass
+
+    async with TestSqlBroker(broker) as br:
+        assert len(await br.publish_batch(1, 2, 3, queue="q")) == 3
+        handle.mock.assert_called_once_with([1, 2, 3])
+        await br.publish(4, "q")
+        handle.mock.assert_called_with([4])
+
+
+@pytest.mark.parametrize("policy", list(AckPolicy))
+async def test_ack_policies_are_the_real_ones(broker: SqlBroker, policy: AckPolicy) -> None:
+    retries: Any = {} if policy is AckPolicy.ACK_FIRST else {"retry_strategy": LATER}
+
+    @broker.subscriber("q", ack_policy=policy, **retries)
+    async def handle(body: str, msg: SqlBrokerMessage) -> None:
+        if policy is AckPolicy.MANUAL:
+            await msg.ack()
+        raise ValueError
+
+    async with TestSqlBroker(broker) as br:
+        with pytest.raises(ValueError):
+            await br.publish("", "q")
+        drained = await br.drain()
+        assert len(drained.waiting) == (policy is AckPolicy.NACK_ON_ERROR)
+        outcome = {AckPolicy.NACK_ON_ERROR: "nack", AckPolicy.REJECT_ON_ERROR: "reject"}
+        assert drained.ran[0].outcome == outcome.get(policy, "ack")
+
+
+async def test_policies_are_the_real_ones(broker: SqlBroker) -> None:
+    @broker.subscriber("once", policies=[Once(ttl="1h")])
+    async def once() -> None:
+        pass
+
+    running = 0
+    most = 0
+
+    @broker.subscriber("one", policies=[Concurrency(1)], max_workers=5)
+    async def one() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    async with TestSqlBroker(broker) as br:
+        for _ in range(2):
+            await br.publish("", "once", key="k")
+        once.mock.assert_called_once()
+        await asyncio.gather(*(br.publish(n, "one") for n in range(4)))
+        assert (one.mock.call_count, most) == (4, 1)
+
+
+async def test_order_is_the_real_one(broker: SqlBroker) -> None:
+    @broker.subscriber("q", ordered=True, retry_strategy=LATER)
+    async def handle(body: str) -> None:
+        if body == "a":
+            raise ValueError
+
+    async with TestSqlBroker(broker) as br:
+        with pytest.raises(ValueError):
+            await br.publish("a", "q", key="k")
+        await br.publish("b", "q", key="k")
+        await br.publish("c", "q", key="other")
+        assert [call.args[0] for call in handle.mock.call_args_list] == ["a", "c"]
+
+
+async def test_setup_is_checked_as_ever() -> None:
+    broker = unreachable()
+
+    @broker.subscriber("q", handler_timeout=1)
+    def handle() -> None:
+        pass
+
+    with pytest.raises(SetupError, match="handler_timeout"):
+        async with TestSqlBroker(broker):
+            pass
+
+
+async def test_handler_timeout_is_real(broker: SqlBroker) -> None:
+    @broker.subscriber("q", handler_timeout=0.05, retry_strategy=LATER)
+    async def handle() -> None:
+        await asyncio.sleep(60)
+
+    async with TestSqlBroker(broker) as br:
+        with pytest.raises(TimeoutError):
+            await br.publish("", "q")
+
+
+async def test_routers_prefixes_and_schemas() -> None:
+    broker = unreachable(schema=SqlBrokerSchemaConfig(schema="app", message_table_name="mine"))
+    router = SqlBrokerRouter(prefix="p-")
+    publisher = router.publisher("out")
+
+    @publisher
+    @router.subscriber("in", wakeup="listen")
+    async def handle(body: str) -> Any:
+        return SqlBrokerResponse(body, key="k")
+
+    broker.include_router(router)
+    async with TestSqlBroker(broker) as br:
+        await br.publish("x", "p-in")
+        await publisher.assert_called_once_with("x", queue="p-out", key="k")
+
+
+async def test_several_brokers_see_each_other() -> None:
+    one, two = unreachable(), unreachable()
+    out = one.publisher("answers")
+
+    @out
+    @one.subscriber("q")
+    async def ask(body: str) -> str:
+        return body.upper()
+
+    @two.subscriber("answers")
+    async def answer(body: str) -> None:
+        pass
+
+    async with TestSqlBroker(one, two) as (first, second):
+        assert (first, second) == (one, two)
+        await second.publish("x", "q")
+        answer.mock.assert_called_once_with("X")
+        out.mock.assert_called_once_with("X")
+
+
+async def test_nested_tests_keep_their_calls(broker: SqlBroker) -> None:
+    @broker.subscriber("q")
+    async def handle(body: str) -> None:
+        pass
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish("outer", "q")
+        async with TestSqlBroker(broker) as inner:
+            await inner.publish("inner", "q")
+            handle.mock.assert_called_once_with("inner")
+            assert [m.body for m in inner.outbox()] == ["inner"]
+        handle.mock.assert_called_once_with("outer")
+        await br.publish("again", "q")
+        assert handle.mock.call_count == 2
+        assert [m.body for m in br.outbox()] == ["outer", "again"]
+
+
+async def test_subscribers_start_and_stop_under_test(broker: SqlBroker) -> None:
+    async with TestSqlBroker(broker) as br:
+        subscriber = br.subscriber("q", persistent=False)
+        got = []
+
+        @subscriber
+        async def handle(body: str) -> None:
+            got.append(body)
+
+        await br.publish("early", "q")
+        assert got == []
+        await subscriber.start()
+        assert got == ["early"]
+        await br.publish("on time", "q")
+        await subscriber.stop()
+        await br.publish("late", "q")
+        assert got == ["early", "on time"]
+
+
+async def test_paused_queues_wait(broker: SqlBroker) -> None:
+    @broker.subscriber("q")
+    async def handle() -> None:
+        pass
+
+    async with TestSqlBroker(broker) as br:
+        await br.admin.pause("q")
+        await br.publish("", "q")
+        handle.mock.assert_not_called()
+        await br.admin.resume("q")
+        await br.drain()
+        handle.mock.assert_called_once()
+
+
+async def test_an_application_is_tested_with_its_broker(broker: SqlBroker) -> None:
+    app = FastStream(broker)
+
+    @broker.subscriber("q")
+    async def handle() -> None:
+        pass
+
+    @app.after_startup
+    async def begin() -> None:
+        await broker.publish("started", "q")
+
+    async with TestSqlBroker(broker, connect_only=True), TestApp(app):
+        handle.mock.assert_called_once_with("started")
+
+
+def test_asyncapi_can_be_tried_out(broker: SqlBroker) -> None:
+    app = AsgiFastStream(broker, asyncapi_path="/docs")
+    assert app.routes
+
+
+async def test_direct_claims_and_locks_work(broker: SqlBroker) -> None:
+    async with TestSqlBroker(broker) as br:
+        await br.publish("x", "q")
+        async with br.lock("k"):
+            reservation = await br.reserve("q")
+        assert reservation is not None
+        assert reservation.body == "x"
+        await reservation.commit()
+        assert await br.pop("q") is None
+
+
+# -- transactions of the test's --------------------------------------------------------------------
+
+
+async def test_publishes_wait_for_the_commit_of_their_transaction(
+    broker: SqlBroker, tmp_path: Path
+) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
+
+    @broker.subscriber("q")
+    async def handle(body: str) -> None:
+        pass
+
+    async with TestSqlBroker(broker) as br:
+        async with engine.begin() as connection:
+            first = await br.publish("kept", "q", connection=connection)
+            handle.mock.assert_not_called()
+            assert br.outbox() == []
+        await br.drain()
+        handle.mock.assert_called_once_with("kept")
+        assert [m.id for m in br.outbox()] == [first]
+        async with AsyncSession(engine) as session:
+            await br.publish("dropped", "q", session=session)
+            await session.rollback()
+            await br.publish("later", "q", session=session)
+            nested = await session.begin_nested()
+            await br.publish("undone", "q", session=session)
+            await nested.rollback()
+            await session.commit()
+        await br.drain()
+        assert [m.body for m in br.outbox()] == ["kept", "later"]
+    await engine.dispose()
+
+
+async def test_errors_after_a_commit_are_raised_by_drain(broker: SqlBroker, tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
+
+    @broker.subscriber("q", retry_strategy=LATER)
+    async def handle() -> None:
+        raise ValueError("late")
+
+    async with TestSqlBroker(broker) as br:
+        async with engine.begin() as connection:
+            await br.publish("", "q", connection=connection)
+        with pytest.raises(ValueError, match="late"):
+            await br.drain(raise_errors=True)
+    await engine.dispose()
+
+
+async def test_transactional_handlers_need_the_engine(broker: SqlBroker, tmp_path: Path) -> None:
+    @broker.subscriber("q", transactional=True, retry_strategy=LATER)
+    async def handle(body: str, connection: SqlConnection, session: SqlSession) -> None:
+        await connection.execute(text("INSERT INTO app VALUES (:body)"), {"body": body})
+        if body == "bad":
+            raise ValueError
+
+    with pytest.raises(SetupError, match="engine="):
+        async with TestSqlBroker(broker):
+            pass
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
+    async with engine.begin() as connection:
+        await connection.execute(text("CREATE TABLE app (body text)"))
+    async with TestSqlBroker(broker, engine=engine) as br:
+        await br.publish("good", "q")
+        with pytest.raises(ValueError):
+            await br.publish("bad", "q")
+        async with engine.begin() as connection:
+            rows = await connection.execute(text("SELECT body FROM app"))
+            assert rows.scalars().all() == ["good"]
+            await br.publish("shared", "q", connection=connection)
+        await br.drain()
+        handle.mock.assert_called_with("shared")
+    async with TestSqlBroker(broker, engine=engine) as br:
+        await br.publish("once more", "q")
+        assert [message.body for message in br.outbox()] == ["once more"]
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("url", ["postgresql+asyncpg://u@h/d", "sqlite+aiosqlite://"])
+async def test_only_a_file_of_sqlite_is_an_engine(broker: SqlBroker, url: str) -> None:
+    with pytest.raises(SetupError, match="SQLite file"):
+        async with TestSqlBroker(broker, engine=create_async_engine(url)):
+            pass
+
+
+# -- with the real database ------------------------------------------------------------------------
+
+
+async def test_with_real_uses_the_brokers_own_database(tmp_path: Path) -> None:
+    broker = SqlBroker(f"sqlite+aiosqlite:///{tmp_path / 'real.db'}")
+    publisher = broker.publisher("out")
+
+    @publisher
+    @broker.subscriber("q")
+    async def handle(body: str) -> str:
+        return body.upper()
+
+    await broker.create_tables()
+    async with TestSqlBroker(broker, with_real=True) as br:
+        assert not isinstance(br.start, Mock)
+        await br.publish("x", "q")
+        await handle.wait_call(10)
+        await handle.assert_called_once_with("x", queue="q")
+        while not publisher.mock.called:
+            await asyncio.sleep(0.01)
+        publisher.mock.assert_called_once_with("X")
+    await broker.stop()
+    with pytest.raises(SetupError, match="with_real"):
+        TestSqlBroker(broker, with_real=True, engine=broker.engine)
+
+
+async def test_context_and_middlewares_are_there(broker: SqlBroker) -> None:
+    seen: list[Any] = []
+
+    @broker.subscriber("q")
+    async def handle(body: dict[str, int], own: OwnBroker) -> None:
+        seen.append((json.dumps(body), own))
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish({"a": 1}, "q")
+    assert seen == [('{"a": 1}', broker)]
+
+
+async def test_a_request_returns_the_reply_of_its_handler() -> None:
+    broker = unreachable()
+
+    @broker.subscriber("double")
+    async def double(n: int) -> int:
+        if n < 0:
+            raise ValueError("negative")
+        return 2 * n
+
+    @broker.subscriber("later", policies=[Debounce("1h")])
+    async def later(n: int) -> int:
+        return n
+
+    async with TestSqlBroker(broker) as br:
+        replies = await asyncio.gather(*(br.request(n, "double") for n in range(5)))
+        assert [await reply.decode() for reply in replies] == [0, 2, 4, 6, 8]
+        with pytest.raises(ValueError, match="negative"):
+            await br.request(-1, "double")
+        with pytest.raises(TimeoutError, match="'later': its first attempt has sent none"):
+            await br.request(1, "later", key="k")
+        with pytest.raises(SubscriberNotFound, match="'nowhere'"):
+            await br.request(1, "nowhere")
+
+
+async def test_single_messages_are_taken_under_test() -> None:
+    broker = unreachable()
+    jobs = broker.subscriber("jobs")
+    async with TestSqlBroker(broker) as br:
+        await br.publish("one", "jobs")
+        message = await jobs.get_one(timeout=1)
+        assert message is not None
+        assert await message.decode() == "one"
+        await message.ack()
+        assert (await br.drain()).waiting == []

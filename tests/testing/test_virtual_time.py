@@ -1,0 +1,327 @@
+"""A day passes in milliseconds, in order, and alike each time."""
+
+import asyncio
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from faststream_sqlbroker import (
+    BlockingWait,
+    ConstantRetryStrategy,
+    ConstantWithJitterRetryStrategy,
+    Debounce,
+    Delay,
+    SetupError,
+    SqlBroker,
+    TestSqlBroker,
+    Throttle,
+    VirtualClock,
+    Window,
+)
+from faststream_sqlbroker.testing import clock as clock_module
+from tests.testing.conftest import unreachable
+
+START = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+class Seen:
+    """What a handler got, and when."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.calls: list[tuple[Any, float]] = []
+
+    def __call__(self, body: Any) -> None:
+        """Note it."""
+        self.calls.append((body, (self.clock.now - START).total_seconds()))
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(START)
+
+
+@pytest.fixture
+def seen(clock: VirtualClock) -> Seen:
+    return Seen(clock)
+
+
+def subscribe(broker: SqlBroker, seen: Seen, **options: Any) -> None:
+    @broker.subscriber("q", **options)
+    async def handle(body: Any) -> None:
+        seen(body)
+
+
+async def test_delays_come_at_their_moment(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen
+) -> None:
+    subscribe(broker, seen)
+    async with TestSqlBroker(broker, clock=clock) as br:
+        await br.publish("day", "q", delay="24h")
+        await br.publish("hour", "q", delay="1h")
+        await br.publish("now", "q")
+        await clock.advance("59m59s")
+        assert seen.calls == [("now", 0)]
+        await clock.advance(1)
+        await clock.advance("23h")
+        assert seen.calls == [("now", 0), ("hour", 3600), ("day", 86400)]
+        assert clock.now == START + timedelta(days=1)
+
+
+async def test_order_is_due_time_priority_id(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen
+) -> None:
+    other = Seen(clock)
+    subscribe(broker, seen)
+
+    @broker.subscriber("r")
+    async def handle(body: str) -> None:
+        seen(body)
+        other(body)
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        await br.publish("last", "q", delay=11)
+        await br.publish("third", "q", delay=10)
+        await br.publish("fourth", "r", delay=10)
+        await br.publish("second", "r", delay=10, priority=5)
+        await br.publish("first", "q", delay=9, priority=-5)
+        await clock.advance(60)
+    assert [body for body, _ in seen.calls] == ["first", "second", "third", "fourth", "last"]
+    assert len(other.calls) == 2
+
+
+async def test_retries(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> None:
+    @broker.subscriber("q", retry_strategy=ConstantRetryStrategy(delay_seconds=600, max_attempts=3))
+    async def handle(body: str) -> None:
+        seen(body)
+        raise ValueError(body)
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        with pytest.raises(ValueError, match="x"):
+            await br.publish("x", "q")
+        await clock.advance("1h")
+        assert [at for _, at in seen.calls] == [0, 600, 1200]
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await br.drain(raise_errors=True)
+        assert len(caught.value.exceptions) == 2
+        drained = await br.drain()
+        assert (drained.ran, drained.waiting) == ([], [])
+
+
+async def test_chance_is_seeded() -> None:
+    def times(seed: int) -> list[float]:
+        clock = VirtualClock(START, seed=seed)
+        broker, seen = unreachable(), Seen(clock)
+        strategy = ConstantWithJitterRetryStrategy(
+            base_delay_seconds=100, jitter_seconds=50, max_attempts=5
+        )
+
+        @broker.subscriber("q", retry_strategy=strategy)
+        async def handle(body: str) -> None:
+            seen(body)
+            raise ValueError
+
+        async def run() -> None:
+            async with TestSqlBroker(broker, clock=clock) as br:
+                with pytest.raises(ValueError):
+                    await br.publish("x", "q")
+                await clock.advance("1h")
+
+        asyncio.run(run())
+        return [at for _, at in seen.calls]
+
+    one, again, other = [await asyncio.to_thread(times, seed) for seed in (1, 1, 2)]
+    assert len(one) == 5
+    assert one == again != other
+
+
+async def test_policies(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> None:
+    late = Seen(clock)
+    subscribe(broker, seen, policies=[Debounce("10s")])
+
+    @broker.subscriber("throttled", policies=[Throttle(2, per="1m")])
+    async def throttled(body: int) -> None:
+        late(body)
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        for n in range(3):
+            await br.publish(n, "q", key="k")
+            await clock.advance(5)
+        for n in range(5):
+            await br.publish(n, "throttled")
+        await clock.advance("10m")
+    assert seen.calls == [(2, 20)]
+    assert [body for body, _ in late.calls] == [0, 1, 2, 3, 4]
+    assert all(b[1] - a[1] >= 60 for a, b in zip(late.calls, late.calls[2:], strict=False))
+
+
+async def test_delay_window_and_blocking_wait(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen
+) -> None:
+    by_day = Seen(clock)
+    resting = Seen(clock)
+    subscribe(broker, seen, policies=[Delay("2h")])
+
+    @broker.subscriber("day", policies=[Window("09:00", "17:00")])
+    async def day(body: str) -> None:
+        by_day(body)
+
+    @broker.subscriber("rest", policies=[BlockingWait("10m")], retry_strategy=None)
+    async def rest(body: int) -> None:
+        resting(body)
+        if not body:
+            raise ValueError
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        await br.publish("x", "q")
+        await br.publish("x", "day")
+        with pytest.raises(ValueError):
+            await br.publish(0, "rest")
+        await br.publish(1, "rest")
+        await clock.advance("12h")
+    assert seen.calls == [("x", 7200)]
+    assert by_day.calls == [("x", 9 * 3600)]
+    assert [body for body, _ in resting.calls] == [0, 1]
+
+
+async def test_schedules_fire(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> None:
+    subscribe(broker, seen)
+    broker.publish_on_schedule("hourly", "0 * * * *", "q", "tick")
+
+    @broker.schedule("30 6 * * *", queue="q", name="daily")
+    def daily(fire_time: datetime) -> str:
+        return fire_time.isoformat()
+
+    async with TestSqlBroker(broker, clock=clock):
+        began = time.perf_counter()
+        await clock.advance("24h")
+        took = time.perf_counter() - began
+    ticks = [at for body, at in seen.calls if body == "tick"]
+    assert ticks == [3600 * n for n in range(1, 25)]
+    assert [body for body, _ in seen.calls if body != "tick"] == ["2030-01-01T06:30:00+00:00"]
+    assert took < 30, "it polls"
+
+
+async def test_messages_expire(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> None:
+    subscribe(broker, seen)
+    async with TestSqlBroker(broker, clock=clock) as br:
+        await br.publish("x", "q", delay="2h", expires_in="1h")
+        await clock.advance("24h")
+        assert seen.calls == []
+        assert (await br.drain()).waiting == []
+
+
+async def test_leases_end(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> None:
+    async with TestSqlBroker(broker, clock=clock) as br:
+        await br.publish("x", "q")
+        assert await br.reserve("q", lease="1m") is not None
+        subscriber = br.subscriber("q", persistent=False)
+
+        @subscriber
+        async def handle(body: str) -> None:
+            seen(body)
+
+        await subscriber.start()
+        [waiting] = (await br.drain()).waiting
+        assert "is held" in waiting.why
+        await clock.advance("59s")
+        assert seen.calls == []
+        await clock.advance("2s")
+        [(_, at)] = seen.calls
+        assert 60 <= at <= 60.01
+
+
+async def test_locks_and_waits(broker: SqlBroker, clock: VirtualClock) -> None:
+    async with TestSqlBroker(broker, clock=clock) as br:
+        waiting = asyncio.create_task(br.pop("q", wait="1h"))
+        await clock.advance("59m")
+        assert not waiting.done()
+        await clock.advance("2m")
+        assert await waiting is None
+        async with br.lock("k", lease="30s"):
+            await clock.advance("1h")
+            trying = asyncio.create_task(br.pop("q", wait=None))
+            await clock.advance("1m")
+            await br.publish("x", "q")
+            await clock.advance("1s")
+            popped = await trying
+            assert popped is not None
+
+
+async def test_pauses_end(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> None:
+    subscribe(broker, seen)
+    async with TestSqlBroker(broker, clock=clock) as br:
+        await br.admin.pause("q", until=clock.now + timedelta(hours=1))
+        await br.publish("x", "q")
+        await clock.advance("30m")
+        assert seen.calls == []
+        await clock.advance("31m")
+        assert [body for body, _ in seen.calls] == ["x"]
+
+
+async def test_a_stuck_handler_is_named(
+    broker: SqlBroker, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_module, "STUCK", 0.2)
+    never = asyncio.Event()
+
+    @broker.subscriber("q")
+    async def forgetful() -> None:
+        await never.wait()
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        await br.publish("x", "q", delay=1)
+        with pytest.raises(TimeoutError, match=r"'forgetful', of message 1,"):
+            await clock.advance(2)
+
+
+async def test_without_a_clock_time_stands_still(broker: SqlBroker) -> None:
+    @broker.subscriber("q")
+    async def handle() -> None:
+        pass
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish("x", "q", delay=0.05)
+        await asyncio.sleep(0.1)
+        assert len((await br.drain()).waiting) == 1
+        handle.mock.assert_not_called()
+
+
+async def test_only_the_test_moves_time(broker: SqlBroker, clock: VirtualClock) -> None:
+    @broker.subscriber("q")
+    async def handle() -> None:
+        await clock.advance(1)
+
+    @broker.subscriber("d")
+    async def drains() -> None:
+        await broker.drain()
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        for queue in "qd":
+            with pytest.raises(SetupError, match="in the test itself"):
+                await br.publish("x", queue)
+    for wrong in (-1, "1 day"):
+        with pytest.raises(SetupError):
+            await clock.advance(wrong)
+    with pytest.raises(SetupError, match="time zone"):
+        VirtualClock(datetime(2030, 1, 1))
+
+
+@settings(max_examples=10, deadline=None)
+@given(delays=st.lists(st.integers(0, 86_400), max_size=6))
+def test_any_delays_come_in_order(delays: list[int]) -> None:
+    async def run() -> None:
+        clock = VirtualClock(START)
+        broker, seen = unreachable(), Seen(clock)
+        subscribe(broker, seen)
+        async with TestSqlBroker(broker, clock=clock) as br:
+            for delay in delays:
+                await br.publish(delay, "q", delay=delay)
+            await clock.advance("24h")
+        assert seen.calls == [(delay, delay) for delay in sorted(delays)]
+
+    asyncio.run(run())
