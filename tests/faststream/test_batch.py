@@ -50,6 +50,20 @@ async def test_no_more_than_fetch_batch_size(broker: SqlBroker, look: Look) -> N
     assert max(sizes) <= 4
 
 
+async def test_a_batch_may_be_smaller_than_a_claim(broker: SqlBroker, look: Look) -> None:
+    sizes: list[int] = []
+
+    @broker.subscriber("q", **BATCH, batch_max_records=3)
+    async def handle(bodies: list[Any]) -> None:
+        sizes.append(len(bodies))
+
+    await broker.publish_batch(*range(10), queue="q")
+    await broker.start()
+    await look.archived(10)
+    assert sum(sizes) == 10
+    assert max(sizes) == 3
+
+
 @pytest.mark.parametrize(
     ("policy", "state"), [(AckPolicy.ACK, "COMPLETED"), (AckPolicy.REJECT_ON_ERROR, "FAILED")]
 )

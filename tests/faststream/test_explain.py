@@ -24,7 +24,7 @@ from faststream_sqlbroker import (
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects import policy_reasons
+from faststream_sqlbroker.explain import policy_reasons
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import uuid
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from faststream import AckPolicy, Depends
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage
 from faststream.exceptions import SetupError as FastStreamSetupError
+from faststream.message import gen_cor_id
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from typer.testing import CliRunner
@@ -60,7 +62,7 @@ class Packed:
         return [json.loads(zlib.decompress(body)) for body in msg.body]
 
 
-# -- unknown options of instructions ---------------------------------------------------------------
+# -- unknown options of control exceptions ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -194,6 +196,21 @@ async def test_a_batch_that_is_encoded_incompletely_is_refused(
     assert await look.rows() == []
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_uuids_as_correlation_ids(engine: AsyncEngine, look: Look) -> None:
+    """FastStream's own generator is used if it is given; by default nothing is stored."""
+    for number, options in enumerate(({"id_generator": gen_cor_id}, {})):
+        broker = SqlBroker(engine, logger=None, **options)
+        await broker.create_tables()
+        await broker.publish("x", f"q{number}")
+        await broker.publisher(f"q{number}").publish("y")
+        await broker.stop()
+    given = [(row["headers"] or {}).get("correlation_id") for row in await look.rows()]
+    assert given[2:] == [None, None]
+    assert [str(uuid.UUID(each)) for each in given[:2]] == given[:2]
+    assert given[0] != given[1]
+
+
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 async def test_the_id_generator_is_used(engine: AsyncEngine, look: Look) -> None:
     ids = iter(f"id-{n}" for n in range(100))
@@ -274,7 +291,7 @@ async def _prepare(url: str) -> None:
 async def test_options_of_the_command_line(
     database_url: str, look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from faststream._internal.cli.main import cli
+    from faststream.__main__ import cli
 
     await _prepare(database_url)
     code = "from faststream import FastStream\nfrom faststream_sqlbroker import SqlBroker\n"
@@ -473,4 +490,83 @@ def test_one_asyncio_run_after_another(database_url: str, own: bool, stopped: bo
 
     asyncio.run(broker.create_tables())
     assert [asyncio.run(use()) for _ in range(3)] == [20, 20, 20]
+    asyncio.run(broker.stop())
+
+
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"transactional": True}, {"ack_policy": AckPolicy.ACK_FIRST}, {"wakeup": "poll"}],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_subscribers_work_in_one_asyncio_run_after_another(
+    database_url: str, options: dict[str, Any]
+) -> None:
+    """The first ends without a stop, in the middle of a handler; its message comes again."""
+    broker = SqlBroker(database_url, logger=None, graceful_timeout=5)
+    hanging: list[int] = []
+    done: list[int] = []
+
+    @broker.subscriber("q", **(QUICK | options))
+    async def handle(body: int) -> None:
+        if body == 0 and len(hanging) < 2:
+            hanging.append(body)
+            await asyncio.Event().wait()
+        done.append(body)
+
+    @broker.schedule("* * * * * *", queue="q", name="each second")
+    async def make() -> int:
+        return 2
+
+    async def cut_off(count: int) -> None:
+        await broker.start()
+        if count == 1:
+            await broker.publish(0, "q")
+        await eventually(lambda: len(hanging) == count)
+
+    async def work() -> None:
+        await broker.start()
+        await broker.publish(1, "q")
+        await eventually(lambda: 1 in done, timeout=30)
+        if options.get("ack_policy") is not AckPolicy.ACK_FIRST:
+            await eventually(lambda: 0 in done, timeout=30)
+        done.clear()
+        await eventually(lambda: 2 in done, timeout=30)
+        assert await broker.ping()
+        assert len(await broker.admin.subscribers()) == 1
+        await broker.stop()
+
+    asyncio.run(broker.create_tables())
+    asyncio.run(cut_off(1))
+    if options.get("ack_policy") is not AckPolicy.ACK_FIRST:
+        asyncio.run(cut_off(2))
+    asyncio.run(work())
+    assert not broker.subscribers[0].running
+
+
+def test_a_stop_in_another_asyncio_run_writes_what_the_first_has_left(database_url: str) -> None:
+    broker = SqlBroker(database_url, logger=None)
+    started = asyncio.Event()
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: int) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async def cut_off() -> None:
+        await broker.start()
+        await broker.publish(0, "q")
+        await asyncio.wait_for(started.wait(), 20)
+
+    async def take() -> Any:
+        await broker.stop()
+        return await broker.pop("q")
+
+    asyncio.run(broker.create_tables())
+    asyncio.run(cut_off())
+    message = asyncio.run(take())
+    assert message is not None
+    assert message.attempts_count == 0
     asyncio.run(broker.stop())

@@ -11,7 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from faststream_sqlbroker import (
-    NotSupportedError,
     PublishError,
     SetupError,
     SqlBroker,
@@ -278,13 +277,6 @@ async def test_publish_sync_needs_a_transaction(broker: SqlBroker, engine: Async
     async with engine.connect() as connection:
         with pytest.raises(PublishError, match="publish_sync"):
             await broker.publish("x", "q", connection=connection.sync_connection)  # type: ignore[typeddict-item]
-
-
-async def test_request_is_not_supported(broker: SqlBroker) -> None:
-    with pytest.raises(NotSupportedError, match="reply_to"):
-        await broker.request("x", "q")
-    with pytest.raises(NotSupportedError):
-        await broker.publisher("q").request("x")
 
 
 def test_a_naive_moment_in_a_response() -> None:

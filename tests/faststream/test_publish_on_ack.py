@@ -23,7 +23,7 @@ from faststream_sqlbroker import (
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
-pytestmark = pytest.mark.capability("atomic chain: answers and `with_ack` commit with the ack")
+pytestmark = pytest.mark.capability("publish on ack: answers and `with_ack` commit with the ack")
 TWICE = ConstantRetryStrategy(delay_seconds=0.01, max_attempts=2)
 
 

@@ -13,7 +13,7 @@ from faststream_sqlbroker.store.handler import HandlerTransaction
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
-pytestmark = pytest.mark.capability("atomic chain: answers and `with_ack` commit with the ack")
+pytestmark = pytest.mark.capability("publish on ack: answers and `with_ack` commit with the ack")
 
 
 async def test_a_publish_during_the_commit_of_its_ack_is_refused(

@@ -4,8 +4,8 @@ import asyncio
 import time
 
 import pytest
-from faststream._internal.endpoint.subscriber.utils import MultiLock
 
+from faststream_sqlbroker.adapter.endpoints import MultiLock
 from faststream_sqlbroker.subscriber.running_calls import RunningCalls
 
 

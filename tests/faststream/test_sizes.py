@@ -21,8 +21,9 @@ from faststream_sqlbroker import (
     SqlBrokerMessage,
     StoreError,
 )
-from faststream_sqlbroker.dialects import sizes, sqlite
-from faststream_sqlbroker.dialects.postgresql import dialect as postgresql
+from faststream_sqlbroker.dialects import sizes
+from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
 from tests.conftest import Servers
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -66,7 +67,7 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for dialect in (postgresql.PostgresqlDialect, sqlite.SqliteDialect):
+    for dialect in (PostgresqlDialect, SqliteDialect):
         limit = sizes.SizeLimit(LIMIT, "the limit of this test", "or change the test")
         monkeypatch.setattr(dialect, "known_limit", limit)
 

@@ -84,11 +84,6 @@ async def test_a_subscriber_without_a_handler(broker: SqlBroker) -> None:
     subscriber = broker.subscriber("q", **QUICK)
     await broker.start()
     assert subscriber.consumer is None
-    with pytest.raises(NotSupportedError):
-        await subscriber.get_one()
-    with pytest.raises(NotSupportedError):
-        async for _ in subscriber:
-            pass
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

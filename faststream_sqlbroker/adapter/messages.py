@@ -1,0 +1,18 @@
+"""How bodies are encoded, decoded and handed to the database."""
+
+from faststream._internal._compat import json_loads
+from faststream._internal.basic_types import DecodedMessage
+from faststream._internal.endpoint.utils import ParserComposition, process_msg
+from faststream._internal.parser import BatchCodecProto, CodecProto, DefaultCodec
+from faststream._internal.producer import ProducerProto
+
+__all__ = (
+    "BatchCodecProto",
+    "CodecProto",
+    "DecodedMessage",
+    "DefaultCodec",
+    "ParserComposition",
+    "ProducerProto",
+    "json_loads",
+    "process_msg",
+)

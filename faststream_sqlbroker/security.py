@@ -1,0 +1,67 @@
+"""FastStream's security objects as logins and TLS of a database connection."""
+
+import ssl
+from typing import Any
+
+from faststream.security import BaseSecurity, SASLPlaintext, SASLScram256
+from sqlalchemy import URL
+
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+
+__all__ = ("BaseSecurity", "SASLPlaintext", "SASLScram256", "parse_security")
+
+WITH_SSL_CONTEXT = ("asyncpg", "aiomysql", "asyncmy")
+"""Drivers whose `connect` takes an SSLContext as `ssl`."""
+
+
+def parse_security(security: BaseSecurity | None, url: URL) -> tuple[URL, dict[str, Any]]:
+    """`url` with the login of `security`, and the `connect_args` of its TLS.
+
+    `use_ssl=True` without an SSLContext trusts the system's certificates; certificate and host name
+    are checked.
+
+    Raises:
+        SetupError: the database has no such login (SQLite has none), or URL and security both
+            name one.
+        NotSupportedError: an SSLContext for psycopg, which takes none.
+    """
+    if security is None:
+        return url, {}
+    if url.get_backend_name() == "sqlite":
+        raise SetupError(
+            "security= is for database servers, and SQLite is a file: leave it out, and restrict "
+            "the rights on the file"
+        )
+    return _with_login(security, url), _tls(security, url.get_driver_name())
+
+
+def _with_login(security: BaseSecurity, url: URL) -> URL:
+    if type(security) is BaseSecurity:
+        return url
+    allowed: tuple[type[SASLPlaintext | SASLScram256], ...] = (SASLPlaintext,)
+    if url.get_backend_name() == "postgresql":
+        allowed = (SASLPlaintext, SASLScram256)
+    if not isinstance(security, allowed):
+        raise SetupError(
+            f"{type(security).__name__} is no login of {url.get_backend_name()}: give "
+            "SASLPlaintext(username, password), on PostgreSQL also SASLScram256"
+        )
+    if url.username or url.password:
+        raise SetupError(
+            f"the database URL and {type(security).__name__} both name a user: leave the user "
+            "out of the URL"
+        )
+    return url.set(username=security.username, password=security.password)
+
+
+def _tls(security: BaseSecurity, driver: str) -> dict[str, Any]:
+    if not security.use_ssl:
+        return {}
+    if driver in WITH_SSL_CONTEXT:
+        return {"ssl": security.ssl_context or ssl.create_default_context()}
+    if security.ssl_context is not None:
+        raise NotSupportedError(
+            f"{driver} takes no SSLContext: write "
+            "?sslmode=verify-full&sslrootcert=ca.pem in the URL, or give an AsyncEngine"
+        )
+    return {"sslmode": "verify-full", "sslrootcert": "system"}
