@@ -72,6 +72,8 @@ class FirstAcks:
                 f"ACK_FIRST: the removal of messages {[r.id for r in rows]} is not known to be "
                 f"committed, so they do not run ({error})",
             )
+            # Dropped, not given back: if the removal was committed, there is no row to give back;
+            # if not, the row comes again when its lease has run out.
             self._inflight.drop(rows)
             result = None
         except asyncio.CancelledError:
@@ -79,6 +81,7 @@ class FirstAcks:
             self._inflight.note_unanswered(batch)
             self._inflight.give_back(row for row in rows if not row.lease_lost)
             raise
+        # Only what is known to be removed starts: anything else may be delivered again.
         started = [r for r in rows if result is not None and r.id in result.settled]
         for row in rows:
             row.settle_as(Ack())
@@ -92,6 +95,7 @@ class FirstAcks:
         self._ended += [row for row in rows if self._running.pop(row.id, None) is not None]
         if not self._ended:
             return
+        # Nothing calls `tick` any more.
         if self._stopped:
             task = asyncio.create_task(self._write_late())
             self._late.add(task)
@@ -159,6 +163,7 @@ class FirstAcks:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        # A copy: handlers end while the database writes, and the next call writes those.
         if ended := list(self._ended):
             await self._store.starts.end(_started(ended), self._holder)
             written = {row.id for row in ended}

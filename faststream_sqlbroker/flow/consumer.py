@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.policies import Concurrency
 from faststream_sqlbroker.core.rows import Holder
 from faststream_sqlbroker.core.settle import SettleRules
@@ -18,6 +19,7 @@ from faststream_sqlbroker.flow.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.loop import Log, Loop, persist
+from faststream_sqlbroker.flow.metrics import metrics_of
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.release import StuckReleaser
@@ -59,13 +61,15 @@ class Consumer:
         heartbeat: Heartbeat | None = None,
         rights: Rights | None = None,
         paused: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
         `encode` makes the bodies that handlers move their messages with. `heartbeat` tells the
         fleet of it, and which queues are paused; `paused` starts it without claiming. `rights`
         tells while its outcomes cannot be written. `cancellable` is false for handlers that run in
-        a thread: cancelling would only stop waiting for it.
+        a thread: cancelling would only stop waiting for it. `recorder` is told of each claim, of
+        each write of outcomes and of what is rare.
         """
         self._store = store
         self._wakeups = wakeups
@@ -77,6 +81,7 @@ class Consumer:
         self._encode = encode
         self._heartbeat = heartbeat
         self._rights = rights
+        self._metrics = metrics_of(recorder, settings.queues)
         self.registration = Registration(
             settings, paused=paused, on_change=self._reopened, clock=wakeups.clock
         )
@@ -100,7 +105,7 @@ class Consumer:
         store = self._store
         clock = self._wakeups.clock
         signals = Signals()
-        held = self.inflight = Inflight(log, clock, signals)
+        held = self.inflight = Inflight(log, clock, signals, self._metrics)
         self._keeper = LeaseKeeper(
             store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )
@@ -122,6 +127,7 @@ class Consumer:
             interval=s.release_stuck_interval,
             released=self._released,
             clock=clock,
+            metrics=self._metrics,
         )
         self._fetch_loop = Loop("fetch", self._fetcher.tick, log, clock)
         self._flush_loop = Loop("flush", self._flush_tick, log, clock)
@@ -185,6 +191,14 @@ class Consumer:
         """Whether it is about to stop, or has stopped."""
         return self._stopping
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether the event loop that it ran in was closed before its stop had ended.
+
+        `stop` then writes what is left, in the event loop that runs.
+        """
+        return self._fetch_loop.orphaned or _cut_off(self._stop_task)
+
     async def start(self) -> None:
         """Start the loops and the workers; returns at once."""
         if not self._stopping:
@@ -195,19 +209,8 @@ class Consumer:
         self._stop_task = None
         s = self._settings
         for n in range(s.max_workers):
-            worker = Worker(
-                self._store,
-                self.inflight,
-                s,
-                self._handle,
-                self._log,
-                rules=self._rules,
-                hold=self._keeper.hold_for_start,
-                first=self._first,
-                stopping=lambda: self._stopping,
-                on_idle=self._flusher.hurry,
-            )
-            self._workers.append(asyncio.create_task(worker.run(), name=f"sqlbroker-worker-{n}"))
+            run = self._make_worker().run()
+            self._workers.append(asyncio.create_task(run, name=f"sqlbroker-worker-{n}"))
         for loop in self._loops:
             loop.start(self._wakeups.outages)
         self._wakeups.register(s.queues, self._hint, listen=s.wakeup != "poll")
@@ -219,6 +222,20 @@ class Consumer:
                 self.registration, outcomes_of(s, ack_first=self._ack_first, archive=archive)
             )
 
+    def _make_worker(self) -> Worker:
+        return Worker(
+            self._store,
+            self.inflight,
+            self._settings,
+            self._handle,
+            self._log,
+            rules=self._rules,
+            hold=self._keeper.hold_for_start,
+            first=self._first,
+            stopping=lambda: self._stopping,
+            on_idle=self._flusher.hurry,
+        )
+
     def pause(self, paused: bool) -> None:
         """Claim no more and give back what has not started; False ends that."""
         self.registration.pause(paused)
@@ -229,7 +246,7 @@ class Consumer:
         """Begin the stop in the background, as the task returned; safe inside a handler."""
         self._stopping = True
         self.registration.end()
-        if self._stop_task is None:
+        if self._stop_task is None or _cut_off(self._stop_task):
             self._stop_task = asyncio.create_task(self._stop(graceful_timeout))
         return self._stop_task
 
@@ -296,7 +313,9 @@ class Consumer:
             self.inflight.waiting.put_nowait(None)
 
     async def _end_workers(self, graceful_timeout: float | None) -> None:
-        workers, self._workers = self._workers, []
+        # Those of a closed event loop have ended with it.
+        workers = [worker for worker in self._workers if not worker.get_loop().is_closed()]
+        self._workers = []
         if not workers:
             return
         _, running = await asyncio.wait(workers, timeout=graceful_timeout)
@@ -377,3 +396,10 @@ class Consumer:
                 "claims without an answer could not be given back while stopping; what they may "
                 "have leased comes back when the leases run out",
             )
+
+
+def _cut_off(stop: "asyncio.Task[None] | None") -> bool:
+    """Whether `stop` was cut off by the end of its event loop."""
+    return (
+        stop is not None and stop.get_loop().is_closed() and (not stop.done() or stop.cancelled())
+    )

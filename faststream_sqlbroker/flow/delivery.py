@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Nack
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, cancelled
@@ -82,8 +82,7 @@ class Deliveries:
         """Do what must be committed before the start; those of `rows` that may start."""
         if self._first is not None:
             rows = await self._first.remove(rows)
-            for row in rows:
-                row.end_publishing(ACK_FIRST)
+            end_publishing(rows, ACK_FIRST)
         if self._policies is not None and rows:
             rows = await self._policies.claim_keys(rows)
         return rows
@@ -158,8 +157,7 @@ class Deliveries:
                 await self._call_handler(rows)
             finally:
                 # Before anything is committed: what comes later would be dropped in silence.
-                for row in rows:
-                    row.end_publishing(ENDED)
+                end_publishing(rows, ENDED)
 
         if self._transactional is not None:
             return await self._transactional.deliver(rows, run, self._settlements)
@@ -173,7 +171,7 @@ class Deliveries:
             await self._handle(raw)
             return
         try:
-            async with self._inflight.clock.timeout(timeout):
+            async with self._inflight.clock.limit(timeout):
                 await self._handle(raw)
         except TimeoutError as error:
             self._log(

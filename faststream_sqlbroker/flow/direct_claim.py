@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.outcome import Ack, Reject
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, note_claimed
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.direct_claim import Replaced
@@ -45,18 +46,21 @@ class DirectClaimRequest:
     most_deliveries: float
     remove: bool
     """Whether it is removed at once, as acked."""
+    listen: bool = False
+    """Whether to take a connection for the wake-ups of other processes, where there are any."""
 
 
 class DirectClaimer:
     """Takes messages one by one for one broker."""
 
     def __init__(self, store: "Store", wakeups: Wakeups, shielded: ShieldedCalls, log: Log) -> None:
-        """Share the broker's store and wake-ups."""
         self._store = store
         self._wakeups = wakeups
         self.shielded = shielded
         self._log = log
         self.clock = wakeups.clock
+        self.polls = True
+        """Whether a wait looks again and again; a test says when there may be something."""
         self._turns = count()
         self._released: dict[tuple[str, ...], float] = {}
 
@@ -85,19 +89,25 @@ class DirectClaimer:
             arrived.set()
 
         if wait != 0:
-            self._wakeups.register(wanted.queues, hint, listen=False)
+            self._wakeups.register(wanted.queues, hint, listen=wanted.listen)
         try:
             while True:
+                # Cleared before the claim, so that a hint that comes during the claim leads to
+                # another.
                 arrived.clear()
+                # Read before the claim, so that the last claim begins after the deadline.
                 late = deadline is not None and clock.monotonic() >= deadline
                 found, again = await self._claim_once(wanted, read)
                 if found is not None or (late and again != 0):
                     return found
-                step = min(clock.jitter(pause), LAST_PAUSE if again is None else again)
+                step = inf if again is None else again
+                if self.polls:
+                    step = min(clock.jitter(pause), LAST_PAUSE, step)
                 end = clock.monotonic() + step
                 pause = min(LAST_PAUSE, pause * 1.5)
                 with suppress(TimeoutError):
-                    async with clock.timeout_at(end if deadline is None else min(end, deadline)):
+                    end = end if deadline is None else min(end, deadline)
+                    async with clock.timeout_at(None if end == inf else end):
                         await arrived.wait()
                         pause = FIRST_PAUSE
         finally:
@@ -130,6 +140,7 @@ class DirectClaimer:
             return None, 0.0
 
     def _in_turn(self, queues: tuple[str, ...]) -> tuple[str, ...]:
+        # Each claim begins with the next queue, so that a full queue does not starve the others.
         first = next(self._turns) % len(queues)
         return queues[first:] + queues[:first]
 
@@ -139,7 +150,7 @@ class DirectClaimer:
         asked = self.clock.monotonic()
 
         def judge(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
-            row.claimed(asked)
+            note_claimed([row], asked)
             outcome = refusal(row, wanted.rules, wanted.most_deliveries, self.clock)
             if outcome is not None:
                 row.settle_anew(outcome)
@@ -190,7 +201,16 @@ class DirectClaimer:
             StoreError: the database refused or could not be reached, or the row was locked
                 elsewhere for too long.
         """
+        return row.id in await self.extend_all([row], lease)
+
+    async def extend_all(self, rows: Sequence[ClaimedMessage], lease: float) -> set[int]:
+        """Lengthen the leases of `rows` to `lease` seconds from now; the ids of those still held.
+
+        Raises:
+            StoreError: as `extend`.
+        """
         asked = self.clock.monotonic()
-        held = await self._store.renew([(row.id, row.lease_token)], lease)
-        row.renewed(asked)
-        return row.id in held
+        held = await self._store.renew([(row.id, row.lease_token) for row in rows], lease)
+        for row in rows:
+            row.renewed(asked)
+        return held

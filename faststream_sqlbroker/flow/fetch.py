@@ -10,18 +10,18 @@ from uuid import UUID
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Holder, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
-from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcomes import MOST_APART
-from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, prefetch_lease
+from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, prefetch_lease, slot_horizon
 from faststream_sqlbroker.flow.ready import SCAN_INTERVAL, Ready
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.solo_run import SoloRuns, Turn
 from faststream_sqlbroker.flow.stride_scheduler import StrideScheduler
 from faststream_sqlbroker.flow.wakeup import ALL
+from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -87,9 +87,15 @@ class Fetcher:
         self._shares = (
             StrideScheduler(settings.queues, settings.weights) if settings.weights else None
         )
+        self._asked_at = 0.0
+        """When the last claim was sent (monotonic seconds)."""
         self._unanswered: list[UUID] = []
         self._release_again_at = float("-inf")
         self._look_interval = SCAN_INTERVAL
+        # A full fetch is enough until the next one.
+        self._horizon = min(
+            max(HORIZON, settings.min_fetch_interval), slot_horizon(settings.policies)
+        )
 
     def hint(self, queues: frozenset[str] = ALL) -> None:
         """Something may have arrived in `queues`: claim, look before the next claim, and poll
@@ -102,11 +108,6 @@ class Fetcher:
             self._hinted = ALL if queues == ALL else self._hinted | queues
         self._look_again = True
         self._idle_wait = self._first_wait
-
-    @property
-    def _one_by_one(self) -> bool:
-        """Whether no more is claimed than workers are free."""
-        return bool(self._settings.ordered or self._settings.policies)
 
     def reopened(self) -> None:
         """Other queues are open than before: what waits of those that are not goes back, and the
@@ -129,15 +130,10 @@ class Fetcher:
     def window(self) -> int:
         """Rows that may wait here: those that the workers will start soon, or at once."""
         s = self._settings
-        a_run = s.fetch_batch_size if s.batch else 1
-        if self._one_by_one:
-            # What waits for a worker here keeps its key, or its slot, from everybody.
-            return max(0, self._free) * a_run
+        a_run = s.run_size
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
-        horizon = max(HORIZON, s.min_fetch_interval)  # a full fetch is enough until the next
-        return min(
-            capacity, self._inflight.times.starts_ahead(s.max_workers, self._free, horizon) * a_run
-        )
+        starts = self._inflight.times.starts_ahead(s.max_workers, self._free, self._horizon)
+        return min(capacity, starts * a_run)
 
     def room(self, window: int) -> int:
         """Rows that may be claimed now if `window` may wait; 0 while the flush is behind."""
@@ -173,6 +169,24 @@ class Fetcher:
             return 0.0
         return await self._claim_due(turn, now)
 
+    def look_at_all(self) -> None:
+        """Let the next claim read from the beginning, not from where the last one ended."""
+        self._cursors = Cursors()
+        self._memory = ScanPosition()
+
+    async def claim_now(self, pairs: Sequence[ReadyPair], limit: int) -> tuple[int, float | None]:
+        """Claim from `pairs` without regard to when the last claim was, suspects among the others;
+        how many rows, and in how many seconds to look again, if the claim knows.
+
+        Policies look at all open queues.
+        """
+        if self._settings.policies:
+            rows, again = await self._claim_scheduled(limit, None)
+        else:
+            rows, again = await self._claim(pairs, limit, None)
+        self._add(rows)
+        return len(rows), again
+
     async def _claim_due(self, turn: Turn, now: float) -> float:
         """Claim what is due, as much as there is room for; seconds until the next look."""
         limit = self._find_room()
@@ -181,12 +195,18 @@ class Fetcher:
         suspicion = self._suspicion
         if suspicion is not None and turn is Turn.OTHERS:
             suspicion = suspicion.untold()
-        rows, again = await self._claim_ready(limit, suspicion)
+        metrics = self._inflight.metrics
+        try:
+            rows, again = await self._claim_ready(limit, suspicion)
+        finally:
+            metrics.claim_took(self._clock.monotonic() - now)
         self._solo_runs.met(rows.suspects, now)
         if not _met(rows):
             self._solo_runs.nothing_else(now)
         self._add(rows)
         wait = self._next_wait(_met(rows), limit, again, took=self._clock.monotonic() - now)
+        if self._gated and not rows and again is not None:
+            metrics.policy_wait("claim", wait)
         return 0.0 if self._solo_runs.waits(self._clock.monotonic()) else wait
 
     async def _claim_ready(
@@ -257,9 +277,11 @@ class Fetcher:
         prefetch = Prefetch(starting, shorter) if shorter < lease and starting < limit else None
         with self._noting_the_unanswered() as token:
             if self._settings.ordered:
+                lease = self._one_lease(limit)
                 rows, again, self._cursors = await self._store.claim_ordered(
                     due, limit, lease, token, self._cursors, suspicion=suspicion
                 )
+                self._note_lease(rows, lease)
                 return rows, again
             rows = await self._store.claim(
                 due, limit, lease, token, suspicion=suspicion, prefetch=prefetch
@@ -275,24 +297,39 @@ class Fetcher:
         queues = self.ready.queues_in_turn()
         if self._shares is not None:
             queues = self._shares.order(queues)
+        lease = s.release_stuck_timeout if only is not None else self._one_lease(limit)
         with self._noting_the_unanswered() as token:
             wanted = PolicyClaimRequest(
                 queues,
                 limit,
-                s.release_stuck_timeout,
+                lease,
                 token,
                 s.policies,
                 s.ordered,
                 s.retain_in_archive_on_reject,
                 suspicion,
                 only,
+                limit if only is not None else self._starting(),
             )
             claim, self._memory = await self._store.policies.claim(wanted, self._memory)
+        self._note_lease(claim.rows, lease)
         self._gated = claim.gated
         self._more = claim.more
         if self._shares is not None and only is None:
             self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
         return Claimed(claim.rows, claim.suspects), claim.again
+
+    def _one_lease(self, limit: int) -> float:
+        """For how long all rows of a claim are leased: for less if some of `limit` may wait here
+        for a worker.
+        """
+        lease = self._settings.release_stuck_timeout
+        return lease if self._starting() >= limit else prefetch_lease(lease)
+
+    def _note_lease(self, rows: Sequence[ClaimedMessage], lease: float) -> None:
+        if lease < self._settings.release_stuck_timeout:
+            for row in rows:
+                row.prefetched = True
 
     async def _claim_suspect(self, *, alone: bool) -> None:
         s = self._settings
@@ -311,7 +348,10 @@ class Fetcher:
             self._add(rows)
 
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
-        self._inflight.add(rows, self._holder)
+        # The answer may have come late, as after a stall of the process: of the lease is left what
+        # is left since the claim was sent.
+        self._inflight.add(rows, self._holder, self._asked_at)
+        self._inflight.metrics.claimed(rows)
         if len(self._registration.open) < len(self._settings.queues):
             # A queue may have been paused while the claim ran.
             self._inflight.keep_waiting(self._registration.open)
@@ -320,6 +360,7 @@ class Fetcher:
     def _noting_the_unanswered(self) -> Iterator[UUID]:
         """A new token; kept if it is not known whether the claim with it was committed."""
         token = self._registration.token()
+        self._asked_at = self._clock.monotonic()
         try:
             yield token
         except (UnknownOutcomeError, CancelledError):
@@ -360,16 +401,16 @@ class Fetcher:
         window = self.window()
         # A claim of one row for each finished one would cost a statement a message.
         worthwhile = max(1, min(s.fetch_batch_size // 2, window - window // 2))
-        held.ask_below(window if self._one_by_one else window - worthwhile)
+        held.ask_below(window - worthwhile)
         # Where few wait, what is more urgent than they are must be seen before they are all.
         self._look_interval = SCAN_INTERVAL if window >= s.fetch_batch_size else HORIZON / 2
         limit = self.room(window)
-        busy = held.waiting.qsize() > 0 and not self._one_by_one
+        busy = held.waiting.qsize() > 0
         return limit if limit >= (worthwhile if busy else 1) else 0
 
     def _starting(self) -> int:
         """Of the next rows, how many start at once."""
-        a_run = self._settings.fetch_batch_size if self._settings.batch else 1
+        a_run = self._settings.run_size
         return max(0, self._free * a_run - self._inflight.waiting.qsize())
 
     def _wait_for_room(self) -> float:

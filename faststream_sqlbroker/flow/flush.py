@@ -117,6 +117,7 @@ class Flusher:
             return False
         batch = self._inflight.take(self._batch_size)
         size = len(batch.parts)
+        began = self._clock.monotonic()
         try:
             refused = await write(self._store, self._inflight, batch, skip_locked=self._past_locked)
         except BaseException as error:
@@ -127,6 +128,8 @@ class Flusher:
                 return True
             self._inflight.put_back(batch, first=True)
             raise
+        finally:
+            self._inflight.metrics.flush_took(self._clock.monotonic() - began)
         self.repeater.refuse(batch, refused)
         locked = len(batch.parts)
         self._inflight.put_back(batch, first=False)

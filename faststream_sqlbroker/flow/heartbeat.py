@@ -8,6 +8,7 @@ everything goes on as it was last known.
 import asyncio
 import logging
 from collections.abc import Set as AbstractSet
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.clock import Clock
@@ -85,10 +86,32 @@ class Heartbeat:
     def join(self, registration: Registration) -> None:
         """`registration` lives until it leaves, and is told soon which queues are paused."""
         self._registrations[registration.name] = registration
-        if self._loop is None:
+        if self._loop is None or self._loop.orphaned:
             self._loop = Loop("heartbeat", self.tick, self._log, self._clock)
             self._loop.start(self._outages)
         self._loop.wake()
+
+    def know(self, registration: Registration) -> None:
+        """Tell `registration` which queues this process pauses, without a sign of life."""
+        self._registrations[registration.name] = registration
+
+    async def refresh(self) -> datetime | None:
+        """Without the loop: ask which queues are paused, if any is known to be; when the first of
+        these pauses ends.
+
+        Raises:
+            StoreError: nothing was told; call again.
+        """
+        registrations = list(self._registrations.values())
+        if not any(registration.keeps_closed for registration in registrations):
+            return None
+        paused = await self._store.live_subscribers.paused()
+        self._tell(registrations, frozenset(one.queue for one in paused))
+        return min((one.until for one in paused if one.until is not None), default=None)
+
+    def forget(self, registration: Registration) -> None:
+        """Undo `know`."""
+        self._registrations.pop(registration.name, None)
 
     async def leave(self, registration: Registration) -> None:
         """`registration` has ended; never fails, and takes about two seconds at most."""

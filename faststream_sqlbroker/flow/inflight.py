@@ -9,6 +9,7 @@ from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
 from faststream_sqlbroker.flow.outcomes import Outcomes
 from faststream_sqlbroker.flow.prefetch import HandlerTimes, prefetch_lease
@@ -30,9 +31,10 @@ class Inflight(Outcomes):
         log: Log = lambda *_, **__: None,
         clock: Clock | None = None,
         signals: Signals | None = None,
+        metrics: SubscriberMetrics | None = None,
     ) -> None:
-        """Hold nothing; `log` is told of lost leases."""
-        super().__init__(log, clock, signals)
+        """Hold nothing; `log` and `metrics` are told of lost leases."""
+        super().__init__(log, clock, signals, metrics)
         self.running = 0
         """Handlers that run."""
         self.busy = 0
@@ -58,6 +60,13 @@ class Inflight(Outcomes):
         ):
             return False
         return len(self.held) <= self.apart_count - len(self._overtaken)
+
+    def stages(self) -> dict[str, int]:
+        """How many messages are at which stage, for metrics."""
+        waiting = self.waiting.qsize()
+        settling = len(self.queued) + sum(len(batch.parts) for batch in self.batches)
+        running = max(0, len(self.held) - waiting - settling)
+        return {"waiting": waiting, "running": running, "settling": settling}
 
     def want_room(self) -> None:
         """Give signal `room` as soon as there may be room: the fetch loop has found none."""
@@ -97,9 +106,17 @@ class Inflight(Outcomes):
         """
         items = self.waiting.items
         before = self.clock.monotonic() - longest
-        stale = [row for row in items if row is not None and row.claimed_monotonic < before]
+
+        def is_stale(row: ClaimedMessage) -> bool:
+            # What waits for its slot, rather than for a worker, could start nowhere else.
+            waited_from = row.claimed_monotonic
+            if row.slot is not None:
+                waited_from = max(waited_from, row.slot.earliest)
+            return waited_from < before
+
+        stale = [row for row in items if row is not None and is_stale(row)]
         if stale:
-            kept = [row for row in items if row is None or row.claimed_monotonic >= before]
+            kept = [row for row in items if row is None or not is_stale(row)]
             items.clear()
             items.extend(kept)
             self.give_back(stale)
@@ -131,6 +148,7 @@ class Inflight(Outcomes):
         self._drop_overtaken(batch)
         units = dict.fromkeys(s.unit for s in batch.parts if s.unit in denied)
         batch.keep([s for s in batch.parts if s.unit not in units])
+        # Raises unless the table of transitions has this arrow.
         after(batch.state, Event.ANSWER_DENIED)
         for unit in units:
             if unit is not None and unit.fallback is not None:
@@ -149,6 +167,8 @@ class Inflight(Outcomes):
         def is_old(row: ClaimedMessage) -> bool:
             held = now - row.renewed_monotonic
             limit = shorter if row.prefetched else third
+            # A row that is being written is most likely gone in a moment: it is renewed only if
+            # that takes long.
             return held >= limit and (
                 held >= 2 * limit or (row.id, row.lease_token) not in being_written
             )

@@ -36,15 +36,29 @@ class LeaseKeeper:
         twelfth of that.
         """
         shorter = prefetch_lease(self._lease)
+        if self._inflight.metrics.on:
+            self._tell_margin(shorter)
         if due := self._inflight.due_for_renewal(self._lease, self._max_lease):
             waiting = {id(row) for row in self._inflight.waiting.items}
             waits = [row for row in due if row.prefetched and id(row) in waiting]
+            # A row that is locked elsewhere is not waited for: its transaction may last for long,
+            # and its lock keeps the lease.
             await self._renew(waits, shorter, skip_locked=True)
             kept = {id(row) for row in waits}
             await self._renew(
                 [row for row in due if id(row) not in kept], self._lease, skip_locked=True
             )
         return max(0.02, shorter / 12)
+
+    def _tell_margin(self, shorter: float) -> None:
+        """Tell how soon the first lease runs out, before this look renews any."""
+        full = self._lease
+        ends = [
+            max(row.renewed_monotonic + (shorter if row.prefetched else full), row.held_until)
+            for row in self._inflight.held.values()
+        ]
+        if ends:
+            self._inflight.metrics.lease_margin(min(ends) - self._clock.monotonic())
 
     async def hold_for_start(self, rows: Sequence[ClaimedMessage]) -> None:
         """Renew `rows`, which have waited and are to start now; those that are not held any more
@@ -54,6 +68,7 @@ class LeaseKeeper:
             StoreError: the database could not be asked, or a row was locked elsewhere for too
                 long.
         """
+        # Here a locked row is waited for: the handler must not start without its lease.
         await self._renew(rows, self._lease, skip_locked=False)
 
     async def _renew(
@@ -62,6 +77,8 @@ class LeaseKeeper:
         for start in range(0, len(rows), MAX_PER_STATEMENT):
             part = rows[start : start + MAX_PER_STATEMENT]
             asked = self._clock.monotonic()
+            # The database counts from when it executes this, later than `asked`. So we may take a
+            # lease for shorter than it is, never for longer.
             leases = [(row.id, row.lease_token) for row in part]
             held = await self._store.renew(leases, lease, skip_locked=skip_locked)
             for row in part:
@@ -86,9 +103,12 @@ class LeaseKeeper:
         if transaction is not None:
             held = await transaction.hold(leases, max(seconds, self._lease))
         else:
+            # A handler may have asked for more before; a renewal must not shorten that.
             longest = max(row.held_until - asked for row in rows)
             held = await self._store.renew(leases, max(seconds, self._lease, longest))
         for row in rows:
+            # Inside a transaction nothing was written: the lock keeps the lease until the
+            # transaction ends.
             if row.id in held and transaction is None:
                 row.renewed(asked, shorter=False)
                 row.held_until = max(row.held_until, asked + seconds)

@@ -233,7 +233,6 @@ class Locks:
         log: Log,
         clock: Clock | None = None,
     ) -> None:
-        """No caller waits."""
         self._store = store
         self._shielded = shielded
         self._log = log

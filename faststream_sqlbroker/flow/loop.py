@@ -6,13 +6,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import StoreError
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.flow.outage import Outages
 
 Log = Callable[..., None]
 """log(level, text, *, exc_info=None, message_id=None)"""
@@ -37,6 +34,19 @@ def is_told(failures: int) -> bool:
     return failures.bit_count() == 1
 
 
+class FailureLog(Protocol):
+    """Tells failures of loops together (`flow.outage.Outages`)."""
+
+    def failed(self, part: "Loop", name: str, error: StoreError) -> None:
+        """`part`, one of possibly many called `name`, has failed, and will try again."""
+
+    def worked(self, part: "Loop") -> None:
+        """`part` has worked."""
+
+    def left(self, part: "Loop") -> None:
+        """`part` has ended."""
+
+
 class Loop:
     """Runs `tick` until stopped; `wake` makes the next tick come at once.
 
@@ -55,7 +65,7 @@ class Loop:
         self._clock = clock
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._outages: Outages | None = None
+        self._outages: FailureLog | None = None
         self._stopped = asyncio.Event()
         self.failures = 0
 
@@ -64,7 +74,12 @@ class Loop:
         """Whether the last tick succeeded."""
         return self.failures == 0
 
-    def start(self, outages: "Outages") -> None:
+    @property
+    def orphaned(self) -> bool:
+        """Whether the event loop that it ran in is closed."""
+        return self._task is not None and self._task.get_loop().is_closed()
+
+    def start(self, outages: FailureLog) -> None:
         """Start the loop's task; `outages` is told when the database fails."""
         self._stopped.clear()
         self._outages = outages
@@ -79,19 +94,25 @@ class Loop:
         """End after the running tick, which is cancelled after `timeout` seconds (None: never)."""
         self._stopped.set()
         self._wake.set()
+        orphaned = self.orphaned
         task, self._task = self._task, None
         if task is None:
             return
-        try:
-            await asyncio.wait((task,), timeout=timeout)
-        finally:
-            task.cancel()  # no effect on a task that has ended
-        await asyncio.wait((task,), timeout=CANCEL_LIMIT)
+        if not orphaned:
+            # The task of a closed event loop has ended with it, and cannot be waited for.
+            try:
+                await asyncio.wait((task,), timeout=timeout)
+            finally:
+                # Also if this stop is cancelled itself: the task must not outlive it.
+                task.cancel()  # no effect on a task that has ended
+            # A driver may hang while it closes a connection; the stop goes on without it.
+            await asyncio.wait((task,), timeout=CANCEL_LIMIT)
         if self._outages is not None:
             self._outages.left(self)
 
     async def _run(self) -> None:
         while not self._stopped.is_set():
+            # Before the tick, so that a wake-up during the tick lets the next one come at once.
             self._wake.clear()
             wait = await self._guarded_tick()
             if not self._stopped.is_set():
@@ -130,6 +151,7 @@ class Loop:
 
     async def _pause(self, wait: float | None) -> None:
         if wait is not None and wait <= 0:
+            # A loop that always has work must let other tasks run.
             await asyncio.sleep(0)
             return
         with suppress(TimeoutError):

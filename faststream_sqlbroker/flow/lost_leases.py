@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.outcome_states import Mark
 
 Units = dict[Unit, set[int]]
@@ -23,9 +24,9 @@ def note_unit(units: Units, lost: Settlement) -> None:
 class LostLeases:
     """What one subscriber has lost."""
 
-    def __init__(self, log: Log) -> None:
-        """`log` is told."""
+    def __init__(self, log: Log, metrics: SubscriberMetrics) -> None:
         self._log = log
+        self._metrics = metrics
         self.unanswered: set[Mark] = set()
         """Deliveries with an earlier COMMIT that was not answered: they may be written already."""
         self.lost_count = 0
@@ -54,6 +55,7 @@ class LostLeases:
         else:
             self.lost_count += 1
             what = "lease lost"
+        self._metrics.lost("" if row is None else row.queue, unknown=what == "settle unknown")
         which = (
             ""
             if row is None

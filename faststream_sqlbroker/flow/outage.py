@@ -50,6 +50,7 @@ class Outages:
     def failed(self, part: Hashable, name: str, error: StoreError) -> None:
         """`part`, one of possibly many called `name`, has failed, and will try again."""
         kind = "" if isinstance(error, TransientStoreError) else name
+        # A part fails for one reason at a time, so the new reason ends the one before.
         for other in [
             k for k, lasting in self._lasting.items() if k != kind and part in lasting.failing
         ]:

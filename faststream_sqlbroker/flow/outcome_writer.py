@@ -82,18 +82,29 @@ def _smaller(
 
     A unit that is refused by itself is added to `refused`, after what was sent before it.
     """
-    # Many branches, most of them conditions of lists: two ways to make a batch smaller.
     if isinstance(error, AccessError) and error.only_answers:
         # Those without an answer are not held up by the search for the others.
-        plain = [s for s in parts if s.unit is None or not s.unit.chained]
-        parts = [s for s in parts if s.unit is not None and s.unit.chained]
+        plain, parts = _by_answer(parts)
         if error.every_answer:
             refused += [(settlement, error) for settlement in parts]
             parts = []
         if plain:
             yield plain
-        if not parts:
-            return
+    if parts:
+        yield from _halves(parts, refused, error)
+
+
+def _by_answer(parts: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
+    """Those that publish nothing with their ack, and those that do."""
+    plain = [s for s in parts if s.unit is None or not s.unit.on_ack]
+    answering = [s for s in parts if s.unit is not None and s.unit.on_ack]
+    return plain, answering
+
+
+def _halves(
+    parts: list[Settlement], refused: Refused, error: StoreError
+) -> Iterator[list[Settlement]]:
+    """About half of `parts` and the rest, no unit cut; a single unit is refused."""
     half = unit_end(parts, len(parts) // 2)
     if half == len(parts):
         half = unit_end(parts, 1)

@@ -11,12 +11,20 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Holder, Settlement, SettleResult
+from faststream_sqlbroker.core.rows import (
+    Acked,
+    ClaimedMessage,
+    Holder,
+    Settlement,
+    SettleResult,
+    note_claimed,
+)
 from faststream_sqlbroker.core.settle import sent_back
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.buffer import Buffer
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.lost_leases import CAME_BACK, LostLeases, Units, note_unit
+from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.outcome_states import (
     APART_STATES,
     Batch,
@@ -45,13 +53,16 @@ class Outcomes:
         log: Log = lambda *_, **__: None,
         clock: Clock | None = None,
         signals: Signals | None = None,
+        metrics: SubscriberMetrics | None = None,
     ) -> None:
         """Hold nothing; `log` is told of each lost delivery, once."""
         self.clock = clock or Clock()
         """The broker's; the loops of the subscriber take it from here."""
         self.signals = Signals() if signals is None else signals
         """The other parts of the subscriber, each of which takes them from here."""
-        self.lost_leases = LostLeases(log)
+        self.metrics = SubscriberMetrics() if metrics is None else metrics
+        """Told of what is done, once a batch; the other parts take it from here."""
+        self.lost_leases = LostLeases(log, self.metrics)
         self.held: dict[int, ClaimedMessage] = {}
         """All that are ours, by message."""
         self.waiting: Buffer[ClaimedMessage | None] = Buffer()
@@ -127,14 +138,18 @@ class Outcomes:
 
     # -- to WAITING and QUEUED ---------------------------------------------------------------------
 
-    def add(self, rows: Sequence[ClaimedMessage], holder: Holder | None = None) -> None:
+    def add(
+        self,
+        rows: Sequence[ClaimedMessage],
+        holder: Holder | None = None,
+        asked: float | None = None,
+    ) -> None:
         """Take in freshly claimed rows, which wait for a worker.
 
-        `holder` is given to each of them, for what its handler may ask.
+        `holder` is given to each of them, for what its handler may ask. The claim was sent at
+        `asked` (monotonic seconds; None: now).
         """
-        now = self.clock.monotonic()
-        for row in rows:
-            row.claimed(now, holder)
+        note_claimed(rows, self.clock.monotonic(), holder, asked)
         self._take_in(rows)
         self.waiting.extend(rows)
 
@@ -240,6 +255,8 @@ class Outcomes:
             rest: What a lost lease means.
         """
         parts: Sequence[Settlement] = batch.parts
+        if self.metrics.on and result.settled:
+            self.metrics.settled(parts, result.settled, self.held)
         if len(result.settled) == len(parts) and not self.lost_leases.unanswered:
             parts = self._written_acks(parts)
         done = result.settled | result.lost

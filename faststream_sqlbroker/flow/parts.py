@@ -4,7 +4,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from faststream_sqlbroker.core.outcome import Ack, Again
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST
 
 Rows = list[ClaimedMessage]
@@ -22,7 +22,7 @@ def take_again(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
     ended = [row for row in rows if not isinstance(row.outcome, Again)]
     for _, row in again:
         row.settle_anew(Ack() if ack_first else None)
-        row.end_publishing(ACK_FIRST if ack_first else "")
         row.chained = ()
+    end_publishing([row for _, row in again], ACK_FIRST if ack_first else "")
     again.sort(key=itemgetter(0))
     return ended, [[row for _, row in pairs] for _, pairs in groupby(again, key=itemgetter(0))]

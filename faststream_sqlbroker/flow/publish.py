@@ -19,7 +19,6 @@ class Publisher:
     """Writes messages and sends the hints that follow them."""
 
     def __init__(self, store: "Store", wakeups: Wakeups) -> None:
-        """Share the broker's store and wake-ups."""
         self._store = store
         self._wakeups = wakeups
 

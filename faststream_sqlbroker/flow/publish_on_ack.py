@@ -53,6 +53,7 @@ def join(
     else:
         refusal = first.no_chain
     if first is not None and not refusal:
+        # A new list, as all rows share the empty default.
         first.chained = [*first.chained, *rows]
         return True
     if required:
@@ -62,6 +63,8 @@ def join(
 
 def _own_first(here: CurrentDelivery | None) -> ClaimedMessage | None:
     """The first row of the delivery `here`, if the worker's own task asks."""
+    # A task that the handler started may still run when the worker has the next delivery: its
+    # publish must not join that one.
     if here is None or asyncio.current_task() is not here.task:
         return None
     rows = here.delivery
@@ -76,7 +79,7 @@ def due_queues(rows: Iterable[NewMessage]) -> set[str]:
 def filled_queues(settlement: Settlement) -> set[str]:
     """Queues in which something is due at once since `settlement` is written."""
     moved = set() if settlement.queue is None or settlement.delay else {settlement.queue}
-    return moved if settlement.unit is None else moved | due_queues(settlement.unit.chained)
+    return moved if settlement.unit is None else moved | due_queues(settlement.unit.on_ack)
 
 
 _NONE = (

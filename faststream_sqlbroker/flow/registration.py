@@ -47,6 +47,8 @@ class Registration:
 
     def token(self) -> UUID:
         """A new lease token: whose it is, and 8 random bytes."""
+        # Half of the token names the subscriber, so `explain` finds the holder of a lease. The
+        # other half makes each claim's token new, which is the fence.
         return UUID(bytes=self._holder + os.urandom(16 - HOLDER_BYTES))
 
     def describe(self) -> dict[str, Any]:
@@ -67,6 +69,8 @@ class Registration:
         self._closed = frozenset() if known else None
         self._holds.clear()
         if not known:
+            # The heartbeat may fail for as long as the database does. A pause that is noticed late
+            # is better than a subscriber that never claims.
             self._timer = self._clock.call_later(FIRST_WAIT, self.told, frozenset())
         self._tell_queues()
 
@@ -97,6 +101,11 @@ class Registration:
         """It stops."""
         self.stopping = True
         self._forget_timer()
+
+    @property
+    def keeps_closed(self) -> bool:
+        """Whether a queue is paused for everybody."""
+        return bool(self._closed)
 
     def _forget_timer(self) -> None:
         if self._timer is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.prefetch import PREFETCH_LEASE
 
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ class StuckReleaser:
         interval: float,
         released: Callable[[], None],
         clock: Clock | None = None,
+        metrics: SubscriberMetrics | None = None,
     ) -> None:
         """`interval`: most seconds between two searches, and between two removals of what has
         expired otherwise.
 
-        `released` is called when rows came back.
+        `released` is called when rows came back; `metrics` are told how many.
         """
         self._store = store
         self._queues = queues
@@ -50,6 +52,7 @@ class StuckReleaser:
         self._interval = interval
         self._released = released
         self._clock = clock or Clock()
+        self._metrics = SubscriberMetrics() if metrics is None else metrics
         self._clean_at = float("-inf")
 
     async def tick(self) -> float:
@@ -62,6 +65,7 @@ class StuckReleaser:
             self._log(
                 logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}"
             )
+            self._metrics.released(count)
             self._released()
             return 0.0  # there may be more, and when the next one ends is not known yet
         if (clean_in := self._clean_at - self._clock.monotonic()) <= 0:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.reasons import SETTLE_ERROR
-from faststream_sqlbroker.core.rows import Settlement
+from faststream_sqlbroker.core.rows import Settlement, SettleResult
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
@@ -156,33 +156,39 @@ class Repeater:
         """Write the unit that was refused, or what can be written of it; whether it was refused
         once more.
         """
-        # Many branches, in one loop: each answer of the database to one version ends it or goes on.
         parts = batch.parts
+        # The same first, every time: the cause of the refusal may be gone by now.
         versions = parts, *lesser(parts, batch.tries, archive=self._store.dialect.has_archive)
         for n, version in enumerate(versions):
-            try:
-                result = await self._store.settle(version, skip_locked=True)
-            except StoreError as error:
-                if not isinstance(error, TransientStoreError):
-                    continue
-                note_unanswered(self._inflight, batch, error)
-                raise
-            except BaseException as error:
-                note_unanswered(self._inflight, batch, error)
-                raise
+            result = await self._answer(batch, version)
+            if result is None:
+                continue
             self._inflight.answered(batch, result)
-            if parts[0].unit is None and not n and result.settled:
+            if result.settled and n:
+                self._tell_lesser(version, batch.tries)
+            elif result.settled and parts[0].unit is None:
                 self._on_denied(False)
-            if n and result.settled:
-                self._log(
-                    logging.ERROR,
-                    f"the outcome of messages {[s.id for s in version]} was refused {batch.tries} "
-                    f"times; it is settled as {version[0].state and version[0].state.name} "
-                    "without what may be the cause",
-                    message_id=version[0].id,
-                )
             return False
         return True
+
+    async def _answer(self, batch: Batch, version: Sequence[Settlement]) -> SettleResult | None:
+        """What the database answers to `version` of `batch`; None if it refuses it."""
+        try:
+            return await self._store.settle(version, skip_locked=True)
+        except BaseException as error:
+            if isinstance(error, StoreError) and not isinstance(error, TransientStoreError):
+                return None
+            note_unanswered(self._inflight, batch, error)
+            raise
+
+    def _tell_lesser(self, version: Sequence[Settlement], tries: int) -> None:
+        first = version[0]
+        self._log(
+            logging.ERROR,
+            f"the outcome of messages {[s.id for s in version]} was refused {tries} times; it is "
+            f"settled as {first.state and first.state.name} without what may be the cause",
+            message_id=first.id,
+        )
 
 
 def _few(parts: Sequence[Settlement]) -> str:
@@ -201,19 +207,24 @@ def lesser(
     """What may be written in place of a unit that was refused `tries` times, the best first.
 
     Nothing for an ack, a nack without an error, a postponement or a release: they carry nothing of
-    their own that could be the cause. What was chained to acks falls back to nacks of all of them;
-    a text is left out; what cannot go to another queue becomes a dead letter, where there is an
-    `archive` to keep it.
+    their own that could be the cause. Where messages are published on ack, all rows fall back to
+    nacks; a text is left out; what cannot go to another queue becomes a dead letter, where there is
+    an `archive` to keep it.
     """
-    # Many branches, in the order in which they are tried: the least loss first.
     if tries < LESS_AFTER:
         return
     unit = parts[0].unit
-    if unit is not None:
-        if unit.fallback is not None:
-            yield unit.fallback(None)
-        return
-    [settlement] = parts
+    if unit is None:
+        [settlement] = parts
+        yield from _lesser_alone(settlement, tries, archive=archive)
+    elif unit.fallback is not None:
+        yield unit.fallback(None)
+
+
+def _lesser_alone(
+    settlement: Settlement, tries: int, *, archive: bool
+) -> Iterator[Sequence[Settlement]]:
+    # The order of loss: the text first, the reason with it, at last the queue.
     if settlement.error is not None:
         yield [replace(settlement, error=NO_TEXT)]
     if settlement.leaves and settlement.reason is not None:

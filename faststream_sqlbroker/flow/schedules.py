@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
@@ -63,7 +63,6 @@ class Firing:
     """Publishes what is due, once in the whole fleet."""
 
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
-        """Share the broker's store and wake-ups."""
         self._schedules = store.schedules
         self._wakeups = wakeups
         self._log = log
@@ -215,7 +214,6 @@ class Scheduler:
     """Fires the schedules that were declared, as long as it runs."""
 
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
-        """Nothing runs before `start`."""
         self._store = store
         self._log = log
         self._outages = wakeups.outages
@@ -251,7 +249,7 @@ class Scheduler:
     def start(self) -> None:
         """Start the loop, if there are schedules; without effect if it runs."""
         self._defined.clear()
-        if self._planned and self._loop is None:
+        if self._planned and (self._loop is None or self._loop.orphaned):
             self._loop = Loop("schedule", self.tick, self._log, self._clock)
             self._loop.start(self._outages)
 
@@ -287,6 +285,30 @@ class Scheduler:
             (self._check(p, seen.get(p.name), now) for p in self._planned.values()),
             default=LONGEST_NAP,
         )
+
+    @property
+    def planned(self) -> bool:
+        """Whether there are schedules."""
+        return bool(self._planned)
+
+    async def fire_due(self) -> datetime | None:
+        """Without `start`: fire what is due and wait for its end; when the next look is needed, by
+        the database's clock.
+
+        Raises:
+            StoreError: nothing is known; call again.
+        """
+        await self.tick()
+        while running := list(self._tasks.values()):
+            await asyncio.wait(running)
+            await self.tick()
+        now, seen = await self._store.schedules.read(list(self._planned))
+        times = [
+            max(one.state.next_at, now + timedelta(seconds=max(0.0, one.busy_for)))
+            for one in seen.values()
+            if one.state is not None and one.state.next_at is not None
+        ]
+        return min(times, default=None)
 
     def _decide(
         self, planned: Planned, state: ScheduleState | None, now: datetime

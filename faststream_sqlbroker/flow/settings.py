@@ -55,8 +55,14 @@ class ConsumerSettings:
     dead_letter_queue: str | None = None
     wakeup: Literal["auto", "listen", "poll"] = "auto"
     batch: bool = False
+    batch_max_records: int | None = None
     transactional: bool = False
     policies: Sequence[Policy] = ()
     ordered: bool = False
     forward_to: str | Destination | None = None
     destinations: Sequence[str] | None = None
+
+    @property
+    def run_size(self) -> int:
+        """Most messages of one call of the handler."""
+        return (self.batch_max_records or self.fetch_batch_size) if self.batch else 1

@@ -27,11 +27,12 @@ class Settlements:
     def __call__(self, rows: list[ClaimedMessage]) -> list[Settlement]:
         """What the outcomes of one call of the handler mean.
 
-        What is chained to the call is written with all rows that it acked or moved, which are a
+        What it publishes on ack is written with all rows that it acked or moved, which are a
         unit; if one of them has lost its lease, the others go back. The rest is settled row by row.
         """
-        chained = rows[0].chained if rows else ()
-        if not chained and all(type(row.outcome) is Ack for row in rows):
+        on_ack = rows[0].chained if rows else ()
+        # Nearly all calls: every row is acked, and nothing is published on ack.
+        if not on_ack and all(type(row.outcome) is Ack for row in rows):
             now = self._clock.monotonic()
             return [
                 acked(row, self._rules, ended_after=now - row.claimed_monotonic)
@@ -39,8 +40,14 @@ class Settlements:
                 if not row.lease_lost
             ]
         self._tell_unsettled(rows)
-        unit = self._unit(rows) if chained else []
-        settlements = self._joined(unit, chained) if unit else []
+        return self._of_mixed(rows, on_ack)
+
+    def _of_mixed(
+        self, rows: Sequence[ClaimedMessage], on_ack: Sequence[NewMessage]
+    ) -> list[Settlement]:
+        """Settlements of `rows` of which not all are plain acks."""
+        unit = self._unit(rows) if on_ack else []
+        settlements = self._joined(unit, on_ack) if unit else []
         joined_ids = {row.id for row in unit}
         for row in rows:
             if not row.lease_lost and row.id not in joined_ids:
@@ -59,12 +66,12 @@ class Settlements:
                 )
 
     def _joined(
-        self, rows: Sequence[ClaimedMessage], chained: Sequence[NewMessage]
+        self, rows: Sequence[ClaimedMessage], on_ack: Sequence[NewMessage]
     ) -> list[Settlement]:
-        """Settlements of `rows` that are written together with what is `chained` to them."""
+        """Settlements of `rows` that are written together with the messages `on_ack`."""
         settlements = [self.one(row, row.outcome, attempted=True) for row in rows]
         ended = [settlement.ended_after for settlement in settlements]
-        unit = Unit(chained, partial(self._without_answer, rows, ended))
+        unit = Unit(on_ack, partial(self._without_answer, rows, ended))
         for settlement in settlements:
             settlement.unit = unit
         return settlements
@@ -91,6 +98,7 @@ class Settlements:
         if isinstance(error, AccessError):
             text = f"{text}: {error}\n{_OR_DROP}"
         refused = Nack(error=PublishError(text))
+        # A unit again: a batch's answer was for all of these rows, so they fail together.
         unit = Unit()
         settlements = []
         for row, ended_after in zip(rows, ended, strict=True):

@@ -20,7 +20,6 @@ class ShieldedCalls:
     """Keeps what goes on after its caller was cancelled."""
 
     def __init__(self) -> None:
-        """Nothing goes on."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(

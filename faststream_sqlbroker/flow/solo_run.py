@@ -49,7 +49,6 @@ class SoloRuns:
     """Decides whose turn it is. Times are seconds of the monotonic clock."""
 
     def __init__(self) -> None:
-        """Nothing is suspected."""
         self._known: dict[
             int, tuple[Suspect, float]
         ] = {}  # id → what it is, when it was first seen

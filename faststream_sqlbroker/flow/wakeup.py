@@ -61,12 +61,25 @@ class Wakeups:
     def register(self, queues: Sequence[str], hint: Hint, *, listen: bool) -> None:
         """Call `hint` when something may have arrived in `queues`."""
         self._hints[hint] = frozenset(queues)
-        if listen and self._store.can_listen and self._listener is None:
+        if (
+            listen
+            and self._store.can_listen
+            and (self._listener is None or self._listener.done())  # with its event loop
+        ):
             self._listener = asyncio.create_task(self._listen(), name="sqlbroker-listen")
 
     def unregister(self, hint: Hint) -> None:
         """Stop calling `hint`."""
         self._hints.pop(hint, None)
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The queues for which something is registered."""
+        return frozenset().union(*self._hints.values())
+
+    def look_again(self) -> None:
+        """Something may have arrived anywhere: call all hints of this process."""
+        self._wake_local(ALL)
 
     async def stop(self) -> None:
         """End the tasks; pending hints are dropped."""

@@ -127,6 +127,14 @@ class Worker:
                 await asyncio.sleep(0)
                 turn_ends = monotonic() + TURN
 
+    async def run_one(self) -> None:
+        """Deliver what waits first, and what belongs to its delivery; something must wait."""
+        here = CurrentDelivery(self._store)
+        current_delivery.set(here)
+        row = self._inflight.waiting.get_nowait()
+        if row is not None:
+            await self._step(row, here)
+
     async def _deliver_from(self, first: ClaimedMessage, here: CurrentDelivery) -> float:
         """Run the handler on `first`, or on a batch that begins with it; the time of its end."""
         # Counted from here: while `first` waits for its slot, the worker is not free.
@@ -275,7 +283,8 @@ class Worker:
         """`first` and what else waits, up to a batch."""
         rows = [first]
         waiting = self._inflight.waiting
-        while len(rows) < self._settings.fetch_batch_size and waiting.items:
+        most = self._settings.run_size
+        while len(rows) < most and waiting.items:
             row = waiting.items[0]
             if row is None or seconds_to_slot(row, self._clock) > 0:
                 break

@@ -17,11 +17,12 @@ from typing_extensions import override
 from faststream_sqlbroker.batch_start import BatchStart, marks_start, note_fault, starting
 from faststream_sqlbroker.core.outcome import Again
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.subscriber.invalid_body import is_fastapis
 
 if TYPE_CHECKING:
-    from faststream._internal.endpoint.subscriber.call_item import CallsCollection
     from faststream.message import StreamMessage
 
+    from faststream_sqlbroker.adapter.endpoints import CallsCollection
     from faststream_sqlbroker.flow.delivery import Handle
 
 
@@ -31,7 +32,6 @@ class Batches:
     """
 
     def __init__(self, calls: "CallsCollection[Any]", log: Callable[..., None]) -> None:
-        """`calls` are the subscriber's handlers, `log` is its own."""
         self._calls = calls
         self._log = log
 
@@ -126,17 +126,21 @@ class _NotesRefusals(BaseMiddleware):
     async def _note_refusal(self, error: Exception, message: "StreamMessage[Any]") -> None:
         refusal = error.original_error if isinstance(error, FastDependsValidationError) else error
         if isinstance(refusal, ValidationError):
-            places = [
-                each["loc"] for each in refusal.errors(include_url=False, include_input=False)
-            ]
-            fields = self._fields()
-            if not all(place and place[0] in fields for place in places):
-                return  # another parameter's, or a dependency's: whatever the batch is
-            batch = await message.decode()
-            aligned = isinstance(batch, Sequence) and len(batch) == len(message.raw_message)
-            note_fault(error, _named(places) if aligned else ())
-        elif refusal is not error or _is_msgspecs(error):
+            await self._note_places(error, refusal, message)
+        elif refusal is not error or _is_msgspecs(error) or is_fastapis(error):
             note_fault(error)
+
+    async def _note_places(
+        self, error: Exception, refusal: ValidationError, message: "StreamMessage[Any]"
+    ) -> None:
+        """Note the messages that Pydantic names, unless it is not the batch that it refuses."""
+        places = [each["loc"] for each in refusal.errors(include_url=False, include_input=False)]
+        fields = self._fields()
+        if not all(place and place[0] in fields for place in places):
+            return  # another parameter's, or a dependency's: whatever the batch is
+        batch = await message.decode()
+        aligned = isinstance(batch, Sequence) and len(batch) == len(message.raw_message)
+        note_fault(error, _named(places) if aligned else ())
 
 
 def _named(places: Sequence[tuple[int | str, ...]]) -> set[int]:

@@ -6,21 +6,17 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from faststream import AckPolicy
 
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import queue_problem, whole_number
 from faststream_sqlbroker.core.policies import check_ack_first, check_ordered
-from faststream_sqlbroker.core.retry import attempts_limit
+from faststream_sqlbroker.core.retry import RetryStrategyProto, attempts_limit
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.core.retry import RetryStrategyProto
-    from faststream_sqlbroker.subscriber.options import SubscriberSettings
+from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 _SHORTEST_LEASE = 0.1
 """Seconds: a renewal, due after a third, must reach the database in time."""
@@ -42,7 +38,7 @@ def queue_names(queues: object) -> tuple[str, ...]:
     if not names:
         raise SetupError("queues is empty: give at least one queue name")
     for name in names:
-        problem = name_problem(name)
+        problem = queue_problem(name)
         if problem is not None:
             raise SetupError(f"{short(name)} cannot be the name of a queue: {problem}")
     for position, name in enumerate(names):
@@ -55,7 +51,7 @@ def dead_letter_queue(value: object, queues: Sequence[str]) -> None:
     """Refuse what is neither None nor the name of another queue than `queues`."""
     if value is None:
         return
-    if (problem := name_problem(value)) is not None:
+    if (problem := queue_problem(value)) is not None:
         raise SetupError(f"{short(value)} cannot be the dead_letter_queue: {problem}")
     if value in queues:
         raise SetupError(
@@ -137,12 +133,12 @@ def time_or_none(name: str, value: Duration | None) -> float | None:
     return None if value is None else seconds_or_zero(name, value)
 
 
-def most_attempts(strategy: "RetryStrategyProto | None") -> int | None:
+def most_attempts(strategy: RetryStrategyProto | None) -> int | None:
     """Return the most attempts `strategy` allows: 1 without a strategy, None if it does not say."""
     return 1 if strategy is None else attempts_limit(strategy)
 
 
-def times_fit(settings: "SubscriberSettings") -> None:
+def times_fit(settings: ConsumerSettings) -> None:
     """Refuse times that cannot work together."""
     if settings.min_fetch_interval > settings.max_fetch_interval:
         raise SetupError(
@@ -163,7 +159,7 @@ def times_fit(settings: "SubscriberSettings") -> None:
         )
 
 
-def policy_fits(settings: "SubscriberSettings", policy: AckPolicy) -> None:
+def policy_fits(settings: ConsumerSettings, policy: AckPolicy) -> None:
     """Refuse policies whose ack comes too early for what else is asked for."""
     if settings.transactional and policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
         raise SetupError(
@@ -187,13 +183,17 @@ def policy_fits(settings: "SubscriberSettings", policy: AckPolicy) -> None:
         check_ordered(settings.policies)
 
 
-def forward_fits(settings: "SubscriberSettings") -> None:
-    """Refuse a `forward_to` that cannot be one, and options that are for handlers."""
+def forward_fits(
+    settings: ConsumerSettings, policy: AckPolicy, headers: bool | Sequence[str]
+) -> None:
+    """Refuse a `forward_to` that cannot be one, and options that are for handlers: among them the
+    ack `policy` and `headers`, the option forward_headers.
+    """
     target = settings.forward_to
     if target is None:
         return
     if not isinstance(target, Destination):
-        if (problem := name_problem(target)) is not None:
+        if (problem := queue_problem(target)) is not None:
             raise SetupError(f"forward_to cannot be {short(target)}: {problem}")
         if target in settings.queues:
             raise SetupError(
@@ -207,14 +207,14 @@ def forward_fits(settings: "SubscriberSettings") -> None:
         )
     unfit = {
         "transactional": settings.transactional,
-        "forward_headers": settings.forward_headers is not False,
+        "forward_headers": headers is not False,
         "handler_timeout": settings.handler_timeout is not None,
-        "ack_policy": settings.ack_policy is not AckPolicy.NACK_ON_ERROR,
+        "ack_policy": policy is not AckPolicy.NACK_ON_ERROR,
     }
     no_handler([name for name, given in unfit.items() if given])
 
 
-def destinations(value: object, settings: "SubscriberSettings") -> tuple[str, ...] | None:
+def destinations(value: object, settings: ConsumerSettings) -> tuple[str, ...] | None:
     """Return the names of the only destinations; None if there are no such.
 
     Raises:
@@ -238,7 +238,7 @@ def destinations(value: object, settings: "SubscriberSettings") -> tuple[str, ..
             "destinations is empty, so that nothing could be moved: name a queue, or leave it out"
         )
     for name in names:
-        if (problem := name_problem(name)) is not None:
+        if (problem := queue_problem(name)) is not None:
             raise SetupError(f"destinations cannot hold {short(name)}: {problem}")
         if name in settings.queues:
             raise SetupError(
@@ -257,7 +257,22 @@ def no_handler(options: Sequence[str]) -> None:
         )
 
 
-def warn_of_surprises(settings: "SubscriberSettings") -> None:
+def batch_fits(settings: ConsumerSettings) -> None:
+    """Refuse a limit of batches where there are none, or that no claim reaches."""
+    most = settings.batch_max_records
+    if most is None:
+        return
+    whole_number("batch_max_records", most, other=" or None for fetch_batch_size")
+    if not settings.batch:
+        raise SetupError(f"batch_max_records={most} is for batch handlers: add batch=True")
+    if most > settings.fetch_batch_size:
+        raise SetupError(
+            f"batch_max_records={most} is more than a claim takes "
+            f"(fetch_batch_size={settings.fetch_batch_size}): lower it, or raise fetch_batch_size"
+        )
+
+
+def warn_of_surprises(settings: ConsumerSettings) -> None:
     """Warn of values that are legal together, but hardly meant."""
     attempts = most_attempts(settings.retry_strategy)
     if (
@@ -288,7 +303,7 @@ def warn_of_surprises(settings: "SubscriberSettings") -> None:
         )
 
 
-def warn_unused_strategy(settings: "SubscriberSettings") -> None:
+def warn_unused_strategy(settings: ConsumerSettings) -> None:
     """Warn that a given strategy is never asked."""
     if most_attempts(settings.retry_strategy) != 1:
         _warn(

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from faststream import AckPolicy
-from faststream._internal.configs import SubscriberSpecificationConfig, SubscriberUsecaseConfig
-from faststream._internal.constants import EMPTY
 
+from faststream_sqlbroker.adapter.endpoints import (
+    SubscriberSpecificationConfig,
+    SubscriberUsecaseConfig,
+)
+from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 

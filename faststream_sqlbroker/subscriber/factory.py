@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from faststream._internal.constants import EMPTY
-from faststream._internal.endpoint.subscriber.call_item import CallsCollection
-
+from faststream_sqlbroker.adapter.endpoints import CallsCollection
+from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.routing import PipelineStep
 from faststream_sqlbroker.parser import SqlBrokerBatchParser
 from faststream_sqlbroker.subscriber.config import (

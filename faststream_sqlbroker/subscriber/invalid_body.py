@@ -6,6 +6,7 @@ a dependency or a middleware is theirs.
 """
 
 from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 from fast_depends.exceptions import ValidationError as FastDependsValidationError
@@ -20,6 +21,10 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 _LIBRARIES = frozenset({"fast_depends", "faststream", "faststream_sqlbroker"})
 _CALL = "decode_wrapper"
 """FastStream's function that decodes the body and calls the handler with it."""
+
+_FASTAPI_REFUSES = "raise_fastapi_validation_error"
+"""The function in which FastStream's integrations of FastAPI raise what FastAPI has found."""
+_FROM_BODY = frozenset({"body", "path", "query"})
 
 
 def settle_invalid(raw: Any, error: Exception, *, retry: bool) -> None:
@@ -57,24 +62,45 @@ def is_body_refused(error: Exception, raw: Any) -> bool:
     Only a ValueError, msgspec's errors and too deep nesting say so: a decoder that cannot reach a
     server is none.
     """
+    if is_fastapis(error):
+        return True
     if not (isinstance(error, ValueError | RecursionError) or _is_msgspecs(error)):
         return False
-    # Many branches, in one loop: each tells one place in FastStream's call by its frame.
-    calling = here = False
+    # From the pipeline inwards: decoding, the call of the handler, and what that calls first.
+    calling = False
+    is_call = False
     for frame, _ in walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        name = frame.f_code.co_name
-        library = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if name == "decode" and isinstance(owner, StreamMessage) and owner.raw_message is raw:
+        if _decodes(frame, raw):
             return True
-        if calling and name == "__call__" and isinstance(owner, Serializer):
-            return _is_of_body(error, owner)
-        if calling and library not in _LIBRARIES:
+        if calling and (parameters := _validates(frame)) is not None:
+            return _is_of_body(error, parameters)
+        if calling and _library(frame) not in _LIBRARIES:
             return False
-        here = name == _CALL and library == "faststream"
-        calling = calling or here
+        is_call = frame.f_code.co_name == _CALL and _library(frame) == "faststream"
+        calling |= is_call
     # Raised by the call itself: a body that is to fill several parameters, and holds one value.
-    return here
+    return is_call
+
+
+def _decodes(frame: FrameType, raw: Any) -> bool:
+    """Whether `frame` decodes the body of `raw`; a handler may decode another message's."""
+    message = frame.f_locals.get("self")
+    return (
+        frame.f_code.co_name == "decode"
+        and isinstance(message, StreamMessage)
+        and message.raw_message is raw
+    )
+
+
+def _validates(frame: FrameType) -> Serializer | None:
+    """The handler's parameters, if `frame` fits values to them."""
+    owner = frame.f_locals.get("self")
+    is_call = frame.f_code.co_name == "__call__" and isinstance(owner, Serializer)
+    return owner if is_call else None
+
+
+def _library(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def _is_of_body(error: Exception, parameters: Serializer) -> bool:
@@ -87,6 +113,19 @@ def _is_of_body(error: Exception, parameters: Serializer) -> bool:
     places = (each["loc"] for each in refusal.errors(include_url=False, include_input=False))
     found = [parameters.options.get(str(place[0])) for place in places if place]
     return all(parameter is None or parameter.source is None for parameter in found)
+
+
+def is_fastapis(error: Exception) -> bool:
+    """Whether FastAPI says that the body does not fit the handler's parameters.
+
+    It takes a body for a request: what it finds wrong is in the query, the path or the body. The
+    same error from the handler itself is the handler's.
+    """
+    if type(error).__module__ != "fastapi.exceptions" or not hasattr(error, "errors"):
+        return False
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    own = bool(frames) and frames[-1].f_code.co_name == _FASTAPI_REFUSES
+    return own and all(each["loc"][:1][0] in _FROM_BODY for each in error.errors())
 
 
 def _is_msgspecs(error: Exception) -> bool:

@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from faststream import AckPolicy
-from faststream._internal.constants import EMPTY
 
+from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
 from faststream_sqlbroker.core.policies import Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto
@@ -31,7 +31,7 @@ class SubscriberOptions(TypedDict, total=False):
     max_workers: int
     """Handlers that run at the same time; default 1."""
     fetch_batch_size: int
-    """Most messages per claim, and per call of a batch handler; default 100."""
+    """Most messages per claim; default 100."""
     max_not_processed_factor: float
     """Most claimed messages that may wait for a worker, as a multiple of fetch_batch_size; 1 or
     more, default 1.5. Of a slow handler fewer wait."""
@@ -76,7 +76,9 @@ class SubscriberOptions(TypedDict, total=False):
     """How new messages are noticed: "listen" needs PostgreSQL, "poll" only looks, "auto" (default)
     picks."""
     batch: bool
-    """Whether the handler gets a list of up to fetch_batch_size messages; default False."""
+    """Whether the handler gets a list of up to batch_max_records messages; default False."""
+    batch_max_records: int | None
+    """Most messages per call of a batch handler, up to fetch_batch_size; default None: that."""
     forward_headers: bool | Sequence[str]
     """Headers that answers take over from their message: names, True for all; default False, none.
     """
@@ -129,10 +131,11 @@ class SubscriberSettings(ConsumerSettings):
         self._take_times()
         if self.max_deliveries is not None:
             whole_number("max_deliveries", self.max_deliveries, other=" or None for no limit")
+        checks.batch_fits(self)
         checks.times_fit(self)
         checks.policy_fits(self, self.ack_policy)
         self._set("destinations", checks.destinations(self.destinations, self))
-        checks.forward_fits(self)
+        checks.forward_fits(self, self.ack_policy, self.forward_headers)
         checks.warn_of_surprises(self)
 
     def _take_times(self) -> None:
@@ -204,7 +207,6 @@ _FLAGS = [name for name, hint in _HINTS.items() if hint is bool]
 _TIMES = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
 _ELSEWHERE = {
     "max_not_persisted_factor": "leave it out, claims stop by themselves while outcomes wait",
-    "batch_max_records": "use fetch_batch_size",
     "batch_max_accumulation_timeout_factor": "leave it out, a batch is what one claim found",
     "overfetch_factor": "use max_not_processed_factor",
 }

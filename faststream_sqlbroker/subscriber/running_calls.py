@@ -8,10 +8,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from faststream._internal.endpoint.subscriber.call_item import CallsCollection
-from faststream._internal.endpoint.subscriber.utils import MultiLock
 from typing_extensions import override
 
+from faststream_sqlbroker.adapter.endpoints import CallsCollection, MultiLock
 from faststream_sqlbroker.exceptions import SetupError
 
 
@@ -38,7 +37,6 @@ class RunningCalls(MultiLock):
     __slots__ = ("_ended", "_running")
 
     def __init__(self) -> None:
-        """None runs."""
         self._running = 0
         self._ended: asyncio.Event | None = None
 

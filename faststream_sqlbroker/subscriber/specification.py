@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from faststream._internal.configs import BrokerConfig
-from faststream._internal.endpoint.subscriber import SubscriberSpecification
 from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import Message, Operation, SubscriberSpec
 from typing_extensions import override
 
+from faststream_sqlbroker.adapter.broker import BrokerConfig
+from faststream_sqlbroker.adapter.endpoints import SubscriberSpecification
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.subscriber.config import QueueSubscriberSpecificationConfig
 

@@ -2,45 +2,76 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from fast_depends.utils import is_coroutine_callable
 from faststream import AckPolicy
-from faststream._internal.endpoint.subscriber import SubscriberUsecase
 from faststream.exceptions import StopConsume
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
+from faststream_sqlbroker.adapter.endpoints import SubscriberUsecase
 from faststream_sqlbroker.batch_start import marking_start
-from faststream_sqlbroker.control_exceptions import Instruction, follow_unacknowledged
+from faststream_sqlbroker.call_assertions import SqlHandlerCallWrapper
+from faststream_sqlbroker.control_exceptions import ControlException, follow_unacknowledged
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.routing import Destination
+from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.forward import Forward
 from faststream_sqlbroker.flow.loop import cancelled
+from faststream_sqlbroker.flow.pulled import PulledMessages
 from faststream_sqlbroker.flow.rights import activities_of
 from faststream_sqlbroker.flow.transactional import current
-from faststream_sqlbroker.publisher.usecase import ReplyPublisher
+from faststream_sqlbroker.publisher.reply import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
 from faststream_sqlbroker.subscriber.checks import policy_fits
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
 from faststream_sqlbroker.subscriber.invalid_body import settle_invalid
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
+from faststream_sqlbroker.subscriber.pulling import (
+    PulledMessage,
+    Pulling,
+    refuse_handlers,
+    refuse_options,
+)
 from faststream_sqlbroker.subscriber.relay import ForwardHeaders, unstarted_publishers
 from faststream_sqlbroker.subscriber.running_calls import RunningCalls
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
 from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_transaction
 
 if TYPE_CHECKING:
-    from faststream._internal.endpoint.publisher import PublisherProto
-    from faststream._internal.endpoint.subscriber.call_item import CallsCollection
-    from faststream._internal.types import AsyncCallable, BrokerMiddleware
+    from fast_depends.dependencies import Dependant
     from faststream.message import StreamMessage
+
+    from faststream_sqlbroker.adapter.endpoints import CallsCollection, PublisherProto
+    from faststream_sqlbroker.adapter.values import (
+        AsyncCallable,
+        BrokerMiddleware,
+        CustomCallable,
+        P_HandlerParams,
+        T_HandlerReturn,
+    )
+
+
+class HandlerOptions(TypedDict, total=False):
+    """Options of one handler of a subscriber that has several."""
+
+    filter: Any
+    """Takes a message and says whether this handler is to get it."""
+    parser: "CustomCallable | None"
+    """Replaces the subscriber's parser."""
+    decoder: "CustomCallable | None"
+    """Replaces the subscriber's decoder."""
+    dependencies: "Sequence[Dependant]"
+    """Dependencies of this handler."""
 
 
 class QueueSubscriber(SubscriberUsecase[Any]):
     """What `broker.subscriber(queues)` returns. May be started and stopped any number of times."""
+
+    _call_wrapper_class = SqlHandlerCallWrapper
 
     def __init__(
         self,
@@ -52,12 +83,31 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         super().__init__(config, specification, calls)  # type: ignore[arg-type] # as for publishers
         self.config = config
         self._consumer: Consumer | None = None
+        self._pulling: Pulling | None = None
         self._is_paused = False
         names = config.settings.forward_headers
         self._forward = ForwardHeaders(None if names is True else names) if names else None
         self._batches = Batches(calls, self._log_of_loops) if config.settings.batch else None
         if self._batches is not None:
             self._call_decorators = (marking_start,)
+
+    @overload
+    def __call__(
+        self, func: "Callable[P_HandlerParams, T_HandlerReturn]", **options: Unpack[HandlerOptions]
+    ) -> "SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn]": ...
+
+    @overload
+    def __call__(
+        self, func: None = None, **options: Unpack[HandlerOptions]
+    ) -> """Callable[
+        [Callable[P_HandlerParams, T_HandlerReturn]],
+        SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn],
+    ]""": ...
+
+    @override
+    def __call__(self, func: Any = None, **options: Unpack[HandlerOptions]) -> Any:
+        """Subscribe the handler `func`; see `HandlerOptions`."""
+        return super().__call__(func, **options)
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -129,6 +179,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._is_paused = paused
         if self._consumer is not None:
             self._consumer.pause(paused)
+        if self._pulling is not None:
+            self._pulling.pulled.pause(paused)
 
     @override
     async def start(self) -> None:
@@ -142,9 +194,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             RightsError: the database user lacks rights that the subscriber needs.
             NotSupportedError: wakeup="listen" on a database or driver that cannot.
         """
-        if self._consumer is not None and self._consumer.stopping:
-            await self.stop()  # a handler has asked for it
-        if self.running:
+        consumer = self._consumer
+        if consumer is not None and (consumer.stopping or consumer.orphaned):
+            # A handler has asked for it, or the event loop ended without a stop.
+            await self.stop()
+        if self.running and self._consumer is not None:
             return
         await self._outer_config.rights.check(self.activities)  # type: ignore[attr-defined]
         await self.prepare()
@@ -190,7 +244,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 outer.wakeups.clock,
             )
             settings, ack_first = changed(settings, batch=True), False
-        return Consumer(
+        consumer: Consumer = outer.make_consumer(
             store=outer.store,
             wakeups=outer.wakeups,
             settings=settings,
@@ -202,7 +256,18 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             heartbeat=outer.heartbeat,
             rights=outer.rights,
             paused=self._is_paused,
+            recorder=outer.recorder,
         )
+        return consumer
+
+    def attach(self) -> Consumer | None:
+        """Make the loops without starting them, as a test does, after the checks of `start`; None
+        without a handler and without forward_to.
+        """
+        self.lock = RunningCalls()
+        if self.calls or self.forward_to is not None:
+            self._consumer = self._make_consumer()
+        return self._consumer
 
     async def prepare(self) -> None:
         """What FastStream does before a subscriber's first message."""
@@ -259,6 +324,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         consumer = self._consumer
         if consumer is not None:
             await consumer.stop(self._outer_config.graceful_timeout)
+        pulling, self._pulling = self._pulling, None
+        if pulling is not None:
+            await pulling.pulled.stop()
         self._ended(consumer)
 
     def _ended(self, consumer: Consumer | None) -> None:
@@ -275,23 +343,30 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 return await self.process_message(msg)
             with self._outer_config.context.scope(TRANSACTION, transaction):
                 return await self.process_message(msg)
-        except StopConsume:
+        except StopConsume as error:
+            self._note_failure(msg, error)
             self._request_stop()
-        except SystemExit:
+        except SystemExit as error:
+            self._note_failure(msg, error)
             self._request_stop()
             if app := self._outer_config.context.get("app"):
                 app.exit()
-        except Instruction as said:
+        except ControlException as said:
             # Without FastStream's acknowledgement (MANUAL) it has not been followed; ACK_FIRST has
             # no use for it.
             await follow_unacknowledged(msg, said, self._log_of_loops)
-        except GeneratorExit:
+        except GeneratorExit as error:
             if cancelled():
                 raise
+            self._note_failure(msg, error)
             # The handler's own, as a generator that it has closed raises: a failure like any other.
         except Exception as error:  # noqa: BLE001 - CriticalLogMiddleware has logged it
+            self._note_failure(msg, error)
             settle_invalid(msg, error, retry=self.config.settings.retry_invalid_body)
         return None
+
+    def _note_failure(self, msg: Any, error: BaseException) -> None:
+        self._outer_config.note_failure(msg, error)  # type: ignore[attr-defined] # SqlBrokerConfig
 
     def _request_stop(self) -> None:
         # Awaiting the stop here would wait for the very handler that asks for it.
@@ -302,25 +377,74 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     def _make_response_publisher(self, message: "StreamMessage[Any]") -> "Sequence[PublisherProto]":
-        return (ReplyPublisher(self._outer_config.producer, message.reply_to),)
+        outer: Any = self._outer_config
+        return (ReplyPublisher(outer.producer, message, outer.wakeups.clock),)
 
     @override
-    async def get_one(self, *, timeout: float = 5) -> "StreamMessage[Any] | None":
-        """Not there.
+    async def get_one(self, *, timeout: Duration | None = 5.0) -> PulledMessage | None:
+        """The first due message, leased to the caller, who settles it.
+
+        Its lease is renewed until it is settled or dropped, for ten leases at most; what is not
+        settled is delivered again. The queues may have handlers elsewhere. A stop ends the wait.
+
+        Args:
+            timeout: How long to wait: seconds, a timedelta or text like "5s"; 0 looks once, None
+                waits without limit.
+
+        Returns:
+            The message; None if none was due in time. `ack`, `nack`, `reject` and the other
+            methods write the outcome at once.
 
         Raises:
-            NotSupportedError: always.
+            HasHandlerError: the subscriber has a handler; also an AssertionError.
+            NotSupportedError: the subscriber has an option that single messages cannot keep to:
+                policies, ordered, batch, transactional or forward_to.
+            SetupError: `timeout` is not a valid duration, or negative.
+            StoreError: the database refused or could not be reached.
         """
-        raise NotSupportedError(_NO_SINGLE)
+        wait = None if timeout is None else seconds_or_zero("timeout", timeout)
+        return await self._pulling_for("get_one").get_one(wait)
 
     @override
-    def __aiter__(self) -> "AsyncIterator[StreamMessage[Any]]":
-        """Not there.
+    def __aiter__(self) -> AsyncIterator[PulledMessage]:
+        """Messages one after the other, each leased to the caller.
+
+        Asking for the next acks the last, unless it is settled. Closing the iterator, an error in
+        the loop's body, and a stop give the last one back: it is delivered again. A stop ends the
+        iteration. While the database fails for a passing reason, it waits.
 
         Raises:
-            NotSupportedError: always.
+            HasHandlerError: as `get_one`.
+            NotSupportedError: as `get_one`.
         """
-        raise NotSupportedError(_NO_SINGLE)
+        return self._pulling_for("async for").messages()
+
+    def _pulling_for(self, what: str) -> Pulling:
+        refuse_handlers(self.calls, what)
+        refuse_options(self.config.settings, what)
+        if self._pulling is None:
+            self._pulling = self._make_pulling()
+        return self._pulling
+
+    def _make_pulling(self) -> Pulling:
+        outer: Any = self._outer_config
+        pulled = PulledMessages(
+            outer.direct_claimer,
+            outer.wakeups,
+            self._settings(),
+            self._log_of_loops,
+            outer.producer.encode,
+            paused=self._is_paused,
+        )
+        context = outer.context
+        _, decoder = self._get_parser_and_decoder()
+        return Pulling(
+            pulled,
+            lambda row: [make(row, context=context) for make in self._broker_middlewares],
+            self._call_options.parser or outer.broker_parser,
+            decoder,
+            self._log_of_loops,
+        )
 
     @override
     def get_log_context(self, message: "StreamMessage[Any] | None") -> dict[str, str]:
@@ -354,8 +478,4 @@ _DELETES = (
     "messages that fail for good are deleted: the schema has no archive table to keep them; give "
     "the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive table "
     "(retain_in_archive_on_reject=False says that they are not wanted)"
-)
-_NO_SINGLE = (
-    "taking single messages is not supported: it would lease a message without a worker to keep "
-    "its lease; use @broker.subscriber, with persistent=False for a temporary one"
 )

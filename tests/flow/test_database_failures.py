@@ -337,7 +337,7 @@ async def test_a_locked_database_costs_the_time_limit_and_no_more(rig: Rig, busy
     async with rig.store.engine.connect() as connection:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
         started = time.monotonic()
-        with patch("faststream_sqlbroker.dialects.sqlite.BUSY_TIMEOUT", busy):
+        with patch("faststream_sqlbroker.dialects.sqlite.dialect.BUSY_TIMEOUT", busy):
             with pytest.raises(TransientStoreError):
                 await store.insert([NewMessage("q", b"1")])
         assert time.monotonic() - started < 4

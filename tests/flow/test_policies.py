@@ -20,7 +20,8 @@ from faststream_sqlbroker.core.policies import (
     Window,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.dialects.policy_intake import Intake
+from faststream_sqlbroker.core.times import from_microseconds
+from faststream_sqlbroker.policies.intake import Intake
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -167,7 +168,8 @@ async def test_a_burst_waits_for_the_message_before(rig: Rig) -> None:
 def slot_of(row: ClaimedMessage) -> datetime:
     """When its handler may start, by the database's clock."""
     assert row.slot is not None
-    return row.acquired_at + timedelta(seconds=row.slot[0])
+    assert row.slot.at is not None
+    return from_microseconds(row.slot.at)
 
 
 @pytest.mark.parametrize("burst", [1, 5])
@@ -177,7 +179,7 @@ async def test_a_throttle_spaces_slots(rig: Rig, burst: int) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         assert row.slot is not None
-        early.append(row.claimed_monotonic + row.slot[0] - monotonic())
+        early.append(row.slot.earliest - monotonic())
         await rig.ack(row)
 
     consumer = rig.consumer(
@@ -344,7 +346,7 @@ async def test_a_batch_takes_only_messages_with_a_slot(rig: Rig) -> None:
         sizes.append(len(rows))
         for row in rows:
             assert row.slot is not None
-            early.append(row.claimed_monotonic + row.slot[0] - now)
+            early.append(row.slot.earliest - now)
             row.settle_as(Ack())
 
     policies = [Throttle(50, per="1s", max_lag=5)]

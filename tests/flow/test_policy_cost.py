@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker.core.policies import Debounce
 from faststream_sqlbroker.core.rows import Prefetch
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.policy_request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.dialects.policy_rows import SCAN
+from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.rows import SCAN
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import done
 from tests.flow.conftest import Rig, count_as_quick

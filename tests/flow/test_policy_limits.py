@@ -14,8 +14,8 @@ from faststream_sqlbroker.core.policies import Concurrency, Debounce, Once, Poli
 from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.dialects.policy_request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
 from tests.flow.test_database_failures import NoLimit
@@ -118,8 +118,8 @@ async def test_arrivals_of_all_priorities_are_taken_in_order(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Z7: also where there are more than one look finds, of one priority and not of another."""
-    for module in ("policy_rows", "policy_intake"):
-        monkeypatch.setattr(f"faststream_sqlbroker.dialects.{module}.SCAN", 10)
+    for module in ("rows", "intake"):
+        monkeypatch.setattr(f"faststream_sqlbroker.policies.{module}.SCAN", 10)
     await backlog(rig, 20, 100, key="b")
     [first] = await backlog(rig, 1, 90, key="a")
     await backlog(rig, 20, 89, key="b")

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from faststream_sqlbroker.core.clock import RealTime
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
@@ -283,3 +284,51 @@ async def test_an_urgent_message_of_an_unknown_priority_is_the_next_to_start(rig
     gate.set()
     await eventually(lambda: len(started) == 6)
     assert started[:2] == [b"0", b"urgent"]
+
+
+class Stalled(RealTime):
+    """The process's time, to which the length of a stall may be added."""
+
+    def __init__(self) -> None:
+        self.stalled = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return time.monotonic() + self.stalled
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "still ours"])
+async def test_a_lease_is_counted_from_the_request_of_a_claim_whose_answer_is_late(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """As after a stall of the process: another worker may have the message since."""
+    clock = Stalled()
+    rig.wakeups.clock.use(clock)
+    claim = rig.store.claim
+
+    async def answer_late(*args: Any, **options: Any) -> Any:
+        rows = await claim(*args, **options)
+        if rows and not clock.stalled:
+            clock.stalled = 30.0
+            if taken:
+                await rig.execute(
+                    "UPDATE message SET lease_token = :other, deliveries_count = 2",
+                    other=uuid4().hex,
+                )
+        return rows
+
+    monkeypatch.setattr(rig.store, "claim", answer_late)
+    started: list[int] = []
+
+    async def handle(row: ClaimedMessage) -> None:
+        started.append(row.id)
+        row.settle_as(Ack())
+
+    await rig.put()
+    consumer = rig.consumer(handle, **FAST, release_stuck_timeout=20.0)
+    await consumer.start()
+    held = consumer.inflight
+    await eventually(lambda: held.claimed_count == 1 and not held.held)
+    assert len(started) == (0 if taken else 1)
+    assert held.lease_lost_count == (1 if taken else 0)
+    rows = await rig.rows(archive=not taken)
+    assert [row["deliveries_count"] for row in rows] == [2 if taken else 1]

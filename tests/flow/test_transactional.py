@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow import transactional
+from faststream_sqlbroker.flow import ended_transactions, transactional
 from tests.clock import ShiftedTime
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -271,7 +271,7 @@ async def test_a_key_is_kept_if_a_stop_comes_while_the_end_of_the_transaction_is
         row.settle_as(Nack(retry_possible=True))
 
     monkeypatch.setattr(rig.store.handlers, "was_committed", silent)
-    monkeypatch.setattr(transactional, "SHIELDED_TIMEOUT", 0.1)
+    monkeypatch.setattr(ended_transactions, "SHIELDED_TIMEOUT", 0.1)
     await stopped_at(closing, slow_to_close, not_done, rig, monkeypatch)
     assert rig.logged("the database does not say")
     async with rig.store.engine.connect() as connection:

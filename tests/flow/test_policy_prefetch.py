@@ -1,0 +1,100 @@
+"""What subscribers with policies claim before a worker is free, on every database."""
+
+import asyncio
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.util import await_only
+
+from faststream_sqlbroker.core.outcome import Ack
+from faststream_sqlbroker.core.policies import Concurrency, Delay, Throttle
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.flow.consumer import Consumer
+from tests.flow.conftest import Rig, count_as_quick
+from tests.flow.test_policies import archived
+from tests.helpers import eventually
+
+
+async def start_quick(rig: Rig, go: asyncio.Event, **options: Any) -> Consumer:
+    """A consumer whose handler counts as quick, and waits for `go`."""
+
+    async def handle(row: ClaimedMessage) -> None:
+        rig.handled.append(row)
+        await go.wait()
+        row.settle_as(Ack())
+
+    consumer = rig.consumer(handle, max_workers=1, wakeup="poll", **options)
+    await consumer.start()
+    count_as_quick(consumer)
+    return consumer
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policies": [Concurrency(1_000)]},
+        {"policies": [Concurrency(2, per_key=True)]},
+        {"policies": [Throttle(100_000, per="1s", max_lag="1h")]},
+        {"policies": [Delay("1ms")]},
+        {"ordered": True},
+    ],
+    ids=str,
+)
+async def test_quick_handlers_find_their_next_messages_waiting(rig: Rig, options: Any) -> None:
+    """A claim for each message would cost more than the message. What waits is leased for 20 s, so
+    that it is back soon if its process dies."""
+    go = asyncio.Event()
+    consumer = await start_quick(rig, go, **options)
+    await rig.store.insert([NewMessage("q", b"1", key=f"k{n}", delay=-1) for n in range(30)])
+    await eventually(lambda: consumer.inflight.waiting.qsize() >= 20)
+    assert len(rig.handled) == 1
+    rows = await rig.rows()
+    leases = {row["lease_expires_at"] - row["acquired_at"] for row in rows if row["acquired_at"]}
+    assert max(leases) < timedelta(seconds=21)
+    go.set()
+    await archived(rig, 30)
+
+
+async def test_what_waits_leaves_leases_to_free_workers_elsewhere(rig: Rig) -> None:
+    """A quarter of those that are free: the other three start at once in other processes."""
+    go = asyncio.Event()
+    first = await start_quick(rig, go, policies=[Concurrency(5)])
+    await rig.put(30)
+    await eventually(lambda: first.inflight.waiting.qsize() == 1)
+    others = [await start_quick(rig, go, policies=[Concurrency(5)]) for _ in range(3)]
+    await eventually(lambda: len(rig.handled) == 4)
+    assert sum(consumer.inflight.waiting.qsize() for consumer in (first, *others)) <= 1
+    go.set()
+    await archived(rig, 30)
+
+
+async def test_the_rate_holds_whatever_a_commit_takes(rig: Rig) -> None:
+    """Z10: lateness is measured from the reading of the clock, not from the answer to COMMIT."""
+    starts: list[float] = []
+    slow = True
+
+    async def handle(row: ClaimedMessage) -> None:
+        starts.append(monotonic())
+        assert row.slot is not None
+        assert row.slot.earliest <= starts[-1]
+        await rig.ack(row)
+
+    @event.listens_for(rig.store._engine.sync_engine, "commit")
+    def late(_connection: Any) -> None:
+        if slow:
+            await_only(asyncio.sleep(0.4))
+
+    rate, per, max_lag = 5, 0.5, 0.1
+    policies = [Throttle(rate, per=per, max_lag=max_lag)]
+    await rig.put(20)
+    consumer = rig.consumer(handle, policies=policies, max_workers=10, wakeup="poll")
+    await consumer.start()
+    await eventually(lambda: len(starts) >= 12)
+    slow = False
+    await archived(rig, 20)
+    for first, last in zip(starts, starts[rate:], strict=False):
+        # A busy machine may take a while between the check and the handler; a COMMIT takes longer.
+        assert last - first > per - max_lag - 0.15
