@@ -45,6 +45,7 @@ from faststream_sqlbroker.core.status import (
 )
 from faststream_sqlbroker.exceptions import (
     AccessError,
+    BrokerStoppedError,
     ConcurrentLoadError,
     ExportMismatchError,
     LeaseLostError,
@@ -71,11 +72,14 @@ from faststream_sqlbroker.response import (
 )
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import include_tables
+from faststream_sqlbroker.testing.broker import TestSqlBroker
+from faststream_sqlbroker.testing.clock import VirtualClock
 
 __all__ = (
     "DESTINATION",
     "AccessError",
     "BlockingWait",
+    "BrokerStoppedError",
     "Concurrency",
     "ConcurrentLoadError",
     "ConstantRetryStrategy",
@@ -132,11 +136,13 @@ __all__ = (
     "Step",
     "StoreError",
     "TestApp",
+    "TestSqlBroker",
     "Throttle",
     "TransactionEndedError",
     "TransientStoreError",
     "UnknownOutcome",
     "UnknownOutcomeError",
+    "VirtualClock",
     "Window",
     "include_tables",
     "next_hop",

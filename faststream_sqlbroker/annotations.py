@@ -4,11 +4,11 @@ SqlBrokerMessage)`.
 
 from typing import Annotated, Any
 
-from faststream._internal.context import Context
 from faststream.annotations import ContextRepo, Logger
 from faststream.params import NoCast
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+from faststream_sqlbroker.adapter.values import Context
 from faststream_sqlbroker.broker.broker import SqlBroker as Broker
 from faststream_sqlbroker.message import SqlBrokerBatchMessage as _BatchMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as _Message

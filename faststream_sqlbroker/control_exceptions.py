@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.text import replace_headers, short
 from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
 from faststream_sqlbroker.exceptions import SetupError
 
-__all__ = ("Instruction", "Move", "NotReadyYet", "Postpone", "RetryPossible")
+__all__ = ("ControlException", "Move", "NotReadyYet", "Postpone", "RetryPossible")
 
 
 class _Kept:
@@ -34,14 +34,14 @@ KEPT: Any = _Kept()
 """Stands for the body that the message has; None is a body of its own."""
 
 
-class Instruction(HandlerException):
-    """Base of the exceptions of this module; `except Instruction: raise` lets all of them pass."""
+class ControlException(HandlerException):
+    """Base of these exceptions; `except ControlException: raise` lets all of them pass."""
 
     extra_options: dict[str, Any]
     """Keyword arguments with which FastStream calls the message's `ack` or `nack`."""
 
 
-class Postpone(NackMessage, Instruction):
+class Postpone(NackMessage, ControlException):
     """The message is due again after `delay`; neither the attempt nor the delivery is counted."""
 
     def __init__(self, delay: Duration) -> None:
@@ -60,7 +60,7 @@ class Postpone(NackMessage, Instruction):
         return f"Message was postponed by {self.delay} s"
 
 
-class NotReadyYet(NackMessage, Instruction):
+class NotReadyYet(NackMessage, ControlException):
     """A precondition of the message is not met yet: try again after `retry_in`, up to a deadline.
 
     Works like `Postpone(retry_in)` until `give_up_after` has passed since the handler's first run
@@ -90,7 +90,7 @@ class NotReadyYet(NackMessage, Instruction):
         )
 
 
-class Move(AckMessage, Instruction):
+class Move(AckMessage, ControlException):
     """The message moves to another queue, in the transaction that settles it.
 
     It keeps its id, key, priority, headers, publishing time and expiry. Attempts and deliveries
@@ -118,7 +118,7 @@ class Move(AckMessage, Instruction):
         return f"Message was moved to queue {self.place.queue!r}"
 
 
-class RetryPossible(NackMessage, Instruction):
+class RetryPossible(NackMessage, ControlException):
     """The message may be tried again: a nack, also with policies that end a message on an error.
 
     With `Once` the key becomes free again; any other error ends the message there.
@@ -199,7 +199,7 @@ async def follow_raised(rows: Sequence[ClaimedMessage], said: Said) -> None:
         raise
 
 
-async def follow_unacknowledged(raw: Any, said: Instruction, log: Callable[..., None]) -> None:
+async def follow_unacknowledged(raw: Any, said: ControlException, log: Callable[..., None]) -> None:
     """`follow_raised` for AckPolicy.MANUAL, where FastStream does not acknowledge the message.
 
     Errors are only logged, as FastStream's acknowledgement does.

@@ -10,6 +10,7 @@ SqlBrokerError
 ├── NotSupportedError           this database or driver lacks the feature (also FastStream's)
 ├── TransactionEndedError       a handler's transaction ended before its ack
 ├── LeaseLostError              a reservation lost its lease; its outcome was not written
+├── BrokerStoppedError          the broker was stopped while a request waited for its reply
 ├── LockLostError               a lock lost its lease; another holder may have it
 ├── LockNotAcquiredError        another holder kept the lock for the whole waiting time
 ├── ExportMismatchError         an export wrote other data than the database holds
@@ -66,6 +67,10 @@ class TransactionEndedError(SqlBrokerError):
 
 class LeaseLostError(SqlBrokerError):
     """A reservation lost its lease. Nothing was written; another worker may have the message."""
+
+
+class BrokerStoppedError(SqlBrokerError):
+    """The broker was stopped while a request waited for its reply; one may still be written."""
 
 
 class LockLostError(SqlBrokerError):

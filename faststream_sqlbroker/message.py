@@ -29,7 +29,7 @@ from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageSta
 from faststream_sqlbroker.core.times import Duration, delay_seconds
 
 if TYPE_CHECKING:
-    from faststream._internal.types import AsyncCallable
+    from faststream_sqlbroker.adapter.values import AsyncCallable
 
 _ACK = Ack()
 

@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from faststream._internal._compat import json_loads
 from faststream.message import StreamMessage
 from faststream.message import decode_message as decode_body
 
+from faststream_sqlbroker.adapter.messages import json_loads
 from faststream_sqlbroker.batch_start import note_fault
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.message import SqlBrokerBatchMessage, SqlBrokerMessage
 
 if TYPE_CHECKING:
-    from faststream._internal.basic_types import DecodedMessage
+    from faststream_sqlbroker.adapter.messages import DecodedMessage
 
 CONTENT_TYPE = "content-type"
 CORRELATION_ID = "correlation_id"
@@ -43,11 +43,13 @@ class SqlBrokerParser:
         """One row as a message."""
         return self.parse(message)
 
-    def parse(self, row: ClaimedMessage) -> SqlBrokerMessage:
+    def parse(
+        self, row: ClaimedMessage, kind: type[SqlBrokerMessage] = SqlBrokerMessage
+    ) -> SqlBrokerMessage:
         """`parse_message` without a coroutine."""
         headers = row.headers
         own_id = str(row.id)
-        return SqlBrokerMessage(
+        return kind(
             row,
             row.payload,
             headers=headers,

@@ -2,20 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fast_depends import dependency_provider
 from faststream import ContextRepo
-from faststream._internal.constants import EMPTY
-from faststream._internal.di import FastDependsConfig
 from faststream.message import gen_cor_id
 from faststream.specification.schema import BrokerSpec
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import override
 
+from faststream_sqlbroker.adapter.broker import FastDependsConfig
+from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
@@ -24,13 +25,19 @@ from faststream_sqlbroker.broker.pipelines import ServiceTags, refuse_endless_de
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.startup_warnings import startup_warnings
+from faststream_sqlbroker.broker.under_test import SqlBrokerUnderTest
 from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError
+from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.heartbeat import INTERVAL, Heartbeat
+from faststream_sqlbroker.flow.metrics import GuardedRecorder
 from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.requests import Requests
 from faststream_sqlbroker.flow.rights import Rights
+from faststream_sqlbroker.flow.sampling import Sampler
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -44,15 +51,20 @@ if TYPE_CHECKING:
     from fast_depends.dependencies import Dependant
     from fast_depends.library.serializer import SerializerProto
     from faststream import AckPolicy
-    from faststream._internal.basic_types import LoggerProto
-    from faststream._internal.broker.registrator import Registrator
-    from faststream._internal.parser import CodecProto
-    from faststream._internal.types import BrokerMiddleware, CustomCallable, IdGenerator
     from faststream.security import BaseSecurity
     from faststream.specification.schema.extra import Tag, TagDict
 
+    from faststream_sqlbroker.adapter.broker import Registrator, UnderlyingDriverAnnotations
+    from faststream_sqlbroker.adapter.messages import CodecProto
+    from faststream_sqlbroker.adapter.values import (
+        BrokerMiddleware,
+        CustomCallable,
+        IdGenerator,
+        LoggerProto,
+    )
 
-class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
+
+class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
     """A message broker that lives in a relational database."""
 
     def __init__(
@@ -67,6 +79,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         listen_url: URL | str | None = None,
         graceful_timeout: Duration | None = 15.0,
         presence_interval: Duration = INTERVAL,
+        metrics: Recorder | None = None,
         ack_policy: "AckPolicy" = EMPTY,
         decoder: "CustomCallable | None" = None,
         parser: "CustomCallable | None" = None,
@@ -86,7 +99,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         serializer: "SerializerProto | None" = EMPTY,
         provider: "Provider | None" = None,
         context: ContextRepo | None = None,
-        id_generator: "IdGenerator" = gen_cor_id,
+        id_generator: "IdGenerator" = EMPTY,
+        underlying_driver_annotations: "UnderlyingDriverAnnotations | None" = None,
     ) -> None:
         """Make a broker; it does not connect to the database yet.
 
@@ -111,6 +125,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             presence_interval: Time between two heartbeats of this process's subscribers in the
                 database, 100 ms or more. Within it they learn of paused queues. A process counts as
                 dead after four intervals without a heartbeat.
+            metrics: Where the broker's own metrics go, such as `SqlBrokerPrometheusMetrics`; None:
+                they are not taken.
             ack_policy: Default policy of all subscribers.
             decoder: Default decoder of bodies.
             parser: Default parser of rows.
@@ -118,9 +134,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             dependencies: Dependencies of every handler.
             middlewares: Middlewares of every handler and publish.
             routers: Routers to include.
-            security: Security of the server in AsyncAPI documents.
-            specification_url: Address in AsyncAPI documents; default the engine's, without its
-                password.
+            security: User, password and TLS of the connections that the broker makes from a URL
+                (`listen_url` too), and the server's security in AsyncAPI documents. An AsyncEngine
+                keeps its own.
+            specification_url: Address in AsyncAPI documents; default the engine's host, port and
+                database, without user, password and other parameters.
             protocol: Protocol in AsyncAPI documents; default the database's name.
             protocol_version: Version of the protocol in AsyncAPI documents.
             description: Description of the server in AsyncAPI documents.
@@ -131,19 +149,26 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             serializer: FastDepends' serializer.
             provider: FastDepends' provider.
             context: FastStream's context.
-            id_generator: Makes the correlation id of a message that is published without one. By
-                default none is stored, and handlers see the message's id instead.
+            id_generator: Makes the correlation id of a message that is published without one;
+                `faststream.message.gen_cor_id` makes a UUID, which no other database repeats. By
+                default none is stored, which would take a fifth more CPU of a publish, and handlers
+                see the message's id, which is unique in this database only.
+            underlying_driver_annotations: Classes that handlers must not be annotated with, each
+                with the annotation to use instead, or with a faststream.UnderlyingDriverAnnotation
+                that names its import. They are added to those of the broker: AsyncConnection,
+                AsyncSession and its own classes.
 
         Raises:
             SetupError: the engine cannot be used (synchronous, of another database, in-memory
-                SQLite, with a StaticPool), a duration is not valid, or presence_interval is less
-                than 100 ms.
+                SQLite, with a StaticPool), `security` does not fit the URL, a duration is not
+                valid, or presence_interval is less than 100 ms.
         """
-        self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer)
-        self._listen_engine = make_listen_engine(listen_url)
+        self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer, security=security)
+        self._listen_engine = make_listen_engine(listen_url, security=security)
         self._validate_schema = validate_schema_on_start
-        self._clock = clock = Clock()
-        self._store = store = Store(
+        self._presence_interval = presence_interval
+        clock = Clock()
+        store = Store(
             self.engine,
             build_tables(schema or SqlBrokerSchemaConfig()),
             statement_timeout=positive_seconds("statement_timeout", statement_timeout),
@@ -152,17 +177,20 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             listen_engine=self._listen_engine,
             clock=clock,
         )
-        self._wakeups = Wakeups(self._store, self._log_of_loops, clock)
-        self._serve_application(self._store, self._wakeups, self._log_of_loops)
-        self._watch_database(presence_interval)
+        self._work_on(store, clock)
+        recorder = self._measure(metrics)
+        publisher = Publisher(store, self._wakeups)
+        self._requests = Requests(store, publisher, self._wakeups, self._rights, self._log_of_loops)
         super().__init__(
             config=SqlBrokerConfig(
                 store=self._store,
                 wakeups=self._wakeups,
                 heartbeat=self._heartbeat,
                 rights=self._rights,
+                recorder=recorder,
+                direct_claimer=self._direct_claimer,
                 producer=SqlBrokerProducer(
-                    Publisher(store, self._wakeups), parser=parser, decoder=decoder
+                    publisher, self._requests, parser=parser, decoder=decoder
                 ),
                 broker_middlewares=middlewares,
                 broker_parser=parser,
@@ -173,7 +201,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
                 broker_dependencies=dependencies,
                 graceful_timeout=time_or_none("graceful_timeout", graceful_timeout),
                 ack_policy=ack_policy,
-                id_generator=id_generator,
+                id_generator=gen_cor_id if id_generator is EMPTY else partial(id_generator),
+                underlying_driver_annotations=underlying_driver_annotations or {},
                 extra_context={"broker": self},
             ),
             specification=BrokerSpec(
@@ -187,16 +216,38 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             routers=routers,
         )
 
-    def _watch_database(self, presence_interval: Duration) -> None:
+    def _work_on(self, store: Store, clock: Clock) -> None:
+        """Make the parts that work on `store` and live by `clock`."""
+        self._clock = clock
+        self._store = store
+        self._wakeups = Wakeups(store, self._log_of_loops, clock)
+        self._serve_application(store, self._wakeups, self._log_of_loops)
         self._heartbeat = Heartbeat(
             self._store,
             self._log_of_loops,
-            presence_interval,
+            self._presence_interval,
             outages=self._wakeups.outages,
             clock=self._clock,
         )
         self._wakeups.on_pauses = self._heartbeat.wake
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
+
+    def _measure(self, metrics: Recorder | None) -> Recorder | None:
+        """What the loops tell of their work; None if it is not asked for."""
+        if metrics is None:
+            self._sampler = None
+            return None
+        recorder = GuardedRecorder(metrics, self._log_of_loops)
+        self._sampler = Sampler(
+            self._store, recorder, self._log_of_loops, self._clock, self._running_consumers
+        )
+        return recorder
+
+    def _running_consumers(self) -> Iterator[tuple[tuple[str, ...], Consumer]]:
+        for subscriber in self.subscribers:
+            consumer = getattr(subscriber, "consumer", None)
+            if isinstance(consumer, Consumer):
+                yield subscriber.queues, consumer  # type: ignore[attr-defined]
 
     @property
     def admin(self) -> Admin:
@@ -242,6 +293,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
         self._scheduler.plan(self.schedules)
         await super().start()
         self._scheduler.start()
+        if self._sampler is not None:
+            self._sampler.start(self._wakeups.outages)
 
     @property
     def _activities(self) -> Activities:
@@ -279,6 +332,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
             await super().stop(exc_type, exc_val, exc_tb)
         finally:
             await scheduler
+        if self._sampler is not None:
+            await self._sampler.stop()
+        await self._requests.stop()
         await self._shielded.close()
         await self._wakeups.stop()
         await self._rights.stop()
@@ -327,9 +383,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving):
 
 
 def _urls(given: str | Iterable[str] | None, engine: AsyncEngine) -> list[str]:
-    """The server's addresses in AsyncAPI documents."""
+    """The server's addresses in AsyncAPI documents, which are public: a query may hold secrets."""
     if given is None:
-        return [engine.url.render_as_string(hide_password=True)]
+        own = engine.url
+        shown = URL.create(own.drivername, host=own.host, port=own.port, database=own.database)
+        return [shown.render_as_string()]
     return [given] if isinstance(given, str) else list(given)
 
 

@@ -1,13 +1,17 @@
 """The configuration that the broker shares with its routers, publishers and subscribers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from faststream import UnderlyingDriverAnnotation
-from faststream._internal.configs import BrokerConfig
 from faststream.exceptions import IncorrectState
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+from faststream_sqlbroker.adapter.broker import BrokerConfig
+from faststream_sqlbroker.core.metrics import Recorder
+from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -37,6 +41,10 @@ def _driver_annotations() -> dict[Any, Any]:
     }
 
 
+def _not_noted(_rows: Any, _error: BaseException) -> None:
+    """Do nothing: the log has the error."""
+
+
 @dataclass(kw_only=True)
 class SqlBrokerConfig(BrokerConfig):
     """A broker's configuration; publishers and subscribers reach the store through it."""
@@ -45,6 +53,12 @@ class SqlBrokerConfig(BrokerConfig):
     wakeups: Wakeups
     heartbeat: Heartbeat
     rights: Rights
+    direct_claimer: DirectClaimer
+    recorder: Recorder | None = None
+    make_consumer: Callable[..., Consumer] = Consumer
+    """Makes the loops of a subscriber; a test makes some that it moves on by itself."""
+    note_failure: Callable[[Any, BaseException], None] = _not_noted
+    """Told of a row, or a batch, and what its handler has raised; for tests."""
     default_driver_annotations: Any = field(default_factory=_driver_annotations)
 
 
@@ -83,6 +97,24 @@ class SqlBrokerRouterConfig(BrokerConfig):
 
     @property
     def rights(self) -> NoReturn:
+        """A router has none.
+
+        Raises:
+            IncorrectState: always.
+        """
+        raise IncorrectState(_NOT_INCLUDED)
+
+    @property
+    def recorder(self) -> NoReturn:
+        """A router has none.
+
+        Raises:
+            IncorrectState: always.
+        """
+        raise IncorrectState(_NOT_INCLUDED)
+
+    @property
+    def direct_claimer(self) -> NoReturn:
         """A router has none.
 
         Raises:

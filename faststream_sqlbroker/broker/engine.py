@@ -1,12 +1,21 @@
 """The engine of a broker: the caller's, or one made from a URL."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Engine, event
+from sqlalchemy import URL, Engine, event, make_url
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from faststream_sqlbroker.exceptions import MissingExtraError, NotSupportedError, SetupError
+from faststream_sqlbroker.exceptions import (
+    MissingExtraError,
+    NotSupportedError,
+    SetupError,
+    SqlBrokerError,
+)
+from faststream_sqlbroker.security import parse_security
+
+if TYPE_CHECKING:
+    from faststream.security import BaseSecurity
 
 EXTRAS = {
     "asyncpg": "postgresql",
@@ -21,22 +30,28 @@ PYMYSQL_LIMIT = (1, 2)
 """The first release of PyMySQL with which aiomysql 0.3.2 cannot bind bytes."""
 
 
-def make_engine(given: Any, *, pgbouncer: bool = False) -> tuple[AsyncEngine, bool]:
+def make_engine(
+    given: Any, *, pgbouncer: bool = False, security: "BaseSecurity | None" = None
+) -> tuple[AsyncEngine, bool]:
     """The engine, and whether it was made here; then `stop` of the broker disposes of it.
 
+    `security` is used with a URL only: the caller's engine has its own.
+
     Raises:
-        SetupError: `given` is neither an AsyncEngine nor a URL of a supported database.
+        SetupError: `given` is neither an AsyncEngine nor a URL of a supported database, or
+            `security` does not fit the URL.
         MissingExtraError: the URL's driver is not installed.
-        NotSupportedError: `pgbouncer` is set and the database is not PostgreSQL.
+        NotSupportedError: `pgbouncer` is set and the database is not PostgreSQL, or the driver
+            cannot use `security`.
     """
-    engine = given if isinstance(given, AsyncEngine) else _engine_of_url(given)
+    engine = given if isinstance(given, AsyncEngine) else _engine_of_url(given, security)
     _refuse_bad_pair(engine)
     if pgbouncer:
         through_pgbouncer(engine)
     return engine, engine is not given
 
 
-def _engine_of_url(given: Any) -> AsyncEngine:
+def _engine_of_url(given: Any, security: "BaseSecurity | None") -> AsyncEngine:
     if isinstance(given, Engine):
         msg = (
             "the broker needs an AsyncEngine, got a synchronous Engine: make it with "
@@ -50,7 +65,12 @@ def _engine_of_url(given: Any) -> AsyncEngine:
             f"got {type(given).__name__}"
         )
     try:
-        return create_async_engine(given)
+        if security is None:
+            return create_async_engine(given)
+        url, arguments = parse_security(security, make_url(given))
+        return create_async_engine(url, connect_args=arguments)
+    except SqlBrokerError:
+        raise
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(str(error.name), "")
         hint = f"pip install 'sqlbroker[{extra}]'" if extra else f"install {error.name}"
@@ -76,11 +96,11 @@ def _engine_of_url(given: Any) -> AsyncEngine:
         raise SetupError(msg) from None
 
 
-def make_listen_engine(url: Any) -> AsyncEngine | None:
+def make_listen_engine(url: Any, *, security: "BaseSecurity | None" = None) -> AsyncEngine | None:
     """An engine for LISTEN only; None without a URL.
 
     Raises:
-        SetupError: `url` is not a URL of PostgreSQL with asyncpg.
+        SetupError: `url` is not a URL of PostgreSQL with asyncpg, or `security` does not fit it.
         MissingExtraError: asyncpg is not installed.
     """
     if url is None:
@@ -92,7 +112,7 @@ def make_listen_engine(url: Any) -> AsyncEngine | None:
         raise SetupError(
             f"listen_url must be a database URL as text or URL, got {type(url).__name__}"
         )
-    engine, _ = make_engine(url)
+    engine, _ = make_engine(url, security=security)
     if engine.dialect.driver != "asyncpg":
         got = f"{engine.dialect.name}+{engine.dialect.driver}"
         raise SetupError(f"listen_url must lead to PostgreSQL by asyncpg, got {got}")

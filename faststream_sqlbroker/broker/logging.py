@@ -4,12 +4,16 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from faststream._internal.logger import DefaultLoggerStorage, make_logger_state
-from faststream._internal.logger.logging import get_broker_logger
+from faststream_sqlbroker.adapter.logger import (
+    DefaultLoggerStorage,
+    get_broker_logger,
+    make_logger_state,
+)
 
 if TYPE_CHECKING:
-    from faststream._internal.basic_types import LoggerProto
-    from faststream._internal.context import ContextRepo
+    from faststream import ContextRepo
+
+    from faststream_sqlbroker.adapter.values import LoggerProto
 
 MESSAGE_ID_WIDTH = 10
 """Characters of the column for message ids; longer ids make their line longer."""

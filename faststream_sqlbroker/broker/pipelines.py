@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from faststream.specification.schema.extra import Tag
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.routing import MOST_HOPS, Destination, find_loop
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
@@ -30,7 +30,7 @@ class Step:
         Raises:
             SetupError: `queue` is not a valid name, or `forward_to` is given.
         """
-        if (problem := name_problem(queue)) is not None:
+        if (problem := queue_problem(queue)) is not None:
             raise SetupError(f"a step of a pipeline has one queue, got {short(queue)}: {problem}")
         if "forward_to" in options:
             raise SetupError(
@@ -124,7 +124,7 @@ def check_pipeline(
         )
     if (
         not isinstance(forward_to, Destination)
-        and (problem := name_problem(forward_to)) is not None
+        and (problem := queue_problem(forward_to)) is not None
     ):
         raise SetupError(f"forward_to cannot be {short(forward_to)}: {problem}")
 

@@ -1,29 +1,35 @@
-"""`publish`, `publish_batch` and `publish_sync` of the broker."""
+"""`publish`, `publish_batch`, `publish_sync` and `request` of the broker."""
 
 from typing import TYPE_CHECKING, Any, overload
 
-from faststream._internal.broker import BrokerUsecase
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import Unpack, override
 
+from faststream_sqlbroker.adapter.broker import BrokerUsecase
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
-from faststream_sqlbroker.exceptions import NotSupportedError, PublishError
+from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.exceptions import PublishError
+from faststream_sqlbroker.flow.requests import request_timeout
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.response import (
     MessageOptions,
     PlainOptions,
     PlainPublishOptions,
     PublishOptions,
+    RequestOptions,
     SqlBrokerPublishCommand,
+    make_request,
 )
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
+    from faststream_sqlbroker.message import SqlBrokerMessage
+
 
 class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
-    """`publish`, `publish_batch` and `publish_sync`."""
+    """`publish`, `publish_batch`, `publish_sync` and `request`."""
 
     @overload
     async def publish(
@@ -162,12 +168,42 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
 
     @override
     async def request(  # type: ignore[override]
-        self, message: Any = None, queue: str = "", **options: Any
-    ) -> Any:
-        """Not supported.
+        self,
+        message: Any = None,
+        queue: str = "",
+        *,
+        timeout: Duration | None = 30.0,
+        **options: Unpack[RequestOptions],
+    ) -> "SqlBrokerMessage":
+        """Publish one message, wait for its handler's answer, and return it as a message.
+
+        The request is committed at once, in a transaction of its own, also in a handler with
+        transactional=True. A request that no handler has started before the timeout expires. What
+        the handler did is not undone when no one waits any more. A handler that fails sends no
+        reply; if it is retried in time, the reply comes then.
+
+        Args:
+            message: As of `publish`.
+            queue: Full name of the queue.
+            timeout: How long to wait, publishing included: seconds, a timedelta or text like
+                "1.5s"; None is a day, and no request waits longer.
+            options: See `RequestOptions`.
+
+        Returns:
+            The reply. It is not in the database any more: it needs no `ack`.
 
         Raises:
-            NotSupportedError: always.
+            TimeoutError: no reply came in time; the request may have been handled.
+            PublishError: as `publish`; or an option that only `publish` takes, such as
+                `connection`.
+            NotSupportedError: on SQLite, in a handler with transactional=True, whose transaction
+                keeps the request from being written.
+            RightsError: the database user may not read or delete replies.
+            BrokerStoppedError: the broker was stopped.
+            StoreError: as `publish`.
         """
-        msg = "request is not supported; publish with reply_to= and subscribe to that queue"
-        raise NotSupportedError(msg)
+        cmd = make_request(message, queue, request_timeout(timeout), options)
+        cmd.correlation_id = cmd.correlation_id or self.config.id_generator()
+        await self.connect()
+        reply: SqlBrokerMessage = await self._basic_request(cmd, producer=self.config.producer)
+        return reply

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from faststream._internal.broker.registrator import Registrator
-from faststream._internal.constants import EMPTY
 from typing_extensions import Unpack, override
 
+from faststream_sqlbroker.adapter.broker import Registrator
+from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_steps
 from faststream_sqlbroker.broker.scheduling import SqlBrokerScheduling
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
@@ -27,15 +27,14 @@ from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 if TYPE_CHECKING:
     from fast_depends.dependencies import Dependant
-    from faststream._internal.parser import CodecProto
-    from faststream._internal.types import CustomCallable
+
+    from faststream_sqlbroker.adapter.messages import CodecProto
+    from faststream_sqlbroker.adapter.values import CustomCallable
 
 
-class EndpointOptions(TypedDict, total=False):
-    """FastStream's own arguments of a subscriber."""
+class HandlerOptions(TypedDict, total=False):
+    """FastStream's own arguments of a subscriber, without its dependencies."""
 
-    dependencies: "Sequence[Dependant]"
-    """Dependencies of every handler."""
     parser: "CustomCallable | None"
     """Replaces the broker's parser."""
     decoder: "CustomCallable | None"
@@ -52,6 +51,13 @@ class EndpointOptions(TypedDict, total=False):
     """Description in AsyncAPI documents; default the handler's docstring."""
     include_in_schema: bool
     """The subscriber is part of AsyncAPI documents; default True."""
+
+
+class EndpointOptions(HandlerOptions, total=False):
+    """FastStream's own arguments of a subscriber."""
+
+    dependencies: "Sequence[Dependant]"
+    """Dependencies of every handler."""
 
 
 class AllSubscriberOptions(SubscriberOptions, EndpointOptions, total=False):
@@ -198,16 +204,16 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             include_in_schema: The publisher is part of AsyncAPI documents.
 
         Raises:
-            SetupError: `queue`, `headers` or `batch` has the wrong type, or `reply_to` is not a
-                valid queue name.
+            SetupError: `queue` or `reply_to` is not a valid queue name, or `headers` or `batch`
+                has the wrong type.
         """
-        if not isinstance(queue, str):
-            msg = f"a publisher's queue must be a string, got {queue!r}"
+        if queue != "" and (problem := queue_problem(queue)) is not None:
+            msg = f"a publisher's queue cannot be {short(queue)}: {problem}"
             raise SetupError(msg)
         if headers is not None and not isinstance(headers, dict):
             msg = f"a publisher's headers must be a dict of JSON values, got {headers!r}"
             raise SetupError(msg)
-        if reply_to != "" and (problem := name_problem(reply_to)) is not None:
+        if reply_to != "" and (problem := queue_problem(reply_to)) is not None:
             msg = f"a publisher's reply_to cannot be {short(reply_to)}: {problem}"
             raise SetupError(msg)
         if not isinstance(batch, bool):

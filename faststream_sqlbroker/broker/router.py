@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from faststream._internal.broker.router import ArgsContainer, BrokerRouter, SubscriberRoute
-from faststream._internal.constants import EMPTY
 from typing_extensions import Unpack
 
+from faststream_sqlbroker.adapter.broker import ArgsContainer, BrokerRouter, SubscriberRoute
+from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.config import SqlBrokerRouterConfig
 from faststream_sqlbroker.broker.registrator import AllSubscriberOptions, SqlBrokerRegistrator
 from faststream_sqlbroker.exceptions import SetupError
@@ -14,8 +14,10 @@ from faststream_sqlbroker.exceptions import SetupError
 if TYPE_CHECKING:
     from fast_depends.dependencies import Dependant
     from faststream import AckPolicy
-    from faststream._internal.parser import CodecProto
-    from faststream._internal.types import BrokerMiddleware, CustomCallable
+
+    from faststream_sqlbroker.adapter.broker import UnderlyingDriverAnnotations
+    from faststream_sqlbroker.adapter.messages import CodecProto
+    from faststream_sqlbroker.adapter.values import BrokerMiddleware, CustomCallable
 
 
 class SqlBrokerPublisher(ArgsContainer):
@@ -28,6 +30,7 @@ class SqlBrokerPublisher(ArgsContainer):
         headers: dict[str, Any] | None = None,
         reply_to: str = "",
         batch: bool = False,
+        persistent: bool = True,
         title: str | None = None,
         description: str | None = None,
         schema: Any | None = None,
@@ -39,6 +42,7 @@ class SqlBrokerPublisher(ArgsContainer):
             headers=headers,
             reply_to=reply_to,
             batch=batch,
+            persistent=persistent,
             title=title,
             description=description,
             schema=schema,
@@ -89,6 +93,7 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
         codec: "CodecProto | None" = None,
         ack_policy: "AckPolicy" = EMPTY,
         include_in_schema: bool | None = None,
+        underlying_driver_annotations: "UnderlyingDriverAnnotations | None" = None,
     ) -> None:
         """Make a router.
 
@@ -103,6 +108,7 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
             codec: Codec of its subscribers and publishers, if the broker has none.
             ack_policy: Default policy of its subscribers.
             include_in_schema: Its subscribers and publishers are part of AsyncAPI documents.
+            underlying_driver_annotations: As for `SqlBroker`, for its handlers.
         """
         config = SqlBrokerRouterConfig(
             prefix=prefix,
@@ -113,6 +119,7 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
             broker_decoder=decoder,
             broker_codec=codec,
             include_in_schema=include_in_schema,
+            underlying_driver_annotations=underlying_driver_annotations or {},
         )
         routes = tuple(handlers)
         super().__init__(

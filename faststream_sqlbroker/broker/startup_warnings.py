@@ -21,7 +21,7 @@ def startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple
         endless_way(ours),
     ]
     yield from ((logging.WARNING, text) for text in warnings if text)
-    settings = [subscriber.config.settings for subscriber in ours if subscriber.forward_to is None]
+    settings = [subscriber.config.settings for subscriber in ours if subscriber.calls]
     if any(s.handler_timeout is None and s.max_lease is None for s in settings):
         text = (
             "without handler_timeout and max_lease, a handler that hangs holds its message until "

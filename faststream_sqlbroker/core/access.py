@@ -11,6 +11,7 @@ class Activity(Enum):
     PUBLISH = "to publish"
     CONSUME = "to claim messages and to write their outcomes"
     TAKE = "to pop and reserve"
+    REQUEST = "to take the replies to its requests"
     ARCHIVE = "to keep finished messages"
     STATE = "for signs of life, pauses, order, policies and starts"
     SCHEDULE = "for schedules"

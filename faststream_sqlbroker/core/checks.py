@@ -40,9 +40,13 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 LONGEST_NAME = 255
 """Characters; the length of the columns that hold names and keys."""
-"""Characters: the length of the columns `queue` and `key`, on every database."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_PLACEHOLDER = re.compile(r"(?<!\{)\{([a-zA-Z0-9_]+)\}(?!\})")
+"""What FastStream takes for a parameter of an address, as in `logs.{level}`."""
+
+REPLY_QUEUES = "sqlbroker.replies."
+"""What the names of queues of replies begin with; each process has one."""
 
 
 def name_problem(value: object) -> str | None:
@@ -54,6 +58,27 @@ def name_problem(value: object) -> str | None:
     if not isinstance(value, str):
         return f"it must be a string, not {type(value).__name__}"
     return _text_problem(str(value))
+
+
+def queue_problem(value: object) -> str | None:
+    """The same for a queue that messages are published to or subscribed from.
+
+    FastStream's other brokers take `logs.{level}` as a template that many queues match. Here it
+    would be one queue of that name, which is not what its author means.
+    """
+    return name_problem(value) or _template_problem(str(value))
+
+
+@lru_cache(maxsize=1024)
+def _template_problem(value: str) -> str | None:
+    found = _PLACEHOLDER.search(value)
+    if found is None:
+        return None
+    return (
+        f"{found[0]} makes it a template, and a queue has one name: name each queue, or use one "
+        f"queue and put {found[1]!r} into the body or a header, by which "
+        "@subscriber(filter=...) chooses a handler"
+    )
 
 
 @lru_cache(maxsize=1024)

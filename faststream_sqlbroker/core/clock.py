@@ -39,6 +39,9 @@ class TimeSource(Protocol):
     def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[object]:
         """Cancel the block after so many seconds and raise TimeoutError; None is without limit."""
 
+    def limit(self, seconds: float | None) -> AbstractAsyncContextManager[object]:
+        """`timeout` for a block that is the application's, such as a handler."""
+
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> Timer:
         """Call `callback` in the running event loop after so many seconds."""
 
@@ -52,6 +55,7 @@ class RealTime:
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)
     timeout = staticmethod(asyncio.timeout)
+    limit = staticmethod(asyncio.timeout)
     uniform = staticmethod(random.uniform)
 
     @staticmethod
@@ -84,6 +88,10 @@ class Clock:
     def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[object]:
         """Cancel the block after so many seconds and raise TimeoutError; None is without limit."""
         return self._source.timeout(seconds)
+
+    def limit(self, seconds: float | None) -> AbstractAsyncContextManager[object]:
+        """`timeout` for a block that is the application's, such as a handler."""
+        return self._source.limit(seconds)
 
     def timeout_at(self, deadline: float | None) -> AbstractAsyncContextManager[object]:
         """`timeout`, at a time of `monotonic`."""

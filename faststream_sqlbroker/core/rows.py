@@ -85,8 +85,8 @@ class ClaimedMessage:
     """What its handler may ask of the subscriber that claimed it."""
     held_until: float = 0.0
     """Until when its handler has asked to hold it (this process's monotonic seconds)."""
-    slot: tuple[float, float] | None = None
-    """Earliest and latest start of its handler, in seconds from the claim; None: any time."""
+    slot: "Slot | None" = None
+    """When its handler may start; None: any time."""
     prefetched: bool = False
     """Whether it waits for a worker, and so has the shorter lease."""
 
@@ -110,12 +110,6 @@ class ClaimedMessage:
         """When it was claimed."""
         return moment(self.acquired)
 
-    def claimed(self, at: float, holder: "Holder | None" = None) -> None:
-        """It was claimed at `at` (monotonic seconds) by `holder`."""
-        self.claimed_monotonic = at
-        self.renewed_monotonic = at
-        self.holder = holder
-
     def renewed(self, at: float, *, shorter: bool = True) -> None:
         """Its lease was renewed at `at` (monotonic seconds); it stays short only if `shorter`."""
         self.renewed_monotonic = at
@@ -124,10 +118,6 @@ class ClaimedMessage:
     def lose(self) -> None:
         """Its lease is lost: it is another's, or will be."""
         self.lease_lost = True
-
-    def end_publishing(self, reason: str) -> None:
-        """Nothing more can be published with its ack, for this reason."""
-        self.no_chain = reason
 
     def settle_anew(self, outcome: Outcome | None) -> None:
         """Record `outcome` in place of what was recorded; None forgets that."""
@@ -139,6 +129,31 @@ class ClaimedMessage:
             return False
         self.outcome = outcome
         return True
+
+
+def note_claimed(
+    rows: Iterable[ClaimedMessage],
+    at: float,
+    holder: "Holder | None" = None,
+    asked: float | None = None,
+) -> None:
+    """`rows` were claimed at `at` by `holder`; the claim was sent at `asked` (monotonic seconds).
+
+    Their leases are counted from `asked`: an answer may come long after the lease has begun.
+    """
+    # One call for all of them, as in `end_publishing`: a call for each row is a measurable part of
+    # what a batch costs.
+    leased = at if asked is None else asked
+    for row in rows:
+        row.claimed_monotonic = at
+        row.renewed_monotonic = leased
+        row.holder = holder
+
+
+def end_publishing(rows: Iterable[ClaimedMessage], reason: str) -> None:
+    """Nothing more can be published with the ack of `rows`, for this reason; empty: it can."""
+    for row in rows:
+        row.no_chain = reason
 
 
 class Claimed(list[ClaimedMessage]):
@@ -182,6 +197,16 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Slot:
+    """When the handler of a claimed row may start, by this process's monotonic clock (seconds)."""
+
+    earliest: float
+    latest: float
+    at: int | None = None
+    """The slot that a Throttle granted, by the database's clock: microseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
 class Holder:
     """What the handler of a claimed row may ask of the subscriber that claimed it."""
 
@@ -206,10 +231,10 @@ class Unit:
     cycle. The settlements of a unit are always adjacent.
     """
 
-    chained: Sequence[NewMessage] = ()
+    on_ack: Sequence[NewMessage] = ()
     """Messages to insert when the settlements are written."""
     fallback: "Callable[[BaseException | None], list[Settlement]] | None" = None
-    """Settlements of the same rows for the case that the database refuses to store `chained`; the
+    """Settlements of the same rows for the case that the database refuses to store `on_ack`; the
     argument is its error, if known."""
 
 

@@ -116,7 +116,7 @@ def needed_to_write(settlements: Iterable[Settlement]) -> Activities:
     for settlement in settlements:
         if settlement.leaves and settlement.archive:
             done.add(Activity.ARCHIVE)
-        if settlement.unit is not None and settlement.unit.chained:
+        if settlement.unit is not None and settlement.unit.on_ack:
             done.add(Activity.PUBLISH)
     return frozenset(done)
 

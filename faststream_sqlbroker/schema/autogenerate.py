@@ -1,9 +1,8 @@
-"""What Alembic's autogenerate has to know of the broker's tables, so that the revisions it writes
-run as they are.
+"""Make Alembic's autogenerate write revisions of the broker's tables that run without edits.
 
-Only where an application owns its migrations: `include_tables` sets this up. Alembic has no hooks
-for tables, but calls registered comparators before it renders; ours adds two of the options that
-`context.configure` takes to those of the run.
+`include_tables` sets this up for applications that own their migrations. Alembic has no hook for a
+single table, but it calls registered comparators before it renders. Ours adds two options to those
+that the application gave `context.configure`: `render_item` and `process_revision_directives`.
 """
 
 from collections.abc import Callable
@@ -23,9 +22,7 @@ Directives = Callable[[Any, Any, list[Any]], None]
 
 @comparators.dispatch_for("schema")
 def adapt(context: Any, _upgrade: Any, _schemas: Any) -> None:
-    """Where the metadata holds tables of a broker, render them as they are, and set their storage
-    parameters.
-    """
+    """If the metadata holds a broker's tables, add our options to the run."""
     found = context.metadata
     every = [found] if isinstance(found, MetaData) else list(found or ())
     tables = [table for one in every for table in one.tables.values() if _keeps_messages(table)]
@@ -39,26 +36,26 @@ def adapt(context: Any, _upgrade: Any, _schemas: Any) -> None:
 
 
 def render_item(given: RenderItem | None, kind: str, item: Any, context: Any) -> Any:
-    """Alembic's `render_item` for what it would render wrongly; anything else is left to the one
-    `given`.
+    """Render what Alembic would render wrongly; leave the rest to the application's own, `given`.
 
-    Types become the database's own, so that a revision needs nothing of this package.
+    Our types become the database's types, so that a revision does not import this package.
     """
     name = context.dialect.name
     if kind == "type" and isinstance(item, UtcTimestamp):
         return _repr(TIMESTAMPS.get(name, TIMESTAMPS["postgresql"]), context)
     if kind == "type" and item is HEADERS_JSONB and name != "postgresql":
-        # Alembic renders it rightly for PostgreSQL only, and leaves a bare Text() in it elsewhere.
+        # On other databases Alembic would write a bare Text(), which the revision does not import.
         context.imports.add("from sqlalchemy.dialects import postgresql")
         return "postgresql.JSONB(none_as_null=True)"
     if kind == "check" and name != "postgresql" and str(item.sqltext) == IN_CALENDAR:
-        return None  # Alembic does not heed `ddl_if`
+        return None  # Alembic ignores `ddl_if`, by which the check is PostgreSQL's only
     return False if given is None else given(kind, item, context)
 
 
 def _keeps_messages(table: Table) -> bool:
-    """Whether `table` is a broker's message table: by its check, as Alembic would render a mark in
-    its `info`.
+    """Whether `table` is a broker's message table.
+
+    Its CHECK tells. A mark in `info` would do, but Alembic would render it into the revision.
     """
     checks = (each for each in table.constraints if isinstance(each, CheckConstraint))
     return any(str(check.sqltext) == IN_CALENDAR for check in checks)
@@ -75,8 +72,8 @@ def _repr(kind: Any, context: Any) -> str:
 def add_storage(
     tables: list[Table], given: Directives | None, context: Any, revision: Any, scripts: list[Any]
 ) -> None:
-    """Alembic's `process_revision_directives`: after each of `tables` that is created, its storage
-    parameters.
+    """Set the storage parameters of `tables` after their creation; then call the application's own
+    `given`.
     """
     ours = {(table.schema, table.name): table for table in tables}
     for script in scripts:

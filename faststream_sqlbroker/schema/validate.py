@@ -1,6 +1,6 @@
 """Compare the tables in the database with those that this version needs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Column, Connection, Index, Table, inspect
@@ -120,31 +120,31 @@ def _may_see(inspector: Any, table: Table) -> bool:
 def _columns(connection: Connection, inspector: Any, table: Table) -> list[str]:
     there = {c["name"]: c for c in inspector.get_columns(table.name, schema=table.schema)}
     found = []
-    # A list of independent checks of one column, in the order in which they are reported.
     for column in table.columns:
         name = f"column {table.fullname}.{column.name}"
         have = there.get(column.name)
         if have is None:
             found.append(f"{name} is missing: {_add(connection, column)}")
-            continue
-        kind = _kind(have["type"], connection)
-        wanted = _kind(column.type, connection)
-        if kind != wanted:
-            found.append(
-                f"{name} is {have['type']!s}, not {wanted}: {_alter(connection, column, 'TYPE')}"
-            )
-        if column.computed is not None:
-            continue
-        if have["nullable"] != column.nullable and not column.primary_key:
-            state = "nullable" if have["nullable"] else "NOT NULL"
-            found.append(f"{name} is {state}: {_alter(connection, column, 'NULL')}")
-        if (
-            column.server_default is not None
-            and not column.primary_key
-            and have.get("default") is None
-        ):
-            found.append(f"{name} has no default: {_alter(connection, column, 'DEFAULT')}")
+        else:
+            found += [f"{name} {what}" for what in _differences(connection, column, have)]
     return found
+
+
+def _differences(
+    connection: Connection, column: Column[Any], have: Mapping[str, Any]
+) -> Iterator[str]:
+    """What is wrong with an existing column, each with the statement that mends it."""
+    wanted = _kind(column.type, connection)
+    if _kind(have["type"], connection) != wanted:
+        yield f"is {have['type']!s}, not {wanted}: {_alter(connection, column, 'TYPE')}"
+    # A primary key's NOT NULL and numbering are the database's, and so is what is computed.
+    if column.computed is not None or column.primary_key:
+        return
+    if have["nullable"] != column.nullable:
+        state = "nullable" if have["nullable"] else "NOT NULL"
+        yield f"is {state}: {_alter(connection, column, 'NULL')}"
+    if column.server_default is not None and have.get("default") is None:
+        yield f"has no default: {_alter(connection, column, 'DEFAULT')}"
 
 
 def _indexes(connection: Connection, inspector: Any, table: Table) -> list[str]:

@@ -13,7 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker.dialects import Dialect
-from faststream_sqlbroker.dialects.base import UNRESTORED
+from faststream_sqlbroker.dialects.operations import UNRESTORED
 from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.event_loops import LoopPools
 

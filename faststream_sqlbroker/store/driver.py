@@ -67,6 +67,8 @@ class DriverShortcut:
     def usable(self, connection: Connection) -> Any | None:
         """The driver's connection under `connection`, if nothing else listens to its statements."""
         engine = connection.engine
+        # The application may publish on a connection of another engine. How that one connects is
+        # not known.
         if not self.possible or engine.pool is not self._sync_engine.pool:
             return None
         if monotonic() > self._look_again_at:
@@ -120,6 +122,7 @@ class DriverShortcut:
             except BaseException as error:
                 if type(error).__name__ == "InterfaceError" and not driver.is_closed():
                     raise BusyError from error
+                # The protocol may be in the middle of an answer, so nothing else may be sent.
                 await connection.invalidate()
                 if not isinstance(error, Exception):
                     raise
@@ -141,6 +144,8 @@ class DriverShortcut:
         try:
             rows = await driver.fetch(text, *[binds[name] for name in names], timeout=timeout)
         except Exception as error:
+            # With a sqlstate the server has answered: it refused the statement. Any other error
+            # leaves open whether it was carried out.
             if getattr(error, "sqlstate", None) and not self._dialect.ends_session(error):
                 raise DBAPIError(None, None, error) from error
             raise

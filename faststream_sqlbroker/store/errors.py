@@ -10,7 +10,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.access import is_denied
-from faststream_sqlbroker.dialects.sqlite import is_locked
+from faststream_sqlbroker.dialects.sqlite.errors import is_locked
 from faststream_sqlbroker.exceptions import (
     AccessError,
     PublishError,

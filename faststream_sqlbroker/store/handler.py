@@ -155,6 +155,7 @@ class HandlerTransaction:
 
         if not self.active:
             raise TransactionEndedError(ENDED)
+        # Taken before our own statements: they would end the silence.
         self._silent = monotonic() - self._activity.sent_at
         if self._session is not None:
             await self._flush(self._session)
@@ -165,6 +166,7 @@ class HandlerTransaction:
             ):
                 return await self.connection.run_sync(settle)
         except BaseException as error:
+            # Cut off between the COMMIT and its answer, the transaction may have been committed.
             if committing and not self._errors.was_rolled_back(error):
                 msg = f"the answer to the COMMIT was lost: {error}"
                 raise UnknownOutcomeError(msg) from error

@@ -11,9 +11,9 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber, PausedQueue
-from faststream_sqlbroker.dialects import Dialect, worker_leases
+from faststream_sqlbroker.dialects import Dialect, replies, worker_leases
 from faststream_sqlbroker.dialects import live_subscribers as rows
-from faststream_sqlbroker.dialects.explain import explain
+from faststream_sqlbroker.explain.message import explain
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -56,6 +56,7 @@ class LiveSubscribers:
             rows.announce(connection, self._table, known, changed, lease)
             if clean:
                 rows.clean(connection, self._table)
+                replies.clean(self._dialect, connection)
             return rows.paused_names(connection, self._table)
 
         return await self._transactions.run(work, self._places)

@@ -54,14 +54,22 @@ def transactional(engine: AsyncEngine, level: str | None) -> AsyncEngine:
             "transactions: give the broker the engine that it was made from"
         )
         raise SetupError(msg)
+    # Where create_engine keeps its isolation_level; there is no public way to it.
     given = getattr(engine.dialect, "_on_connect_isolation_level", None)
     if level is None and str(given).upper() == "AUTOCOMMIT":
         level = "SERIALIZABLE" if engine.dialect.name == "sqlite" else "READ COMMITTED"
     return engine if level is None else engine.execution_options(isolation_level=level)
 
 
+def in_use(engine: AsyncEngine) -> int | None:
+    """Connections that the pool has given out; None if it does not count (NullPool)."""
+    method: Any = getattr(engine.pool, "checkedout", None)
+    return int(method()) if callable(method) else None
+
+
 def capacity(engine: AsyncEngine) -> int | None:
     """Most connections that the pool gives; None if it sets no limit."""
+    # QueuePool has no public way to its limit.
     overflow: Any = getattr(engine.pool, "_max_overflow", None)
     return None if not isinstance(overflow, int) or overflow < 0 else size(engine) + overflow
 

@@ -7,7 +7,6 @@ other closely.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -114,11 +113,17 @@ class PublishCoalescer:
 
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows`; ids in order, when they are committed."""
-        if self._idle is not None and not self._calls and not self._idle.is_closed():
+        driver = self._idle
+        if driver is not None and not self._calls and not driver.is_closed():
+            # In the caller's own task: a lone publisher waits for no other.
             query: Any = self._dialect.inserting(rows)
-            # Refused: the ordinary way has the better error, or repeats it.
-            with contextlib.suppress(DBAPIError):
-                return cast("list[int | None]", await self._directly(query))
+            self._idle = None
+            try:
+                return cast("list[int | None]", await self._fetch(driver, query, self._timeout))
+            except DBAPIError:
+                pass  # Refused: the ordinary way has the better error, or repeats it.
+            finally:
+                self._park(driver)
         return cast("list[int | None]", await self._queued(rows))
 
     async def run(self, query: Query[T]) -> T:
@@ -142,15 +147,6 @@ class PublishCoalescer:
         elif self._idle is not None:
             self._unpark()
         return call.done
-
-    async def _directly(self, query: Query[T]) -> T:
-        """Run `query` on the kept connection, in the caller's own task."""
-        driver = self._idle
-        self._idle = None
-        try:
-            return await self._fetch(driver, query, self._timeout)
-        finally:
-            self._park(driver)
 
     async def _fetch(self, driver: Any, query: Query[T], timeout: float) -> T:
         """Send `query`: the one way to send on the kept connection, and to judge what fails there.
@@ -271,7 +267,7 @@ class PublishCoalescer:
             several = len(self._group) > 1
             if self._group and not await self._send(connection, driver):
                 return
-            # A publisher that is alone goes on by itself (`_directly`).
+            # A publisher that is alone goes on by itself (`insert`).
             if not (several or self._calls) or not await self._next_group():
                 self._group = []
                 self._parked = self.loop.create_future()

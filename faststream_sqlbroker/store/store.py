@@ -44,6 +44,8 @@ from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.live_subscribers import LiveSubscribers
 from faststream_sqlbroker.store.locks import LockStore
 from faststream_sqlbroker.store.policies import PolicyStore
+from faststream_sqlbroker.store.queue_states import QueueStates
+from faststream_sqlbroker.store.replies import ReplyStore
 from faststream_sqlbroker.store.schedules import Schedules
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -63,6 +65,9 @@ class Store:
         UnknownOutcomeError: the answer to the COMMIT was lost.
         StoreError: the database refused the statement.
     """
+
+    transactions: type[Transactions] = Transactions
+    """What runs its transactions; a test counts them."""
 
     def __init__(
         self,
@@ -90,7 +95,7 @@ class Store:
         self._errors = ErrorClasses(self.dialect, statement_timeout)
         self._checkouts = Checkouts(self._engine, self.dialect, self._errors)
         self._shortcut = DriverShortcut(engine, self.dialect, allowed=not pgbouncer)
-        self._transactions = Transactions(
+        self._transactions = self.transactions(
             self._checkouts,
             self.dialect,
             statement_timeout,
@@ -104,8 +109,10 @@ class Store:
         self.locks = LockStore(self._transactions, tables, self._places)
         self.takes = DirectClaims(self._transactions, self.dialect, self._places)
         self.live_subscribers = LiveSubscribers(self._transactions, self.dialect, self._places)
+        self.replies = ReplyStore(self._transactions, self.dialect, self._places)
         self.silent = DeadSessionWatch(self._transactions, self.dialect, self._places)
         self.schedules = Schedules(self._transactions, self.dialect, self._places)
+        self.queue_states = QueueStates(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
@@ -115,7 +122,7 @@ class Store:
             engine,
             self.max_connections,
             listening=self._listens_on_pool,
-            one_writer=self.dialect.name == "sqlite",
+            one_writer=self.dialect.one_writer,
         )
         self.handlers = HandlerTransactions(self._transactions, self._places, self.handler_places)
 
@@ -128,6 +135,11 @@ class Store:
     def driver(self) -> str:
         """SQLAlchemy's name of the driver."""
         return self.engine.dialect.driver
+
+    @property
+    def pool_use(self) -> tuple[int | None, int | None]:
+        """Connections of the engine's pool in use, and the most it gives; None: it does not say."""
+        return pool.in_use(self.engine), pool.capacity(self.engine)
 
     @property
     def shortage(self) -> str | None:

@@ -68,7 +68,7 @@ class Transactions:
 
     def doing(self, *activities: Activity) -> "Transactions":
         """The same, for other activities."""
-        return Transactions(
+        return type(self)(
             self.checkouts,
             self.dialect,
             self.timeout,
@@ -79,7 +79,7 @@ class Transactions:
 
     def planning_anew(self) -> "Transactions":
         """The same, for statements that must not use a cached query plan."""
-        return Transactions(
+        return type(self)(
             self.checkouts,
             self.dialect,
             self.timeout,
