@@ -8,13 +8,26 @@ others have kept.
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from benchmarks import charts, report, scaling, spark_loads, targets
 from benchmarks.compare import Suite
 from benchmarks.harness import interleaved, keep, machine
 from benchmarks.peers.setup import environment
+from benchmarks.policy_targets import policies
 
-ROUNDS = {"own": 5, "peers": 5, "scale": 3, "rate": 1, "effects": 5, "check": 3, "spark": 5}
+ROUNDS = {
+    "own": 5,
+    "peers": 5,
+    "scale": 3,
+    "rate": 1,
+    "effects": 5,
+    "requests": 3,
+    "watching": 7,
+    "check": 3,
+    "spark": 5,
+    "policies": 3,
+}
 """Runs of each variant, if nothing else is said."""
 
 
@@ -52,19 +65,18 @@ def measure_spark(rounds: int, rows: int) -> tuple[report.Content, bool]:
 
 def _suites(arguments: argparse.Namespace) -> list[Suite]:
     count = arguments.messages
-    match arguments.which:
-        case "own":
-            return targets.own(count)
-        case "peers":
-            return targets.peers(count, environment)
-        case "scale":
-            return scaling.scale(count, large=arguments.large)
-        case "effects":
-            return targets.effects(2_000)
-        case "rate":
-            return scaling.rate(arguments.seconds)
-        case _:
-            return targets.check(count, environment)
+    made: dict[str, Callable[[], list[Suite]]] = {
+        "own": lambda: targets.own(count),
+        "peers": lambda: targets.peers(count, environment),
+        "scale": lambda: scaling.scale(count, large=arguments.large),
+        "rate": lambda: scaling.rate(arguments.seconds),
+        "effects": lambda: targets.effects(2_000),
+        "requests": lambda: targets.requests(200),
+        "policies": lambda: policies(count // 3),
+        "watching": lambda: targets.watching(count),
+        "check": lambda: targets.check(count, environment),
+    }
+    return made[arguments.which]()
 
 
 def render() -> int:
@@ -92,9 +104,7 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=int, default=2_000_000, help="rows of the archive for `spark`"
     )
-    parser.add_argument(
-        "--check", action="store_true", help="`spark` writes nothing and tells the targets"
-    )
+    parser.add_argument("--check", action="store_true", help="only tell the targets, write nothing")
     arguments = parser.parse_args()
     which = arguments.which
     if which == "report":
@@ -102,11 +112,11 @@ def main() -> int:
     rounds = arguments.rounds or ROUNDS[which]
     if which == "spark":
         content, reached = measure_spark(rounds, arguments.rows)
-        if arguments.check:
-            print("\n".join(report.tables(content)))
-            return int(not reached)
     else:
         content, reached = measure(_suites(arguments), rounds)
+    if arguments.check:
+        print("\n".join(report.tables(content)))
+        return int(not reached)
     file = keep(which, content)
     text = report.document(which, content)
     file.with_suffix(".md").write_text(text)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.compare import Comparison, Suite, over
@@ -27,21 +28,41 @@ LEAST_RATIO = 0.97
 """What a change may cost without being told."""
 NOW = "this tree"
 KINDS = ("postgresql", "mariadb", "sqlite")
-SCENARIOS = {"consume": 1, "publish_single": 10, "publish_concurrent": 4, "publish_bulk": 1}
-"""What runs on each database, and by how much fewer messages than when consuming."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What runs on each database."""
+
+    function: str
+    """Of benchmarks.ours."""
+    scale: float
+    """Its messages ÷ those of a consuming run, so that each run takes about as long."""
+    options: dict[str, str] = field(default_factory=dict)
+
+
+SCENARIOS = {
+    "consume": Scenario("consume", 1),
+    # With fewer messages, start and stop would be most of what is measured.
+    "consume in batches": Scenario("consume", 5, {"shape": "batch"}),
+    "publish one": Scenario("publish_single", 0.1),
+    "publish concurrently": Scenario("publish_concurrent", 0.25),
+    "publish in bulk": Scenario("publish_bulk", 1),
+}
 
 
 def suites(rev: str, folder: Path, count: int, kinds: Sequence[str], least: float) -> list[Suite]:
     """One suite for each scenario: the revision in `folder`, and this tree."""
     found = []
     for kind in kinds:
-        for scenario, part in SCENARIOS.items():
-            options = {"count": max(1_000, count // part // 1_000 * 1_000)}
+        for title, scenario in SCENARIOS.items():
+            scaled = max(1_000, int(count * scenario.scale) // 1_000 * 1_000)
+            options = {"count": scaled, **scenario.options}
             variants = [
-                Variant(name, scenario, kind, options=options, folder=where)
+                Variant(name, scenario.function, kind, options=options, folder=where)
                 for name, where in ((NOW, ROOT), (rev, folder))
             ]
-            name = f"{kind}: {scenario}"
+            name = f"{kind}: {title}"
             rate = Comparison(f"{name}, messages a second", over(NOW, rev), least, digits=3)
             # Less is better, and is no target: the rate says it.
             cpu = Comparison(f"{name}, CPU of a message", over(NOW, rev, "cpu_each"), digits=3)

@@ -13,8 +13,9 @@ HEADERS = '{"content-type": "application/json"}'
 CHUNK = 1_000
 
 _SERIES = """
-INSERT INTO message (queue, payload, headers, created_at, next_attempt_at)
+INSERT INTO message (queue, key, payload, headers, created_at, next_attempt_at)
 SELECT :queue || CASE WHEN :queues > 1 THEN '-' || n % :queues ELSE '' END,
+  CASE WHEN :keys > 0 THEN 'k' || n % :keys END,
   convert_to(:head || n || :tail, 'UTF8'), cast(:headers AS jsonb),
   statement_timestamp(), statement_timestamp() + :due * interval '1 second'
 FROM generate_series(cast(:first AS int), cast(:last AS int)) AS n
@@ -61,14 +62,15 @@ async def fill(
     first: int = 0,
     queues: int = 1,
     size: int | None = None,
+    keys: int = 0,
 ) -> None:
-    """Insert `count` messages (numbers from `first`) that are due in `due` seconds; leave the table
-    vacuumed.
+    """Insert `count` messages (numbers from `first`) that are due in `due` seconds, with so many
+    keys in turn; leave the table vacuumed.
 
     On PostgreSQL also spread over `queues` queues in turn, and of `size` bytes each.
     """
     if engine.dialect.name == "postgresql":
-        series = {"first": first, "last": first + count - 1, "queues": queues}
+        series = {"first": first, "last": first + count - 1, "queues": queues, "keys": keys}
         async with engine.begin() as connection:
             binds = {"queue": queue, "due": due, **series, **_around_number(size)}
             await connection.execute(text(_SERIES), binds)
@@ -76,14 +78,22 @@ async def fill(
         return
     if queues != 1 or size is not None:
         raise NotImplementedError("queues and size are for PostgreSQL only")
+    key = engine.dialect.identifier_preparer.quote("key")
     statement = text(
-        "INSERT INTO message (queue, payload, headers) VALUES (:queue, :payload, :headers)"
+        f"INSERT INTO message (queue, {key}, payload, headers) "
+        "VALUES (:queue, :key, :payload, :headers)"
     )
     async with engine.begin() as connection:
         for start in range(first, first + count, CHUNK):
             numbers = range(start, min(first + count, start + CHUNK))
             rows = [
-                {"queue": queue, "payload": compact(body(n)), "headers": HEADERS} for n in numbers
+                {
+                    "queue": queue,
+                    "key": f"k{n % keys}" if keys else None,
+                    "payload": compact(body(n)),
+                    "headers": HEADERS,
+                }
+                for n in numbers
             ]
             await connection.execute(statement, rows)
 

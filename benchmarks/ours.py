@@ -23,7 +23,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 
 BATCH = 1_000
 QUEUE = "bench"
-DRIVERS = {"postgresql": "asyncpg", "mariadb": "asyncmy", "sqlite": "aiosqlite"}
+DRIVERS = {"postgresql": "asyncpg", "mariadb": "asyncmy", "mysql": "asyncmy", "sqlite": "aiosqlite"}
 WARM = 10
 """Messages before the first that counts."""
 DEADLINE = 300.0
@@ -76,8 +76,17 @@ def subscriber_of(broker: SqlBroker, seen: Seen, *, archive: bool, shape: str) -
     )
 
 
-async def _dispatch(count: int, shape: str) -> dict[str, Any]:
-    broker = SqlBroker("sqlite+aiosqlite:///unused.db", logger=None)
+def _watching(watch: str) -> dict[str, Any]:
+    # Imported only if asked for: importing it costs memory, and OpenTelemetry starts a thread.
+    if not watch:
+        return {}
+    from benchmarks.watching import watching  # noqa: PLC0415
+
+    return watching(watch)
+
+
+async def _dispatch(count: int, shape: str, watch: str) -> dict[str, Any]:
+    broker = SqlBroker("sqlite+aiosqlite:///unused.db", logger=None, **_watching(watch))
     seen = []
     subscriber_of(broker, seen, archive=True, shape=shape)
     [subscriber] = broker.subscribers
@@ -120,14 +129,16 @@ async def _dispatch(count: int, shape: str) -> dict[str, Any]:
     return {"count": count, "seconds": c.seconds, "cpu": c.cpu}
 
 
-def dispatch(count: int, shape: str = "typed") -> dict[str, Any]:
+def dispatch(count: int, shape: str = "typed", watch: str = "") -> dict[str, Any]:
     """FastStream's own: the same handler on ready messages, in one task, with no database."""
-    return asyncio.run(_dispatch(count, shape))
+    return asyncio.run(_dispatch(count, shape, watch))
 
 
-async def _consume(url: str, count: int, shape: str, *, archive: bool) -> dict[str, Any]:
+async def _consume(
+    url: str, count: int, shape: str, watch: str, *, archive: bool
+) -> dict[str, Any]:
     engine = engine_of(url)
-    broker = SqlBroker(engine, logger=None)
+    broker = SqlBroker(engine, logger=None, **_watching(watch))
     seen = []
     subscriber_of(broker, seen, archive=archive, shape=shape)
     await broker.create_tables()
@@ -140,9 +151,11 @@ async def _consume(url: str, count: int, shape: str, *, archive: bool) -> dict[s
     return {"count": count, "seconds": c.seconds, "cpu": c.cpu}
 
 
-def consume(url: str, count: int, shape: str = "typed", archive: bool = True) -> dict[str, Any]:
+def consume(
+    url: str, count: int, shape: str = "typed", archive: bool = True, watch: str = ""
+) -> dict[str, Any]:
     """From the start to stopped, with every outcome written."""
-    return asyncio.run(_consume(url, count, shape, archive=archive))
+    return asyncio.run(_consume(url, count, shape, watch, archive=archive))
 
 
 async def _publish(

@@ -10,15 +10,18 @@ from benchmarks.compare import Spread, spread
 from benchmarks.harness import RESULTS, Result
 
 TITLES = {
-    "own": "Beside FastStream's dispatch and the raw driver",
-    "peers": "Beside other brokers",
+    "own": "Compared with FastStream's dispatch and the raw driver",
+    "peers": "Compared with other brokers",
     "scale": "With more rows, queues, bytes and processes",
     "rate": "At a fixed rate",
     "effects": "A handler that inserts a row",
+    "requests": "Requests, answered by another process",
+    "policies": "Under policies",
     "spark": "The archive in Spark",
+    "watching": "Watched by metrics and traces",
     "check": "All targets, quickly",
 }
-KEPT = ("own", "peers", "scale", "rate", "effects", "spark")
+KEPT = ("own", "peers", "scale", "rate", "effects", "requests", "policies", "watching", "spark")
 """What the report is made of; `check` repeats parts of it in short."""
 Content = dict[str, Any]
 """A file of benchmarks/results: machine, rows, results and suites."""
@@ -43,10 +46,15 @@ FIGURES = {
     "rate": Figure("messages/s", "messages/s"),
     "cpu_each": Figure("CPU of the process, µs a message", *_US),
     "instructions_each": Figure("instructions a message", "instructions"),
+    "statements_each": Figure("statements a message", "statements", digits=3),
     "db_cpu_each": Figure("CPU of the server, µs a message", *_US),
     "p50": Figure("latency p50, ms", *_MS),
     "p95": Figure("latency p95, ms", *_MS),
     "p99": Figure("latency p99, ms", *_MS),
+    "p50_handler": Figure("publish to handler p50, ms", *_MS),
+    "p95_handler": Figure("publish to handler p95, ms", *_MS),
+    "p99_handler": Figure("publish to handler p99, ms", *_MS),
+    "p50_delivered": Figure("end of publish to handler p50, ms", *_MS),
     "p99_start": Figure("p99 at the start, ms", *_MS),
     "p99_end": Figure("p99 at the end, ms", *_MS),
     "claim_start": Figure("claim at the start, ms", *_MS),

@@ -80,7 +80,7 @@ def _archive(rows: int) -> list[Suite]:
     slower = Comparison(f"claim of 100 with an {full} ÷ with none", over(full, empty, "claim"))
     rate = Comparison(f"consume + archive with an {full} ÷ with none", over(full, empty))
     return [
-        Suite("claims beside an archive", claiming, [slower], shows=CLAIMS),
+        Suite("claims by size of the archive", claiming, [slower], shows=CLAIMS),
         Suite("consume into an archive", consuming, [rate]),
     ]
 

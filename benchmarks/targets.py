@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.compare import Comparison, Suite, alone, over
+from benchmarks.compare import Comparison, Reading, Round, Suite, alone, over
 from benchmarks.harness import Variant
 from benchmarks.scaling import claims, held_snapshot, two_processes
 
 PEERS = Path(__file__).parent / "peers"
 EFFECTS = (sys.executable, "-m", "benchmarks.effects")
+REQUESTS = (sys.executable, "-m", "benchmarks.requests")
 RAW = (sys.executable, "-m", "benchmarks.raw")
 Python = Callable[[str], Path]
 """The interpreter of a peer's virtual environment, made if need be."""
@@ -94,6 +96,28 @@ def effects(count: int) -> list[Suite]:
     return suites
 
 
+def requests(count: int) -> list[Suite]:
+    """`count` requests to another process, and as many plain messages; each ratio is of one run."""
+    return [_requests(kind, count) for kind in ("postgresql", "mariadb", "mysql", "sqlite")]
+
+
+def _requests(kind: str, count: int) -> Suite:
+    def read(runs: dict[str, Any]) -> float:
+        return float(runs["ours"]["p50"] / runs["ours"]["p50_handler"])
+
+    ratio = Comparison(
+        f"{kind}: request ÷ publish to the handler's start, p50",
+        read,
+        most=2.5 if kind == "postgresql" else None,
+    )
+    return Suite(
+        f"request to another process, {kind}",
+        [Variant("ours", "ask", kind, REQUESTS, {"count": count})],
+        [ratio],
+        shows=("p50", "p95", "p99", "p50_handler", "p95_handler", "p99_handler", "p50_delivered"),
+    )
+
+
 def own(count: int) -> list[Suite]:
     """Ours compared with FastStream's own dispatch and the raw driver; `count` messages in the
     runs that are compared."""
@@ -102,7 +126,60 @@ def own(count: int) -> list[Suite]:
         UNARCHIVED, "consume", options={"count": count // 3, "archive": False}
     )
     consuming = Suite("consume", list(variants.values()), [TO_DISPATCH, TO_RAW])
-    return [consuming, *_publishing(count)]
+    return [consuming, *_publishing(count), *watching(count)]
+
+
+MEASURED, WATCHED = "ours, own metrics", "ours, both middlewares"
+WATCHED_DISPATCH = "FastStream's dispatch, both middlewares"
+
+
+def _more(above: str, below: str) -> Reading:
+    """CPU that a message of one variant takes more than one of another, in microseconds."""
+    return lambda runs: 1e6 * (runs[above]["cpu_each"] - runs[below]["cpu_each"])
+
+
+def _more_than_dispatch(runs: Round) -> float | None:
+    """What the middlewares cost ours ÷ what they cost FastStream's dispatch."""
+    ours = _more(WATCHED, OURS)(runs)
+    dispatch = _more(WATCHED_DISPATCH, DISPATCH)(runs)
+    return None if ours is None or not dispatch else ours / dispatch
+
+
+def watching(count: int) -> list[Suite]:
+    """What it costs to be watched: the broker's own metrics, and both of FastStream's middlewares
+    with one trace of a hundred sampled.
+
+    `count` messages with the middlewares, as the cost of a start is a part of every run; with the
+    own metrics three times as many, as the queues are looked at once a run, not every 15 s.
+    """
+    many = 3 * count
+    measured = [
+        Variant(OURS, "consume", options={"count": many}),
+        Variant(MEASURED, "consume", options={"count": many, "watch": "metrics"}),
+    ]
+    watched = [
+        Variant(DISPATCH, "dispatch", None, options={"count": count}),
+        Variant(OURS, "consume", options={"count": count}),
+        Variant(WATCHED, "consume", options={"count": count, "watch": "middlewares"}),
+        Variant(
+            WATCHED_DISPATCH, "dispatch", None, options={"count": count, "watch": "middlewares"}
+        ),
+    ]
+    cpu = over(MEASURED, OURS, "cpu_each")
+    of_metrics = [
+        Comparison("own metrics ÷ none, rate", over(MEASURED, OURS), least=0.97, digits=3),
+        Comparison("own metrics ÷ none, CPU of the process", cpu, most=1.03, digits=3),
+        Comparison("CPU that the own metrics add, µs a message", _more(MEASURED, OURS)),
+    ]
+    ratio = "CPU that both middlewares add ÷ what they add to FastStream's dispatch"
+    of_middlewares = [
+        Comparison(ratio, _more_than_dispatch, most=1.1),
+        Comparison("CPU that both middlewares add, µs a message", _more(WATCHED, OURS)),
+    ]
+    return [
+        Suite("own metrics", measured, of_metrics),
+        Suite("both middlewares", watched, of_middlewares),
+    ]
 
 
 def _idle(python: Python, ours: int, pgqueuers: int) -> Suite:
@@ -145,7 +222,7 @@ def peers(count: int, python: Python) -> list[Suite]:
         variants[name] = _peer(python, name, "consume", count=count)
     return [
         Suite(
-            "consume + archive beside sqlbroker",
+            "consume + archive, ours and sqlbroker",
             _named(variants, (OURS, "sqlbroker")),
             [TO_SQLBROKER],
         ),
@@ -175,6 +252,7 @@ def check(count: int, python: Python) -> list[Suite]:
         two_processes(count),
         *_publishing(count),
         _idle(python, 120, 60),
+        _requests("postgresql", 60),
         *_other_databases(python, count, count // 3),
         claims((1_000, 100_000)),
         held_snapshot(60),
