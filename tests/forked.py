@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-WORKERS = ("worker", "policy_worker", "locker", "scheduler")
+WORKERS = ("worker", "policy_worker", "locker", "requester", "scheduler")
 DRIVERS = ("aiomysql", "aiosqlite", "asyncpg")
 LATE = ("anyio._backends._asyncio", "cryptography.hazmat.primitives.asymmetric.rsa")
 """What a worker would import when it runs, and when it logs in."""

@@ -18,7 +18,10 @@ from sqlalchemy.schema import Column
 import faststream_sqlbroker as package
 from faststream_sqlbroker import exceptions
 from faststream_sqlbroker.broker.registrator import EndpointOptions
+from faststream_sqlbroker.core.metrics import METRICS, OUTCOMES
 from faststream_sqlbroker.core.reasons import MEANINGS
+from faststream_sqlbroker.opentelemetry import metrics as opentelemetry
+from faststream_sqlbroker.prometheus import metrics as prometheus
 from faststream_sqlbroker.response import PublishOptions
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
@@ -173,6 +176,37 @@ def reasons() -> str:
     return _table(("code", "state", "meaning", "`related_id`"), rows)
 
 
+def metrics() -> str:
+    """The broker's own metrics, under both their names."""
+    rows = (
+        [
+            f"`{prometheus.exported_name(m)}`<br>`{opentelemetry.exported_name(m)}`",
+            m.kind.value,
+            ", ".join(map(_code, m.labels)),
+            m.unit,
+            _line(m.meaning),
+        ]
+        for m in METRICS
+    )
+    return _table(("Prometheus, OpenTelemetry", "type", "labels", "unit", "meaning"), rows)
+
+
+def outcomes() -> str:
+    """The values of the label `outcome`."""
+    rows = ([_code(name), f"The message: {text}."] for name, text in OUTCOMES.items())
+    return _table(("outcome", "meaning"), rows)
+
+
+def buckets() -> str:
+    """The upper bounds of the histograms."""
+    rows = (
+        [_code(m.name), ", ".join(f"{bound:g}" for bound in m.buckets)]
+        for m in METRICS
+        if m.buckets
+    )
+    return _table(("histogram", "upper bounds in seconds"), rows)
+
+
 def errors() -> str:
     """Every error, the class that it derives from, and when it is raised."""
     found = [
@@ -224,6 +258,9 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("retry.md", "strategies"): strategies,
     ("policies.md", "arguments"): policies,
     ("reasons.md", "reasons"): reasons,
+    ("metrics.md", "metrics"): metrics,
+    ("metrics.md", "outcomes"): outcomes,
+    ("metrics.md", "buckets"): buckets,
     ("errors.md", "errors"): errors,
     ("tables.md", "columns"): columns,
 }

@@ -24,6 +24,7 @@ from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.policies.rows import PolicyRows
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
@@ -104,7 +105,7 @@ async def test_messages_discarded_by_policies_keep_their_columns(bench: Bench) -
     first, second = await bench.put(2)
     await bench.execute("UPDATE message SET hops = 7, policy_key = 'who'")
     ends = {first: Discard(SUPERSEDED, second), second: Discard(EXPIRED)}
-    rows = bench.store.dialect.scheduled.rows
+    rows = PolicyRows(bench.store.dialect)
     async with bench.store.engine.begin() as connection:
         await connection.run_sync(lambda c: rows.discard(c, "q", ends, keep=True))
     found = await bench.rows(archive=True)

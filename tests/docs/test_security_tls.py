@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from faststream.security import SASLPlaintext
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -190,3 +191,34 @@ async def test_a_url_of_psycopg(served: tuple[str, str, Path]) -> None:
     async with engine.connect() as connection:
         assert await connection.scalar(text(ENCRYPTED[kind]))
     await engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("served", "driver"),
+    [
+        (make_url(f"{DRIVERS[name]}://").get_backend_name(), name)
+        for name in ("asyncpg", "aiomysql", "asyncmy")
+    ],
+    indirect=["served"],
+)
+async def test_security_of_the_broker(
+    served: tuple[str, str, Path], driver: str, tmp_path: Path
+) -> None:
+    """Its login and its TLS reach the server; a certificate of another CA is refused."""
+    kind, server, known = served
+    address = make_url(server)
+    url = address.set(drivername=DRIVERS[driver])._replace(username=None, password=None)
+    make_certificates(tmp_path, "localhost")
+    for folder in (known, tmp_path):
+        security = SASLPlaintext(
+            address.username or "",
+            address.password or "",
+            ssl_context=ssl.create_default_context(cafile=str(folder / "ca.pem")),
+        )
+        broker = SqlBroker(url, security=security, logger=None)
+        if folder is known:
+            async with broker.engine.connect() as connection:
+                assert await connection.scalar(text(ENCRYPTED[kind]))
+        else:
+            await refused(broker.engine)
+        await broker.stop()

@@ -267,16 +267,20 @@ class Cell:
     async def goes_on(self, while_what: str, queue: str, count: int = 5) -> None:
         """Messages published to `queue` now end soon; else it is noted, with `while_what`."""
         numbers = set(await self.publish_to(queue, count))
+
+        async def gone() -> bool:
+            # With a short statement_timeout, a start on a busy machine may fail, and ends its
+            # process: that is no message that waits for another.
+            self.refill()
+            return not numbers & await self._live()
+
         try:
-            await eventually(lambda: self._gone(numbers), timeout=WORKING, step=0.05)
+            await eventually(gone, timeout=WORKING, step=0.05)
         except AssertionError:
             left = sorted(numbers & await self._live())
             self.history.stuck.append(
                 f"messages {left} were not handled for {WORKING:.0f} s {while_what}"
             )
-
-    async def _gone(self, numbers: set[int]) -> bool:
-        return not numbers & await self._live()
 
     async def publishes_again(self, after_what: str) -> None:
         """A publish works soon; else it is noted, with `after_what`."""

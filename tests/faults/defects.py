@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.rows import Claimed
-from faststream_sqlbroker.dialects.base import CLAIMED_COLUMNS
-from faststream_sqlbroker.dialects.handler_locks import MarkedLocks
+from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS
+from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow import flush
 from faststream_sqlbroker.flow.flush import Flusher
@@ -21,7 +21,7 @@ from faststream_sqlbroker.store.checkout import Checkouts
 def _settle_by_method(dialect: Any) -> None:
     """Let settles go by the method that a defect has replaced, not by their single statement."""
     dialect.settling = lambda *arguments, **options: (
-        lambda connection: dialect.settle_and_chain(connection, *arguments, **options)
+        lambda connection: dialect.settle_and_publish(connection, *arguments, **options)
     )
 
 
@@ -60,16 +60,16 @@ def blind_repeat(store: Any) -> None:
     """After an unanswered commit everything is written once more, whatever was written the first
     time."""
     dialect = store.dialect
-    original = store.dialect.settle_and_chain
+    original = store.dialect.settle_and_publish
     settle = store.settle
     blind = False
 
-    def settle_and_chain(connection: Any, settlements: Any, **options: Any) -> Any:
+    def settle_and_publish(connection: Any, settlements: Any, **options: Any) -> Any:
         result = original(connection, settlements, **options)
         lost = {s.unit: None for s in settlements if s.unit is not None and s.id in result.lost}
-        chained = [row for unit in lost for row in unit.chained]
-        if blind and chained:
-            dialect.insert(connection, chained)
+        messages = [row for unit in lost for row in unit.on_ack]
+        if blind and messages:
+            dialect.insert(connection, messages)
         return result
 
     async def noting(settlements: Any, **options: Any) -> Any:
@@ -82,7 +82,7 @@ def blind_repeat(store: Any) -> None:
         blind = False
         return result
 
-    dialect.settle_and_chain = settle_and_chain
+    dialect.settle_and_publish = settle_and_publish
     store.settle = noting
     _settle_by_method(dialect)
 

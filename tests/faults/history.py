@@ -66,7 +66,7 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Answer:
-    """A message that was chained to acks."""
+    """A message that was published on ack."""
 
     numbers: tuple[int, ...]
     """The messages that it answers; none where many have sent the same, with one dedup_id."""

@@ -292,7 +292,7 @@ class Machine(RuleBasedStateMachine):
         rows = [row for row in rows if not row.lease_lost]
         settlements = self.settled(rows, data) if rows else []
         self.may_fail |= {
-            row.payload for s in settlements if s.unit is not None for row in s.unit.chained
+            row.payload for s in settlements if s.unit is not None for row in s.unit.on_ack
         }
 
         async def commit() -> None:

@@ -61,8 +61,11 @@ class Start:
 def start_of(row: ClaimedMessage, now: float) -> Start:
     """The record of `row` as its handler starts, at `now` (monotonic)."""
     acquired = (row.acquired_at - EPOCH) // STEP
-    slot = None if row.slot is None else acquired + round(row.slot[0] * 1_000_000)
+    slot = None if row.slot is None else row.slot.at
     at = acquired + round((now - row.claimed_monotonic) * 1_000_000)
+    if row.slot is not None and slot is not None:
+        # The answer to the claim came later than its statement was executed, so `at` is too early.
+        at = slot + round((now - row.slot.earliest) * 1_000_000)
     return Start(
         row.queue,
         row.id,

@@ -12,7 +12,7 @@ from faststream_sqlbroker import SetupError, SqlBroker, exceptions
 PACKAGE = Path(__file__).parent.parent.parent / "faststream_sqlbroker"
 ERRORS = [value for value in vars(exceptions).values() if isinstance(value, type)]
 OURS = [error for error in ERRORS if error.__module__ == exceptions.__name__]
-BELOW_THE_SHELL = ("core", "schema", "dialects", "store", "flow", "spark")
+BELOW_THE_SHELL = ("core", "schema", "dialects", "policies", "explain", "store", "flow", "spark")
 
 
 @pytest.mark.parametrize("error", OURS, ids=lambda error: error.__name__)
@@ -34,7 +34,7 @@ def test_setup_errors_are_caught_as_those_of_faststream() -> None:
 async def test_unsupported_features_raise_the_error_of_other_brokers() -> None:
     broker = SqlBroker("sqlite+aiosqlite:///never-made.db")
     with pytest.raises(FeatureNotSupportedException):
-        await broker.request("q")
+        await broker.subscriber("q", ordered=True).get_one()
 
 
 def test_only_the_errors_import_faststream_below_the_shell() -> None:

@@ -9,8 +9,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from faststream import AckPolicy
-from faststream._internal.constants import EMPTY
 
+from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
@@ -292,12 +292,34 @@ def test_deliveries_are_limited_by_default(options: dict[str, Any], limit: int |
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_max_records": 5}, "batch_max_records=5 is for batch handlers: add batch=True"),
+        ({"batch_max_records": 0, "batch": True}, "batch_max_records must be a whole number"),
+        (
+            {"batch_max_records": 101, "batch": True},
+            r"batch_max_records=101 is more than a claim takes \(fetch_batch_size=100\)",
+        ),
+    ],
+)
+def test_a_limit_of_batches_fits(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SetupError, match=said):
+        make(**options)
+
+
+def test_a_run_of_the_handler_has_one_message_or_a_batch() -> None:
+    assert make().run_size == 1
+    assert make(batch=True).run_size == 100
+    assert make(batch=True, batch_max_records=7).run_size == 7
+    assert make(batch=True, batch_max_records=None, fetch_batch_size=50).run_size == 50
+
+
+@pytest.mark.parametrize(
     ("name", "hint"),
     [
         ("max_worker", "did you mean 'max_workers'?"),
         ("overfetch_factor", "use max_not_processed_factor"),
         ("max_not_persisted_factor", "leave it out, claims stop by themselves"),
-        ("batch_max_records", "use fetch_batch_size"),
         ("batch_max_accumulation_timeout_factor", "leave it out, a batch is what one claim found"),
         ("zzz", "it has max_workers, fetch_batch_size, "),
     ],

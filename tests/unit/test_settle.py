@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.control_exceptions import Instruction, NotReadyYet, RetryPossible
-from faststream_sqlbroker.control_exceptions import Move as MoveInstruction
-from faststream_sqlbroker.control_exceptions import Postpone as PostponeInstruction
+from faststream_sqlbroker.control_exceptions import ControlException, NotReadyYet, RetryPossible
+from faststream_sqlbroker.control_exceptions import Move as MoveException
+from faststream_sqlbroker.control_exceptions import Postpone as PostponeException
 from faststream_sqlbroker.core.outcome import (
     Abandon,
     Ack,
@@ -223,40 +223,40 @@ def test_headers_that_cannot_be_written_again_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PostponeInstruction("soon"), "delay cannot be 'soon'"),
+        (lambda: PostponeException("soon"), "delay cannot be 'soon'"),
         (lambda: NotReadyYet("soon", 5), "retry_in cannot be 'soon'"),
         (lambda: NotReadyYet(1, 0), "give_up_after must be longer than 0 seconds, got 0"),
         (lambda: NotReadyYet("1s", "x"), "give_up_after cannot be 'x'"),
-        (lambda: MoveInstruction(""), "'' cannot be the name of a queue: it must not be empty"),
+        (lambda: MoveException(""), "'' cannot be the name of a queue: it must not be empty"),
         (
-            lambda: MoveInstruction(5),
+            lambda: MoveException(5),
             "5 cannot be the name of a queue: it must be a string, not int",
         ),  # type: ignore[arg-type]
-        (lambda: MoveInstruction("q", delay="soon"), "delay cannot be 'soon'"),
+        (lambda: MoveException("q", delay="soon"), "delay cannot be 'soon'"),
         (lambda: RetryPossible(delay="1"), "delay cannot be '1'"),
     ],
 )
-def test_wrong_instructions_are_refused_where_they_are_made(make: Any, message: str) -> None:
+def test_wrong_control_exceptions_are_refused_where_they_are_made(make: Any, message: str) -> None:
     with pytest.raises(SetupError) as caught:
         make()
     assert message in str(caught.value)
 
 
-def test_p13_negative_delays_of_instructions_are_at_once() -> None:
-    assert PostponeInstruction(-1).delay == 0.0
+def test_p13_negative_delays_of_control_exceptions_are_at_once() -> None:
+    assert PostponeException(-1).delay == 0.0
     assert NotReadyYet("-1s", 5).retry_in == 0.0
-    assert MoveInstruction("q", delay=-1).place.delay == 0.0
+    assert MoveException("q", delay=-1).place.delay == 0.0
     assert RetryPossible(delay="-1s").delay == 0.0
 
 
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        (PostponeInstruction("1m"), "Message was postponed by 60.0 s"),
+        (PostponeException("1m"), "Message was postponed by 60.0 s"),
         (NotReadyYet("1s", "1h"), "Message was not ready: again in 1.0 s, for at most 3600.0 s"),
-        (MoveInstruction("other", body=5), "Message was moved to queue 'other'"),
+        (MoveException("other", body=5), "Message was moved to queue 'other'"),
         (RetryPossible(), "Message may be tried again"),
     ],
 )
-def test_instructions_say_in_one_line_what_they_are(said: Instruction, text: str) -> None:
+def test_control_exceptions_tell_in_a_line_what_they_are(said: ControlException, text: str) -> None:
     assert str(said) == text
