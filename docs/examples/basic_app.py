@@ -2,6 +2,7 @@
 
 faststream run docs.examples.basic_app:app --workers 2
 faststream publish docs.examples.basic_app:app '{"name": "Ada"}' --queue greetings
+faststream publish docs.examples.basic_app:app '{"name": "Ada"}' --queue greetings --rpc
 """
 
 import os
@@ -23,6 +24,8 @@ async def create_tables() -> None:
 
 
 @broker.subscriber("greetings")
-async def greet(person: dict[str, str]) -> None:
-    """Say hello."""
-    print(f"hello {person['name']}", flush=True)
+async def greet(person: dict[str, str]) -> str:
+    """Say hello, also to who asked."""
+    greeting = f"hello {person['name']}"
+    print(greeting, flush=True)
+    return greeting
