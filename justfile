@@ -46,6 +46,10 @@ test-drivers *args: setup
 test-spark version="4.3.0" *args: setup
     @{{ servers }} -- sh tools/spark.sh "$@"
 
+# Run the tests that FastStream takes part in with another FastStream, in an environment of its own
+test-faststream version *args: setup
+    @{{ servers }} -- sh tools/faststream.sh "$@"
+
 # Run most tests with the oldest SQLAlchemy allowed
 test-oldest *args: setup
     @sh tools/oldest.sh "$@"
@@ -64,9 +68,10 @@ lint: setup
 measure *args: setup
     @{{ python }} -m tools.measure "$@"
 
-# Mypy, strictly
+# Mypy, strictly; and what users see, by pyright too (it brings Node.js where there is none)
 types: setup
     @{{ python }} -m mypy
+    @{{ python }} -m pyright
 
 # Build the documentation's site into site/; broken links and warnings fail
 docs: setup
@@ -125,6 +130,18 @@ bench-rate *args: setup
 # What transactional=True costs, compared with handlers that have a transaction of their own
 bench-effects *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks effects "$@"
+
+# How long a request to another process takes, compared with a plain message there (--rounds 3)
+bench-requests *args: setup
+    @{{ servers }} -- {{ python }} -m benchmarks requests "$@"
+
+# What metrics and traces cost, a part of `bench` (--rounds 7)
+bench-watching *args: setup
+    @{{ servers }} --only postgresql -- {{ python }} -m benchmarks watching "$@"
+
+# What is reached under each policy, compared with a plain queue (--check: only tell the targets)
+bench-policies *args: setup
+    @{{ servers }} -- {{ python }} -m benchmarks policies "$@"
 
 # Every target of the others, quickly (10 minutes); fails if one is missed
 bench-check *args: setup
