@@ -1,0 +1,23 @@
+"""Operations for people who run the broker: one file a subject."""
+
+from faststream_sqlbroker.admin.admin import Admin
+from faststream_sqlbroker.core.rows import UnknownOutcome
+from faststream_sqlbroker.core.status import (
+    Explanation,
+    HeldLock,
+    LiveSubscriber,
+    PausedQueue,
+    Reason,
+    Schedule,
+)
+
+__all__ = (
+    "Admin",
+    "Explanation",
+    "HeldLock",
+    "LiveSubscriber",
+    "PausedQueue",
+    "Reason",
+    "Schedule",
+    "UnknownOutcome",
+)

@@ -1,0 +1,17 @@
+"""`Admin`: all operations in one object."""
+
+from faststream_sqlbroker.admin.explaining import Explaining
+from faststream_sqlbroker.admin.locks import Locks
+from faststream_sqlbroker.admin.pauses import Pauses
+from faststream_sqlbroker.admin.schedules import Schedules
+from faststream_sqlbroker.admin.unknown import Unknown
+from faststream_sqlbroker.admin.workers import Workers
+
+
+class Admin(Pauses, Workers, Explaining, Schedules, Unknown, Locks):
+    """The operations of `broker.admin`; they need the database, but no started broker.
+
+    Raises (from every operation):
+        TransientStoreError: the database could not be reached or was busy; try again.
+        StoreError: the database refused the statement.
+    """

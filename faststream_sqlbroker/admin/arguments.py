@@ -1,0 +1,70 @@
+"""Checks of what an operator gives."""
+
+import re
+
+from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.text import clean_text, short
+from faststream_sqlbroker.exceptions import SetupError
+
+LARGEST_ID = 2**63 - 1
+"""The largest value of the id column, a signed integer of 64 bits."""
+LONGEST_TEXT = 1_000
+"""Bytes of a reason and of the name of an operator; longer text is cut."""
+_ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+"""An id as text; 2**63 has 19 digits."""
+
+
+def check_limit(limit: int) -> None:
+    """Refuse less than 1.
+
+    Raises:
+        ValueError: `limit` is less than 1.
+    """
+    if limit < 1:
+        msg = f"limit must be 1 or more, got {limit!r}"
+        raise ValueError(msg)
+
+
+def queue_name(value: str) -> str:
+    """`value`, if it can be the name of a queue.
+
+    Raises:
+        SetupError: it cannot.
+    """
+    if problem := name_problem(value):
+        msg = f"{short(value)} cannot be the name of a queue: {problem}"
+        raise SetupError(msg)
+    return value
+
+
+def text_or_none(name: str, value: str | None) -> str | None:
+    """The text of the argument `name`, as a database can store it, and cut.
+
+    Raises:
+        SetupError: `value` is not text.
+    """
+    if value is not None and not isinstance(value, str):
+        msg = f"{name} must be text, got {short(value)}"
+        raise SetupError(msg)
+    return None if value is None else clean_text(value, limit=LONGEST_TEXT)
+
+
+def message_number(message_id: int | str) -> int:
+    """The id of a message, which may be given as text.
+
+    Raises:
+        SetupError: `message_id` is not a whole number of 64 bits.
+    """
+    text = isinstance(message_id, str) and _ID.fullmatch(message_id)
+    number = int(message_id) if text else message_id
+    if (
+        not isinstance(number, int)
+        or isinstance(number, bool)
+        or not -LARGEST_ID <= number <= LARGEST_ID
+    ):
+        msg = (
+            "message_id must be a whole number of 64 bits, as returned by publish or found in "
+            f"message.message_id, got {short(message_id)}"
+        )
+        raise SetupError(msg)
+    return number

@@ -1,0 +1,38 @@
+"""What every operation of `broker.admin` works with."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from faststream_sqlbroker.store.event_loops import LoopSemaphore
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+
+class Operations:
+    """The store, and what this process must learn of a change."""
+
+    def __init__(
+        self,
+        store: "Store",
+        *,
+        channel: str = "",
+        heard: Callable[[frozenset[str]], None] = lambda _paused: None,
+        turn: LoopSemaphore | None = None,
+        pipelines: Iterable[Any] = (),
+    ) -> None:
+        """Work on the tables of `store`.
+
+        Args:
+            store: The store.
+            channel: PostgreSQL's NOTIFY channel that tells other processes of a change of pauses.
+            heard: Called with the paused queues after each change, for this process.
+            turn: Held from the write of a change until `heard` was called, so that of two calls at
+                the same time `heard` gets the later state last.
+            pipelines: Their names are shown in explanations.
+        """
+        self._store = store
+        self._channel = channel
+        self._heard = heard
+        self._turn = LoopSemaphore() if turn is None else turn
+        self._pipelines = pipelines

@@ -1,0 +1,66 @@
+"""The live subscribers, and what a dead one has leased."""
+
+from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.core.status import LiveSubscriber
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.exceptions import SetupError
+
+RELEASED_AT_ONCE = 1_000
+"""Messages released in one transaction, so that it stays short."""
+
+
+class Workers(Operations):
+    """Subscribers of all processes."""
+
+    async def subscribers(self, queue: str | None = None) -> list[LiveSubscriber]:
+        """The live subscribers of all processes, the latest heartbeat first.
+
+        A subscriber that ended without `stop` (SIGKILL, a lost machine) is listed for up to four
+        `presence_interval`s more. At most 10 000 are read.
+
+        Args:
+            queue: List only subscribers of this queue.
+        """
+        found = await self._store.live_subscribers.subscribers()
+        return [s for s in found if queue is None or queue in s.queues]
+
+    async def release(self, worker: str, *, force: bool = False) -> int:
+        """Release the messages that a worker has leased now, instead of when its leases run out.
+
+        Use it for a worker that ended without `stop`; it is known for an hour after that. Its
+        messages are due again, and the delivery counts, as after a lease that ran out. Rows locked
+        by a handler's transaction (`transactional=True`) stay locked until that transaction ends.
+
+        Args:
+            worker: The name of one subscriber of one process, as listed by `subscribers`.
+            force: Release also if the worker is alive. Its handlers continue, so their effects
+                outside of this database may happen twice. The outcomes that it writes for these
+                messages are ignored.
+
+        Returns:
+            How many messages were released.
+
+        Raises:
+            SetupError: `worker` is not known, or it is alive and `force` is not set.
+        """
+        if not isinstance(worker, str):
+            raise SetupError(f"worker must be the name of a subscriber, got {short(worker)}")
+        known = await self._store.live_subscribers.subscriber(worker)
+        if known is None:
+            msg = (
+                f"no subscriber is known as {short(worker)}: broker.admin.subscribers() lists the "
+                "live ones with their names; one that ended without stop() is known for an hour"
+            )
+            raise SetupError(msg)
+        subscriber, alive = known
+        if alive and not force:
+            msg = (
+                f"{worker} is alive until {subscriber.lease_expires_at} at least: wait, or stop "
+                "its process, or give force=True; with it others handle the messages while "
+                "handlers of this worker may still run"
+            )
+            raise SetupError(msg)
+        total = 0
+        while count := await self._store.live_subscribers.release(subscriber, RELEASED_AT_ONCE):
+            total += count
+        return total
