@@ -1,5 +1,5 @@
-"""ARCHITECTURE.md's diagrams of states, of messages and of outcomes, from the transitions in the
-code.
+"""The diagrams of states of messages and outcomes, and of the modes of claims, from the transitions
+in the code.
 
 python -m tools.diagram [--check]
 """
@@ -9,10 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from faststream_sqlbroker.core import states
-from faststream_sqlbroker.flow import outcome_states
+from faststream_sqlbroker.flow import fetch_modes, outcome_states, pace
 from tools.files import update_block
 
-FILE = Path(__file__).parent.parent / "ARCHITECTURE.md"
+ROOT = Path(__file__).parent.parent
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+FETCHING = ROOT / "docs" / "explanation" / "fetching.md"
 
 
 def diagram() -> str:
@@ -30,16 +32,46 @@ def outcomes() -> str:
     )
 
 
+def modes() -> str:
+    """Mermaid text of what a subscriber's next claim does."""
+    begin = (None, "start", fetch_modes.Mode.START.name)
+    moves = [(a.name, event.value, b.name) for a, event, b in fetch_modes.TRANSITIONS]
+    return _mermaid([begin, *moves])
+
+
+def modes_table() -> str:
+    """What each mode means."""
+    lines = ["| mode | the next claim |", "|---|---|"]
+    lines += [f"| {mode.name} | {mode.value} |" for mode in fetch_modes.Mode]
+    return "\n".join([*lines, ""])
+
+
+def found_table() -> str:
+    """What a claim may find."""
+    lines = ["| found | meaning |", "|---|---|"]
+    lines += [f"| {found.name} | {found.value} |" for found in pace.Found]
+    return "\n".join([*lines, ""])
+
+
 def _mermaid(arrows: Iterable[tuple[str | None, str, str]]) -> str:
     lines = ["```mermaid", "stateDiagram-v2"]
     lines += [f"    {source or '[*]'} --> {target}: {event}" for source, event, target in arrows]
     return "\n".join([*lines, "```", ""])
 
 
-BLOCKS = {"states": diagram, "outcomes": outcomes}
-"""Name of the block in `FILE`, and what makes it."""
+BLOCKS = {
+    "states": (ARCHITECTURE, diagram),
+    "outcomes": (ARCHITECTURE, outcomes),
+    "modes": (FETCHING, modes),
+    "modes-table": (FETCHING, modes_table),
+    "found-table": (FETCHING, found_table),
+}
+"""Name of each block: its file, and what makes it."""
 
 
 if __name__ == "__main__":
     check = "--check" in sys.argv
-    sys.exit(max([update_block(FILE, name, make(), check=check) for name, make in BLOCKS.items()]))
+    results = [
+        update_block(file, name, make(), check=check) for name, (file, make) in BLOCKS.items()
+    ]
+    sys.exit(max(results))

@@ -8,12 +8,15 @@ for a twentieth of the time, but every ten seconds at least.
 """
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.flow.fetch_modes import Event, Mode, after
+from faststream_sqlbroker.flow.wakeup import ALL
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -38,11 +41,31 @@ MOST_PAIRS = 256
 Pair = tuple[str, int]
 
 
-class Ready:
-    """What is known of the pairs of one subscriber's queues."""
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A wake-up that no claim has answered yet."""
 
-    def __init__(self, store: "Store", queues: Sequence[str], clock: Clock | None = None) -> None:
-        """Take every queue to have messages of priority 0."""
+    queues: frozenset[str]
+    at: float
+    """When the first of several came (monotonic seconds)."""
+
+
+class Ready:
+    """What is known of the pairs of one subscriber's queues, and whether that is enough for the
+    next claim.
+    """
+
+    def __init__(
+        self,
+        store: "Store",
+        queues: Sequence[str],
+        clock: Clock | None = None,
+        *,
+        may_guess: bool = True,
+    ) -> None:
+        """Take every queue to have messages of priority 0; `may_guess` is false where each claim
+        after a wake-up looks.
+        """
         self._store = store
         self._queues = queues
         self._clock = clock or Clock()
@@ -53,15 +76,45 @@ class Ready:
         self._took = 0.0
         self._turn = 0
         self._restricted = 0
-        self.slow = False
-        """Whether looks are slow, so that claims do without."""
-        self.looked = False
-        """Whether the pairs are known, or a look takes so long that claims cannot wait for it."""
+        self._hint: Hint | None = None
+        self._on_wake_up = Event.WOKEN if may_guess else Event.CHANGED
+        self.mode = Mode.START
+        """What the next claim does."""
 
     @property
     def age(self) -> float:
         """Seconds since the last look."""
         return self._clock.monotonic() - self._looked_at
+
+    def move(self, event: Event) -> None:
+        """Go where `event` leads."""
+        self.mode = after(self.mode, event)
+
+    def woken(self, queues: frozenset[str]) -> None:
+        """Something may have arrived in `queues`."""
+        before = self._hint if self.mode is Mode.GUESS else None
+        self.move(self._on_wake_up)
+        if self.mode is not Mode.GUESS:
+            return
+        if before is None:
+            self._hint = Hint(queues, self._clock.monotonic())
+        else:
+            every = not before.queues or not queues
+            self._hint = Hint(ALL if every else before.queues | queues, before.at)
+
+    def take_hint(self, oldest: float) -> frozenset[str] | None:
+        """The queues of the wake-ups since the last claim, to be claimed from at once; None if the
+        first came more than `oldest` seconds ago.
+        """
+        hint, self._hint = self._hint, None
+        self.move(Event.GUESSED)
+        if hint is None or self._clock.monotonic() - hint.at > oldest:
+            return None
+        return hint.queues
+
+    def claimed_fewer(self) -> None:
+        """A claim found fewer rows than it was to find."""
+        self.move(Event.FEWER)
 
     async def scan(self) -> None:
         """Look at all queues.
@@ -69,32 +122,39 @@ class Ready:
         Raises:
             StoreError: as `Store.ready_pairs`.
         """
-        asked = self._clock.monotonic()
         restricted = self._restricted
-        try:
-            found = await self._store.ready_pairs(self._queues)
-        except TransientStoreError:
-            # Perhaps because it is slow. Claims go on without; the next look decides.
-            now = self._clock.monotonic()
-            self._looked_at = now
-            self._took = now - asked
-            self.slow = True
-            self.looked = self.looked or self._took >= LONGEST_SCAN_INTERVAL
-            raise
-        self.looked = True
-        self._looked_at = self._clock.monotonic()
+        found = await self._ask()
         self._found = found
         self._took = found.took
         same = restricted == self._restricted
         if not same:
             self._leave_out_others()
-        self.slow = self._took > SLOW_LOOK + SLOW_LOOK_PER_QUEUE * len(self._queues)
+        slow = self._took > SLOW_LOOK + SLOW_LOOK_PER_QUEUE * len(self._queues)
+        self.move(Event.SLOW if slow else Event.QUICK)
         for pair in self._found:
             self._remember((pair.queue, pair.priority))
-        if self.slow and same:
+        if slow and same:
             self._begin_after(found)
         else:
             self._begin.clear()
+
+    async def _ask(self) -> ReadyPairs:
+        asked = self._clock.monotonic()
+        self.move(Event.LOOKING)
+        try:
+            found = await self._store.ready_pairs(self._queues)
+        except TransientStoreError:
+            # Perhaps because it is slow. Claims go on without; the next look decides.
+            self._looked_at = self._clock.monotonic()
+            self._took = self._looked_at - asked
+            hangs = self._took >= LONGEST_SCAN_INTERVAL
+            self.move(Event.SLOW if hangs else Event.UNANSWERED)
+            raise
+        except BaseException:
+            self.move(Event.BROKEN)
+            raise
+        self._looked_at = self._clock.monotonic()
+        return found
 
     def _begin_after(self, found: ReadyPairs) -> None:
         """Let claims begin where the look has found the first row."""
@@ -112,9 +172,9 @@ class Ready:
         Raises:
             StoreError: as `look`.
         """
-        if self.slow and self._until_look() <= 0:
+        if self.mode is Mode.BLIND and self._until_look() <= 0:
             await self.scan()
-        return max(0.0, self._until_look()) if self.slow else None
+        return max(0.0, self._until_look()) if self.mode is Mode.BLIND else None
 
     def scan_soon(self) -> None:
         """Rows that were due long ago may be claimable again."""
@@ -145,13 +205,13 @@ class Ready:
         # While looks are rare, what has become due since was there for the last claim.
         return (
             [wait for wait in waits if wait > 0]
-            if self.slow
+            if self.mode is Mode.BLIND
             else [max(0.0, wait) for wait in waits]
         )
 
     def claimed(self, pairs: Sequence[ReadyPair], rows: Sequence[ClaimedMessage]) -> None:
         """`rows` were claimed from `pairs`, of each all that was due before the last of them."""
-        if not self.slow:
+        if self.mode is not Mode.BLIND:
             return
         last = {(row.queue, row.priority): row for row in rows}
         for asked in pairs:
@@ -162,6 +222,8 @@ class Ready:
 
     def restrict(self, queues: Sequence[str]) -> None:
         """Only these of the subscriber's queues are claimed from now."""
+        self._hint = None
+        self.move(Event.CHANGED)
         known = {queue for queue, _ in self._known}
         self._queues, self._restricted = queues, self._restricted + 1
         self._known |= {(queue, 0): None for queue in queues if queue not in known}

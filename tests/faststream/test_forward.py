@@ -94,10 +94,10 @@ async def idle(*subscribers: Any, wait: float) -> None:
     """Wait until each has begun a wait of at least twenty seconds; `wait` is the longest that it
     makes."""
     fetchers = [subscriber.consumer._fetcher for subscriber in subscribers]
-    await eventually(lambda: all(fetcher._idle_wait > 0.1 for fetcher in fetchers))
+    await eventually(lambda: all(fetcher.pace.idle_wait > 0.1 for fetcher in fetchers))
     for fetcher in fetchers:
-        fetcher._idle_wait = wait * 0.7  # it grows by a half when the wait begins
-    await eventually(lambda: all(fetcher._idle_wait == wait for fetcher in fetchers))
+        fetcher.pace.idle_wait = wait * 0.7  # it grows by a half when the wait begins
+    await eventually(lambda: all(fetcher.pace.idle_wait == wait for fetcher in fetchers))
 
 
 async def test_the_next_queue_is_woken(broker: SqlBroker, look: Look) -> None:

@@ -187,13 +187,13 @@ async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(
         await running.wait()
         await rig.put(expires_in=0.0)
         await expired.wait()
-        consumer._fetcher._unanswered.append(uuid4())
+        consumer._fetcher._claimer._unanswered.append(uuid4())
         stopped = consumer.request_stop(30)
         assert await marks(rig) == 1
         go.set()
         await stopped
     assert await marks(rig) == 0
-    assert consumer._fetcher._unanswered == []
+    assert consumer._fetcher._claimer._unanswered == []
     assert rig.logged("1 outcomes could not be written while stopping")
     assert [row.id for row in rig.handled] == [row["id"] for row in await rig.rows(archive=True)]
 

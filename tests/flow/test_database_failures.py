@@ -319,7 +319,7 @@ async def test_a_claim_that_cannot_be_given_back_stops_nothing(rig: Rig) -> None
         patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 1.0),
     ):
         await consumer.start()
-        consumer._fetcher._unanswered.append(uuid4())
+        consumer._fetcher._claimer._unanswered.append(uuid4())
         await rig.put()
         await running.wait()
         assert consumer.healthy

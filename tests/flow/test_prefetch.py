@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -280,7 +281,9 @@ async def test_an_urgent_message_of_an_unknown_priority_is_the_next_to_start(rig
     await eventually(lambda: started)
     await rig.store.insert([NewMessage("q", b"urgent", priority=7)])
     consumer._hint()
-    consumer._fetcher._hinted_at -= HORIZON
+    hint = consumer._fetcher.ready._hint
+    assert hint is not None
+    consumer._fetcher.ready._hint = replace(hint, at=hint.at - HORIZON)
     gate.set()
     await eventually(lambda: len(started) == 6)
     assert started[:2] == [b"0", b"urgent"]

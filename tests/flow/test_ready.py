@@ -12,7 +12,9 @@ import pytest
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import ready as module
+from faststream_sqlbroker.flow.fetch_modes import Mode
 from faststream_sqlbroker.flow.ready import Ready
+from faststream_sqlbroker.flow.wakeup import ALL
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -25,7 +27,7 @@ async def test_a_wake_up_is_answered_by_a_claim(rig: Rig) -> None:
     consumer = rig.consumer(**SLEEPY)
     await consumer.start()
     await eventually(lambda: consumer._fetcher.ready.age < 30)
-    await eventually(lambda: consumer._fetcher._idle_wait > 1)
+    await eventually(lambda: consumer._fetcher.pace.idle_wait > 1)
     with patch.object(rig.store, "ready_pairs", side_effect=AssertionError("looked")):
         await rig.publisher.publish([NewMessage("q", b"1")])
         await eventually(lambda: rig.handled)
@@ -35,7 +37,7 @@ async def test_a_wake_up_is_answered_by_a_claim(rig: Rig) -> None:
 async def test_a_wake_up_for_an_unknown_priority_is_answered_too(rig: Rig) -> None:
     consumer = rig.consumer(**SLEEPY)
     await consumer.start()
-    await eventually(lambda: consumer._fetcher._idle_wait > 1)
+    await eventually(lambda: consumer._fetcher.pace.idle_wait > 1)
     await rig.publisher.publish([NewMessage("q", b"1", priority=7)])
     await eventually(lambda: rig.handled)
     assert (("q", 7)) in consumer._fetcher.ready._known
@@ -60,8 +62,8 @@ async def test_a_wake_up_is_answered_from_its_queues(
         return await claim(pairs, *args, **kwargs)
 
     await consumer.start()
-    await eventually(lambda: consumer._fetcher._idle_wait > 1)
-    assert not consumer._fetcher.ready.slow
+    await eventually(lambda: consumer._fetcher.pace.idle_wait > 1)
+    assert consumer._fetcher.ready.mode is Mode.IDLE
     with patch.object(rig.store, "claim", noted):
         await rig.publisher.publish([NewMessage("b", b"1")])
         await eventually(lambda: rig.handled)
@@ -69,15 +71,19 @@ async def test_a_wake_up_is_answered_from_its_queues(
 
 
 def test_wake_ups_before_a_claim_are_answered_together(rig: Rig) -> None:
-    fetcher = rig.consumer(None, ["a", "b", "c"], **SLEEPY)._fetcher
-    fetcher.hint(frozenset("a"))
-    fetcher.hint(frozenset("c"))
-    assert {pair.queue for pair in fetcher._known(fetcher._hinted)} == {"a", "c"}
-    fetcher.hint()
-    fetcher.hint(frozenset("b"))
-    assert {pair.queue for pair in fetcher._known(fetcher._hinted)} == {"a", "b", "c"}
-    fetcher.ready.slow = True
-    assert {pair.queue for pair in fetcher._known(frozenset("a"))} == {"a", "b", "c"}
+    ready = rig.consumer(None, ["a", "b", "c"], **SLEEPY)._fetcher.ready
+    ready.mode = Mode.IDLE
+    ready.woken(frozenset("a"))
+    ready.woken(frozenset("c"))
+    assert ready.take_hint(1.0) == {"a", "c"}
+    ready.mode = Mode.IDLE
+    ready.woken(ALL)
+    ready.woken(frozenset("b"))
+    assert ready.take_hint(1.0) == ALL
+    ready.mode = Mode.IDLE
+    ready.woken(frozenset("b"))
+    assert ready.take_hint(-1.0) is None, "it has waited for too long"
+    assert ready.mode is Mode.LOOK
 
 
 async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
@@ -94,7 +100,7 @@ async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
     consumer = rig.consumer(max_fetch_interval=0.1, release_stuck_interval=30.0, wakeup="poll")
     with patch.object(rig.store, "ready_pairs", slowly):
         await consumer.start()
-        await eventually(lambda: consumer._fetcher.ready.slow)
+        await eventually(lambda: consumer._fetcher.ready.mode is Mode.BLIND)
         await rig.put(5)
         await eventually(lambda: len(rig.handled) == 5)
         # Due long before what was claimed last, as after a commit that came late or a lost lease.
@@ -102,7 +108,7 @@ async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
         await eventually(lambda: len(rig.handled) == 6, timeout=10)
         await rig.store.insert([NewMessage("q", b"new", priority=3)])
         await eventually(lambda: len(rig.handled) == 7, timeout=10)
-    await eventually(lambda: not consumer._fetcher.ready.slow, timeout=10)
+    await eventually(lambda: consumer._fetcher.ready.mode is not Mode.BLIND, timeout=10)
     await consumer.stop(1)
 
 
@@ -136,7 +142,7 @@ async def test_claims_begin_a_little_before_the_last_row_while_scans_are_slow(ri
     await ready.scan()
     assert [p.since for p in ready.known()] == [earlier.due], "a look has found an older one"
     await ready.scan()
-    assert not ready.slow
+    assert ready.mode is Mode.FOLLOW
     assert [p.since for p in ready.known()] == [None]
     ready.claimed(ready.known(), [message])
     assert [p.since for p in ready.known()] == [None], "looks are not slow"
@@ -195,7 +201,11 @@ async def test_a_scan_without_an_answer_leaves_claims_without_scans() -> None:
     ready = Ready(Hanging(), ["q"])  # type: ignore[arg-type]
     with pytest.raises(TransientStoreError):
         await ready.scan()
-    assert ready.slow
+    assert ready.mode is Mode.START, "nothing is known that could be claimed from"
+    ready.mode = Mode.FOLLOW
+    with pytest.raises(TransientStoreError):
+        await ready.scan()
+    assert ready.mode is Mode.BLIND
 
 
 async def test_a_stop_does_not_wait_for_a_scan(rig: Rig) -> None:

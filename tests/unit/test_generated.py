@@ -36,7 +36,7 @@ def test_drift_is_found_and_mended(tmp_path: Path) -> None:
 
 def test_the_diagrams_and_the_tables_of_the_reference_are_todays() -> None:
     for page, name, content in (
-        *((diagram.FILE, name, make()) for name, make in diagram.BLOCKS.items()),
+        *((file, name, make()) for name, (file, make) in diagram.BLOCKS.items()),
         (picture.PAGE, "arrows", picture.table()),
         *(
             (reference.FOLDER / page, name, make())

@@ -1,0 +1,1 @@
+"""A model of when a subscriber claims and looks."""

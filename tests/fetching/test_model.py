@@ -1,0 +1,203 @@
+"""Whatever happens, no row that is due is forgotten: wake-ups, lost ones, pauses, full buffers,
+slow and failing looks, claims that fail or have no answer, retries that are due later."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from faststream_sqlbroker.flow import fetch_modes
+from faststream_sqlbroker.flow.claim import Claimer
+from faststream_sqlbroker.flow.fetch_modes import TRANSITIONS, Event, Mode, after
+from faststream_sqlbroker.flow.pace import Pace
+from faststream_sqlbroker.flow.ready import LONGEST_SCAN_INTERVAL, Ready
+from tests.fetching.world import LONGEST, OUTCOMES, QUEUES, World
+from tests.policies.machine import LONGER
+
+HEALED = 60.0
+"""Seconds in which pauses after failures, and of slow looks, are over."""
+LATE = LONGEST + 0.05
+"""Seconds within which a row is claimed while nothing fails and workers are free."""
+LATE_WHILE_SLOW = LONGEST_SCAN_INTERVAL + LATE
+MOST_IDLE_CALLS = 3 * HEALED
+"""Statements in `HEALED` seconds without messages: one look a second, and those of slow looks."""
+
+queues = st.sampled_from(QUEUES)
+priorities = st.sampled_from([0, 0, 0, 7, -3])
+lengths = st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.5, 4.0])
+
+
+class Fetching(RuleBasedStateMachine):
+    """Rules in any order; at the end everything works again, without a single wake-up."""
+
+    options: dict[str, Any] = {}  # noqa: RUF012 - each kind has its own
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(**self.options)
+
+    def happening(self, data: st.DataObject) -> Callable[[], None]:
+        """Something that may come at any time, also while a call is under way."""
+        kind = data.draw(
+            st.sampled_from(["put", "put", "lost", "lost", "late", "hint", "close", "open"]),
+            "happening",
+        )
+        queue = data.draw(queues, "queue")
+        priority = data.draw(priorities, "priority")
+        due_in = data.draw(lengths, "due in")
+        world = self.world
+
+        def happen() -> None:
+            if kind in {"put", "lost"}:
+                world.put(queue, priority, due_in)
+            if kind == "late":
+                world.put(queue, priority, 0.0, ago=due_in)
+            if kind in {"put", "hint"}:
+                world.hint(frozenset((queue,)))
+            if kind in {"close", "open"}:
+                world.close(world.closed | {queue} if kind == "close" else set())
+
+        return happen
+
+    @rule(data=st.data())
+    def act(self, data: st.DataObject) -> None:
+        """One thing happens, or time passes."""
+        world = self.world
+        kind = data.draw(
+            st.sampled_from(
+                ["now", "meanwhile", "mood", "wait", "wait", "take", "end", "end", "flush"]
+            ),
+            "kind",
+        )
+        if kind == "now":
+            self.happening(data)()
+        if kind == "meanwhile":
+            world.meanwhile.append(self.happening(data))
+        if kind == "mood":
+            call = data.draw(st.sampled_from(["look", "look", "claim"]), "call")
+            moods = {
+                "look": ["slow", "slow", "fails", "hangs", "broken"],
+                "claim": ["fails", "unknown, committed", "unknown, not committed"],
+            }
+            world.moods[call].append(data.draw(st.sampled_from(moods[call]), "mood"))
+        if kind == "wait":
+            world.advance(data.draw(lengths, "seconds"))
+        if kind == "take":
+            world.take()
+        if kind == "end":
+            world.end(OUTCOMES[data.draw(st.sampled_from(sorted(OUTCOMES)), "outcome")])
+        if kind == "flush":
+            world.flush()
+
+    def teardown(self) -> None:
+        world = self.world
+        world.moods.clear()
+        world.meanwhile.clear()
+        world.close(set())
+        world.work()
+        world.advance(HEALED, world.work)
+        assert not world.rows, f"forgotten: {world.rows}"
+        self.check_pace(world)
+
+    def check_pace(self, world: World) -> None:
+        """As nothing fails now, each row comes in time, though nobody tells of it, and little is
+        sent."""
+        for queue, priority, due_in in (("a", 0, 0.0), ("b", 0, 0.7), ("a", 99, 0.0)):
+            row = world.put(queue, priority, due_in)
+            blind = world.fetcher.ready.mode is Mode.BLIND
+            world.advance(due_in + (LATE_WHILE_SLOW if blind else LATE), world.work)
+            assert row.id not in world.rows, f"late: {row}"
+        before = world.calls
+        world.advance(HEALED)
+        assert world.calls - before <= MOST_IDLE_CALLS
+
+
+class Paced(Fetching):
+    """Little room, and a pause after each full claim."""
+
+    options = {"min_fetch_interval": 0.3, "max_workers": 1, "fetch_batch_size": 2}  # noqa: RUF012
+
+
+class Weighted(Fetching):
+    """A claim compares all queues."""
+
+    options = {"queues": {"a": 3, "b": 1}}  # noqa: RUF012
+
+
+def check(machine: type[Fetching], examples: int) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        machine,
+        settings=settings(
+            max_examples=examples * LONGER,
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            report_multiple_bugs=False,
+            derandomize=LONGER == 1,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate] if LONGER == 1 else [Phase.generate, Phase.shrink],
+        ),
+    )
+
+
+@pytest.mark.parametrize("machine", [Fetching, Paced, Weighted])
+def test_no_due_row_is_forgotten(machine: type[Fetching]) -> None:
+    check(machine, 150)
+
+
+async def _no_look(_: Ready) -> None:
+    return None
+
+
+def _without(source: Mode, event: Event) -> Any:
+    table = {(a, e): b for a, e, b in TRANSITIONS if (a, e) != (source, event)}
+    return patch.object(fetch_modes, "_NEXT", table)
+
+
+def _longer_each_time(pace: Pace) -> float:
+    pace.idle_wait *= 1.5
+    return pace.idle_wait
+
+
+async def _released(_: Claimer) -> None:
+    return None
+
+
+DEFECTS = {
+    "slow looks do not go on in the background": [
+        patch.object(Ready, "scan_in_background", _no_look)
+    ],
+    "an empty queue is claimed from what an old look found": [
+        _without(Mode.FOLLOW, Event.FEWER),
+        patch.object(Ready, "age", 0.0),
+    ],
+    "pauses grow without limit": [patch.object(Pace, "idle", _longer_each_time)],
+    "claims without an answer are not given back": [
+        patch.object(Claimer, "try_release_unanswered", _released)
+    ],
+    "a failed look counts as one that found nothing": [
+        patch.object(fetch_modes, "_NEXT", dict.fromkeys(fetch_modes._NEXT, Mode.BLIND)),
+        patch.object(Ready, "scan_in_background", _no_look),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_the_model_finds_planted_defects(name: str) -> None:
+    with ExitStack() as stack:
+        for defect in DEFECTS[name]:
+            stack.enter_context(defect)
+        with pytest.raises(AssertionError):
+            check(Fetching, 150)
+
+
+def test_the_table_has_one_way_for_each_event() -> None:
+    assert len({(source, event) for source, event, _ in TRANSITIONS}) == len(TRANSITIONS)
+    assert {target for _, _, target in TRANSITIONS} == set(Mode) - {Mode.START}
+    assert {event for _, event, _ in TRANSITIONS} == set(Event)
+    assert after(Mode.BLIND, Event.WOKEN) is Mode.BLIND, "what is not in the table changes nothing"

@@ -1,0 +1,308 @@
+"""A fetcher over a database in memory and a time of its own; what happens during a call, and how a
+call ends, is said before it."""
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+from faststream_sqlbroker.core.clock import Clock, RealTime
+from faststream_sqlbroker.core.outcome import Ack, Defer, Release
+from faststream_sqlbroker.core.rows import (
+    Claimed,
+    ClaimedMessage,
+    ReadyPair,
+    ReadyPairs,
+    Settlement,
+    SettleResult,
+)
+from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.flow.fetch import Fetcher
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.loop import FIRST_BACKOFF, LAST_BACKOFF
+from faststream_sqlbroker.flow.outcome_writer import write
+from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.signals import Signals
+from faststream_sqlbroker.flow.wakeup import ALL
+from faststream_sqlbroker.subscriber.options import make_settings
+
+EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
+QUEUES = ("a", "b")
+LONGEST = 1.0
+"""`max_fetch_interval`."""
+HANGS = 12.0
+"""Seconds for which a call without an answer may last."""
+MOST_AT_ONCE = 200
+"""Ticks of one loop at one moment, after which it spins."""
+
+
+@dataclass
+class Row:
+    """A message of the queue."""
+
+    id: int
+    queue: str
+    priority: int
+    due: float
+    seen_from: float
+    """When it was committed, or came back, or became due: from then on it may be claimed."""
+    token: UUID | None = None
+
+
+class World(RealTime):
+    """Database, time, and one subscriber without workers: the model takes rows and ends them."""
+
+    def __init__(self, queues: Any = QUEUES, **options: Any) -> None:
+        self.now = 100.0
+        self.rows: dict[int, Row] = {}
+        self.numbers = itertools.count(1)
+        self.moods: dict[str, deque[str]] = defaultdict(deque)
+        self.meanwhile: deque[Callable[[], None]] = deque()
+        self.calls = 0
+        self.closed: set[str] = set()
+        self.running: list[ClaimedMessage] = []
+        self.settings = make_settings(
+            queues,
+            {"max_fetch_interval": LONGEST, "max_deliveries": None, "max_workers": 2, **options},
+        )
+        self.member = Registration(
+            self.settings, paused=False, on_change=self._reopened, clock=Clock(self)
+        )
+        self.held = Inflight(clock=Clock(self))
+        store: Any = self
+        self.fetcher = Fetcher(store, self.held, self.settings, _quiet, self.member)
+        self.fetch_loop = Steps(self, self.fetcher.tick)
+        self.scan_loop = Steps(self, self.fetcher.ready.scan_in_background)
+        self.held.signals.connect(
+            Signals(room=self.fetch_loop.wake, scans_slow=self.scan_loop.wake)
+        )
+        self.member.begin(known=True)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return self.now
+
+    def advance(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+        """Let time pass; `each` follows every tick."""
+        until = self.now + seconds
+        while (loop := min((self.fetch_loop, self.scan_loop), key=lambda one: one.at)).at <= until:
+            self.now = max(self.now, loop.at)
+            loop.step()
+            each()
+        self.now = until
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def put(self, queue: str, priority: int, due_in: float, *, ago: float = 0.0) -> Row:
+        """Another session commits a row; nobody is told."""
+        row = Row(
+            next(self.numbers), queue, priority, self.now + due_in - ago, self.now + max(0, due_in)
+        )
+        self.rows[row.id] = row
+        return row
+
+    def hint(self, queues: frozenset[str] = ALL) -> None:
+        """As `Consumer._hint`."""
+        self.fetcher.hint(queues)
+        self.fetch_loop.wake()
+
+    def close(self, queues: set[str]) -> None:
+        """These are paused from now, and no others."""
+        self.closed = queues
+        self.member.told(frozenset(queues))
+
+    def _reopened(self) -> None:
+        if hasattr(self, "fetcher"):
+            self.fetcher.reopened()
+            self.fetcher.ready.scan_soon()
+            self.scan_loop.wake()
+            self.hint()
+
+    def take(self) -> None:
+        """A free worker takes what waits first."""
+        if len(self.running) < self.settings.max_workers and not self.held.waiting.empty():
+            row = self.held.waiting.get_nowait()
+            assert row is not None
+            self.running.append(row)
+            self.held.busy += 1
+            if self.held.waiting.qsize() <= self.held.low_water:
+                self.held.made_room()
+
+    def end(self, outcome: Any) -> None:
+        """The handler that began first ends."""
+        if not self.running:
+            return
+        row = self.running.pop(0)
+        self.held.busy -= 1
+        self.held.times.ended(self.now - 0.001, self.now)
+        attempted = not isinstance(outcome, Release)
+        rules = SettleRules(retain_on_ack=False)
+        self.held.finish(settle(row, outcome, rules, ended_after=0.0, attempted=attempted))
+        self.held.made_room()
+
+    def flush(self) -> None:
+        """Write all outcomes."""
+        while self.held.queued:
+            batch = self.held.take(100)
+            store: Any = self
+            run(write(store, self.held, batch, skip_locked=False))
+        self.held.made_room()
+
+    def work(self) -> None:
+        """Workers take all and ack it."""
+        while self.running or not self.held.waiting.empty():
+            self.take()
+            self.end(Ack())
+        self.flush()
+
+    # -- the store ---------------------------------------------------------------------------------
+
+    def _mood(self, call: str) -> str:
+        self.calls += 1
+        return self.moods[call].popleft() if self.moods[call] else "fine"
+
+    def _happen(self) -> None:
+        if self.meanwhile:
+            self.meanwhile.popleft()()
+
+    def _open(self, row: Row) -> bool:
+        return row.token is None
+
+    async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
+        mood = self._mood("look")
+        queues = tuple(queues)
+        if mood == "hangs":
+            self.now += HANGS
+        if mood in {"fails", "hangs"}:
+            raise TransientStoreError("down")
+        if mood == "broken":
+            raise StoreError("refused")
+        first: dict[tuple[str, int], float] = {}
+        for row in self.rows.values():
+            if row.queue in queues and self._open(row):
+                pair = row.queue, row.priority
+                first[pair] = min(first.get(pair, row.due), row.due)
+        found = ReadyPairs(
+            ReadyPair(*pair, due - self.now, self._time(due)) for pair, due in first.items()
+        )
+        found.at = self._time(self.now)
+        found.took = 0.02 if mood == "slow" else 0.0
+        self._happen()
+        return found
+
+    async def claim(
+        self, pairs: Sequence[ReadyPair], limit: int, _lease: float, token: UUID, **_: Any
+    ) -> Claimed:
+        mood = self._mood("claim")
+        if mood == "fails":
+            raise TransientStoreError("down")
+        found = list[Row]()
+        for pair in pairs:
+            since = pair.since or EPOCH
+            due = [
+                row
+                for row in self.rows.values()
+                if (row.queue, row.priority) == (pair.queue, pair.priority)
+                and self._open(row)
+                and since <= self._time(row.due)
+                and row.due <= self.now
+            ]
+            found += sorted(due, key=lambda row: (row.due, row.id))
+        if mood != "unknown, not committed":
+            for row in found[:limit]:
+                row.token = token
+        if mood.startswith("unknown"):
+            raise UnknownOutcomeError("no answer")
+        self._happen()
+        return Claimed(self._message(row) for row in found[:limit])
+
+    async def release_claim(self, _queues: Sequence[str], token: UUID) -> None:
+        for row in self.rows.values():
+            if row.token == token:
+                row.token = None
+                row.seen_from = self.now
+
+    async def settle(self, parts: Sequence[Settlement], **_: Any) -> SettleResult:
+        for part in parts:
+            row = self.rows[part.id]
+            assert row.token == part.lease_token
+            row.token = None
+            if part.leaves:
+                del self.rows[part.id]
+                continue
+            if part.delay is not None:
+                row.due = self.now + part.delay
+            row.seen_from = max(self.now, row.due)
+        return SettleResult({part.id for part in parts}, set())
+
+    def _message(self, row: Row) -> ClaimedMessage:
+        assert row.token is not None
+        made, due, now = EPOCH, self._time(row.due), self._time(self.now)
+        return ClaimedMessage(
+            row.id, row.queue, b"", {}, row.priority, None, 0, 1, 1, made, due, None, None, None,
+            now, row.token,
+        )  # fmt: skip
+
+    def _time(self, seconds: float) -> datetime:
+        return EPOCH + timedelta(seconds=seconds)
+
+
+class Steps:
+    """A `Loop` that runs when its time has come."""
+
+    def __init__(self, world: World, tick: Callable[[], Awaitable[float | None]]) -> None:
+        self._world = world
+        self._tick = tick
+        self._next = 0.0
+        self._backs_off = False
+        self._woken = False
+        self._failures = 0
+        self._spun = (0.0, 0)
+
+    @property
+    def at(self) -> float:
+        """When the next tick comes."""
+        return self._world.now if self._woken and not self._backs_off else self._next
+
+    def wake(self) -> None:
+        """As `Loop.wake`."""
+        self._woken = True
+
+    def step(self) -> None:
+        """As `Loop._run`: a wake-up does not cut a back-off short."""
+        now = self._world.now
+        self._spun = (now, self._spun[1] + 1 if self._spun[0] == now else 1)
+        assert self._spun[1] < MOST_AT_ONCE, "the loop spins"
+        self._woken = False
+        self._backs_off = False
+        try:
+            wait = run(self._tick())
+        except StoreError:
+            self._failures += 1
+            self._backs_off = True
+            wait = min(LAST_BACKOFF, FIRST_BACKOFF * 2**self._failures)
+        else:
+            self._failures = 0
+        self._next = float("inf") if wait is None else self._world.now + wait
+
+
+OUTCOMES = {"ack": Ack(), "postpone": Defer(2.0), "give back": Release()}
+
+
+def run(work: Awaitable[Any]) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    assert isinstance(work, Coroutine)
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")
+
+
+def _quiet(*_: Any, **__: Any) -> None:
+    """A log that is not read."""
