@@ -1,6 +1,7 @@
 """Operations for people who run the broker: one file a subject."""
 
 from faststream_sqlbroker.admin.admin import Admin
+from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.status import (
     Explanation,
@@ -13,10 +14,12 @@ from faststream_sqlbroker.core.status import (
 
 __all__ = (
     "Admin",
+    "Count",
     "Explanation",
     "HeldLock",
     "LiveSubscriber",
     "PausedQueue",
+    "QueueOverview",
     "Reason",
     "Schedule",
     "UnknownOutcome",

@@ -24,6 +24,7 @@ from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.policy_state import note_started
 from faststream_sqlbroker.dialects.postgresql.dead_sessions import DeadSessions
 from faststream_sqlbroker.dialects.query import Work
+from faststream_sqlbroker.dialects.queue_counts import add_queue_counts
 from faststream_sqlbroker.dialects.queue_states import add_queue_states
 from faststream_sqlbroker.dialects.units import settle_units
 
@@ -39,12 +40,13 @@ class Dialect(Operations):
     """The locks that transactions of handlers begin with."""
 
     def add_looks(self, pairs: str, now: str, *binds: Any) -> None:
-        """Add the scans for ready `pairs`, and those of queues for metrics.
+        """Add the scans for ready `pairs`, and those of queues for metrics and operators.
 
         `now` is the expression for the database's clock.
         """
         super().add_looks(pairs, now, *binds)
         add_queue_states(self, now)
+        add_queue_counts(self, now)
 
     @abstractmethod
     def removing(self, ids: Sequence[int]) -> Work[None]:

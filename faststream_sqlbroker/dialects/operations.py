@@ -78,6 +78,8 @@ class Operations(ClaimedRows, ABC):
             "policy_state": preparer.format_table(tables.policy_state),
             "key_index": preparer.quote(f"{tables.message.name}_key"),
         }
+        if tables.archive is not None:
+            self.names["archived_index"] = preparer.quote(f"{tables.archive.name}_archived")
         self.sql: dict[str, TextClause] = {}
         self.warn = lambda _text: None
         self.time_limit = 30.0

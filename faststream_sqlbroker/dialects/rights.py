@@ -47,7 +47,16 @@ SETTLED = (
 """The columns of a live message that claims and outcomes change."""
 RELEASED = ("state", "acquired_at", "lease_token", "lease_expires_at", "policy_marks")
 """The columns that change when a lease is taken from its worker."""
-EXPLAINED = ("id", "state", "queue", "archived_at", "reason", "related_id", "last_error")
+EXPLAINED = (
+    "id",
+    "state",
+    "queue",
+    "created_at",
+    "archived_at",
+    "reason",
+    "related_id",
+    "last_error",
+)
 """The columns of a finished message that operators see."""
 
 

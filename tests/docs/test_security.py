@@ -256,6 +256,8 @@ async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -
     waiting = await owner.publish("x", "q", key="k")
     await owner.publish("y", "q", key="k")
     assert (await admin.explain(waiting or 0)).state is not None
+    [overview] = await admin.queues()
+    assert (overview.queue, overview.ready.value) == ("q", 2)
     await admin.pause("q", reason="maintenance")
     [paused] = await admin.paused()
     assert paused.queue == "q"

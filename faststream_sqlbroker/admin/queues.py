@@ -1,0 +1,42 @@
+"""What is in the queues."""
+
+from dataclasses import replace
+
+from faststream_sqlbroker.admin.arguments import queue_name
+from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.core.overview import QueueOverview, nearest_name
+
+
+class Queues(Operations):
+    """Overviews of queues."""
+
+    async def queues(self, queue: str | None = None) -> list[QueueOverview]:
+        """What each queue has, who takes from it, and how fast it grows; sorted by name.
+
+        Listed are the queues with a message, a live subscriber or a pause: at most 500, without
+        those of replies. Counts are exact up to 1 000 messages of a kind, then an estimate that
+        says it is one; SQLite counts up to 500 000. The rates are those of the last
+        minute, of the 10 000 newest messages at most. No statement reads more than that, so it is
+        cheap at any time. The queues are read one after the other, not in one snapshot.
+
+        A queue with messages and no live subscriber, and one with a live subscriber that never had
+        a message, have a `problem`; `nearest` is then the name that may have been meant.
+
+        Args:
+            queue: Only this queue, also if it has nothing.
+
+        Raises:
+            SetupError: `queue` is not a valid name.
+        """
+        if queue is not None:
+            queue_name(queue)
+        found = await self._store.overviews.read(queue)
+        if all(each.problem is None for each in found):
+            return found
+        names = [each.queue for each in found]
+        if queue is not None:
+            names = await self._store.overviews.names()
+        return [
+            each if each.problem is None else replace(each, nearest=nearest_name(each.queue, names))
+            for each in found
+        ]

@@ -1,0 +1,96 @@
+"""What operators see of a queue. Times are the database's."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from faststream_sqlbroker.core.status import PausedQueue
+
+ALIKE = 0.75
+"""How alike two names are, of 1.0, so that one may be a slip of the other: "ordres" and "orders"
+are 0.83."""
+
+How = Literal["exact", "about", "at least"]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of messages, counted or estimated; `str()` says which."""
+
+    value: int
+    how: How = "exact"
+    """"about": the database's estimate, which may be wrong by a factor. "at least": it was counted,
+    and the count ended there."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is neither an estimate nor a limit."""
+        return self.how == "exact"
+
+    def __str__(self) -> str:
+        """The number, with "about" before an estimate and "at least" before a limit."""
+        return f"{self.value}" if self.exact else f"{self.how} {self.value}"
+
+    def __add__(self, other: "Count") -> "Count":
+        """The sum, exact if both are."""
+        how = other.how if self.exact or other.how == "about" else self.how
+        return Count(self.value + other.value, how)
+
+    def share(self, part: int, of: int) -> int:
+        """How many of these there are if `part` of every `of` is."""
+        return round(self.value * part / of)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOverview:
+    """One queue at one moment. Messages are counted up to 1 000, and estimated beyond."""
+
+    queue: str
+    ready: Count
+    """Due messages that wait for a subscriber."""
+    delayed: Count
+    """Messages that are not due yet, for their first attempt or another one."""
+    in_flight: Count
+    """Leased messages: they run, or wait in a process for a worker."""
+    retrying: Count
+    """Those of `ready` and `delayed` that had an attempt, which failed."""
+    oldest_due_age: float
+    """Seconds since the oldest ready message became due; 0 without one."""
+    in_per_minute: float
+    """Messages created in the last minute that are, or ended, in this queue."""
+    out_per_minute: float | None
+    """Messages of this queue that were archived in the last minute; None: there is no archive."""
+    live_subscribers: int
+    paused: PausedQueue | None
+    used: bool
+    """Whether a message of the queue is live or archived."""
+    nearest: str | None = None
+    """With a `problem`: the name of another queue that is nearly the same."""
+
+    @property
+    def waiting(self) -> int:
+        """Ready and delayed messages together."""
+        return self.ready.value + self.delayed.value
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, as text: it has no subscriber, or never had a message; or None."""
+        if self.used and not self.live_subscribers and (self.waiting or self.in_flight.value):
+            text = "no live subscriber"
+        elif self.live_subscribers and not self.used:
+            text = "it never had a message"
+        else:
+            return None
+        return text if self.nearest is None else f"{text}; is {self.nearest!r} meant?"
+
+
+def nearest_name(name: str, others: Iterable[str]) -> str | None:
+    """That of `others` which is most like `name`; None if none is alike."""
+    found = get_close_matches(name, [other for other in others if other != name], 1, ALIKE)
+    return found[0] if found else None
+
+
+def per_minute(count: int, *, seconds: float) -> float:
+    """`count` of `seconds`, for a minute; a window of less than a millisecond counts as one."""
+    return round(count * 60.0 / max(seconds, 0.001), 1)

@@ -1,0 +1,105 @@
+"""What operators see of the queues."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.overview import QueueOverview
+from faststream_sqlbroker.core.status import PausedQueue
+from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.live_subscribers import paused
+from faststream_sqlbroker.dialects.queue_counts import (
+    QueueCounts,
+    QueueRates,
+    ever_used,
+    queue_counts,
+    queue_rates,
+)
+from faststream_sqlbroker.dialects.queue_states import queue_names
+from faststream_sqlbroker.dialects.sizes import chunks
+from faststream_sqlbroker.store.transaction import Transactions
+
+TOGETHER = 16
+"""Queues that are counted in one transaction, so that none lasts long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """What is known of all queues."""
+
+    names: Sequence[str]
+    live: Counter[str]
+    paused: dict[str, PausedQueue]
+    rates: QueueRates
+
+
+class QueueOverviews:
+    """Reads them; the queues are read one after the other, in several transactions.
+
+    Raises (from every operation):
+        TransientStoreError, StoreError: as `Store`.
+    """
+
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
+        """Each transaction takes one of the store's `places`."""
+        self._transactions = transactions.doing(Activity.OPERATE)
+        self._dialect = dialect
+        self._places = places
+
+    async def read(self, queue: str | None = None) -> list[QueueOverview]:
+        """The queues that have a message, a live subscriber or a pause, by name; or `queue`.
+
+        At most 500 queues with a message or a subscriber.
+        """
+        fleet = await self._transactions.run(self._fleet, self._places, write=False)
+        names = fleet.names if queue is None else [queue]
+        found: list[QueueOverview] = []
+        for part in chunks(names, TOGETHER):
+
+            def look(connection: Connection, part: Sequence[str] = part) -> list[QueueOverview]:
+                return self._part(connection, fleet, part)
+
+            found += await self._transactions.run(look, self._places, write=False)
+        return found
+
+    async def names(self) -> list[str]:
+        """The names of the queues that have a message, a live subscriber or a pause."""
+        fleet = await self._transactions.run(self._fleet, self._places, write=False)
+        return list(fleet.names)
+
+    def _fleet(self, connection: Connection) -> _Fleet:
+        names, live = queue_names(connection, self._dialect)
+        stopped = {p.queue: p for p in paused(connection, self._dialect.tables.policy_state)}
+        rates = queue_rates(connection, self._dialect)
+        return _Fleet(sorted({*names, *stopped}), live, stopped, rates)
+
+    def _part(
+        self, connection: Connection, fleet: _Fleet, queues: Sequence[str]
+    ) -> list[QueueOverview]:
+        counts = queue_counts(connection, self._dialect, queues)
+        return [self._overview(connection, fleet, queue, counts[queue]) for queue in counts]
+
+    def _overview(
+        self, connection: Connection, fleet: _Fleet, queue: str, counts: QueueCounts
+    ) -> QueueOverview:
+        some = counts.ready.value + counts.delayed.value + counts.in_flight.value
+        ended = fleet.rates.ended
+        return QueueOverview(
+            queue=queue,
+            ready=counts.ready,
+            delayed=counts.delayed,
+            in_flight=counts.in_flight,
+            retrying=counts.retrying,
+            oldest_due_age=counts.oldest_due_age,
+            in_per_minute=fleet.rates.came.get(queue, 0.0),
+            out_per_minute=None if ended is None else ended.get(queue, 0.0),
+            live_subscribers=fleet.live[queue],
+            paused=fleet.paused.get(queue),
+            used=some > 0 or ever_used(connection, self._dialect, queue),
+        )

@@ -1,0 +1,145 @@
+"""What operators see of the queues, on every database."""
+
+from datetime import datetime, timezone
+from unittest.mock import patch
+
+import pytest
+
+from faststream_sqlbroker.core.overview import Count, QueueOverview
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects import queue_counts
+from faststream_sqlbroker.store import overviews
+from tests.contract.conftest import Bench, done
+from tests.contract.test_live_subscribers import CHANNEL, announce, known
+
+four = pytest.mark.parametrize(
+    "database", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True
+)
+
+
+async def by_name(bench: Bench) -> dict[str, QueueOverview]:
+    found = await bench.store.overviews.read()
+    assert [each.queue for each in found] == sorted(each.queue for each in found)
+    return {each.queue: each for each in found}
+
+
+async def test_without_messages_there_is_nothing_to_see(bench: Bench) -> None:
+    assert await bench.store.overviews.read() == []
+    [one] = await bench.store.overviews.read("q")
+    assert (one.waiting, one.used, one.problem, one.out_per_minute) == (0, False, None, 0.0)
+
+
+async def test_messages_are_counted_by_what_they_wait_for(bench: Bench) -> None:
+    await bench.put(3, "a")
+    await bench.put(2, "a", priority=-5)
+    await bench.put(4, "a", delay=600.0)
+    await bench.put(4, "b")
+    rows = await bench.claim(3, "b")
+    again = {"state": MessageState.RETRYABLE, "attempted": True}
+    await bench.store.settle(
+        [done(rows[0], delay=0.0, **again), done(rows[1], delay=60.0, **again)]
+    )
+    found = await by_name(bench)
+    counts = {
+        name: tuple(str(n) for n in (q.ready, q.delayed, q.in_flight, q.retrying))
+        for name, q in found.items()
+    }
+    assert counts == {"a": ("5", "4", "0", "0"), "b": ("2", "1", "1", "2")}
+    assert all(q.used for q in found.values())
+
+
+async def test_the_age_is_that_of_the_oldest_due_message(bench: Bench) -> None:
+    await bench.put(1, "q", priority=1)
+    await bench.put(1, "q")
+    await bench.execute(
+        f"UPDATE message SET next_attempt_at = {bench.past(100)} WHERE priority = 0"
+    )
+    [found] = await bench.store.overviews.read()
+    assert 100.0 <= found.oldest_due_age < 160.0
+
+
+async def test_rates_are_those_of_the_last_minute(bench: Bench) -> None:
+    await bench.put(5, "q")
+    await bench.put(1, "old")
+    rows = await bench.claim(3)
+    await bench.store.settle([done(row) for row in rows])
+    await bench.put(1, "q")
+    past = bench.past(90)
+    await bench.execute(f"UPDATE message SET created_at = {past} WHERE queue = 'old'")
+    await bench.execute(
+        f"UPDATE message_archive SET archived_at = {past}, created_at = {past} "
+        f"WHERE id = {rows[0].id}"
+    )
+    await bench.execute(f"UPDATE message_archive SET created_at = {past} WHERE id = {rows[1].id}")
+    found = await by_name(bench)
+    # Three live messages and one archived one were created; one of the archived ended long ago.
+    assert (found["q"].in_per_minute, found["q"].out_per_minute) == (4.0, 2.0)
+    assert (found["old"].in_per_minute, found["old"].out_per_minute) == (0.0, 0.0)
+
+
+@four
+async def test_rates_of_many_are_those_of_the_newest(bench: Bench) -> None:
+    """Ten messages, one every second; the four newest came within three seconds and a bit."""
+    ids = await bench.put(10, "q")
+    for age, message_id in enumerate(reversed(ids)):
+        await bench.execute(
+            f"UPDATE message SET created_at = {bench.past(age)} WHERE id = {message_id}"
+        )
+    with patch.object(queue_counts, "RATED", 4):
+        [found] = await bench.store.overviews.read()
+    assert 20.0 < found.in_per_minute <= 80.0
+    [found] = await bench.store.overviews.read()
+    assert found.in_per_minute == 10.0
+
+
+async def test_who_takes_from_a_queue_and_whether_it_is_paused(bench: Bench) -> None:
+    await announce(bench, known("one", "two", queues=["full", "unused"]))
+    await bench.put(1, "full")
+    await bench.put(1, "forgotten")
+    await bench.store.live_subscribers.pause("stopped", None, {"by": "Ann"}, CHANNEL)
+    found = await by_name(bench)
+    assert {name: (q.live_subscribers, q.problem) for name, q in found.items()} == {
+        "forgotten": (0, "no live subscriber"),
+        "full": (2, None),
+        "stopped": (0, None),
+        "unused": (2, "it never had a message"),
+    }
+    paused = found["stopped"].paused
+    assert paused is not None
+    assert (paused.by, paused.since <= datetime.now(timezone.utc)) == ("Ann", True)
+    assert found["full"].paused is None
+
+
+async def test_a_queue_whose_messages_are_all_archived_was_used(bench: Bench) -> None:
+    await announce(bench, known("one", queues=["q"]))
+    await bench.put(1)
+    [row] = await bench.claim(1)
+    await bench.store.settle([done(row)])
+    [found] = await bench.store.overviews.read()
+    assert (found.waiting, found.used, found.problem) == (0, True, None)
+
+
+@four
+async def test_counts_are_exact_up_to_a_limit_then_an_estimate(bench: Bench, database: str) -> None:
+    await bench.put(30, "q")
+    await bench.put(2, "q", delay=600.0)
+    if database != "sqlite":
+        analyze = "ANALYZE message" if database == "postgresql" else "ANALYZE TABLE message"
+        await bench.execute(analyze)
+    with patch.object(queue_counts, "EXACT", 5), patch.object(overviews, "TOGETHER", 1):
+        [found] = await bench.store.overviews.read()
+        await bench.claim(8)
+        [leased] = await bench.store.overviews.read()
+    assert found.ready.exact is (database == "sqlite")
+    assert found.delayed == Count(2)
+    assert 6 <= found.ready.value <= 60
+    assert leased.in_flight.exact is (database == "sqlite")
+    assert 6 <= leased.in_flight.value <= 40
+    assert not found.retrying.exact
+
+
+async def test_queues_of_another_case_are_other_queues(bench: Bench) -> None:
+    await bench.put(1, "q")
+    await bench.put(2, "Q")
+    found = await by_name(bench)
+    assert {name: str(q.ready) for name, q in found.items()} == {"Q": "2", "q": "1"}

@@ -1,0 +1,113 @@
+"""What is read to count and to estimate: ranges of an index, up to a limit."""
+
+import sqlite3
+from pathlib import Path
+from time import perf_counter
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.dialects import sqlite
+
+from faststream_sqlbroker.dialects import queue_counts as module
+from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.dialects.queue_counts import (
+    EXACT,
+    KINDS,
+    SQLITE_COUNTS,
+    queue_counts,
+    queue_rates,
+)
+from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
+from faststream_sqlbroker.schema.migrate import create_all
+from tests.plans.conftest import FEWER, FUTURE, TABLES
+from tests.plans.test_mysql import reads
+from tests.plans.test_postgresql import check, explain
+
+PAIR = {"queue": "q", "priority": 1}
+postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+mysqls = pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+
+
+@postgresql
+def test_a_sample_reads_a_range_up_to_the_limit(crowded: Engine) -> None:
+    with crowded.connect() as connection:
+        for kind in ("due", "later"):
+            plan = explain(connection, f"sample_{kind}", **PAIR, most=EXACT + 1)
+            check(plan, indexes={"message_ready"}, buffers=2 * EXACT)
+        held = explain(connection, "sample_held", queue="q", most=EXACT + 1)
+        check(held, indexes={"message_leased"}, buffers=10)
+
+
+@postgresql
+def test_an_estimate_is_near(crowded: Engine) -> None:
+    dialect = PostgresqlDialect(TABLES, crowded.dialect)
+    with crowded.connect() as connection:
+        counts = queue_counts(connection, dialect, ["q", "other5"])
+    assert counts["q"].delayed.exact is False
+    assert FUTURE / 3 < counts["q"].delayed.value < FUTURE * 3
+    assert (counts["q"].ready.exact, counts["q"].ready.value) == (True, 300)
+    assert (counts["other5"].ready.exact, counts["other5"].ready.value) == (True, 1_000)
+
+
+@mysqls
+def test_mysql_looks_into_the_index(crowded: Engine) -> None:
+    dialect = MysqlDialect(TABLES, crowded.dialect)
+    with crowded.connect() as connection, patch.object(module, "EXACT", 300):
+        queue_counts(connection, dialect, ["q"])  # compiles the statements
+        with reads(connection, at_most=3 * (2 * 300 + 200) + 200):
+            counts = queue_counts(connection, dialect, ["q"])["q"]
+    assert counts.delayed.exact is False
+    assert FUTURE / FEWER / 3 < counts.delayed.value < FUTURE / FEWER * 3
+    assert (counts.ready.exact, counts.ready.value) == (True, 300)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+def test_rates_read_the_newest_messages_only(crowded: Engine, database: str) -> None:
+    kind = PostgresqlDialect if database == "postgresql" else MysqlDialect
+    dialect = kind(TABLES, crowded.dialect)
+    with crowded.connect() as connection:
+        began = perf_counter()
+        rates = queue_rates(connection, dialect)
+        took = perf_counter() - began
+    assert took < 2.0, "a walk through all messages takes longer"
+    assert rates.came
+
+
+def test_sqlite_counts_on_in_the_index(tmp_path: Path) -> None:
+    """It has no estimates."""
+    path = tmp_path / "plans.db"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        create_all(connection, TABLES)
+        connection.execute(
+            text(
+                "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n "
+                "WHERE n < 1000000) INSERT INTO message (queue, payload) SELECT 'q', 'x' FROM n"
+            )
+        )
+    dialect = SqliteDialect(TABLES, sqlite.dialect())
+    with engine.connect() as connection:
+        began = perf_counter()
+        count = connection.execute(
+            dialect.sql["estimate_due"], {"queue": "q", "priority": 0}
+        ).scalar_one()
+        took = perf_counter() - began
+    engine.dispose()
+    assert count == SQLITE_COUNTS
+    assert took < 2.0, took
+    raw = sqlite3.connect(path)
+    for kind in KINDS:
+        for what in ("sample", "estimate"):
+            binds = {**PAIR, "most": EXACT}
+            statement = f"EXPLAIN QUERY PLAN {dialect.sql[f'{what}_{kind}']}"
+            plan = raw.execute(statement, binds).fetchall()
+            steps = [step[-1] for step in plan if "message" in step[-1]]
+            assert steps
+            assert all(
+                step.startswith("SEARCH")
+                and ("message_leased" if kind == "held" else "message_ready") in step
+                for step in steps
+            ), steps
+    raw.close()

@@ -1,0 +1,2 @@
+SELECT count(*), count(CASE WHEN state = 'RETRYABLE' THEN 1 END)
+FROM (SELECT state FROM message WHERE queue = :queue AND state = 'PROCESSING' LIMIT :most) AS found
