@@ -17,6 +17,7 @@ from faststream_sqlbroker.core.policies import Debounce, Delay, Throttle
 from faststream_sqlbroker.core.policies.debounce import Bursts, take
 from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED, THROTTLED
 from faststream_sqlbroker.core.rows import ReadyPair
@@ -125,8 +126,9 @@ class Intake:
         scope = slot_scope(self.queue)
         keys = {self._slot_key(policy, a) for a in arrivals} - {None}
         known = self.rows.states(self.connection, scope, [key for key in keys if key is not None])
-        logs = {key: load_slots(known.get(key)) for key in keys if key is not None}
+        logs = {key: load_slots(policy, known.get(key)) for key in keys if key is not None}
         due: dict[int, int | None] = {}
+        coming: dict[str, SlotLog] = {}
         put_off: dict[int, int | None] = {}
         dropped: dict[int, Discard] = {}
         for a in arrivals:
@@ -140,8 +142,12 @@ class Intake:
                 if key is not None:
                     logs[key].append(slot)
             elif policy.when_exceeded == "backoff":
-                # Spread, so that those put off together do not come back together.
-                put_off[a.id] = self.now + round(policy.per / 2 + self.clock.jitter(policy.per))
+                # Each after a slot of its own, so that few find nothing when they come back; but
+                # who takes the slot is open until then.
+                back = coming.setdefault(key or "", logs[key or ""].copy())
+                back.append(policy.next_slot(back, self.now))
+                late = self.clock.jitter(policy.backoff) - policy.backoff / 2
+                put_off[a.id] = back.last + round(late)
             elif policy.when_exceeded == "drop":
                 dropped[a.id] = Discard(THROTTLED)
             else:

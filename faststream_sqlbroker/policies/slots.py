@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.policies import Policy, Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.policies.throttle import (
     AHEAD,
     SLOT_SHARE,
@@ -55,7 +56,7 @@ class Slots:
         answer to COMMIT would be missed."""
         self._gates = [(n, policy) for n, policy in throttles if policy.gates]
         self._each = next((policy for _, policy in throttles if not policy.gates), None)
-        self._logs = [self._log(slot_scope(queue, n)) for n, _ in self._gates]
+        self._logs = [self._log(policy, slot_scope(queue, n)) for n, policy in self._gates]
         self._granted: list[int] | None = None
         self._look_before = AHEAD // 2
         """How long before a slot to look again (microseconds): so that the claim has ended when the
@@ -79,8 +80,8 @@ class Slots:
         """Whether a lease spends a slot."""
         return self._lag is not None
 
-    def _log(self, scope: str) -> list[int]:
-        return load_slots(self._rows.states(self._connection, scope, [""]).get(""))
+    def _log(self, policy: Throttle, scope: str) -> SlotLog:
+        return load_slots(policy, self._rows.states(self._connection, scope, [""]).get(""))
 
     def room(self, limit: int, starts: int) -> int:
         """How many of `limit` messages may start within a short time, if so many workers are free.
@@ -107,7 +108,7 @@ class Slots:
         if self._granted is None or taken < len(self._granted):
             return None
         throttles = [policy for _, policy in self._gates]
-        logs = [[*log, *self._granted] for log in self._logs]
+        logs = [log.copy().add(self._granted) for log in self._logs]
         next_slot = first_slot(throttles, logs, self._now + self.lead)
         return next_slot - self.lead - self._look_before
 
@@ -126,7 +127,7 @@ class Slots:
         keys = {message: (key or "") if self._each.key else "" for message, key in asking.items()}
         free = {message for message, key in asking.items() if self._each.key and key is None}
         known = self._rows.states(self._connection, slot_scope(self._queue), keys.values())
-        logs = {key: load_slots(known.get(key)) for key in keys.values()}
+        logs = {key: load_slots(self._each, known.get(key)) for key in keys.values()}
         starting: list[int] = []
         put_off: dict[int, int | None] = {}
         # One loop: each slot taken changes the log that the next message of the key sees.
@@ -136,7 +137,7 @@ class Slots:
             if message in asking and message not in free:
                 log = logs[keys[message]]
                 log.append(self._each.next_slot(log, self._now + self.lead))
-                self._again[message] = log[-1]
+                self._again[message] = log.last
             elif message in free:
                 self._again[message] = self._now
             if self._again.get(message, self._now) > (self._until if self.lead else self._now):
@@ -176,7 +177,7 @@ class Slots:
             latest = max(self._read.surely_before(at + self._lag), earliest + doubt)
             row.slot = Slot(earliest, latest, at)
         for (number, policy), log in zip(self._gates, self._logs, strict=True):
-            taken = [*log, *(self._granted or ())[: len(starting)]]
+            taken = log.copy().add((self._granted or ())[: len(starting)])
             scope = slot_scope(self._queue, number)
             self._rows.keep(self._connection, scope, kept_slots(policy, {"": taken}))
         return len(starting)

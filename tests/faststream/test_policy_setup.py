@@ -82,10 +82,6 @@ VALUES: list[tuple[Options, str]] = [
     ),
     (given(lambda: Throttle(1_000_000, per="1ms")), "lower the rate, or leave the policy out"),
     (
-        given(lambda: Throttle(100_003, per="1m", burst=2)),
-        "choose a burst of at most 10000 that divides the rate",
-    ),
-    (
         given(lambda: Throttle(1, per=1, when_exceeded="queue")),
         "must be one of 'wait', 'backoff', 'drop', 'dead_l",
     ),  # type: ignore[arg-type]

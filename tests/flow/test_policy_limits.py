@@ -175,7 +175,9 @@ async def test_a_worker_that_waits_for_a_slot_is_not_free(rig: Rig) -> None:
             await go.wait()
         row.settle_as(Ack())
 
-    consumer = rig.consumer(handle, policies=[Throttle(10, per="1s")], max_workers=1, **QUICK)
+    consumer = rig.consumer(
+        handle, policies=[Throttle(10, per="1s", burst=1)], max_workers=1, **QUICK
+    )
     await rig.put(6)
     await consumer.start()
     await eventually(lambda: len(rig.handled) == 2)
@@ -188,7 +190,7 @@ async def test_a_worker_that_waits_for_a_slot_is_not_free(rig: Rig) -> None:
 async def test_the_first_of_a_key_gets_the_next_slot_again(rig: Rig) -> None:
     """Z10, P7: with ordered=True a retry does not wait for slots of messages that wait for it."""
     ids = await rig.put(8, key="a")
-    process = Process(rig, [Throttle(4, per="1h", key=True)], ordered=True)
+    process = Process(rig, [Throttle(4, per="1h", key=True, burst=1)], ordered=True)
     [first] = (await process.claim()).rows
     again = settle(first, Nack(delay=0.0), SettleRules(retry_strategy=NoLimit()), ended_after=0.0)
     await rig.store.settle([again])
@@ -208,7 +210,7 @@ async def test_a_key_stays_in_order_though_its_slots_are_short(rig: Rig) -> None
         handled.append(row.id)
         row.settle_as(Nack(delay=0.0) if len(handled) == 1 else Ack())
 
-    policies = [Throttle(4, per="1s", key=True, max_lag="100ms")]
+    policies = [Throttle(4, per="1s", key=True, burst=1, max_lag="100ms")]
     ids = await rig.put(8, key="a")
     await rig.consumer(handle, policies=policies, ordered=True, **QUICK).start()
     await archived(rig, 8)

@@ -43,7 +43,7 @@ async def test_nothing_is_claimed_for_a_worker_that_waits_for_its_slot(rig: Rig)
         behind.append(consumer.inflight.waiting.qsize())
         row.settle_as(Ack())
 
-    policies = [Throttle(5, per="1s", max_lag="500ms")]
+    policies = [Throttle(5, per="1s", burst=1, max_lag="500ms")]
     consumer = rig.consumer(
         handle, policies=policies, max_workers=1, max_fetch_interval=0.05, wakeup="poll"
     )

@@ -19,10 +19,10 @@ EXAMPLES = {"sqlite": 20, "postgresql": 8, "mariadb": 8, "mysql": 8}
 
 delay = st.integers(1, 4).map(lambda n: [Delay(n * UNIT / 1e6)])
 throttle = st.builds(
-    lambda rate, per, burst: Throttle(rate, per=per * UNIT / 1e6, burst=min(burst, rate)),
+    lambda rate, per, burst: Throttle(rate, per=per * UNIT / 1e6, burst=burst and min(burst, rate)),
     st.integers(1, 6),
     st.integers(1, 8),
-    st.integers(1, 6),
+    st.none() | st.integers(1, 6),
 )
 concurrency = st.builds(Concurrency, st.integers(1, 3))
 per_key = st.builds(Concurrency, st.integers(1, 2), per_key=st.just(True))

@@ -1,13 +1,17 @@
 """Unused and used slots, on every database (Z10)."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.core.policies import Throttle, Window
-from tests.policies.world import World
+from faststream_sqlbroker.core.policies import Throttle, Window, checked_policies
+from tests.policies.world import World, microseconds
 
 SECOND = 1_000_000
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "policies.md"
 
 
 @pytest.fixture
@@ -24,6 +28,9 @@ def test_unused_slots_are_free_and_used_ones_are_spent(world: World) -> None:
     slots_are_granted_for_the_time_of_the_answer(world)
     what_waits_for_a_worker_gets_a_slot_only_if_it_comes_soon(world)
     what_waits_for_a_worker_does_not_start_after_its_window(world)
+    what_is_within_the_rate_is_neither_refused_nor_delayed(world)
+    what_backs_off_comes_back_at_the_next_free_slots(world)
+    the_throttles_of_the_documentation_do_what_they_say(world)
 
 
 def a_free_slot_keeps_no_message_waiting(world: World) -> None:
@@ -82,7 +89,7 @@ def slots(world: World, **claim: int) -> list[float]:
 def slots_are_granted_for_the_time_of_the_answer(world: World) -> None:
     """Where a COMMIT takes 0.8 s, the slots of that time would pass by before the handlers start;
     and those that come during the next claim must be granted by this one."""
-    world.begin([Throttle(10, per="1s")])
+    world.begin([Throttle(10, per="1s", burst=1)])
     for _ in range(30):
         world.put("a")
     world.memories[0].took = [0.8]
@@ -93,13 +100,13 @@ def slots_are_granted_for_the_time_of_the_answer(world: World) -> None:
 
 def what_waits_for_a_worker_gets_a_slot_only_if_it_comes_soon(world: World) -> None:
     """A handler that takes longer than usual must not make it miss the slot."""
-    world.begin([Throttle(10, per="1s", max_lag="1s")])
+    world.begin([Throttle(10, per="1s", burst=1, max_lag="1s")])
     for _ in range(30):
         world.put("a")
     claim = world.claim(0, 20, starting=0)
     assert [row.slot and row.slot.at for row in claim.rows] == [world.now, world.now + 100_001]
     assert claim.gated
-    world.begin([Throttle(10, per="1s")])
+    world.begin([Throttle(10, per="1s", burst=1)])
     for _ in range(30):
         world.put("a")
     claim = world.claim(0, 20, starting=1)
@@ -119,3 +126,51 @@ def what_waits_for_a_worker_does_not_start_after_its_window(world: World) -> Non
     [row] = world.claim(0, 20).rows
     assert row.slot is not None
     assert row.slot.latest == world.now / SECOND + 3600
+
+
+def what_is_within_the_rate_is_neither_refused_nor_delayed(world: World) -> None:
+    """Whatever becomes of what is above it, and whenever it comes."""
+    refused: dict[Any, str] = {
+        "drop": "DISCARDED",
+        "dead_letter": "FAILED",
+        "backoff": "",
+        "wait": "",
+    }
+    for key in (False, True):
+        for exceeded, end in refused.items():
+            world.begin([Throttle(7, per="1h", key=key, when_exceeded=exceeded)])
+            first = [world.put("a") for _ in range(5)]
+            assert [row.id for row in world.claim(0, 20).rows] == first
+            world.advance(SECOND)
+            rest = [world.put("a") for _ in range(4)]
+            rows = world.claim(1, 20).rows
+            assert [row.id for row in rows if row.outcome is None] == rest[:2]
+            refuse = [row.id for row in rows if row.outcome is not None] or [*world.archived()]
+            assert sorted(refuse) == (rest[2:] if end else [])
+
+
+def what_backs_off_comes_back_at_the_next_free_slots(world: World) -> None:
+    """Not before, and a tenth of an interval later at most."""
+    throttle = Throttle(2, per="10s", when_exceeded="backoff")
+    world.begin([throttle])
+    ids = [world.put("a") for _ in range(6)]
+    begin = world.now
+    assert [row.id for row in world.claim(0, 20).rows] == ids[:2]
+    due = [round(microseconds(world.live()[i]["next_attempt_at"]) - begin) for i in ids[2:]]
+    slots = [throttle.per + 1] * 2 + [2 * (throttle.per + 1)] * 2
+    assert all(0 <= at - slot <= throttle.backoff for at, slot in zip(due, slots, strict=True))
+    for wave in (ids[2:4], ids[4:]):
+        world.advance(throttle.per + throttle.backoff)
+        assert sorted(row.id for row in world.claim(0, 20).rows) == wave
+
+
+def the_throttles_of_the_documentation_do_what_they_say(world: World) -> None:
+    """Ten a second go, though only 10 000 a day may: the second throttle does not space them."""
+    [shown] = re.findall(r"`(\[Throttle\(.*?\)\])`", DOCUMENTATION.read_text())
+    policies = checked_policies(eval(shown, {"Throttle": Throttle}))
+    world.begin(policies)
+    for _ in range(40):
+        world.put("a")
+    for _ in range(3):
+        assert slots(world) == [0.0] * 10
+        world.advance(SECOND + 1_000)

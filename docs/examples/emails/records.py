@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import accumulate
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text, func, select, text
@@ -152,7 +153,15 @@ async def read_grants(engine: AsyncEngine) -> Sequence[Slots]:
     """The throttle's last slots after each claim, in the order of the claims."""
     async with engine.connect() as connection:
         query = select(grants.c.info).order_by(grants.c.id)
-        return [json.loads(info)["slots"] for info in (await connection.execute(query)).scalars()]
+        return [
+            _slots(json.loads(info)["slots"])
+            for info in (await connection.execute(query)).scalars()
+        ]
+
+
+def _slots(groups: Sequence[int]) -> Slots:
+    """Of pairs of the time since the slots before, and how many slots there are at that time."""
+    return [list(pair) for pair in zip(accumulate(groups[::2]), groups[1::2], strict=True)]
 
 
 def _microseconds(at: datetime) -> int:

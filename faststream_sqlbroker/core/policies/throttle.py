@@ -10,22 +10,28 @@ from typing import Any, Literal
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
 from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.options import MICROSECONDS, microseconds, seconds
+from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
 MOST_RATE = 1_000_000
-"""Slots of a period: one a microsecond for a period of a second."""
-"""Slots in a period; one slot a microsecond is the most that the clock can tell apart."""
-MOST_KEPT = 10_000
-"""Slots that are kept to grant the next; more would make every claim read and write a large row."""
+"""Slots in a period."""
+MOST_EXACT = 10_000
+"""Slots that are kept one by one to grant the next; more would make every claim read and write a
+large row."""
+GRAINS = 500
+"""Above that, the slots of such a part of the period are kept as one number, with the time of the
+last of them. So none is forgotten too early, and each at most so much too late."""
+BACKOFF_SHARE = 10
+"""What was put off comes back within this part of an interval after the next free slot."""
+LEAST_BACKOFF = MICROSECONDS // 100
+"""10 ms: or within this time, if that is longer."""
 LEAST_LAG = MICROSECONDS // 10
-"""100 ms, in microseconds: what the event loop and the claim may take before a start."""
 """The least default of `max_lag`, in microseconds: with less, slots of a fast throttle would pass
 by while a claim's answer is on its way."""
 AHEAD = MICROSECONDS // 5
 """How long before its time a slot is granted (microseconds). So one claim takes several slots, and
 no slot passes by while the claim runs."""
-
 SLOT_SHARE = 4
 """What waits for a worker is to start within `max_lag` divided by this: handlers may get slower."""
 
@@ -36,9 +42,10 @@ Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 class Throttle:
     """Every attempt takes a slot; in any period of length `per`, at most `rate` slots are granted.
 
-    The slots are kept in the database, so the limit holds for the whole fleet. A handler never
-    starts before its slot. If it cannot start within `max_lag` after it, the message gets another
-    slot. A slot that was not used is not granted again.
+    What is within the rate starts at once: any `rate` messages of a period, also if they come
+    together. A smaller `burst` spaces them. The slots are kept in the database, so the limit holds
+    for the whole fleet. A handler never starts before its slot. If it cannot start within `max_lag`
+    after it, the message gets another slot. A slot that was not used is not granted again.
     """
 
     rate: int
@@ -57,7 +64,7 @@ class Throttle:
         per: Duration,
         *,
         key: bool = False,
-        burst: int = 1,
+        burst: int | None = None,
         when_exceeded: Exceeded = "wait",
         max_lag: Duration | None = None,
         without_key: Literal["deliver", "dead_letter"] = "deliver",
@@ -69,23 +76,22 @@ class Throttle:
             per: The period.
             key: Whether each key has slots of its own; else all messages of a queue share them.
             burst: Slots that may be granted at the same moment, 1 to `rate`; they count within the
-                rate. 1 spaces slots evenly.
-            when_exceeded: "wait" keeps the message until there is a slot, "backoff" puts it off by
-                one to two periods, "drop" discards it, "dead_letter" makes it FAILED; the last two
-                with the reason "throttled".
+                rate. None is `rate`; 1 spaces slots evenly.
+            when_exceeded: "wait" keeps the message until there is a slot, "backoff" puts it off
+                until shortly after the next free slot, "drop" discards it, "dead_letter" makes it
+                FAILED; the last two with the reason "throttled".
             max_lag: How much later than its slot a handler may start; default one interval (per /
                 rate), at least 100 ms.
             without_key: With key=True, what happens to a message without a key: it is handled
                 without a limit, or it is FAILED.
 
         Raises:
-            SetupError: a value out of its range, `without_key` without key=True, or a burst that
-                would need more than 10 000 kept slots.
+            SetupError: a value out of its range, or `without_key` without key=True.
         """
         whole_number("Throttle's rate", rate, most=MOST_RATE)
         period = microseconds("Throttle's per", per)
         flag("Throttle's key", key)
-        whole_number("Throttle's burst", burst, most=rate)
+        together = rate if burst is None else whole_number("Throttle's burst", burst, most=rate)
         one_of(
             "Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter")
         )
@@ -104,23 +110,17 @@ class Throttle:
             "rate": rate,
             "per": period,
             "key": key,
-            "burst": burst,
+            "burst": together,
             "when_exceeded": when_exceeded,
             "max_lag": lag,
             "without_key": without_key,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        if self.kept > MOST_KEPT:
-            raise SetupError(
-                f"burst={burst} needs the last {self.kept} slots to grant the next, at most "
-                f"{MOST_KEPT} are kept: choose a burst of at most {MOST_KEPT} that divides the "
-                f"rate ({rate}), such as 1"
-            )
 
     def __str__(self) -> str:
         each = ", key=True" if self.key else ""
-        burst = "" if self.burst == 1 else f", burst={self.burst}"
+        burst = "" if self.burst == self.rate else f", burst={self.burst}"
         exceeded = "" if self.when_exceeded == "wait" else f", when_exceeded={self.when_exceeded}"
         return f"Throttle({self.rate}, per={seconds(self.per)}{each}{burst}{exceeded})"
 
@@ -138,51 +138,54 @@ class Throttle:
         # If the rate is a multiple of the burst, keeping bursts apart keeps the rate, too.
         return self.burst if self.rate % self.burst == 0 else self.rate
 
-    def next_slot(self, slots: Sequence[int], at: int) -> int:
+    @property
+    def grain(self) -> int:
+        """Slots within so many microseconds are kept as one number."""
+        return 1 if self.kept <= MOST_EXACT else -(-self.per // GRAINS)
+
+    @property
+    def backoff(self) -> int:
+        """Within how many microseconds after a slot messages come back that were put off."""
+        return max(self.per // self.rate // BACKOFF_SHARE, LEAST_BACKOFF)
+
+    def next_slot(self, log: SlotLog, at: int) -> int:
         """When the next slot is, at `at` or later.
 
         Args:
-            slots: The last ones granted, in order; at least `kept` of them, or all.
+            log: The last ones granted; at least `kept` of them, or all.
             at: The earliest that is wanted.
         """
         # One microsecond more than the exact quotient: two slots a whole period apart are not in
         # one period.
-        if len(slots) >= self.burst:
-            at = max(at, slots[-self.burst] + self.burst * self.per // self.rate + 1)
-        if self.rate % self.burst and len(slots) >= self.rate:
-            at = max(at, slots[-self.rate] + self.per + 1)
-        return max(at, slots[-1]) if slots else at
+        if len(log) >= self.burst:
+            at = max(at, log.nth_last(self.burst) + self.burst * self.per // self.rate + 1)
+        if self.rate % self.burst and len(log) >= self.rate:
+            at = max(at, log.nth_last(self.rate) + self.per + 1)
+        return max(at, log.last)
 
 
-def load_slots(info: Any) -> list[int]:
+def load_slots(policy: Throttle, info: Any) -> SlotLog:
     """Slots as `dump_slots` wrote them; anything else counts as none."""
-    if not isinstance(info, dict):
-        return []
-    slots: list[int] = []
-    for slot, count in info.get("slots", ()):
-        slots += [slot] * count
-    return slots
+    log = SlotLog(policy.grain)
+    if isinstance(info, dict):
+        log.add_runs(info.get("slots", ()))
+    return log
 
 
-def dump_slots(policy: Throttle, slots: Sequence[int]) -> dict[str, Any]:
-    """The slots that decide about the next, as JSON values; equal ones are counted."""
-    runs: list[list[int]] = []
-    for slot in slots[-policy.kept :]:
-        if runs and runs[-1][0] == slot:
-            runs[-1][1] += 1
-        else:
-            runs.append([slot, 1])
-    return {"slots": runs, "next": policy.next_slot(slots, slots[-1])} if runs else {"slots": runs}
+def dump_slots(policy: Throttle, log: SlotLog) -> dict[str, Any]:
+    """The slots that decide about the next, as JSON values."""
+    runs = log.runs(policy.kept)
+    return {"slots": runs, "next": policy.next_slot(log, log.last)} if runs else {"slots": runs}
 
 
 def kept_slots(
-    policy: Throttle, logs: Mapping[str, Sequence[int]]
+    policy: Throttle, logs: Mapping[str, SlotLog]
 ) -> dict[str, tuple[dict[str, Any], int]]:
     """What is stored of each key's slots, and when it may be forgotten."""
     return {
-        key: (dump_slots(policy, log), log[-1] + policy.per + MICROSECONDS)
+        key: (dump_slots(policy, log), log.last + policy.per + MICROSECONDS)
         for key, log in logs.items()
-        if log
+        if len(log)
     }
 
 
@@ -192,13 +195,13 @@ def next_known(info: Any) -> int | None:
 
 
 def next_slots(
-    throttles: Sequence[Throttle], logs: Sequence[list[int]], at: int, until: int, most: int
+    throttles: Sequence[Throttle], logs: Sequence[SlotLog], at: int, until: int, most: int
 ) -> list[int]:
     """Up to `most` slots from `at` to `until` that all of `throttles` grant; nothing is written to
     `logs`.
     """
     found: list[int] = []
-    logs = [list(log) for log in logs]
+    logs = [log.copy() for log in logs]
     while len(found) < most:
         slot = at
         # Each throttle may put the slot off, so the search repeats until all agree. The slot only
@@ -215,6 +218,6 @@ def next_slots(
     return found
 
 
-def first_slot(throttles: Sequence[Throttle], logs: Sequence[list[int]], at: int) -> int:
+def first_slot(throttles: Sequence[Throttle], logs: Sequence[SlotLog], at: int) -> int:
     """The first slot at `at` or later that all of `throttles` grant."""
     return next_slots(throttles, logs, at, 1 << 62, 1)[0]
