@@ -22,6 +22,7 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
+from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -107,6 +108,8 @@ __all__ = (
     "Once",
     "PausedQueue",
     "Pipeline",
+    "PoliciedQueue",
+    "PolicyWait",
     "Postpone",
     "PublishError",
     "Reason",

@@ -2,6 +2,7 @@
 
 from faststream_sqlbroker.admin.admin import Admin
 from faststream_sqlbroker.core.overview import Count, QueueOverview
+from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.status import (
     Explanation,
@@ -19,6 +20,8 @@ __all__ = (
     "HeldLock",
     "LiveSubscriber",
     "PausedQueue",
+    "PoliciedQueue",
+    "PolicyWait",
     "QueueOverview",
     "Reason",
     "Schedule",

@@ -13,6 +13,8 @@ from faststream_sqlbroker.core.states import MessageState
 
 HOLDER_BYTES = 8
 """Bytes at the beginning of a lease token that name the subscriber which holds the lease."""
+ORDERED_WAY = "ordered=True"
+"""How the option is named among policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class LiveSubscriber:
     @property
     def way(self) -> str:
         """Its `ordered` and its policies, as text: equal for subscribers that go together."""
-        given = [*(["ordered=True"] if self.ordered else []), *self.policies]
+        given = [*([ORDERED_WAY] if self.ordered else []), *self.policies]
         return " and ".join(given) if given else "plain"
 
     def holds(self, lease_token: UUID | None) -> bool:
@@ -267,6 +269,8 @@ class Reason:
     """The other message that the reason is about."""
     worker: str | None = None
     """The subscriber that the reason is about, as `admin.subscribers` names it."""
+    policy: str | None = None
+    """The policy that the reason is about, as `admin.subscribers` shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,16 +321,13 @@ class WaitingMessage:
 
     id: int
     queue: str
-    priority: int
     key: str | None
     state: MessageState
     attempts_count: int
     deliveries_count: int
-    created_at: datetime
     next_attempt_at: datetime
-    expires_at: datetime | None
+    expired: bool
     policy_marks: int
-    last_error: str | None
     now: datetime
 
 

@@ -140,6 +140,7 @@ _BINDS = {
     "kept": Integer,
     "since": BigInteger,
     "size": Integer,
+    "now": BigInteger,
     "only": BigInteger,
 }
 
@@ -198,7 +199,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.deliveries_count + 0\n"
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
     }
-    return texts | _choices(w, due, marked) | _discards(w, archive=archive)
+    return texts | _choices(w, due, marked) | _waits(w) | _discards(w, archive=archive)
 
 
 def _choices(w: SqlFragments, due: str, marked: str) -> dict[str, str]:
@@ -209,6 +210,32 @@ def _choices(w: SqlFragments, due: str, marked: str) -> dict[str, str]:
             f"  AND m.next_attempt_at <= {w.at(':now')} AND {marked}{which}\n"
             "ORDER BY m.next_attempt_at, m.id LIMIT :size"
         )
+    return texts
+
+
+def _waits(w: SqlFragments) -> dict[str, str]:
+    """What `broker.admin.policies` looks at: some of what is due, and of what is due later."""
+    texts = {}
+    for name, compared in (("due", "<="), ("later", ">")):
+        texts[f"policy_waits_{name}"] = (
+            f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}, m.state,\n"
+            f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.policy_marks, "
+            "m.attempts_count, m.deliveries_count\n"
+            f"FROM {{message}} m {w.ready_hint}\n"
+            f"WHERE m.queue = :queue AND m.priority = :priority AND {w.claimable}\n"
+            f"  AND m.next_attempt_at {compared} {w.at(':now')}\n"
+            "ORDER BY m.next_attempt_at, m.id LIMIT :size"
+        )
+    # One row of the index for each key: no database makes a join of a subquery with a limit, and
+    # with the index's own order MySQL does not sort.
+    texts["policy_firsts"] = (
+        f"SELECT {w.open}u.k{w.close}, (\n"
+        f"  SELECT e.id FROM {{message}} e {w.ready_hint.replace('ready', 'key')}\n"
+        "  WHERE e.queue = :queue AND e.{key} = u.k\n"
+        f"    AND (e.expires_at IS NULL OR e.expires_at > {w.now})\n"
+        "  ORDER BY queue, {key}, e.id LIMIT 1\n"
+        f") FROM {w.rows({'k': 'key'})}"
+    )
     return texts
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Select, and_, func, literal_column, or_, sele
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import (
     MIXED,
+    ORDERED_WAY,
     Reason,
     WaitingMessage,
     by_way,
@@ -20,6 +21,8 @@ from faststream_sqlbroker.core.status import (
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.live_subscribers import paused, read_subscribers
+from faststream_sqlbroker.explain.facts import PolicyFacts
+from faststream_sqlbroker.explain.policies import delay
 from faststream_sqlbroker.explain.policy_reasons import policy_reasons
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
@@ -78,6 +81,7 @@ class LiveMessage:
             s for s in self._known if s.lease_expires_at > row.now and row.queue in s.queues
         ]
         self._claiming = [s for s in self._alive if s.claims]
+        self._facts = PolicyFacts(connection, dialect, row.queue, row.now, self._alive)
 
     def reasons(self) -> list[Reason]:
         """Why it waits; if nothing delays it, the messages that come first."""
@@ -94,7 +98,7 @@ class LiveMessage:
             *self._suspect(),
         ]
         found += self._behind()
-        found += policy_reasons(self._connection, self._dialect, self._waiting(), self._alive)
+        found += policy_reasons(self._facts, self._waiting())
         return found or [self._turn()]
 
     def _waiting(self) -> WaitingMessage:
@@ -102,16 +106,13 @@ class LiveMessage:
         return WaitingMessage(
             id=r.id,
             queue=r.queue,
-            priority=r.priority,
             key=r.key,
             state=MessageState[r.state],
             attempts_count=r.attempts_count,
             deliveries_count=r.deliveries_count,
-            created_at=r.created_at,
             next_attempt_at=r.next_attempt_at,
-            expires_at=r.expires_at,
+            expired=r.expires_at is not None and r.expires_at <= r.now,
             policy_marks=r.policy_marks,
-            last_error=r.last_error,
             now=r.now,
         )
 
@@ -177,6 +178,8 @@ class LiveMessage:
         at = r.next_attempt_at
         if at <= r.now:
             return []
+        if shifted := delay(self._facts, self._waiting()):
+            return shifted
         if r.state == "PENDING":
             return [Reason("delayed", f"it is not due before {self._at(at)}", until=at)]
         words = f"the next attempt is due at {self._at(at)}, after {r.attempts_count}"
@@ -249,9 +252,14 @@ class LiveMessage:
             words = f"{what} {self._at(until)}"
         else:
             words = "it is due"
-        words = f"message {other.id} of the same key comes first, as ordered=True wants: {words}"
+        words = f"message {other.id} of the same key comes first, as {ORDERED_WAY} wants: {words}"
         return Reason(
-            "behind_earlier_message", words, until=until, message_id=other.id, worker=worker
+            "behind_earlier_message",
+            words,
+            until=until,
+            message_id=other.id,
+            worker=worker,
+            policy=ORDERED_WAY,
         )
 
     def _turn(self) -> Reason:

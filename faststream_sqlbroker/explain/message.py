@@ -33,7 +33,7 @@ def explain(connection: Connection, dialect: Dialect, message_id: int) -> Explan
 
     All reads see one snapshot. The transaction of `connection` must not have read before.
     """
-    _begin_snapshot(connection)
+    begin_snapshot(connection)
     table = dialect.tables.message
     of_id = table.c.id == message_id
     # First the two columns that are always readable, whatever another program has stored elsewhere.
@@ -106,7 +106,8 @@ def _unusable(names: Sequence[str]) -> list[Reason]:
     return [Reason("unusable_time", words)]
 
 
-def _begin_snapshot(connection: Connection) -> None:
+def begin_snapshot(connection: Connection) -> None:
+    """From now on `connection` reads one snapshot, and writes nothing."""
     driver: Any = connection.connection.driver_connection
     # A listener of the application may have begun already. In SQLite every transaction is a
     # snapshot, so that is enough.

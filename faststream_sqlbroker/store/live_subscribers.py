@@ -10,10 +10,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber, PausedQueue
 from faststream_sqlbroker.dialects import Dialect, replies, worker_leases
 from faststream_sqlbroker.dialects import live_subscribers as rows
 from faststream_sqlbroker.explain.message import explain
+from faststream_sqlbroker.explain.queue_policies import policied_queues
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -129,4 +131,14 @@ class LiveSubscribers:
         """Why a message is not running, or how it ended."""
         return await self._operating.run(
             lambda c: explain(c, self._dialect, message_id), self._places, write=False
+        )
+
+    async def policied_queues(
+        self, queue: str | None, after: str | None, limit: int
+    ) -> list[PoliciedQueue]:
+        """How many messages wait for the policies of each queue."""
+        return await self._operating.run(
+            lambda c: policied_queues(c, self._dialect, queue, after, limit),
+            self._places,
+            write=False,
         )

@@ -24,7 +24,9 @@ from faststream_sqlbroker import (
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.status import WaitingMessage
 from faststream_sqlbroker.explain import policy_reasons
+from faststream_sqlbroker.explain.facts import PolicyFacts
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
@@ -482,16 +484,16 @@ async def test_policies_add_their_reasons(
     seen: list[Any] = []
     until = datetime(2100, 1, 1, tzinfo=timezone.utc)
 
-    def window(_connection: Any, dialect: Any, message: Any, subscribers: Any) -> list[Reason]:
-        seen.append((dialect, message, subscribers))
+    def window(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+        seen.append((facts, message))
         return [Reason("outside_window", "it opens later", until=until)]
 
     monkeypatch.setattr(policy_reasons, "EXPLAINERS", [window])
     assert codes(await other.admin.explain(message_id)) == ["paused", "outside_window"]
-    [(dialect, message, subscribers)] = seen
-    assert dialect is other._store.dialect
+    [(facts, message)] = seen
+    assert facts._dialect is other._store.dialect
     assert (message.id, message.key, message.policy_marks) == (message_id, "k", 0)
-    assert [s.worker for s in subscribers] == [worker.worker]
+    assert [s.worker for s in facts.subscribers] == [worker.worker]
 
 
 async def test_explain_reads_one_snapshot_and_writes_nothing(
@@ -505,9 +507,11 @@ async def test_explain_reads_one_snapshot_and_writes_nothing(
     synchronous = create_engine(url.set(drivername=drivers.get(url.drivername, "mysql+pymysql")))
     counts: list[Any] = []
 
-    def meddle(connection: Any, *_: Any) -> list[Reason]:
+    def meddle(facts: PolicyFacts, _message: WaitingMessage) -> list[Reason]:
         for _ in range(2):
-            counts.append(connection.execute(text("SELECT count(*) FROM message")).scalar_one())
+            counts.append(
+                facts._connection.execute(text("SELECT count(*) FROM message")).scalar_one()
+            )
             with synchronous.begin() as writer:
                 writer.execute(text("DELETE FROM message"))
         return []

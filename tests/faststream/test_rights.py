@@ -570,6 +570,7 @@ CALLS: dict[str, Callable[[SqlBroker], Awaitable[Any]]] = {
     "lock": lambda broker: broker.lock("key").__aenter__(),
     "pause": lambda broker: broker.admin.pause("q"),
     "explain": lambda broker: broker.admin.explain(1),
+    "policies": lambda broker: broker.admin.policies(),
 }
 
 

@@ -17,6 +17,7 @@ from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.policies.window import DAYS
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import WaitingMessage, subscriber_of
+from faststream_sqlbroker.explain.facts import PolicyFacts
 from faststream_sqlbroker.explain.policies import window as explain_window
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -312,21 +313,20 @@ def test_explain_says_the_same(now: str, until: str | None) -> None:
     message = WaitingMessage(
         id=1,
         queue="q",
-        priority=0,
         key=None,
         state=MessageState.PENDING,
         attempts_count=0,
         deliveries_count=0,
-        created_at=at,
         next_attempt_at=at,
-        expires_at=None,
+        expired=False,
         policy_marks=0,
-        last_error=None,
         now=at,
     )
     window = Window("00:00", "02:00", tz=BERLIN)
     told = {"policies": [str(window)]}
-    reasons = explain_window(None, None, message, [subscriber_of("w", told, at, at)])  # type: ignore[arg-type]
+    subscribers = [subscriber_of("w", told, at, at)]
+    facts = PolicyFacts(None, None, "q", at, subscribers)  # type: ignore[arg-type] # reads nothing
+    reasons = explain_window(facts, message)
     assert [reason.until for reason in reasons] == (
         [] if until is None else [datetime.fromisoformat(until)]
     )

@@ -1,0 +1,185 @@
+"""What the policies of one queue know: read when it is asked for, once, in one snapshot.
+
+`explain` asks about one message, `queue_policies` about many: `expect` makes the facts of many keys
+one read.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, Select, select, text
+
+from faststream_sqlbroker.core.policies import Window
+from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.throttle import next_known
+from faststream_sqlbroker.core.status import LiveSubscriber
+from faststream_sqlbroker.core.times import to_microseconds
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.policy_state import ONCE
+from faststream_sqlbroker.policies.intake import burst_scope, slot_scope
+from faststream_sqlbroker.policies.rows import Live, PolicyRows
+from faststream_sqlbroker.schema.types import MYSQL
+
+MOST_LEASES = 10_000
+"""Leases of the keys asked about that are read at most."""
+_LEASED = text("state = 'PROCESSING' AND lease_expires_at IS NOT NULL")
+"""Literals: SQLite finds a partial index by them."""
+
+
+class Lease(NamedTuple):
+    """A message that a subscriber has leased."""
+
+    id: int
+    key: str | None
+    token: UUID
+
+
+class Claimed(NamedTuple):
+    """A key that `Once` has claimed."""
+
+    info: dict[str, Any]
+    created_at: datetime
+
+
+class PolicyFacts:
+    """The state of the policies of `queue` at the database's time `now`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        dialect: Dialect,
+        queue: str,
+        now: datetime,
+        subscribers: Sequence[LiveSubscriber],
+    ) -> None:
+        """`connection` is used to read only; `subscribers` are the live ones of the queue."""
+        self._connection = connection
+        self._dialect = dialect
+        self._rows = PolicyRows(dialect)
+        self._running: dict[int, int] = {}
+        self._expected: set[str] = set()
+        self._bursts: dict[str, Bursts] = {}
+        self._live: dict[int, Live] = {}
+        self._leases: dict[str, list[Lease]] = {}
+        self._claimed: dict[str, Claimed | None] = {}
+        self.queue = queue
+        self.now = now
+        self.subscribers = subscribers
+
+    @property
+    def ordered(self) -> bool:
+        """Whether a live subscriber of the queue keeps the order of keys."""
+        return any(subscriber.ordered for subscriber in self.subscribers)
+
+    def policies(self, begin: str) -> list[str]:
+        """The texts of the live subscribers' policies that begin so, sorted."""
+        return sorted(
+            {each for s in self.subscribers for each in s.policies if each.startswith(begin)}
+        )
+
+    def numbered(self, begin: str) -> list[tuple[int, str]]:
+        """The same with their numbers among their like, by which their states are stored."""
+        listed = [[each for each in s.policies if each.startswith(begin)] for s in self.subscribers]
+        return sorted({found for each in listed for found in enumerate(each)})
+
+    def expect(self, keys: Iterable[str | None]) -> None:
+        """From now on, what is known of `keys` is read together."""
+        self._expected |= {key for key in keys if key is not None}
+
+    def worker(self, token: UUID | None) -> str | None:
+        """The live subscriber that gave a lease this token."""
+        return next((s.worker for s in self.subscribers if s.holds(token)), None)
+
+    # -- of the queue --------------------------------------------------------------------------
+
+    @cached_property
+    def next_slots(self) -> list[tuple[str, int]]:
+        """The throttles whose slots are all taken, and when each has the next (microseconds)."""
+        found = []
+        now = to_microseconds(self.now)
+        for number, policy in self.numbered("Throttle("):
+            scope = slot_scope(self.queue, number)
+            at = next_known(self._rows.states(self._connection, scope, [""]).get(""))
+            if at is not None and at > now:
+                found.append((policy, at))
+        return sorted(found, key=lambda known: -known[1])
+
+    @cached_property
+    def closed(self) -> tuple[Window, int] | None:
+        """The window that opens first, and when (microseconds); None: a subscriber may take now."""
+        now = to_microseconds(self.now)
+        first: list[tuple[Window, int]] = []
+        for subscriber in self.subscribers:
+            windows = [w for each in subscriber.policies if (w := Window.read(each)) is not None]
+            ahead = [(w, opens) for w in windows if (opens := w.span(now)[0]) > now]
+            if not ahead:
+                return None
+            first.append(max(ahead, key=lambda each: each[1]))
+        return min(first, key=lambda each: each[1], default=None)
+
+    def running(self, most: int) -> int:
+        """Leases of the queue, counted up to `most`."""
+        if most not in self._running:
+            self._running[most] = self._rows.running(self._connection, self.queue, most)
+        return self._running[most]
+
+    @cached_property
+    def first_lease(self) -> Lease | None:
+        """The leased message with the lowest id."""
+        return next(iter(self._read_leases(self._leased.limit(1))), None)
+
+    # -- of keys -------------------------------------------------------------------------------
+
+    def bursts(self, key: str) -> tuple[Bursts, dict[int, Live]]:
+        """The bursts of `key`, and those of its messages that are in the queue."""
+        if key not in self._bursts:
+            wanted = (self._expected | {key}) - self._bursts.keys()
+            states = self._rows.states(self._connection, burst_scope(self.queue), wanted)
+            found = {each: Bursts.load(states.get(each)) for each in wanted}
+            ids = {message for bursts in found.values() for message in bursts.known()}
+            self._live |= self._rows.live(self._connection, self.queue, ids)
+            self._bursts |= found
+        bursts = self._bursts[key]
+        return bursts, {i: self._live[i] for i in bursts.known() if i in self._live}
+
+    def leases(self, key: str) -> list[Lease]:
+        """The leased messages of `key`, by id."""
+        if key not in self._leases:
+            wanted = (self._expected | {key}) - self._leases.keys()
+            self._leases |= {each: [] for each in wanted}
+            column = self._dialect.tables.message.c.key
+            of_keys = self._leased.where(column.in_(sorted(wanted))).limit(MOST_LEASES)
+            for lease in self._read_leases(of_keys):
+                if lease.key in self._leases:
+                    self._leases[lease.key].append(lease)
+        return self._leases[key]
+
+    def claimed(self, key: str) -> Claimed | None:
+        """The message that has claimed `key` for `Once`."""
+        if key not in self._claimed:
+            wanted = (self._expected | {key}) - self._claimed.keys()
+            self._claimed |= dict.fromkeys(wanted)
+            c = self._dialect.tables.policy_state.c
+            found = select(c.key, c.info, c.created_at).where(
+                c.scope == ONCE + self.queue, c.key.in_(sorted(wanted))
+            )
+            for row in self._connection.execute(found):
+                self._claimed[row.key] = Claimed(row.info, row.created_at)
+        return self._claimed[key]
+
+    @property
+    def _leased(self) -> Select[Any]:
+        table = self._dialect.tables.message
+        found = select(table.c.id, table.c.key, table.c.lease_token)
+        index = self._dialect.names["leased_index"]
+        # A key may have many messages, but few are leased.
+        for database in MYSQL:
+            found = found.with_hint(table, f"FORCE INDEX ({index})", database)
+        found = found.with_hint(table, f"INDEXED BY {index}", "sqlite")
+        return found.where(table.c.queue == self.queue, _LEASED).order_by(table.c.id)
+
+    def _read_leases(self, statement: Select[Any]) -> list[Lease]:
+        return [Lease(*row) for row in self._connection.execute(statement)]

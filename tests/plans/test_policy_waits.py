@@ -1,0 +1,85 @@
+"""What `broker.admin.policies` reads of a crowded queue: no more messages than it counts."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+from faststream_sqlbroker.core.policies import Debounce, Throttle
+from faststream_sqlbroker.core.policy_waits import MOST_LOOKED_AT
+from faststream_sqlbroker.core.status import describe
+from faststream_sqlbroker.dialects import dialect_for
+from faststream_sqlbroker.dialects.live_subscribers import announce
+from faststream_sqlbroker.explain.queue_policies import policied_queues
+from tests.helpers import MYSQL
+from tests.plans.conftest import DUE, TABLES
+from tests.plans.test_mysql import reads
+from tests.plans.test_postgresql import check, explain
+
+NOW = 1_893_456_000_000_000
+"""Microseconds since 1970, in 2030: of the statements that are explained by themselves."""
+postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+def register(connection: Connection, **options: Any) -> None:
+    """A live subscriber of the crowded queue."""
+    told = describe(
+        queues=["q"],
+        max_workers=1,
+        policies=[Debounce("1s"), Throttle(1, "1h")],
+        paused=False,
+        stopping=False,
+        **options,
+    )
+    announce(connection, TABLES.policy_state, {"w": told}, {"w"}, 3600.0)
+
+
+@postgresql
+@pytest.mark.parametrize(
+    ("name", "index"), [("policy_waits_due", "ready"), ("policy_waits_later", "ready")]
+)
+def test_a_look_reads_a_range_up_to_its_limit(crowded: Engine, name: str, index: str) -> None:
+    with crowded.connect() as connection:
+        plan = explain(connection, name, queue="q", priority=1, now=NOW, size=MOST_LOOKED_AT)
+        check(plan, indexes={f"message_{index}"}, buffers=2 * MOST_LOOKED_AT)
+
+
+@postgresql
+def test_the_first_of_a_key_is_one_step(crowded: Engine) -> None:
+    with crowded.connect() as connection:
+        connection.execute(text("UPDATE message SET key = 'k' WHERE queue = 'q'"))
+        rows = '[{"k": "k"}, {"k": "none"}]'
+        plan = explain(connection, "policy_firsts", queue="q", rows=rows)
+        check(plan, indexes={"message_key"}, buffers=40)
+
+
+@pytest.mark.parametrize("database", MYSQL, indirect=True)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_mysql_reads_as_little(crowded: Engine, ordered: bool) -> None:
+    dialect = dialect_for(crowded.dialect, TABLES)
+    with crowded.begin() as connection:
+        register(connection, ordered=ordered)
+        connection.execute(text("UPDATE message SET `key` = 'k' WHERE queue = 'q' AND id % 7 = 0"))
+    with crowded.connect() as connection:
+        policied_queues(connection, dialect, "q", None, 1)  # what is read once
+        connection.rollback()
+        with reads(connection, at_most=3 * (DUE + MOST_LOOKED_AT) + 300):
+            [queue] = policied_queues(connection, dialect, "q", None, 1)
+        assert queue.due == DUE
+
+
+@pytest.mark.parametrize("database", ["postgresql", *MYSQL], indirect=True)
+def test_a_queue_costs_few_statements(crowded: Engine) -> None:
+    dialect = dialect_for(crowded.dialect, TABLES)
+    with crowded.begin() as connection:
+        register(connection, ordered=True)
+    seen: list[str] = []
+
+    @event.listens_for(crowded, "before_cursor_execute")
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    with crowded.connect() as connection:
+        assert policied_queues(connection, dialect, None, None, 100)[0].due == DUE
+    # Two for each of the three priorities; the time, the subscribers, the pairs, the policies.
+    assert len(seen) <= 16, seen
