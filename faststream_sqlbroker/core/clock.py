@@ -69,9 +69,13 @@ class Clock:
 
     monotonic: Callable[[], float]
     """Seconds since some moment; never goes back. An attribute, as it is asked for each message."""
+    callers: "Clock"
+    """The time by which the application's own waits end: `get_one`, `pop`, `reserve`, `lock`. It is
+    another one in a test whose time stands still, so that these waits end there, too."""
 
     def __init__(self, source: TimeSource | None = None) -> None:
         """Ask `source`; None is real time."""
+        self.callers = self
         self.use(RealTime() if source is None else source)
 
     def use(self, source: TimeSource) -> None:

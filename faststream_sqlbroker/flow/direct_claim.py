@@ -80,7 +80,7 @@ class DirectClaimer:
             UnknownOutcomeError: a message may have been removed.
             StoreError: the database refused or could not be reached.
         """
-        clock = self.clock
+        clock = self.clock.callers
         pause = FIRST_PAUSE
         arrived = asyncio.Event()
         deadline = None if wait is None else clock.monotonic() + wait

@@ -275,7 +275,7 @@ class Locks:
         )
 
     async def _acquire(self, key: str, lease: float, wait: float | None) -> Lock:
-        deadline = None if wait is None else self._clock.monotonic() + wait
+        deadline = None if wait is None else self._clock.callers.monotonic() + wait
         token = uuid4()
         place = (id(asyncio.get_running_loop()), key)
         if wait == 0:
@@ -299,9 +299,9 @@ class Locks:
     ) -> Lock:
         """Wait for our turn in this process, then for the lock; TimeoutError at the deadline."""
         patient = here.turn.locked()
-        async with self._clock.timeout_at(deadline):
+        clock = self._clock.callers
+        async with clock.timeout_at(deadline):
             await here.turn.acquire()
-        clock = self._clock
         pause = FIRST_PAUSE
         failures = 0
         try:

@@ -116,7 +116,7 @@ class PulledMessages:
         Raises:
             StoreError: the database refused or could not be reached.
         """
-        clock = self._clock
+        clock = self._clock.callers
         deadline = None if wait is None else clock.monotonic() + wait
         while not self._stopped:
             left = None if deadline is None else max(0.0, deadline - clock.monotonic())
@@ -136,7 +136,7 @@ class PulledMessages:
                 self._waiting.add(waiting)
                 try:
                     if not self._resumed.is_set():
-                        async with self._clock.timeout(left):
+                        async with self._clock.callers.timeout(left):
                             await self._resumed.wait()
                         return None
                     return await self._claimer.take(self._wanted, left, self._taken)

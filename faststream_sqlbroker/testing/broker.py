@@ -18,7 +18,7 @@ from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.testing.clock import VirtualClock
+from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 from faststream_sqlbroker.testing.consumer import SteppedConsumer
 from faststream_sqlbroker.testing.database import TestDatabase
 from faststream_sqlbroker.testing.mocks import name_what_waits
@@ -161,7 +161,9 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             engine: An AsyncEngine of a SQLite file with the handlers' own tables, which
                 `transactional=True` needs: messages and those tables are committed together.
                 The broker's tables are made in it.
-            clock: The time of the broker and of its database. Without it time stands still.
+            clock: The time of the broker and of its database. Without it time stands still: only
+                what the test itself waits for (`get_one`, `pop`, `reserve`, `lock`) ends, in real
+                time.
 
         Raises:
             SetupError: `with_real` together with `engine` or `clock`, or `engine` is not one of a
@@ -186,7 +188,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
                 async with super()._create_ctx() as brokers:
                     yield brokers
             return
-        clock = VirtualClock() if self._virtual_clock is None else self._virtual_clock
+        clock = StandingClock() if self._virtual_clock is None else self._virtual_clock
         database = TestDatabase(clock, self._engine)
         pump = Pump(clock, database)
         try:

@@ -133,12 +133,16 @@ class VirtualClock:
         """`advance` until `moment`, which has a time zone and does not lie in the past.
 
         Raises:
-            SetupError: as `advance`.
+            SetupError: `moment` is none of these, or as `advance`.
             TimeoutError: as `advance`.
         """
         if moment.utcoffset() is None:
             raise SetupError(f"moment must have a time zone, got {moment!r}")
-        await self.advance(max(0, to_microseconds(moment) - self.microseconds) / 1_000_000)
+        if moment < self.now:
+            raise SetupError(
+                f"moment must be {self.now} or later, got {moment}: time never goes back"
+            )
+        await self._advance_to(_ceil(to_microseconds(moment)))
 
     async def _advance_to(self, end: int) -> None:
         if self._advancing is not None or self.is_delivering():
@@ -308,6 +312,13 @@ class VirtualClock:
     def limit(seconds: float | None) -> asyncio.Timeout:
         """Of real time: what a handler waits for is real, too."""
         return asyncio.timeout(seconds)
+
+
+class StandingClock(VirtualClock):
+    """The time of a test that was given no clock: it cannot be moved.
+
+    What the application itself waits for, such as `get_one`, ends in real time.
+    """
 
 
 class _Paused:

@@ -209,6 +209,11 @@ class TestDatabase:
             () if queue is None else (queue,),
         )
 
+    def last_id(self, table: str) -> int:
+        """The id of the message that was published last; 0 if there was none."""
+        [(found,)] = self.read(f"SELECT max(id) FROM {table}_outbox")
+        return 0 if found is None else int(found)
+
     async def renumber(self, table: str, ids: dict[int, int]) -> None:
         """Give new messages the ids that their publishers were told."""
         async with self.engine.begin() as connection:

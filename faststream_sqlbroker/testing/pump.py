@@ -5,6 +5,7 @@ workers and writes as ever.
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,11 @@ from faststream_sqlbroker.testing.database import TestDatabase
 from faststream_sqlbroker.testing.reports import Attempt, Waiting
 
 MOST_DELIVERIES = 10_000
-"""Deliveries at one moment, after which a test goes in circles."""
+"""Deliveries of one call of `run_due`."""
+LONGEST_CHAIN = 100
+"""Deliveries at one moment of which each comes from the one before: handlers that wait for what
+they publish, answers to answers, retries without a delay. A longer chain is a circle."""
+_nested: ContextVar[int] = ContextVar("sqlbroker_test_nested", default=0)
 
 
 @dataclass(eq=False)
@@ -73,6 +78,27 @@ class _Blocked:
     of: set[SteppedConsumer] = field(default_factory=set)
 
 
+class _Chains:
+    """How far the deliveries of one call of `run_due` are from what was due as it began."""
+
+    def __init__(self, last_ids: dict[str, int]) -> None:
+        """`last_ids` are those of each table."""
+        self.count = 0
+        self._last_ids = last_ids
+        self._lengths: dict[tuple[str, int], int] = {}
+
+    def add(self, delivery: Delivery, last_id: int) -> int:
+        """The length of the chain that ends with `delivery`; `last_id` is now its table's."""
+        self.count += 1
+        table = delivery.consumer.table
+        lengths = self._lengths
+        length = 1 + max(lengths.get((table, message_id), 0) for message_id in delivery.ids)
+        for message_id in (*delivery.ids, *range(self._last_ids[table] + 1, last_id + 1)):
+            lengths[table, message_id] = length
+        self._last_ids[table] = last_id
+        return length
+
+
 class Pump:
     """Moves the subscribers of one test on."""
 
@@ -92,6 +118,8 @@ class Pump:
         self._failures: list[Failure] = []
         self._attempts: list[Attempt] = []
         self._closed = False
+        self._endless = False
+        """Whether deliveries go in a circle, and some of their handlers still run."""
         self._done: tuple[Any, ...] = ()
         """The state in which nothing more was due."""
         self._next: int | None = None
@@ -208,31 +236,44 @@ class Pump:
 
         Raises:
             TimeoutError: one took longer.
+            AssertionError: it would go on for ever.
         """
         if self._closed:
             return False
+        nested = _nested.get()
+        # Once it is known, all handlers that wait for each other give up.
+        self._endless = bool(self._deliveries) and (self._endless or nested > LONGEST_CHAIN)
+        self._refuse_endless()
         for member in self.members:
             await self._look_at_schedules(member)
         await self._look_at_leases()
         self._blocked = _Blocked()
-        for count in range(MOST_DELIVERIES):
-            if not await self._run_one(limit):
-                self._done = self._state()
-                self._next = self._find_next_moment()
-                return count > 0
-        raise AssertionError(
-            f"{MOST_DELIVERIES} deliveries at {self.clock.now:%H:%M:%S.%f} and more are due: "
-            "handlers publish to each other in a circle, or a retry has no delay"
-        )
+        last_id = self.database.last_id
+        chains = _Chains({table: last_id(table) for table in {c.table for c in self._ever}})
+        while (delivery := await self._run_one(limit)) is not None:
+            length = chains.add(delivery, last_id(delivery.consumer.table))
+            self._endless |= nested + length > LONGEST_CHAIN or chains.count > MOST_DELIVERIES
+            self._refuse_endless()
+        self._done = self._state()
+        self._next = self._find_next_moment()
+        return chains.count > 0
 
-    async def _run_one(self, limit: float | None) -> bool:
+    def _refuse_endless(self) -> None:
+        if self._endless:
+            raise AssertionError(
+                f"deliveries go on without end at {self.clock.now:%H:%M:%S.%f}: handlers publish "
+                "to each other in a circle, or a retry has no delay"
+            )
+
+    async def _run_one(self, limit: float | None) -> Delivery | None:
+        """The delivery of the first due message; None if none may start."""
         async with self._claiming:
             consumer = await self._claim_next()
             if consumer is None:
-                return False
+                return None
             delivery = self._start(consumer)
         await self._wait_for(delivery, limit)
-        return True
+        return delivery
 
     async def _claim_next(self) -> SteppedConsumer | None:
         """The subscriber that has claimed the first due message; None if none may start."""
@@ -296,6 +337,7 @@ class Pump:
         self.clock.note()
 
     async def _deliver(self, consumer: SteppedConsumer, rows: list[ClaimedMessage]) -> None:
+        _nested.set(_nested.get() + 1)
         try:
             await consumer.deliver()
         finally:

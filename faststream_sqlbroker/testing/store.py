@@ -10,7 +10,7 @@ from typing_extensions import override
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.store.transaction import Transactions
-from faststream_sqlbroker.testing.clock import VirtualClock
+from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 
 T = TypeVar("T")
 
@@ -22,6 +22,8 @@ class StoreClock(Clock):
         """Ask `virtual`."""
         super().__init__(virtual)
         self.virtual = virtual
+        if isinstance(virtual, StandingClock):
+            self.callers = Clock()
 
 
 class CountedTransactions(Transactions):

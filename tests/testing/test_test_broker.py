@@ -25,6 +25,7 @@ from faststream_sqlbroker import (
     Concurrency,
     ConstantRetryStrategy,
     Debounce,
+    LockNotAcquiredError,
     Once,
     SqlBroker,
     SqlBrokerMessage,
@@ -620,3 +621,59 @@ async def test_single_messages_are_taken_under_test() -> None:
         assert await message.decode() == "one"
         await message.ack()
         assert (await br.drain()).waiting == []
+
+
+async def test_waits_of_the_test_itself_end_without_a_clock(broker: SqlBroker) -> None:
+    """A limit on a time that stands still would never be reached."""
+    subscriber = broker.subscriber("single")
+    async with asyncio.timeout(10), TestSqlBroker(broker) as br:
+        assert await subscriber.get_one(timeout=0.01) is None
+        assert await br.pop("q", wait=0.01) is None
+        assert await br.reserve("q", wait=0.01) is None
+        async with br.lock("k"):
+            with pytest.raises(LockNotAcquiredError):
+                async with br.lock("k", wait=0.01):
+                    pass
+        await br.admin.pause("single")
+        assert await subscriber.get_one(timeout=0.01) is None
+        await br.admin.resume("single")
+        coming = asyncio.create_task(subscriber.get_one(timeout=10))
+        await asyncio.sleep(0)
+        await br.publish("hi", "single")
+        message = await coming
+        assert message is not None
+        assert await message.decode() == "hi"
+
+
+@pytest.mark.parametrize("circle", ["publish", "answers", "retries"])
+async def test_what_goes_on_without_end_is_refused(broker: SqlBroker, circle: str) -> None:
+    """A test that hangs says nothing."""
+    again = ConstantRetryStrategy(delay_seconds=0, max_attempts=None, max_total_delay_seconds=None)
+    subscriber = broker.subscriber("q", retry_strategy=again, max_deliveries=None)
+
+    @subscriber
+    async def handle(body: str) -> Any:
+        if circle == "retries":
+            raise ValueError
+        if circle == "publish":
+            await broker.publish(body, "q")
+        return SqlBrokerResponse(body, queue="q") if circle == "answers" else None
+
+    broker.publisher("q")(handle)
+    async with asyncio.timeout(60), TestSqlBroker(broker) as br:
+        with pytest.raises(AssertionError, match="in a circle, or a retry has no delay"):
+            await br.publish("x", "q")
+
+
+async def test_many_answers_of_one_handler_are_no_circle(broker: SqlBroker) -> None:
+    @broker.subscriber("q")
+    @broker.publisher("out", batch=True)
+    async def spread(count: int) -> list[int]:
+        return list(range(count))
+
+    @broker.subscriber("out")
+    async def take(_: int) -> None: ...
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish(150, "q")
+        assert take.mock.call_count == 150

@@ -325,3 +325,13 @@ def test_any_delays_come_in_order(delays: list[int]) -> None:
         assert seen.calls == [(delay, delay) for delay in sorted(delays)]
 
     asyncio.run(run())
+
+
+async def test_a_moment_in_the_past_is_refused(broker: SqlBroker, clock: VirtualClock) -> None:
+    async with TestSqlBroker(broker, clock=clock):
+        before = clock.now
+        await clock.advance_to(before + timedelta(hours=1))
+        assert clock.now == before + timedelta(hours=1)
+        with pytest.raises(SetupError, match="or later, got"):
+            await clock.advance_to(before)
+        await clock.advance_to(clock.now)
