@@ -12,18 +12,23 @@ from faststream_sqlbroker.core.status import (
     Reason,
     Schedule,
 )
+from faststream_sqlbroker.core.stored import Event, MessageDetail, MessagePage, StoredMessage
 
 __all__ = (
     "Admin",
     "Count",
+    "Event",
     "Explanation",
     "HeldLock",
     "LiveSubscriber",
+    "MessageDetail",
+    "MessagePage",
     "PausedQueue",
     "PoliciedQueue",
     "PolicyWait",
     "QueueOverview",
     "Reason",
     "Schedule",
+    "StoredMessage",
     "UnknownOutcome",
 )

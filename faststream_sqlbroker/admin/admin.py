@@ -1,7 +1,7 @@
 """`Admin`: all operations in one object."""
 
-from faststream_sqlbroker.admin.explaining import Explaining
 from faststream_sqlbroker.admin.locks import Locks
+from faststream_sqlbroker.admin.messages import Messages
 from faststream_sqlbroker.admin.pauses import Pauses
 from faststream_sqlbroker.admin.policies import Policies
 from faststream_sqlbroker.admin.queues import Queues
@@ -10,7 +10,7 @@ from faststream_sqlbroker.admin.unknown import Unknown
 from faststream_sqlbroker.admin.workers import Workers
 
 
-class Admin(Queues, Pauses, Workers, Explaining, Policies, Schedules, Unknown, Locks):
+class Admin(Queues, Pauses, Workers, Messages, Policies, Schedules, Unknown, Locks):
     """The operations of `broker.admin`; they need the database, but no started broker.
 
     Raises (from every operation):

@@ -1,13 +1,17 @@
 """Checks of what an operator gives."""
 
 import re
+from datetime import datetime
 
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.text import clean_text, short
+from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 LARGEST_ID = 2**63 - 1
 """The largest value of the id column, a signed integer of 64 bits."""
+LONGEST_AGE = 100 * 365 * 86_400.0
+"""Seconds; every database knows the time so long ago."""
 LONGEST_TEXT = 1_000
 """Bytes of a reason and of the name of an operator; longer text is cut."""
 _ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -35,6 +39,29 @@ def queue_name(value: str) -> str:
         msg = f"{short(value)} cannot be the name of a queue: {problem}"
         raise SetupError(msg)
     return value
+
+
+def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | float | None:
+    """The moment that the argument `name` gives, or how many seconds it is ago.
+
+    Raises:
+        SetupError: it is neither an aware datetime nor a length of time of 0 or more.
+    """
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise SetupError(
+                f"{name} needs a time zone, got the naive datetime {value!r}: "
+                "use datetime.now(timezone.utc)"
+            )
+        return value
+    seconds = parse_duration(value, name=name)
+    if not 0 <= seconds <= LONGEST_AGE:
+        raise SetupError(
+            f"{name} must be a datetime, or how long ago: 0 to 100 years, got {short(value)}"
+        )
+    return seconds
 
 
 def text_or_none(name: str, value: str | None) -> str | None:

@@ -17,6 +17,7 @@ class Activity(Enum):
     SCHEDULE = "for schedules"
     LOCK = "for locks"
     OPERATE = "for operators' commands"
+    INSPECT = "to show headers and bodies"
     RELEASE = "to give back a worker's messages"
 
 

@@ -47,17 +47,8 @@ SETTLED = (
 """The columns of a live message that claims and outcomes change."""
 RELEASED = ("state", "acquired_at", "lease_token", "lease_expires_at", "policy_marks")
 """The columns that change when a lease is taken from its worker."""
-EXPLAINED = (
-    "id",
-    "state",
-    "queue",
-    "created_at",
-    "archived_at",
-    "reason",
-    "related_id",
-    "last_error",
-)
-"""The columns of a finished message that operators see."""
+HIDDEN = ("payload", "headers")
+"""The columns of a message that an operator needs a right of its own for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +139,20 @@ def _state(tables: Tables, dialect: Any) -> Iterator[Need]:
 
 
 def _operate(tables: Tables, dialect: Any) -> Iterator[Need]:
-    hidden = {
-        "payload",
-        "headers",
-        "dedup_id",
-        "publish_count",
-        "first_attempt_at",
-        "last_attempt_at",
-    }
     claimable = ("claimable",) if dialect.name in MYSQL else ()
-    names = (*(name for name in [*tables.message.columns.keys()] if name not in hidden), *claimable)
-    yield tables.message, "SELECT", names, False
-    yield tables.archive, "SELECT", EXPLAINED, False
+    yield tables.message, "SELECT", (*_shown(tables.message), *claimable), False
+    yield tables.archive, "SELECT", _shown(tables.archive), False
     yield from _state(tables, dialect)
+
+
+def _shown(table: Table | None) -> Sequence[str]:
+    """What operators see of a message."""
+    return () if table is None else [c.name for c in table.columns if c.name not in HIDDEN]
+
+
+def _inspect(tables: Tables, _dialect: Any) -> Iterator[Need]:
+    yield tables.message, "SELECT", HIDDEN, False
+    yield tables.archive, "SELECT", HIDDEN, False
 
 
 def _release(tables: Tables, _dialect: Any) -> Iterator[Need]:
@@ -178,5 +170,6 @@ _NEEDS = {
     Activity.SCHEDULE: _schedule,
     Activity.LOCK: _schedule,
     Activity.OPERATE: _operate,
+    Activity.INSPECT: _inspect,
     Activity.RELEASE: _release,
 }

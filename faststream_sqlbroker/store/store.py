@@ -43,6 +43,7 @@ from faststream_sqlbroker.store.inserts import Inserts
 from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.live_subscribers import LiveSubscribers
 from faststream_sqlbroker.store.locks import LockStore
+from faststream_sqlbroker.store.messages import StoredMessages
 from faststream_sqlbroker.store.overviews import QueueOverviews
 from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.queue_states import QueueStates
@@ -115,6 +116,7 @@ class Store:
         self.schedules = Schedules(self._transactions, self.dialect, self._places)
         self.queue_states = QueueStates(self._transactions, self.dialect, self._places)
         self.overviews = QueueOverviews(self._transactions, self.dialect, self._places)
+        self.messages = StoredMessages(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)

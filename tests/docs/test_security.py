@@ -296,6 +296,30 @@ async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -
 
 
 @servers_only
+async def test_an_operator_who_may_see_bodies(
+    user: Account, owner: SqlBroker, broker: SqlBroker
+) -> None:
+    given(user, *grants("operator", _kind(user))[""])
+    admin = broker.admin
+    message_id = await owner.publish("secret", "q") or 0
+    assert [m.id for m in (await admin.messages(queue="q", key=None)).messages] == [message_id]
+    assert (await admin.messages(archived=True)).messages == ()
+    assert await admin.message(message_id, body=False) is not None
+    for refused in (
+        admin.messages(bodies=True),
+        admin.messages(headers={"a": "b"}),
+        admin.message(message_id),
+    ):
+        with pytest.raises(AccessError, match="to show headers and bodies"):
+            await refused
+    given(user, *grants("operator", _kind(user))["bodies"])
+    [shown] = (await admin.messages(bodies=True)).messages
+    assert shown.body == "secret"
+    assert (await admin.messages(headers={"a": "b"}, archived=True)).messages == ()
+    assert await admin.message(message_id) is not None
+
+
+@servers_only
 async def test_an_operator_who_may_release(
     user: Account, owner: SqlBroker, broker: SqlBroker
 ) -> None:

@@ -1,0 +1,332 @@
+"""Lists of messages for operators: pages by the last row's position, in the order of an index.
+
+A walk is a range of one index. Filters that the index does not know are checked row by row: the
+position of the last row that may be looked at is found in the index first, so that a page reads a
+limited number of rows, however few of them match.
+"""
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    and_,
+    case,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+)
+
+from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
+from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.schema.types import MYSQL, later
+
+SCANNED = 20_000
+"""Rows that a page looks at, at most, if an index does not know all filters."""
+_CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
+_LEASED = text("state = 'PROCESSING'")
+HIDDEN_COLUMNS = ("payload", "headers")
+_SHOWN = (
+    "id",
+    "queue",
+    "state",
+    "priority",
+    "key",
+    "dedup_id",
+    "attempts_count",
+    "deliveries_count",
+    "publish_count",
+    "origin_id",
+    "created_at",
+    "next_attempt_at",
+    "expires_at",
+    "first_attempt_at",
+    "last_attempt_at",
+    "acquired_at",
+    "last_error",
+)
+LIVE_COLUMNS = (*_SHOWN, "lease_expires_at", "lease_token")
+ARCHIVED_COLUMNS = (*_SHOWN, "archived_at", "reason", "related_id")
+Position = Sequence[Any]
+"""The values of a walk's order columns in one row."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A range of one index of a table, in the index's order."""
+
+    name: str
+    """Names it in a cursor: "leased", or "ready" and its priority, and so on."""
+    table: Table
+    index: str | None
+    where: Sequence[Any]
+    order: Sequence[ColumnElement[Any]]
+    falling: bool = False
+
+    def select(self, dialect: Operations, columns: Sequence[Any]) -> Select[Any]:
+        """The rows of the range, in its order."""
+        statement = select(*columns).select_from(self.table).where(*self.where)
+        if dialect.name in MYSQL:
+            index = dialect.names[self.index] if self.index else "PRIMARY"
+            statement = statement.with_hint(self.table, f"FORCE INDEX ({index})", dialect.name)
+        elif self.index:
+            index = dialect.names[self.index]
+            statement = statement.with_hint(self.table, f"INDEXED BY {index}", "sqlite")
+        return statement.order_by(*(c.desc() if self.falling else c.asc() for c in self.order))
+
+    def beyond(self, position: Position, *, inclusive: bool = False) -> Any:
+        """Whether a row comes after `position`; with `inclusive`, the row there, too."""
+        column = self.order[0]
+        value = position[0]
+        further = column < value if self.falling else column > value
+        if len(self.order) == 1:
+            return or_(further, column == value) if inclusive else further
+        rest = Walk("", self.table, None, (), self.order[1:], self.falling)
+        # The first part is the range of the index; the second leaves out rows at its edge.
+        edge = column <= value if self.falling else column >= value
+        return and_(edge, or_(further, rest.beyond(position[1:], inclusive=inclusive)))
+
+    def up_to(self, position: Position) -> Any:
+        """Whether a row comes before `position` or is there."""
+        backwards = Walk("", self.table, None, (), self.order, not self.falling)
+        return backwards.beyond(position, inclusive=True)
+
+
+@dataclass(slots=True)
+class Page:
+    """Rows, and where to go on."""
+
+    rows: list[Any]
+    after: str | None = None
+    scanned: Any = None
+    """The last row that was looked at, if the page ended there."""
+
+
+def read_page(
+    connection: Connection,
+    dialect: Operations,
+    filters: Filters,
+    limit: int,
+    after: str | None,
+    *,
+    hidden: bool,
+) -> Page:
+    """Up to `limit` rows that match `filters`; with `hidden`, also headers and bodies.
+
+    Raises:
+        ValueError: `after` is not a cursor of such a list.
+    """
+    names = (*(ARCHIVED_COLUMNS if filters.archived else LIVE_COLUMNS), *(HIDDEN_COLUMNS * hidden))
+    name, position = (None, None) if after is None else _load(after)
+    page = Page([])
+    budget = SCANNED
+    walks = list(_walks(connection, dialect, filters))
+    if name is not None:
+        walks = _from(walks, name)
+    for walk in walks:
+        at = position if walk.name == name else None
+        room = limit - len(page.rows)
+        part = _Part(connection, dialect, walk, at, filters)
+        found, end = part.read(names, room, budget)
+        page.rows += found[:room]
+        if found[:room]:
+            after = _dump(walk, [getattr(found[:room][-1], str(c.key)) for c in walk.order])
+        if len(found) > room:
+            page.after = after
+            return page
+        if end is not None:
+            page.after = _dump(walk, end)
+            page.scanned = part.time_of(end)
+            return page
+        if walk is not walks[-1]:
+            budget -= part.looked_at(budget)
+    return page
+
+
+class _Part:
+    """What one walk gives to a page."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        dialect: Operations,
+        walk: Walk,
+        at: Position | None,
+        filters: Filters,
+    ) -> None:
+        """Read on behind the position `at`; None: from the begin."""
+        self._connection = connection
+        self._dialect = dialect
+        self._walk = walk
+        self._beyond = [] if at is None else [walk.beyond(at)]
+        self._extra = _unindexed(walk, filters, dialect.name)
+        c = walk.table.c
+        self._moment = c.archived_at if filters.archived else c.created_at
+
+    def _rows(self, *columns: Any) -> Select[Any]:
+        return self._walk.select(self._dialect, columns).where(*self._beyond)
+
+    def read(
+        self, names: Sequence[str], room: int, budget: int
+    ) -> tuple[Sequence[Any], Position | None]:
+        """Up to `room` + 1 rows; and the position of the last row that may be looked at, if there
+        are rows behind it.
+        """
+        statement = self._rows(*(self._walk.table.c[name] for name in names)).limit(room + 1)
+        end = None
+        if self._extra:
+            end = self._end(budget)
+            statement = statement.where(*self._extra)
+        if end is not None:
+            statement = statement.where(self._walk.up_to(end))
+        return self._connection.execute(statement).all(), end
+
+    def _end(self, budget: int) -> Position | None:
+        statement = self._rows(*self._walk.order).limit(1).offset(max(budget, 1) - 1)
+        row = self._connection.execute(statement).first()
+        return None if row is None else tuple(row)
+
+    def looked_at(self, most: int) -> int:
+        """How many rows the walk has, if each of them was looked at."""
+        if not self._extra:
+            return 0
+        counted = self._rows(literal_column("1").label("one")).limit(most).subquery()
+        counting = select(func.count()).select_from(counted)
+        return int(self._connection.execute(counting).scalar_one())
+
+    def time_of(self, position: Position) -> datetime | None:
+        """When the message there was created or archived; None: it has just gone."""
+        statement = select(self._moment).where(self._walk.table.c.id == position[-1])
+        moment: datetime | None = self._connection.execute(statement).scalar()
+        return moment
+
+
+# The walks of a list.
+
+
+def _walks(connection: Connection, dialect: Operations, filters: Filters) -> Iterator[Walk]:
+    if filters.archived:
+        yield _archive_walk(dialect, filters)
+        return
+    c = dialect.tables.message.c
+    if filters.queue is None:
+        yield Walk("all", dialect.tables.message, None, (), (c.id,), falling=True)
+    elif filters.key is not None:
+        where = (c.queue == filters.queue, c.key == filters.key)
+        yield Walk("key", dialect.tables.message, "key_index", where, (c.id,))
+    else:
+        yield from _queue_walks(connection, dialect, filters.queue, filters.state)
+
+
+def _queue_walks(
+    connection: Connection, dialect: Operations, queue: str, state: MessageState | None
+) -> Iterator[Walk]:
+    """What is leased, then what waits in the order of claims."""
+    table = dialect.tables.message
+    c = table.c
+    mysql = dialect.name in MYSQL
+    if state in {None, MessageState.PROCESSING}:
+        leased = text("lease_expires_at IS NOT NULL") if mysql else _LEASED
+        of_queue = (c.queue == queue, leased)
+        yield Walk("leased", table, "leased_index", of_queue, (c.lease_expires_at, c.id))
+    if state is None or state in CLAIMABLE_STATES:
+        claimable = text("claimable = 1") if mysql else _CLAIMABLE
+        for pair in dialect.ready_pairs(connection, [queue]):
+            of_pair = (claimable, c.queue == queue, c.priority == pair.priority)
+            name = f"ready {pair.priority}"
+            yield Walk(name, table, "ready_index", of_pair, (c.next_attempt_at, c.id))
+
+
+def _archive_walk(dialect: Operations, filters: Filters) -> Walk:
+    table = dialect.tables.archive
+    assert table is not None  # noqa: S101 - the store has looked
+    c = table.c
+    where = list(_between(c.archived_at, filters))
+    index = "archived_index"
+    if filters.queue is not None:
+        where.insert(0, c.queue == filters.queue)
+        index = "archive_queue_index"
+    return Walk("archive", table, index, where, (c.archived_at, c.id), falling=True)
+
+
+def _between(column: Any, filters: Filters) -> Iterator[Any]:
+    if filters.since is not None:
+        yield column >= _moment(filters.since)
+    if filters.until is not None:
+        yield column < _moment(filters.until)
+
+
+def _moment(value: datetime | float) -> Any:
+    if isinstance(value, datetime):
+        return value
+    return later(literal_column(str(-round(value * 1_000_000))))
+
+
+def _unindexed(walk: Walk, filters: Filters, database: str) -> list[Any]:
+    """The conditions that the walk's index does not know."""
+    c = walk.table.c
+    found: list[Any] = []
+    if filters.state is not None and not _only(walk, filters.state):
+        found.append(c.state == filters.state.name)
+    if filters.key is not None and walk.name != "key":
+        found.append(c.key == filters.key)
+    if filters.error is not None:
+        found.append(c.last_error.contains(filters.error, autoescape=True))
+    if filters.reason is not None:
+        found.append(c.reason == filters.reason)
+    found += [_header(walk, database, *each) for each in filters.headers.items()]
+    if not filters.archived:
+        found += _between(c.created_at, filters)
+    return found
+
+
+def _only(walk: Walk, state: MessageState) -> bool:
+    return walk.name == "leased" and state is MessageState.PROCESSING
+
+
+def _header(walk: Walk, database: str, name: str, value: str) -> Any:
+    headers = walk.table.c.headers
+    found = headers[name].as_string()
+    if database == "sqlite":
+        # Another program may have stored there what is not JSON, which would be an error.
+        found = case((func.json_valid(headers) == 1, found))
+    return found == value
+
+
+def _from(walks: list[Walk], name: str) -> list[Walk]:
+    """The walks from the one called `name` on; if it is gone, those that come after it."""
+    for at, walk in enumerate(walks):
+        if walk.name == name:
+            return walks[at:]
+    if not name.startswith("ready "):
+        raise ValueError(name)
+    priority = int(name.removeprefix("ready "))
+    return [w for w in walks if w.name.startswith("ready ") and int(w.name[6:]) < priority]
+
+
+# Cursors: the walk and the position of the last row.
+
+
+def _dump(walk: Walk, position: Position) -> str:
+    values = [to_microseconds(v) if isinstance(v, datetime) else v for v in position]
+    return base64.urlsafe_b64encode(json.dumps([walk.name, *values]).encode()).decode()
+
+
+def _load(cursor: str) -> tuple[str, Position]:
+    try:
+        name, *values = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+        *moments, message_id = [int(value) for value in values]
+        return str(name), [*map(from_microseconds, moments), message_id]
+    except (TypeError, OverflowError) as error:
+        raise ValueError(cursor) from error

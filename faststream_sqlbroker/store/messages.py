@@ -1,0 +1,105 @@
+"""Messages as operators see them."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.status import LiveSubscriber
+from faststream_sqlbroker.core.stored import Filters, MessagePage, StoredMessage, decode_body
+from faststream_sqlbroker.core.text import load_headers
+from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
+from faststream_sqlbroker.dialects.message_lists import (
+    ARCHIVED_COLUMNS,
+    HIDDEN_COLUMNS,
+    LIVE_COLUMNS,
+    read_page,
+)
+from faststream_sqlbroker.store.transaction import Transactions
+
+
+class StoredMessages:
+    """Reads them; each operation is one transaction.
+
+    Raises (from every operation):
+        TransientStoreError, StoreError: as `Store`.
+    """
+
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
+        """Each operation takes one of the store's `places`."""
+        self._operating = transactions.doing(Activity.OPERATE)
+        self._inspecting = transactions.doing(Activity.OPERATE, Activity.INSPECT)
+        self._dialect = dialect
+        self._places = places
+
+    @property
+    def has_archive(self) -> bool:
+        """Whether finished messages can be kept."""
+        return self._dialect.has_archive
+
+    async def page(
+        self, filters: Filters, limit: int, after: str | None, *, hidden: bool
+    ) -> MessagePage:
+        """Up to `limit` messages; with `hidden`, also their headers and bodies.
+
+        Raises:
+            ValueError: `after` is not of such a list.
+        """
+
+        def work(connection: Connection) -> MessagePage:
+            page = read_page(connection, self._dialect, filters, limit, after, hidden=hidden)
+            messages = self._messages(connection, page.rows)
+            return MessagePage(tuple(messages), page.after, page.scanned)
+
+        transactions = self._inspecting if hidden or filters.headers else self._operating
+        return await transactions.run(work, self._places, write=False)
+
+    async def one(self, message_id: int, *, hidden: bool) -> StoredMessage | None:
+        """The message, live or archived; with `hidden`, also its headers and body."""
+
+        def work(connection: Connection) -> StoredMessage | None:
+            # First where it lives: while it is looked for, it may move to the archive.
+            tables = self._dialect.tables
+            for table, names in (
+                (tables.message, LIVE_COLUMNS),
+                (tables.archive, ARCHIVED_COLUMNS),
+            ):
+                if table is None:
+                    continue
+                columns = [table.c[name] for name in (*names, *(HIDDEN_COLUMNS if hidden else ()))]
+                rows = connection.execute(select(*columns).where(table.c.id == message_id)).all()
+                for message in self._messages(connection, rows):
+                    return message
+            return None
+
+        transactions = self._inspecting if hidden else self._operating
+        return await transactions.run(work, self._places, write=False)
+
+    def _messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:
+        known = list[LiveSubscriber]()
+        leased = [row for row in rows if getattr(row, "lease_token", None) is not None]
+        if leased:
+            known = read_subscribers(connection, self._dialect.tables.policy_state, ended=True)
+        return [_message(row, known) for row in rows]
+
+
+def _message(row: Any, known: Iterable[LiveSubscriber]) -> StoredMessage:
+    fields = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for a row's mapping
+    token = fields.pop("lease_token", None)
+    payload = fields.pop("payload", None)
+    stored = fields.pop("headers", None)
+    message = StoredMessage(
+        **{**fields, "state": MessageState[fields["state"]]},
+        worker=next((s.worker for s in known if s.holds(token)), None),
+    )
+    if payload is None:
+        return message
+    headers = load_headers(stored)
+    return replace(message, headers=headers, body=decode_body(payload, headers))

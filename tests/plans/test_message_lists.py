@@ -1,0 +1,134 @@
+"""What a page of messages reads: a range of an index, and no more rows than it may look at."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.dialects import message_lists
+from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
+from tests.helpers import mysql_numbers
+from tests.plans.conftest import FEWER, TABLES
+from tests.plans.test_mysql import reads
+from tests.plans.test_postgresql import nodes
+
+ARCHIVED = 100_000
+SCANNED = 500
+LIMIT = 50
+INDEXED: list[dict[str, Any]] = [
+    {},
+    {"queue": "q"},
+    {"queue": "other5", "key": "k"},
+    {"queue": "q", "state": MessageState.PROCESSING},
+    {"archived": True},
+    {"archived": True, "queue": "other5"},
+    {"archived": True, "queue": "other5", "since": 600.0, "until": 5.0},
+]
+"""Filters that an index knows."""
+SEARCHED: list[dict[str, Any]] = [
+    {"key": "k"},
+    {"state": MessageState.RETRYABLE, "queue": "q"},
+    {"error": "none"},
+    {"headers": {"a": "b"}, "queue": "q"},
+    {"until": 3_600.0},
+    {"archived": True, "error": "none"},
+    {"archived": True, "queue": "other5", "reason": "none"},
+    {"archived": True, "state": MessageState.FAILED, "since": 600.0},
+]
+"""Filters that match nothing, so that a page is read until it may look at no more."""
+
+
+@pytest.fixture
+def archive(crowded: Engine, database: str) -> Engine:
+    """The crowd, and as many archived messages."""
+    count = ARCHIVED if database == "postgresql" else ARCHIVED // FEWER
+    numbers = (
+        f"generate_series(1, {count}) AS s(n)"
+        if database == "postgresql"
+        else f"{mysql_numbers(count)} s"
+    )
+    ago = "statement_timestamp() - s.n * interval '1 second'"
+    if database != "postgresql":
+        ago = "UTC_TIMESTAMP(6) - INTERVAL s.n SECOND"
+    with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(
+            text(
+                "INSERT INTO message_archive "
+                "(id, queue, payload, state, created_at, next_attempt_at, archived_at) "
+                f"SELECT s.n, CONCAT('other', MOD(s.n, 20)), 'x', 'COMPLETED', {ago}, {ago}, {ago} "
+                f"FROM {numbers}"
+            )
+        )
+        analyze = "VACUUM ANALYZE" if database == "postgresql" else "ANALYZE TABLE"
+        connection.execute(text(f"{analyze} message_archive"))
+    return crowded
+
+
+@contextmanager
+def sent(connection: Connection) -> Iterator[list[tuple[str, Any]]]:
+    """The statements that are sent inside."""
+    found: list[tuple[str, Any]] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        found.append((statement, parameters))
+
+    event.listen(connection, "before_cursor_execute", note)
+    yield found
+    event.remove(connection, "before_cursor_execute", note)
+
+
+def page(connection: Connection, dialect: Any, filters: dict[str, Any]) -> message_lists.Page:
+    with patch.object(message_lists, "SCANNED", SCANNED):
+        return message_lists.read_page(
+            connection, dialect, Filters(**filters), LIMIT, None, hidden=True
+        )
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_postgresql_reads_ranges_of_indexes(archive: Engine) -> None:
+    dialect = PostgresqlDialect(TABLES, archive.dialect)
+    with archive.connect() as connection:
+        for filters in INDEXED + SEARCHED:
+            with sent(connection) as statements:
+                page(connection, dialect, filters)
+            most = 3 * SCANNED if filters in SEARCHED else 4 * LIMIT
+            for statement, parameters in statements:
+                found = connection.exec_driver_sql(
+                    f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
+                ).scalar_one()
+                plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+                assert not [n for n in nodes(plan) if n["Node Type"] == "Seq Scan"], filters
+                used = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+                assert used <= most, (filters, statement, used)
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+def test_mysql_reads_no_more_rows_than_it_may(archive: Engine) -> None:
+    dialect = MysqlDialect(TABLES, archive.dialect)
+    with archive.connect() as connection:
+        for filters in INDEXED + SEARCHED:
+            page(connection, dialect, filters)  # compiles the statements
+            most = 4 * SCANNED if filters in SEARCHED else 5 * LIMIT
+            with reads(connection, at_most=100 + most):
+                found = page(connection, dialect, filters)
+            if filters in SEARCHED:
+                assert found.rows == []
+                assert found.after is not None
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+def test_a_search_ends_where_it_may_look_no_further(archive: Engine, database: str) -> None:
+    kind = PostgresqlDialect if database == "postgresql" else MysqlDialect
+    dialect = kind(TABLES, archive.dialect)
+    with archive.connect() as connection:
+        found = page(connection, dialect, {"archived": True, "error": "none"})
+    assert found.rows == []
+    assert found.after is not None
+    assert found.scanned is not None
