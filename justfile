@@ -82,12 +82,13 @@ fmt: setup
     @.venv/bin/ruff check --fix-only -q .
     @.venv/bin/ruff format .
 
-# Regenerate what is generated from code and tests: golden SQL, migrations, diagram, tables of the reference and of capabilities
+# Regenerate what is generated from code and tests: golden SQL, migrations, diagram, pictures, tables of the reference and of capabilities
 generate: setup
     @{{ python }} -m tools.golden_sql
     @{{ python }} -m tools.render_migrations
     @{{ python }} -m tools.diagram
     @{{ python }} -m tools.picture
+    @{{ python }} -m docs.pictures
     @{{ python }} -m tools.reference
     @{{ python }} -m tools.capabilities
 

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 
-def write_or_compare(wanted: dict[Path, str], folder: Path, *, check: bool) -> list[Path]:
-    """Bring the SQL files of `folder` to `wanted`, or only compare; the files that differ."""
-    there = set(folder.rglob("*.sql"))
+def write_or_compare(
+    wanted: dict[Path, str], folder: Path, *, check: bool, suffix: str = "sql"
+) -> list[Path]:
+    """Bring the files of `folder` that end so to `wanted`, or only compare; those that differ."""
+    there = set(folder.rglob(f"*.{suffix}"))
     stale = there - set(wanted)
     changed = [p for p, content in wanted.items() if not p.exists() or p.read_text() != content]
     if not check:
