@@ -41,6 +41,7 @@ STRATEGIES = (
 POLICIES = (
     package.Delay,
     package.Debounce,
+    package.KeepLast,
     package.Throttle,
     package.Window,
     package.Concurrency,

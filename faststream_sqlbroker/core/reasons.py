@@ -43,7 +43,7 @@ class Meaning(NamedTuple):
 MEANINGS: dict[str, Meaning] = {
     SUPERSEDED: Meaning(
         "DISCARDED",
-        "`Debounce`: another message of its burst is delivered in its place.",
+        "`Debounce`, `KeepLast`: another message of its key is delivered in its place.",
         "that one, or one that was itself superseded by it",
     ),
     DUPLICATE: Meaning(

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Select, select, text
 
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.keep_last import Latest
 from faststream_sqlbroker.core.policies.throttle import next_known
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.times import to_microseconds
@@ -144,6 +145,12 @@ class PolicyFacts:
             self._bursts |= found
         bursts = self._bursts[key]
         return bursts, {i: self._live[i] for i in bursts.known() if i in self._live}
+
+    def newest(self, key: str) -> tuple[Latest, dict[int, Live]]:
+        """The same for KeepLast, which keeps what it knows in the same place."""
+        state = self._rows.states(self._connection, burst_scope(self.queue), [key]).get(key)
+        latest = Latest.load(state)
+        return latest, self._rows.live(self._connection, self.queue, latest.known())
 
     def leases(self, key: str) -> list[Lease]:
         """The leased messages of `key`, by id."""

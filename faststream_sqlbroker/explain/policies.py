@@ -8,6 +8,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import Reason, WaitingMessage, moment_text
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.explain.facts import PolicyFacts
+from faststream_sqlbroker.policies.rows import Live
 
 _CONCURRENCY = re.compile(r"Concurrency\((\d+)(, per_key=True)?\)")
 
@@ -46,14 +47,7 @@ def burst(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     bursts, live = facts.bursts(message.key)
     turn = bursts.next(set(live))
     if turn is not None and turn != message.id:
-        token = next((each.token for each in facts.leases(message.key) if each.id == turn), None)
-        name = facts.worker(token)
-        doing = f"{name} has it" if name else f"it is {live[turn].state}"
-        words = (
-            f"message {turn} of its key comes first, and its burst waits until that message has "
-            f"settled: {doing}"
-        )
-        return [Reason("key_held", words, message_id=turn, worker=name, policy=debounces[0])]
+        return [_behind(facts, message.key, turn, live[turn], debounces[0])]
     if message.id == bursts.newest and message.next_attempt_at > message.now:
         words = (
             "it is the newest message of a burst of its key, which ends at "
@@ -61,6 +55,33 @@ def burst(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
         )
         return [Reason("in_burst", words, until=message.next_attempt_at, policy=debounces[0])]
     return []
+
+
+def newest(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Whether another message of its key runs, or its window goes on."""
+    policies = facts.policies("KeepLast(")
+    if message.key is None or not message.policy_marks & BURST or not policies:
+        return []
+    latest, live = facts.newest(message.key)
+    running = next((i for i, known in live.items() if known.state == "PROCESSING"), None)
+    if running is not None and running != message.id:
+        return [_behind(facts, message.key, running, live[running], policies[0])]
+    if message.id == latest.newest and message.next_attempt_at > message.now:
+        words = (
+            "it is the newest message of its key, which may have the next at "
+            f"{moment_text(message.next_attempt_at, message.now)}"
+        )
+        return [Reason("in_burst", words, until=message.next_attempt_at, policy=policies[0])]
+    return []
+
+
+def _behind(facts: PolicyFacts, key: str, other: int, known: Live, policy: str) -> Reason:
+    """It waits until the message `other` of its key has settled."""
+    token = next((each.token for each in facts.leases(key) if each.id == other), None)
+    name = facts.worker(token)
+    doing = f"{name} has it" if name else f"it is {known.state}"
+    words = f"message {other} of its key comes first, and it waits until that has settled: {doing}"
+    return Reason("key_held", words, message_id=other, worker=name, policy=policy)
 
 
 def slot(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:

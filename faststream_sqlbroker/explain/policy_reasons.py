@@ -12,6 +12,7 @@ Explain = Callable[[PolicyFacts, WaitingMessage], list[Reason]]
 EXPLAINERS: list[Explain] = [
     policies.window,
     policies.burst,
+    policies.newest,
     policies.slot,
     policies.concurrency,
     policies.once,

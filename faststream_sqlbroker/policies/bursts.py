@@ -51,7 +51,7 @@ class BurstHeads:
         for message, key, _ in due:
             turn = None if key is None else self._known[key].next(set(live))
             if key in taken or (turn is not None and turn != message):
-                waiting[message] = self._now + self._pause(live.get(turn or 0))
+                waiting[message] = self._now + pause_behind(live.get(turn or 0), self._now)
             elif len(chosen) < limit:
                 chosen.append(message)
                 if key is not None:
@@ -70,12 +70,13 @@ class BurstHeads:
                 states[row.key] = self._known[row.key].dump(), self._now + FORGET_BURSTS
         self._rows.keep(self._connection, burst_scope(self._queue), states)
 
-    def _pause(self, before: Live | None) -> int:
-        """How long to put off what waits for the message `before`."""
-        if before is None:
-            return SHORTEST_BURST_RECHECK
-        pause = before.due - self._now if before.acquired is None else self._now - before.acquired
-        if before.state != "PROCESSING":
-            # It cannot settle before it has been claimed.
-            return min(max(SHORTEST_BURST_RECHECK, pause), BURST_WAIT_LIMIT)
-        return min(max(SHORTEST_BURST_RECHECK, pause), LONGEST_BURST_RECHECK)
+
+def pause_behind(before: Live | None, now: int) -> int:
+    """How long to put off what waits for the message `before`."""
+    if before is None:
+        return SHORTEST_BURST_RECHECK
+    pause = before.due - now if before.acquired is None else now - before.acquired
+    if before.state != "PROCESSING":
+        # It cannot settle before it has been claimed.
+        return min(max(SHORTEST_BURST_RECHECK, pause), BURST_WAIT_LIMIT)
+    return min(max(SHORTEST_BURST_RECHECK, pause), LONGEST_BURST_RECHECK)

@@ -17,6 +17,7 @@ from faststream_sqlbroker.core.policies import (
     Concurrency,
     Debounce,
     Delay,
+    KeepLast,
     Policy,
     Throttle,
     Window,
@@ -29,6 +30,7 @@ from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.ordered import Heads
 from faststream_sqlbroker.policies.bursts import BurstHeads
 from faststream_sqlbroker.policies.intake import Intake
+from faststream_sqlbroker.policies.newest import NewestHeads
 from faststream_sqlbroker.policies.read_time import ReadTime
 from faststream_sqlbroker.policies.request import (
     Claim,
@@ -63,7 +65,7 @@ class PolicyClaims:
         waits = [pair.due_in for pair in pairs if pair.due_in > 0]
         locked = self._dialect.lock_order(connection, due) if due else set()
         read = self.rows.now(connection, self._clock) if locked else None
-        if any(isinstance(policy, Debounce) for policy in wanted.policies) and locked:
+        if any(isinstance(policy, Debounce | KeepLast) for policy in wanted.policies) and locked:
             # Pairs were read before the lock. A message of a new priority, committed since, may
             # belong to a burst, so read them again.
             pairs = self._dialect.ready_pairs(connection, sorted(locked))
@@ -133,7 +135,7 @@ class _QueueClaim:
         self._intake = Intake(
             rows, connection, queue, pairs, self._now, memory.intake, wanted.keep, clock
         )
-        self._bursts: BurstHeads | None = None
+        self._bursts: BurstHeads | NewestHeads | None = None
         self._per_key: int | None = None
         self.gated = False
         """Whether nothing more can start before the next look, whatever comes."""
@@ -246,16 +248,22 @@ class _QueueClaim:
                 self._intake.opened = max(self._intake.opened, opens)
             elif isinstance(policy, Delay):
                 self.more |= not self._intake.delay(policy)
-            elif isinstance(policy, Debounce):
+            elif isinstance(policy, Debounce | KeepLast):
                 if not self._intake.burst(policy):
                     # What is to come may belong to the burst of a message that would be delivered
                     # now.
                     self.more = True
                     return False
-                self._bursts = BurstHeads(self._rows, self._connection, self._queue, self._now)
+                self._bursts = self._heads(policy)
             else:
                 self._ask_limit(policy, limit)
         return True
+
+    def _heads(self, policy: Debounce | KeepLast) -> BurstHeads | NewestHeads:
+        at = self._rows, self._connection, self._queue, self._now
+        if isinstance(policy, KeepLast):
+            return NewestHeads(policy, *at, keep=self._wanted.keep)
+        return BurstHeads(*at)
 
     def _ask_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and not policy.gates:

@@ -13,8 +13,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
-from faststream_sqlbroker.core.policies import Debounce, Delay, Throttle
-from faststream_sqlbroker.core.policies.debounce import Bursts, take
+from faststream_sqlbroker.core.policies import Debounce, Delay, KeepLast, Throttle
 from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
@@ -83,8 +82,10 @@ class Intake:
         self.before |= DELAYED
         return whole
 
-    def burst(self, policy: Debounce) -> bool:
-        """Let new messages take part in the bursts of their keys; whether all of them have."""
+    def burst(self, policy: Debounce | KeepLast) -> bool:
+        """Let new messages take part in the bursts of their keys, or be the newest; whether all of
+        them have.
+        """
         arrivals, whole = self._arrivals(BURST)
         due: dict[int, int | None] = {}
         gone: dict[int, Discard] = {}
@@ -99,13 +100,13 @@ class Intake:
         scope = burst_scope(self.queue)
         known = self.rows.states(self.connection, scope, by_key)
         states: dict[str, tuple[Any, int]] = {}
+        rivals = {i for key, of in by_key.items() for i in policy.rivals(known.get(key), of)}
+        dead = rivals - self.rows.live(self.connection, self.queue, rivals).keys()
         for key, messages in by_key.items():
-            bursts = Bursts.load(known.get(key))
-            taken = take(policy, bursts, sorted(messages))
+            info, taken, until = policy.take(known.get(key), sorted(messages), dead)
             due |= taken.due
             gone |= {message: Discard(SUPERSEDED, by) for message, by in taken.superseded.items()}
-            end = self.now if bursts.start is None else policy.end(bursts.start, bursts.last)
-            states[key] = bursts.dump(), max(end, self.now) + FORGET_BURSTS
+            states[key] = info, max(until, self.now) + FORGET_BURSTS
         self.rows.keep(self.connection, scope, states)
         self.rows.discard(self.connection, self.queue, gone, keep=self.keep)
         self._shift(due, BURST)

@@ -85,8 +85,8 @@ class SubscriberOptions(TypedDict, total=False):
     transactional: bool
     """Whether the handler works in the transaction that acks its message; default False."""
     policies: Sequence[Policy]
-    """Delay, Debounce, Throttle, Window, Once, Concurrency, BlockingWait, in the order in which
-    they apply."""
+    """Delay, Debounce, KeepLast, Throttle, Window, Once, Concurrency, BlockingWait, in the order in
+    which they apply."""
     ordered: bool
     """Whether messages of one key are handled one at a time, in the order of their ids; default
     False."""

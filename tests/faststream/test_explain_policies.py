@@ -11,6 +11,7 @@ from faststream_sqlbroker import (
     Concurrency,
     Debounce,
     Explanation,
+    KeepLast,
     Once,
     Reason,
     SqlBroker,
@@ -92,6 +93,27 @@ async def test_a_message_of_a_burst_that_goes_on(scene: Scene) -> None:
     second = await scene.broker.publish(2, "q", key="a")
     await scene.reason(second, "in_burst")
     assert (await scene.reason(first, "archived")).message_id == second
+
+
+async def test_a_message_that_is_the_newest_of_its_window(scene: Scene) -> None:
+    await scene.start(KeepLast("1h"))
+    scene.go.set()
+    await scene.broker.publish(1, "q", key="a")
+    await scene.running(1)
+    second = await scene.broker.publish(2, "q", key="a")
+    reason = await scene.reason(second, "in_burst")
+    assert reason.until is not None
+    third = await scene.broker.publish(3, "q", key="a")
+    await scene.reason(third, "in_burst")
+    assert (await scene.reason(second, "archived")).message_id == third
+
+
+async def test_a_key_whose_message_is_handled_is_not_in_a_new_window(scene: Scene) -> None:
+    await scene.start(KeepLast("50ms"), max_workers=2)
+    first = await scene.broker.publish(1, "q", key="a")
+    await scene.running(1)
+    reason = await scene.reason(await scene.broker.publish(2, "q", key="a"), "key_held")
+    assert reason.message_id == first
 
 
 async def test_a_key_whose_message_is_handled(scene: Scene) -> None:

@@ -14,6 +14,7 @@ from faststream_sqlbroker import (
     Concurrency,
     Debounce,
     Delay,
+    KeepLast,
     Once,
     SetupError,
     SqlBroker,
@@ -49,6 +50,8 @@ def many(policy: Callable[[Any], Any], name: str) -> list[tuple[Options, str]]:
 LENGTHS = [
     *many(Delay, "Delay"),
     *many(Debounce, "Debounce's window"),
+    *many(KeepLast, "KeepLast's window"),
+    (given(lambda: KeepLast(1, without_key="drop")), "must be one of 'deliver', 'dead_letter'"),  # type: ignore[arg-type]
     *many(lambda x: Debounce(1, max_wait=x), "Debounce's max_wait"),
     *many(lambda x: Throttle(1, per=x), "Throttle's per"),
     *many(lambda x: Throttle(1, per=1, max_lag=x), "Throttle's max_lag"),
@@ -131,7 +134,11 @@ TOGETHER: list[tuple[Options, str]] = [
         given(lambda: Delay(1), lambda: Delay(2)),
         "a Delay can be given once, .*: keep the one that you mean",
     ),
-    (given(lambda: Debounce(1), lambda: Debounce(2)), "a Debounce can be given once"),
+    (given(lambda: Debounce(1), lambda: Debounce(2)), "a Debounce or KeepLast can be given once"),
+    (given(lambda: KeepLast(1), lambda: Debounce(2)), "a Debounce or KeepLast can be given once"),
+    (given(lambda: Once(1), lambda: KeepLast(1)), "put KeepLast.* first"),
+    (given(lambda: KeepLast(1), lambda: Concurrency(2, per_key=True)), "leave it out"),
+    (given(lambda: KeepLast(1), ordered=True), "KeepLast.* delivers one of several"),
     (
         given(lambda: Window("09:00", "10:00"), lambda: Window("11:00", "12:00")),
         "a Window can be given once",
@@ -215,6 +222,7 @@ def test_a_route_refuses_impossible_policies(options: Options, match: str) -> No
     "policies",
     [
         [Debounce("1h", max_wait="1h"), Throttle(600, per="1m")],
+        [KeepLast("1h", without_key="dead_letter"), Throttle(600, per="1m")],
         [
             Window("22:00", "06:00", tz="Europe/Berlin", days=["fri"]),
             Throttle(3, per=1),

@@ -8,6 +8,7 @@ from faststream_sqlbroker.core.policies.checks import (
     checked_policies,
 )
 from faststream_sqlbroker.core.policies.debounce import Debounce
+from faststream_sqlbroker.core.policies.keep_last import KeepLast
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policies.window import Window
 
@@ -16,6 +17,7 @@ __all__ = (
     "Concurrency",
     "Debounce",
     "Delay",
+    "KeepLast",
     "Once",
     "Policy",
     "Throttle",

@@ -4,13 +4,23 @@ from collections.abc import Iterable, Sequence
 
 from faststream_sqlbroker.core.policies.basic import BlockingWait, Concurrency, Delay, Once
 from faststream_sqlbroker.core.policies.debounce import Debounce
+from faststream_sqlbroker.core.policies.keep_last import KeepLast
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policies.window import Window
 from faststream_sqlbroker.exceptions import SetupError
 
-Policy = Delay | Debounce | Throttle | Window | Once | Concurrency | BlockingWait
+Policy = Delay | Debounce | KeepLast | Throttle | Window | Once | Concurrency | BlockingWait
 
-KINDS: tuple[type, ...] = (Delay, Debounce, Throttle, Window, Once, Concurrency, BlockingWait)
+KINDS: tuple[type, ...] = (
+    Delay,
+    Debounce,
+    KeepLast,
+    Throttle,
+    Window,
+    Once,
+    Concurrency,
+    BlockingWait,
+)
 _SPENDING = Throttle, Concurrency, Once
 
 
@@ -39,8 +49,10 @@ def checked_policies(policies: object) -> tuple[Policy, ...]:
 
 
 def _check_repeated(policies: Sequence[Policy]) -> None:
-    for kind in (Delay, Debounce, Window, Once, BlockingWait):
+    for kind in (Delay, Window, Once, BlockingWait):
         _at_most_one(f"a {kind.__name__}", [p for p in policies if isinstance(p, kind)])
+    newest = [p for p in policies if isinstance(p, Debounce | KeepLast)]
+    _at_most_one("a Debounce or KeepLast", newest)
     own_slots = [p for p in policies if isinstance(p, Throttle) and not p.gates]
     _at_most_one("a Throttle per key, or one that backs off, drops or dead-letters,", own_slots)
     for per_key in (False, True):
@@ -57,12 +69,12 @@ def _at_most_one(what: str, policies: Sequence[Policy]) -> None:
 def _check_order(policies: Sequence[Policy]) -> None:
     for n, policy in enumerate(policies):
         earlier = [p for p in policies[:n] if isinstance(p, _SPENDING)]
-        if isinstance(policy, Debounce | Delay) and earlier:
+        if isinstance(policy, Debounce | KeepLast | Delay) and earlier:
             raise SetupError(
                 f"{policy} comes after {earlier[0]}, which would be spent on messages that wait or "
                 f"go afterwards: put {policy} first"
             )
-    debounce = next((p for p in policies if isinstance(p, Debounce)), None)
+    debounce = next((p for p in policies if isinstance(p, Debounce | KeepLast)), None)
     per_key = next((p for p in policies if isinstance(p, Concurrency) and p.per_key), None)
     if debounce is not None and per_key is not None:
         raise SetupError(
@@ -78,10 +90,10 @@ def check_ordered(policies: Sequence[Policy]) -> None:
         SetupError: a policy that picks other messages of a key than the first.
     """
     for policy in policies:
-        if isinstance(policy, Debounce):
+        if isinstance(policy, Debounce | KeepLast):
             raise SetupError(
                 f"ordered=True delivers every message of a key, first the oldest; {policy} "
-                "delivers one of a burst: leave one of both out"
+                "delivers one of several: leave one of both out"
             )
         if isinstance(policy, Concurrency) and policy.per_key:
             raise SetupError(

@@ -4,8 +4,9 @@ Times are whole microseconds of the database's clock.
 """
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from faststream_sqlbroker.core.checks import flag, one_of
 from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
@@ -103,6 +104,18 @@ class Debounce:
             else min(last + self.window, start + self.max_wait)
         )
 
+    def rivals(self, _info: Any, _arrivals: Sequence[tuple[int, int]]) -> list[int]:
+        """Messages of which `take` must know whether they are live: none."""
+        return []
+
+    def take(
+        self, info: Any, arrivals: Sequence[tuple[int, int]], _dead: AbstractSet[int]
+    ) -> "Taken":
+        """Add messages of one key, as (time, id), sorted, to what is known of it."""
+        bursts = Bursts.load(info)
+        changes = take(self, bursts, arrivals)
+        return Taken(bursts.dump(), changes, 0 if bursts.start is None else bursts.end)
+
 
 @dataclass(slots=True)
 class Bursts:
@@ -167,6 +180,16 @@ class BurstChanges:
     """The new due times of the messages that stay."""
     superseded: dict[int, int] = field(default_factory=dict)
     """Of each superseded message, the message delivered in its place."""
+
+
+class Taken(NamedTuple):
+    """What became of the messages of a key, and of the key."""
+
+    info: dict[str, Any]
+    """What is to be stored."""
+    changes: BurstChanges
+    until: int
+    """Until when the key is needed, at least (microseconds)."""
 
 
 def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) -> BurstChanges:

@@ -1,0 +1,197 @@
+"""KeepLast: of each key the first message goes at once, then the newest, one in each window.
+
+Times are whole microseconds of the database's clock.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.core.policies.debounce import BurstChanges, Taken
+from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
+from faststream_sqlbroker.core.times import Duration
+
+
+@dataclass(frozen=True, init=False)
+class KeepLast:
+    """The first message of a key goes at once; after that its newest, at most one in each `window`.
+
+    Others are DISCARDED as superseded. So each key has a delivery every `window` while messages
+    keep coming, and none is lost but those that a newer one has replaced: a throttle with a leading
+    and a trailing edge. A window begins when a message is claimed. While a message of the key is
+    handled, the next one waits; while one waits for its retry, a newer one supersedes it.
+    """
+
+    window: int
+    """Microseconds."""
+    without_key: str
+
+    def __init__(
+        self, window: Duration, *, without_key: Literal["deliver", "dead_letter"] = "deliver"
+    ) -> None:
+        """Say how often a key may have a delivery.
+
+        Args:
+            window: Least time from one delivery of a key to the next message's.
+            without_key: What happens to a message that was published without a key: it is
+                delivered, or it is FAILED.
+
+        Raises:
+            SetupError: the window is not longer than 0.
+        """
+        object.__setattr__(self, "window", microseconds("KeepLast's window", window))
+        one_of("KeepLast's without_key", without_key, WITHOUT_KEY)
+        object.__setattr__(self, "without_key", without_key)
+
+    def __str__(self) -> str:
+        return f"KeepLast({seconds(self.window)})"
+
+    def rivals(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> list[int]:
+        """Messages that wait and are newer than one of `arrivals`; they may have gone since."""
+        oldest = min(message for _, message in arrivals)
+        latest = Latest.load(info)
+        return [i for i in (latest.first, latest.newest) if i is not None and i > oldest]
+
+    def take(self, info: Any, arrivals: Sequence[tuple[int, int]], dead: AbstractSet[int]) -> Taken:
+        """Add messages of one key, as (time, id), sorted, to what is known of it; `dead` are those
+        of its rivals that are no more.
+        """
+        latest = Latest.load(info)
+        latest.forget(dead)
+        changes = take_newest(self, latest, arrivals)
+        return Taken(latest.dump(), changes, latest.opens(self))
+
+
+@dataclass(slots=True)
+class Latest:
+    """The messages of one key that wait, and the one that was delivered last; stored as JSON."""
+
+    first: int | None = None
+    """The message that has found its key idle, and goes at once; None: there is none, or it has
+    been delivered."""
+    begun: int = 0
+    """When it came."""
+    newest: int | None = None
+    """The message that goes when the window is over, if no newer one comes."""
+    current: int | None = None
+    """The message that was delivered last. It may be handled now, or wait for a retry."""
+    delivered_at: int = 0
+    """When."""
+
+    @classmethod
+    def load(cls, info: Any) -> "Latest":
+        """Read what `dump` wrote; any other value counts as empty."""
+        if not isinstance(info, dict):
+            return cls()
+        return cls(**{name: info[name] for name in cls.__slots__ if name in info})
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values, without empty fields."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def known(self) -> list[int]:
+        """The messages that wait or are being handled. Some may have ended since."""
+        return [i for i in (self.current, self.first, self.newest) if i is not None]
+
+    def opens(self, policy: KeepLast) -> int:
+        """When the next message may go, as far as windows are concerned."""
+        if self.first is not None:
+            return self.begun + policy.window
+        return 0 if self.current is None else self.delivered_at + policy.window
+
+    def forget(self, dead: AbstractSet[int]) -> None:
+        """These messages have gone without a delivery."""
+        if self.first in dead:
+            self.first = None
+        if self.newest in dead:
+            self.newest = None
+
+    def delivered(self, message: int, now: int) -> None:
+        """Record that `message` was claimed."""
+        if message == self.newest:
+            self.first = self.newest = None
+        elif message == self.first:
+            self.first = None
+        self.current = message
+        self.delivered_at = now
+
+
+def take_newest(
+    policy: KeepLast, latest: Latest, arrivals: Sequence[tuple[int, int]]
+) -> BurstChanges:
+    """Add messages of one key; `latest` is changed.
+
+    Args:
+        policy: How long a window is.
+        latest: What is known of the key.
+        arrivals: (time, id) of each message, sorted.
+    """
+    taken = BurstChanges()
+    for at, message in arrivals:
+        newer = _newer(latest, at, message)
+        if newer is not None:
+            taken.superseded[message] = newer
+        elif latest.newest is not None:
+            older, latest.newest = sorted((latest.newest, message))
+            taken.superseded[older] = latest.newest
+        elif latest.first is None and at >= latest.opens(policy):
+            latest.first = message
+            latest.begun = at
+            taken.due[message] = at
+        else:
+            latest.newest = message
+        if latest.newest == message:
+            taken.due[message] = max(at, latest.opens(policy))
+    for message, by in taken.superseded.items():
+        taken.due.pop(message, None)
+        if by in taken.superseded and latest.newest is not None:
+            taken.superseded[message] = latest.newest
+    return taken
+
+
+def _newer(latest: Latest, at: int, message: int) -> int | None:
+    """A newer message that goes at once; or one that has gone, if `message` came before it and was
+    committed late.
+    """
+    if latest.first is not None and message < latest.first:
+        return latest.first
+    if latest.current is not None and message < latest.current and at <= latest.delivered_at:
+        return latest.current
+    return None
+
+
+@dataclass(slots=True)
+class Turn:
+    """What becomes of the messages of a key that are due."""
+
+    goes: int | None = None
+    """The message to deliver, if it is due."""
+    not_before: int = 0
+    """When."""
+    waits_for: int | None = None
+    """The message that is being handled: nothing goes until it has settled."""
+    superseded: dict[int, int] = field(default_factory=dict)
+    """Messages that a newer one has replaced, and that one."""
+
+
+def next_turn(policy: KeepLast, latest: Latest, states: Mapping[int, str], now: int) -> Turn:
+    """Whose turn it is, by the `states` of those messages of the key that are still live."""
+    waiting = [message for message in latest.known() if message in states]
+    for message in waiting:
+        if states[message] == "PROCESSING":
+            return Turn(waits_for=message)
+    if not waiting:
+        return Turn()
+    goes = waiting[-1]
+    not_before = 0
+    if goes == latest.newest:
+        not_before = latest.opens(policy)
+        if latest.first in waiting and now < not_before:
+            goes = waiting[-2]
+            not_before = 0
+        # Else no worker was free for a whole window, so the first is superseded, too.
+    older = waiting[: waiting.index(goes)]
+    return Turn(goes, not_before, superseded=dict.fromkeys(older, goes))
