@@ -2,16 +2,16 @@
 SqlBrokerMessage)`.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from faststream.annotations import ContextRepo, Logger
 from faststream.params import NoCast
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-from faststream_sqlbroker.adapter.values import Context
 from faststream_sqlbroker.broker.broker import SqlBroker as Broker
 from faststream_sqlbroker.message import SqlBrokerBatchMessage as _BatchMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as _Message
+from faststream_sqlbroker.subscriber.async_context import AsyncContext
 
 __all__ = (
     "Broker",
@@ -25,24 +25,13 @@ __all__ = (
     "SqlSession",
 )
 
-
-class _Context(Context):
-    """A Context whose `use` is a coroutine.
-
-    FastStream runs a plain `use` in a thread, once per parameter, which is slower.
-    """
-
-    async def use(self, /, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super().use(**kwargs)
-
-
-SqlBrokerMessage = Annotated[_Message, _Context("message")]
+SqlBrokerMessage = Annotated[_Message, AsyncContext("message")]
 """The message that the handler is given."""
-SqlBrokerBatchMessage = Annotated[_BatchMessage, _Context("message")]
+SqlBrokerBatchMessage = Annotated[_BatchMessage, AsyncContext("message")]
 """The batch that the handler is given; for subscribers with batch=True."""
-SqlBroker = Annotated[Broker, _Context("broker")]
+SqlBroker = Annotated[Broker, AsyncContext("broker")]
 """The broker that runs the handler."""
-SqlConnection = Annotated[AsyncConnection, _Context("sql_transaction.connection")]
+SqlConnection = Annotated[AsyncConnection, AsyncContext("sql_transaction.connection")]
 """The connection whose transaction commits with the ack; needs transactional=True."""
-SqlSession = Annotated[AsyncSession, _Context("sql_transaction.session")]
+SqlSession = Annotated[AsyncSession, AsyncContext("sql_transaction.session")]
 """A session on that connection."""

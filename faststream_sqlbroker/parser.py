@@ -77,7 +77,7 @@ class SqlBrokerParser:
     async def decode_message(self, msg: StreamMessage[Any]) -> "DecodedMessage":
         """The body, decoded by its content type."""
         if msg.content_type == JSON:
-            return cast("DecodedMessage", _loads(msg.body))
+            return cast("DecodedMessage", load_json(msg.body))
         return decode_body(msg)
 
 
@@ -131,7 +131,7 @@ class SqlBrokerBatchParser(SqlBrokerParser):
 
 def _bodies(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list["DecodedMessage"]:
     return [
-        _loads(row.payload)
+        load_json(row.payload)
         if of.get(CONTENT_TYPE) == JSON
         else decode_body(cast("Any", _Encoded(row.payload, _text(of, CONTENT_TYPE))))
         for row, of in rows
@@ -164,7 +164,7 @@ def _json_loads(body: bytes) -> Any:
     return value if end == len(text) else json.loads(body)
 
 
-_loads = _json_loads if json_loads is json.loads else json_loads
+load_json = _json_loads if json_loads is json.loads else json_loads
 """FastStream's loader where it is another one: orjson's, if that is installed."""
 
 

@@ -175,18 +175,16 @@ def load_headers(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if value.__class__ is str and len(value) <= LONGEST_KEPT:
-        return (
-            dict(known) if (known := _plain_headers(value)) is not None else _parse_headers(value)
-        )
+        return dict(known) if (known := plain_headers(value)) is not None else _parse_headers(value)
     return _parse_headers(value)
 
 
 @lru_cache(maxsize=128)
-def _plain_headers(value: str) -> dict[str, Any] | None:
-    """Headers without nested values, else None.
+def plain_headers(value: str) -> dict[str, Any] | None:
+    """Headers without nested values, else None. The caller copies them before they are changed.
 
-    Many messages have the same headers, so the decoded form is cached. The caller copies the dict,
-    which is enough only if no value in it can be changed.
+    Many messages have the same headers, so the decoded form is cached. A copy is enough, as no
+    value in it can be changed.
     """
     loaded = _parse_headers(value)
     nested = any(isinstance(item, dict | list) for item in loaded.values())

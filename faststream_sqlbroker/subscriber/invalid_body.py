@@ -7,7 +7,7 @@ a dependency or a middleware is theirs.
 
 from traceback import walk_tb
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from fast_depends.exceptions import ValidationError as FastDependsValidationError
 from fast_depends.library.serializer import Serializer
@@ -21,6 +21,9 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 _LIBRARIES = frozenset({"fast_depends", "faststream", "faststream_sqlbroker"})
 _CALL = "decode_wrapper"
 """FastStream's function that decodes the body and calls the handler with it."""
+
+_COMPILED_CALL = "call_compiled"
+"""Ours that does the same in the compiled pipeline."""
 
 _FASTAPI_REFUSES = "raise_fastapi_validation_error"
 """The function in which FastStream's integrations of FastAPI raise what FastAPI has found."""
@@ -77,9 +80,13 @@ def is_body_refused(error: Exception, raw: Any) -> bool:
         if calling and _library(frame) not in _LIBRARIES:
             return False
         is_call = frame.f_code.co_name == _CALL and _library(frame) == "faststream"
-        calling |= is_call
+        calling |= is_call or _is_compiled_call(frame)
     # Raised by the call itself: a body that is to fill several parameters, and holds one value.
     return is_call
+
+
+def _is_compiled_call(frame: FrameType) -> bool:
+    return frame.f_code.co_name == _COMPILED_CALL and _library(frame) == "faststream_sqlbroker"
 
 
 def _decodes(frame: FrameType, raw: Any) -> bool:
@@ -92,8 +99,16 @@ def _decodes(frame: FrameType, raw: Any) -> bool:
     )
 
 
+def refuse(error: Exception, parameters: Serializer) -> NoReturn:  # noqa: ARG001 - see _validates
+    """Raise `error` of the compiled pipeline: values do not fit `parameters`."""
+    raise error
+
+
 def _validates(frame: FrameType) -> Serializer | None:
     """The handler's parameters, if `frame` fits values to them."""
+    if frame.f_code is refuse.__code__:
+        refused: Serializer = frame.f_locals["parameters"]
+        return refused
     owner = frame.f_locals.get("self")
     is_call = frame.f_code.co_name == "__call__" and isinstance(owner, Serializer)
     return owner if is_call else None

@@ -30,6 +30,7 @@ from faststream_sqlbroker.subscriber.checks import policy_fits
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
 from faststream_sqlbroker.subscriber.invalid_body import settle_invalid
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
+from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
 from faststream_sqlbroker.subscriber.pulling import (
     PulledMessage,
     Pulling,
@@ -85,6 +86,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._consumer: Consumer | None = None
         self._pulling: Pulling | None = None
         self._is_paused = False
+        self._pipeline: Pipeline | None = None
         names = config.settings.forward_headers
         self._forward = ForwardHeaders(None if names is True else names) if names else None
         self._batches = Batches(calls, self._log_of_loops) if config.settings.batch else None
@@ -232,10 +234,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         outer: Any = self._outer_config
         settings = self._settings()
         ack_first = self.ack_policy is AckPolicy.ACK_FIRST
-        handle: Handle = (
-            self.consume if self._batches is None else self._batches.handing_out(self.consume)
-        )
-        if settings.forward_to is not None:
+        handle: Handle
+        if settings.forward_to is None:
+            handle = self._make_pipeline().run
+            if self._batches is not None:
+                handle = self._batches.handing_out(handle)
+        else:
             # Batches are moved together; a default policy of the broker's is for handlers.
             handle = Forward(
                 settings,
@@ -259,6 +263,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             recorder=outer.recorder,
         )
         return consumer
+
+    def _make_pipeline(self) -> Pipeline:
+        self._pipeline = Pipeline(self, _REPLACED)
+        self._log_of_loops(logging.DEBUG, self._pipeline.describe())
+        return self._pipeline
 
     def attach(self) -> Consumer | None:
         """Make the loops without starting them, as a test does, after the checks of `start`; None
@@ -343,27 +352,30 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 return await self.process_message(msg)
             with self._outer_config.context.scope(TRANSACTION, transaction):
                 return await self.process_message(msg)
-        except StopConsume as error:
-            self._note_failure(msg, error)
-            self._request_stop()
-        except SystemExit as error:
-            self._note_failure(msg, error)
-            self._request_stop()
-            if app := self._outer_config.context.get("app"):
-                app.exit()
-        except ControlException as said:
+        except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - decided there
+            await self.end_with(msg, error)
+        return None
+
+    async def end_with(self, msg: Any, error: BaseException) -> None:
+        """What `error`, which the pipeline has raised and is being handled, means for `msg`.
+
+        CriticalLogMiddleware has logged it.
+        """
+        if isinstance(error, GeneratorExit) and cancelled():
+            raise error
+        if isinstance(error, ControlException):
             # Without FastStream's acknowledgement (MANUAL) it has not been followed; ACK_FIRST has
             # no use for it.
-            await follow_unacknowledged(msg, said, self._log_of_loops)
-        except GeneratorExit as error:
-            if cancelled():
-                raise
-            self._note_failure(msg, error)
-            # The handler's own, as a generator that it has closed raises: a failure like any other.
-        except Exception as error:  # noqa: BLE001 - CriticalLogMiddleware has logged it
-            self._note_failure(msg, error)
+            await follow_unacknowledged(msg, error, self._log_of_loops)
+            return
+        self._note_failure(msg, error)
+        if isinstance(error, StopConsume | SystemExit):
+            self._request_stop()
+            if isinstance(error, SystemExit) and (app := self._outer_config.context.get("app")):
+                app.exit()
+        elif isinstance(error, Exception):
             settle_invalid(msg, error, retry=self.config.settings.retry_invalid_body)
-        return None
+        # Any other is a generator's, which the handler has closed: a failure like any other.
 
     def _note_failure(self, msg: Any, error: BaseException) -> None:
         self._outer_config.note_failure(msg, error)  # type: ignore[attr-defined] # SqlBrokerConfig
@@ -469,6 +481,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
 
 
+_REPLACED = {
+    name: getattr(QueueSubscriber, name)
+    for name in ("consume", "process_message", "get_log_context")
+}
+"""Methods that the compiled pipeline replaces: one that is replaced otherwise rules it out."""
 _NO_ARCHIVE = (
     "forward_to=DESTINATION keeps messages without a destination in the archive, and the schema "
     "has none: give the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive "

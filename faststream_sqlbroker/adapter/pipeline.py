@@ -1,0 +1,36 @@
+"""What the compiled pipeline stands in for, or calls as FastStream does."""
+
+from faststream._internal.configs.broker import ConfigComposition
+from faststream._internal.context import Context, ContextRepo
+from faststream._internal.context import resolve as context_resolution
+from faststream._internal.context.composition import ContextRepoComposition
+from faststream._internal.context.repository import ContextScope
+from faststream._internal.context.resolve import resolve_context_by_name
+from faststream._internal.di import config as injection
+from faststream._internal.endpoint.call_wrapper import HandlerCallWrapper
+from faststream._internal.endpoint.subscriber import utils as subscriber_utils
+from faststream._internal.endpoint.subscriber.call_item import HandlerItem
+from faststream._internal.endpoint.subscriber.usecase import SubscriberUsecase
+from faststream._internal.endpoint.subscriber.utils import default_filter
+from faststream._internal.logger.logger_proxy import EmptyLoggerObject
+from faststream._internal.logger.state import LoggerState
+from faststream._internal.middlewares import BaseMiddleware
+
+__all__ = (
+    "BaseMiddleware",
+    "ConfigComposition",
+    "Context",
+    "ContextRepo",
+    "ContextRepoComposition",
+    "ContextScope",
+    "EmptyLoggerObject",
+    "HandlerCallWrapper",
+    "HandlerItem",
+    "LoggerState",
+    "SubscriberUsecase",
+    "context_resolution",
+    "default_filter",
+    "injection",
+    "resolve_context_by_name",
+    "subscriber_utils",
+)

@@ -1,0 +1,86 @@
+"""The values of `Depends`: FastDepends' way of finding them, with everything it looks up found."""
+
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from fast_depends.core import CallModel
+from fast_depends.utils import is_coroutine_callable, run_in_threadpool, solve_generator_async
+
+from faststream_sqlbroker.subscriber.pipeline.models import RESERVED, Arguments, Values
+from faststream_sqlbroker.subscriber.pipeline.uncompiled import NotCompiled
+
+Cache = dict[Any, Any]
+Found = list[tuple[Hashable, CallModel]]
+"""Each key of FastDepends' provider that was looked up, with what was found."""
+
+
+class Dependencies:
+    """The dependencies of one function, in the order in which FastDepends calls them."""
+
+    __slots__ = ("_extra", "_named", "needs_stack")
+
+    def __init__(self, model: CallModel, found: Found) -> None:
+        """Look the dependencies of `model` up, and add them to `found`.
+
+        Raises:
+            NotCompiled: one of them only FastDepends knows how to call.
+        """
+        self._extra = [_Dependency(key, model, found) for key in model.extra_dependencies]
+        self._named = [
+            (name, _Dependency(key, model, found)) for name, key in model.dependencies.items()
+        ]
+        if not RESERVED.isdisjoint(model.dependencies):
+            raise NotCompiled("a dependency with a name of FastDepends' own")
+        every = (*self._extra, *(dependency for _, dependency in self._named))
+        self.needs_stack: bool = any(dependency.needs_stack for dependency in every)
+        """Whether a generator is among them, which is closed after the handler."""
+
+    def __bool__(self) -> bool:
+        return bool(self._extra or self._named)
+
+    async def add(self, values: Values, stack: AsyncExitStack | None, cache: Cache) -> None:
+        """Add their results to `values`."""
+        for dependency in self._extra:
+            await dependency.solve(values, stack, cache)
+        for name, dependency in self._named:
+            if name not in values:
+                values[name] = await dependency.solve(values, stack, cache)
+
+
+class _Dependency:
+    __slots__ = ("_arguments", "_inner", "_is_generator", "_run", "_use_cache", "needs_stack")
+
+    def __init__(self, key: Hashable, parent: CallModel, found: Found) -> None:
+        model = parent.dependency_provider.get_dependant(key)
+        found.append((key, model))
+        self._arguments = Arguments(model)
+        self._inner = Dependencies(model, found)
+        self._is_generator = model.is_generator
+        self._use_cache = model.use_cache
+        self._run: Callable[..., Awaitable[Any]] | None = None
+        if is_coroutine_callable(model.call):
+            self._run = model.call
+        self.needs_stack = self._is_generator or self._inner.needs_stack
+
+    async def solve(self, known: Values, stack: AsyncExitStack | None, cache: Cache) -> Any:
+        """The value of the dependency, from `cache` if it has been called."""
+        arguments = self._arguments
+        call = arguments.call
+        if self._use_cache and call in cache:
+            return cache[call]
+        values = known.copy()
+        if self._inner:
+            await self._inner.add(values, stack, cache)
+        given = arguments.of(values)
+        value: Any
+        if self._is_generator:
+            value = await solve_generator_async(call=call, stack=stack, **given)  # type: ignore[arg-type]
+        else:
+            run = self._run
+            value = await (run_in_threadpool(call, **given) if run is None else run(**given))
+            if arguments.respond is not None:
+                value = arguments.respond(value)
+        if self._use_cache:
+            cache[call] = value
+        return value

@@ -1,0 +1,154 @@
+"""What FastDepends does with the arguments of one function: a handler or a dependency."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fast_depends.core import CallModel
+from fast_depends.library.serializer import Serializer
+from fast_depends.pydantic.serializer import (
+    _PydanticSerializer,
+    _PydanticSerializerWithResponse,
+)
+
+from faststream_sqlbroker.adapter.pipeline import Context, resolve_context_by_name
+from faststream_sqlbroker.adapter.values import EMPTY
+from faststream_sqlbroker.subscriber.async_context import AsyncContext
+from faststream_sqlbroker.subscriber.invalid_body import refuse
+from faststream_sqlbroker.subscriber.pipeline.uncompiled import NotCompiled
+
+CONTEXT = "context__"
+"""The argument in which FastDepends carries FastStream's context."""
+RESERVED = frozenset(
+    {CONTEXT, "func", "call", "stack", "cache_dependencies", "nested", "dependency_provider"}
+)
+"""Names that FastDepends' own functions take, so that arguments of these names fail."""
+
+Values = dict[str, Any]
+Validate = Callable[[Values], Values]
+Field = tuple[str, str, Any]
+"""A parameter, what it is called in the context, and its default."""
+
+_PLAIN = (_PydanticSerializer, _PydanticSerializerWithResponse)
+
+
+class Arguments:
+    """Makes the arguments of one function of what is known by name."""
+
+    __slots__ = ("_fields", "_names", "_serializer", "_validate", "call", "respond")
+
+    def __init__(self, model: CallModel) -> None:
+        """Learn what `model` asks for.
+
+        Raises:
+            NotCompiled: it asks for something that only FastDepends knows.
+        """
+        if model.args_name or model.kwargs_name:
+            raise NotCompiled("*args or **kwargs")
+        names = (*model.keyword_args, *model.positional_args)
+        if not RESERVED.isdisjoint(names):
+            raise NotCompiled("a parameter with a name of FastDepends' own")
+        self.call = model.call
+        self._names = names
+        self._fields = context_fields(model)
+        self._serializer = model.serializer
+        self._validate = _validator(model.serializer)
+        self.respond = _response(model)
+        """Checks the result of the function; None: any is right."""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Those that come from the context."""
+        return self._fields
+
+    def of(self, values: Values) -> Values:
+        """The arguments; `values` is changed.
+
+        Raises:
+            Exception: `values` do not fit the parameters.
+        """
+        if self._fields:
+            fill(self._fields, values)
+        serializer = self._serializer
+        if serializer is None:
+            return {name: values[name] for name in self._names if name in values}
+        try:
+            if self._validate is not None:
+                given: Values = self._validate(values).__dict__
+                return given
+            values.update(serializer(values))
+        except Exception as error:  # noqa: BLE001 - raised again
+            refuse(error, serializer)
+        return {name: values[name] for name in self._names if name in values}
+
+
+def fill(fields: tuple[Field, ...], values: Values) -> None:
+    """Add what comes from the context, as `Context.use` does; without a thread for each."""
+    context = values[CONTEXT]
+    for parameter, name, default in fields:
+        value = resolve_context_by_name(name, default, None, context)
+        if EMPTY != value:  # noqa: SIM300 - as FastStream compares them
+            values[parameter] = value
+        else:
+            values.pop(parameter, None)
+
+
+def context_fields(model: CallModel) -> tuple[Field, ...]:
+    """The parameters that come from the context.
+
+    Raises:
+        NotCompiled: one of them is not a plain `Context`.
+    """
+    fields = []
+    custom: Any
+    for parameter, custom in model.custom_fields.items():
+        if type(custom) not in (Context, AsyncContext) or custom.field:
+            raise NotCompiled(f"a {type(custom).__name__} for {parameter!r}")
+        if custom.initial is not None:
+            raise NotCompiled(f"Context(initial=...) for {parameter!r}")
+        name = f"{custom.prefix}{custom.name or custom.param_name}"
+        fields.append((parameter, name, custom.default))
+    return tuple(fields)
+
+
+def _validator(serializer: Serializer | None) -> Callable[[Values], Any] | None:
+    """Pydantic's own validation, if `serializer` does nothing else; its result has a `__dict__`."""
+    if type(serializer) not in _PLAIN:
+        return None
+    fields = serializer.model.__pydantic_fields__  # type: ignore[union-attr]
+    plain_config = dict(serializer.config) == {"arbitrary_types_allowed": True}  # type: ignore[union-attr]
+    renamed = any(field.alias or field.validation_alias for field in fields.values())
+    if not plain_config or renamed or list(fields) != list(serializer.options):  # type: ignore[union-attr]
+        return None
+    validate: Callable[[Values], Any] = serializer.model.__pydantic_validator__.validate_python  # type: ignore[union-attr]
+    return validate
+
+
+def _response(model: CallModel) -> Callable[[Any], Any] | None:
+    serializer = model.serializer
+    if serializer is None or model.is_generator:
+        return None
+    if type(serializer).response is Serializer.response:
+        return None
+    if serializer.response_option["return"].field_type is None and type(serializer) in _PLAIN:
+        return lambda value: None if value is None else serializer.response(value)
+    return serializer.response
+
+
+def takes_anything(model: CallModel, name: str) -> bool:
+    """Whether the parameter is given what there is, unchanged."""
+    field = _field(model, name)
+    return field is not None and field.annotation is Any
+
+
+def takes_any_object(model: CallModel, name: str) -> bool:
+    """Whether the parameter takes any JSON object: what Pydantic does to a dict is copy it."""
+    field = _field(model, name)
+    return field is not None and field.annotation in (dict, dict[str, Any])
+
+
+def _field(model: CallModel, name: str) -> Any:
+    """Pydantic's required field `name` without constraints; None if it has another serializer."""
+    if _validator(model.serializer) is None:
+        return None
+    field = model.serializer.model.__pydantic_fields__[name]  # type: ignore[union-attr]
+    return field if field.is_required() and not field.metadata else None

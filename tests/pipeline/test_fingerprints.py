@@ -1,0 +1,118 @@
+"""A function of FastStream or FastDepends that is not known rules the compiled pipeline out."""
+
+import logging
+from typing import Any
+
+import pytest
+from fast_depends.core import CallModel
+
+from faststream_sqlbroker.adapter.pipeline import HandlerItem
+from faststream_sqlbroker.subscriber.pipeline import choice, fingerprints
+from faststream_sqlbroker.subscriber.pipeline.known import KNOWN
+from faststream_sqlbroker.subscriber.pipeline.replaced import ARGUMENTS, PIPELINE, REPLACED
+from tests.pipeline.seen import Seen
+from tests.pipeline.test_choice import prepared, run_one
+
+
+@pytest.fixture(autouse=True)
+def not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_told", set())
+
+
+def warnings(seen: Seen) -> list[str]:
+    return [event[2] for event in seen.events if event[:2] == ("'log'", str(logging.WARNING))]
+
+
+@pytest.mark.parametrize("group", REPLACED)
+def test_the_installed_versions_are_known(group: str) -> None:
+    assert fingerprints.unknown(group) == []
+
+
+@pytest.mark.parametrize("group", REPLACED)
+def test_each_known_digest_is_of_a_function_that_is_asked_for(group: str) -> None:
+    assert set(KNOWN[group]) == {name for name, _ in fingerprints.digests(group)}
+
+
+async def test_an_unknown_function_of_the_pipeline_means_faststreams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def call(self: Any, /, message: Any, _extra_middlewares: Any) -> Any:
+        seen.add("another call")
+        return await original(self, message=message, _extra_middlewares=_extra_middlewares)
+
+    original = HandlerItem.call
+    seen = Seen()
+    subscriber = await prepared(seen)
+    monkeypatch.setattr(HandlerItem, "call", call)
+    pipeline = subscriber._make_pipeline()
+    assert "HandlerItem.call" in pipeline.reason
+    assert await run_one(pipeline) is not None
+    assert ("'another call'",) in seen.events
+    subscriber._make_pipeline()
+    [warning] = warnings(seen)
+    assert "HandlerItem.call" in warning
+
+
+async def test_an_unknown_function_of_fastdepends_means_its_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def asolve(self: Any, /, *args: Any, **options: Any) -> Any:
+        seen.add("another asolve")
+        return await original(self, *args, **options)
+
+    original = CallModel.asolve
+    seen = Seen()
+    subscriber = await prepared(seen)
+    monkeypatch.setattr(CallModel, "asolve", asolve)
+    pipeline = subscriber._make_pipeline()
+    assert pipeline.is_compiled
+    assert "CallModel.asolve" in pipeline.arguments_reason
+    assert await run_one(pipeline) is not None
+    assert ("'another asolve'",) in seen.events
+    assert len(warnings(seen)) == 1
+
+
+def test_a_function_without_source_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "async def call(self, /, message, _extra_middlewares): ..."
+    names: dict[str, Any] = {}
+    exec(source, names)
+    monkeypatch.setattr(HandlerItem, "call", names["call"])
+    assert fingerprints.unknown(PIPELINE) == ["HandlerItem.call"]
+
+
+def test_a_function_that_is_gone_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(CallModel, "asolve")
+    assert fingerprints.unknown(ARGUMENTS) == ["CallModel.asolve"]
+
+
+def test_something_that_is_no_function_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CallModel, "asolve", object())
+    assert fingerprints.unknown(ARGUMENTS) == ["CallModel.asolve"]
+
+
+def documented() -> Any:
+    def add(a: int, b: str) -> int:
+        """Documented."""
+        # with a comment
+        return a + len(b)
+
+    return add
+
+
+def bare() -> Any:
+    def add(a, b): return a + len(b)  # type: ignore[no-untyped-def]  # fmt: skip
+
+    return add
+
+
+def different() -> Any:
+    def add(a: int, b: str) -> int:
+        return a - len(b)
+
+    return add
+
+
+def test_layout_annotations_and_docstrings_do_not_matter() -> None:
+    one, same, other = (fingerprints._digest(make()) for make in (documented, bare, different))
+    assert one == same
+    assert one != other
