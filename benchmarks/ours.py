@@ -6,13 +6,18 @@ one JSON line.
 """
 
 import asyncio
+import logging
 import multiprocessing
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 from uuid import uuid4
 
+from faststream import BaseMiddleware, Depends
+from pydantic import BaseModel
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -20,6 +25,8 @@ from benchmarks.filling import HEADERS, fill
 from benchmarks.measure import answer, body, clock, compact, percentile
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
+from faststream_sqlbroker.subscriber.usecase import REPLACED
 
 BATCH = 1_000
 QUEUE = "bench"
@@ -47,16 +54,36 @@ def engine_of(url: str, **options: Any) -> AsyncEngine:
     return create_async_engine(made.set(drivername=driver), **options)
 
 
-def subscriber_of(broker: SqlBroker, seen: Seen, *, archive: bool, shape: str) -> Any:
-    """A subscriber whose handler only notes what it was given."""
-    options: Any = {
-        "fetch_batch_size": BATCH,
-        "flush_batch_size": BATCH,
-        "max_not_processed_factor": 2,
-        "retain_in_archive_on_ack": archive,
-        "batch": shape == "batch",
-    }
-    subscriber = broker.subscriber(QUEUE, **options)
+class Item(BaseModel):
+    sku: str
+    quantity: int
+
+
+class Order(BaseModel):
+    """The body, as a model."""
+
+    order: int
+    customer: str
+    currency: str
+    total: float
+    items: list[Item]
+    note: str
+    express: bool
+
+
+class Passes(BaseMiddleware):
+    """A middleware that only hands the message on."""
+
+    async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+        return await call_next(msg)
+
+
+async def _forty() -> int:
+    return 40
+
+
+def _handlers(seen: Seen) -> dict[str, Any]:
+    """Handlers that only note what they were given, by shape."""
     note = seen.append
 
     async def typed(message: dict) -> None:
@@ -68,12 +95,44 @@ def subscriber_of(broker: SqlBroker, seen: Seen, *, archive: bool, shape: str) -
     async def annotated(message: dict, raw: SqlBrokerMessage) -> None:
         note(message["order"])
 
+    async def model(message: Order) -> None:
+        note(message.order)
+
+    async def depends(message: dict, forty: Annotated[int, Depends(_forty)]) -> None:
+        note(message["order"])
+
     async def batch(messages: list[dict]) -> None:
         seen.extend([message["order"] for message in messages])
 
-    return subscriber(
-        {"typed": typed, "untyped": untyped, "annotated": annotated, "batch": batch}[shape]
-    )
+    named = {f.__name__: f for f in (typed, untyped, annotated, model, depends, batch)}
+    return {**named, "middleware": typed, "logged": typed}
+
+
+def broker_of(engine: AsyncEngine | str, shape: str, watch: str) -> SqlBroker:
+    """A broker without a logger, unless the shape says so."""
+    options = _watching(watch)
+    if shape == "middleware":
+        options = {**options, "middlewares": [Passes]}
+    logger = None
+    if shape == "logged":
+        logger = logging.Logger("bench", logging.INFO)  # noqa: LOG001 - of this broker alone
+        handler = logging.StreamHandler(Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+    return SqlBroker(engine, logger=logger, **options)
+
+
+def subscriber_of(broker: SqlBroker, seen: Seen, *, archive: bool, shape: str) -> Any:
+    """A subscriber whose handler only notes what it was given."""
+    options: Any = {
+        "fetch_batch_size": BATCH,
+        "flush_batch_size": BATCH,
+        "max_not_processed_factor": 2,
+        "retain_in_archive_on_ack": archive,
+        "batch": shape == "batch",
+    }
+    subscriber = broker.subscriber(QUEUE, **options)
+    return subscriber(_handlers(seen)[shape])
 
 
 def _watching(watch: str) -> dict[str, Any]:
@@ -85,8 +144,8 @@ def _watching(watch: str) -> dict[str, Any]:
     return watching(watch)
 
 
-async def _dispatch(count: int, shape: str, watch: str) -> dict[str, Any]:
-    broker = SqlBroker("sqlite+aiosqlite:///unused.db", logger=None, **_watching(watch))
+async def _dispatch(count: int, shape: str, watch: str, *, compiled: bool) -> dict[str, Any]:
+    broker = broker_of("sqlite+aiosqlite:///unused.db", shape, watch)
     seen = []
     subscriber_of(broker, seen, archive=True, shape=shape)
     [subscriber] = broker.subscribers
@@ -120,9 +179,10 @@ async def _dispatch(count: int, shape: str, watch: str) -> dict[str, Any]:
     raws = (
         rows if shape != "batch" else [tuple(rows[n : n + BATCH]) for n in range(0, count, BATCH)]
     )
+    handle = Pipeline(subscriber, REPLACED).run if compiled else subscriber.consume
     with clock() as c:
         for raw in raws:
-            await subscriber.consume(raw)
+            await handle(raw)
     _check(count, seen)
     if any(row.outcome is None for row in rows):
         raise RuntimeError("not every message was acked")
@@ -131,14 +191,19 @@ async def _dispatch(count: int, shape: str, watch: str) -> dict[str, Any]:
 
 def dispatch(count: int, shape: str = "typed", watch: str = "") -> dict[str, Any]:
     """FastStream's own: the same handler on ready messages, in one task, with no database."""
-    return asyncio.run(_dispatch(count, shape, watch))
+    return asyncio.run(_dispatch(count, shape, watch, compiled=False))
+
+
+def dispatch_compiled(count: int, shape: str = "typed", watch: str = "") -> dict[str, Any]:
+    """The same through the compiled pipeline."""
+    return asyncio.run(_dispatch(count, shape, watch, compiled=True))
 
 
 async def _consume(
     url: str, count: int, shape: str, watch: str, *, archive: bool
 ) -> dict[str, Any]:
     engine = engine_of(url)
-    broker = SqlBroker(engine, logger=None, **_watching(watch))
+    broker = broker_of(engine, shape, watch)
     seen = []
     subscriber_of(broker, seen, archive=archive, shape=shape)
     await broker.create_tables()
@@ -318,6 +383,7 @@ if __name__ == "__main__":
     answer(
         {
             "dispatch": dispatch,
+            "dispatch_compiled": dispatch_compiled,
             "consume": consume,
             "publish_single": publish_single,
             "publish_concurrent": publish_concurrent,

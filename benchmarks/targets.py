@@ -19,10 +19,26 @@ Python = Callable[[str], Path]
 DISPATCH, BARE = "FastStream's dispatch", "raw claim + archive"
 OURS, UNARCHIVED, BATCH = "ours, archive", "ours, no archive", "ours, batch, archive"
 UNTYPED, ANNOTATED = "ours, untyped, archive", "ours, msg annotation, archive"
+COMPILED = "compiled dispatch"
+WRAPPED, WRAPPED_DISPATCH = "ours, one middleware, archive", "FastStream's dispatch, one middleware"
 
 TO_DISPATCH = Comparison(
-    "consume + archive, typed dict ÷ FastStream's own dispatch", over(OURS, DISPATCH), least=0.80
+    "consume + archive, typed dict ÷ FastStream's own dispatch", over(OURS, DISPATCH), least=1.5
 )
+TO_DISPATCH_ALONE = Comparison(
+    "dispatch of a typed message, CPU ÷ FastStream's",
+    over(COMPILED, DISPATCH, "cpu_each"),
+    most=0.2,
+)
+TO_WITHOUT_MESSAGE = Comparison(
+    "consume + archive with msg: SqlBrokerMessage ÷ without", over(ANNOTATED, OURS), least=0.85
+)
+TO_WRAPPED_DISPATCH = Comparison(
+    "consume + archive with one middleware ÷ FastStream's dispatch with it",
+    over(WRAPPED, WRAPPED_DISPATCH),
+    least=1.1,
+)
+OF_THE_PIPELINE = [TO_DISPATCH, TO_DISPATCH_ALONE, TO_WITHOUT_MESSAGE, TO_WRAPPED_DISPATCH]
 TO_RAW = Comparison("batch handler + archive ÷ raw claim + archive", over(BATCH, BARE), least=0.65)
 TO_SQLBROKER = Comparison(
     "consume + archive ÷ faststream-sqlbroker 0.1.0a11", over(OURS, "sqlbroker"), least=4.5
@@ -52,7 +68,10 @@ def _ours(count: int) -> dict[str, Variant]:
         Variant(OURS, "consume", options={"count": many}),
         Variant(UNARCHIVED, "consume", options={"count": count, "archive": False}),
         Variant(UNTYPED, "consume", options={"count": few, "shape": "untyped"}),
-        Variant(ANNOTATED, "consume", options={"count": few, "shape": "annotated"}),
+        Variant(ANNOTATED, "consume", options={"count": many, "shape": "annotated"}),
+        Variant(COMPILED, "dispatch_compiled", None, options={"count": many}),
+        Variant(WRAPPED, "consume", options={"count": many, "shape": "middleware"}),
+        Variant(WRAPPED_DISPATCH, "dispatch", None, options={"count": many, "shape": "middleware"}),
         Variant(BATCH, "consume", options={"count": count, "shape": "batch"}),
         Variant(BARE, "consume", program=RAW, options={"count": count}),
     ]
@@ -125,8 +144,38 @@ def own(count: int) -> list[Suite]:
     variants[UNARCHIVED] = Variant(
         UNARCHIVED, "consume", options={"count": count // 3, "archive": False}
     )
-    consuming = Suite("consume", list(variants.values()), [TO_DISPATCH, TO_RAW])
-    return [consuming, *_publishing(count), *watching(count)]
+    consuming = Suite("consume", list(variants.values()), [*OF_THE_PIPELINE, TO_RAW])
+    return [consuming, *shapes(count), *_publishing(count), *watching(count)]
+
+
+SHAPES = {
+    "annotated": "msg: SqlBrokerMessage",
+    "model": "a Pydantic model",
+    "depends": "an async Depends",
+    "middleware": "one middleware",
+    "logged": "an INFO logger",
+}
+
+
+def shapes(count: int) -> list[Suite]:
+    """What a handler may ask for and have around it: consuming, compared with FastStream's dispatch
+    of the same handler."""
+    suites = []
+    for shape, name in SHAPES.items():
+        options = {"count": count, "shape": shape}
+        variants = [
+            Variant(DISPATCH, "dispatch", None, options=options),
+            Variant(COMPILED, "dispatch_compiled", None, options=options),
+            Variant(OURS, "consume", options=options),
+        ]
+        comparisons = [
+            Comparison(f"{name}: consume + archive ÷ FastStream's dispatch", over(OURS, DISPATCH)),
+            Comparison(
+                f"{name}: CPU of the dispatch ÷ FastStream's", over(COMPILED, DISPATCH, "cpu_each")
+            ),
+        ]
+        suites.append(Suite(f"handlers with {name}", variants, comparisons))
+    return suites
 
 
 MEASURED, WATCHED = "ours, own metrics", "ours, both middlewares"
@@ -241,11 +290,12 @@ def check(count: int, python: Python) -> list[Suite]:
     variants = _ours(count)
     for name in ("sqlbroker", "outbox", "pgqueuer"):
         variants[name] = _peer(python, name, "consume", count=count)
-    order = (DISPATCH, OURS, "sqlbroker", "outbox", UNARCHIVED, "pgqueuer", BATCH, BARE)
+    pipeline = (DISPATCH, OURS, COMPILED, ANNOTATED, WRAPPED, WRAPPED_DISPATCH)
+    order = (*pipeline, "sqlbroker", "outbox", UNARCHIVED, "pgqueuer", BATCH, BARE)
     consuming = Suite(
         "consume",
         _named(variants, order),
-        [TO_DISPATCH, TO_SQLBROKER, TO_OUTBOX, TO_PGQUEUER, TO_RAW],
+        [*OF_THE_PIPELINE, TO_SQLBROKER, TO_OUTBOX, TO_PGQUEUER, TO_RAW],
     )
     return [
         consuming,

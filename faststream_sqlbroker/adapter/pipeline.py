@@ -2,13 +2,10 @@
 
 from faststream._internal.configs.broker import ConfigComposition
 from faststream._internal.context import Context, ContextRepo
-from faststream._internal.context import resolve as context_resolution
 from faststream._internal.context.composition import ContextRepoComposition
 from faststream._internal.context.repository import ContextScope
 from faststream._internal.context.resolve import resolve_context_by_name
-from faststream._internal.di import config as injection
 from faststream._internal.endpoint.call_wrapper import HandlerCallWrapper
-from faststream._internal.endpoint.subscriber import utils as subscriber_utils
 from faststream._internal.endpoint.subscriber.call_item import HandlerItem
 from faststream._internal.endpoint.subscriber.usecase import SubscriberUsecase
 from faststream._internal.endpoint.subscriber.utils import default_filter
@@ -28,9 +25,6 @@ __all__ = (
     "HandlerItem",
     "LoggerState",
     "SubscriberUsecase",
-    "context_resolution",
     "default_filter",
-    "injection",
     "resolve_context_by_name",
-    "subscriber_utils",
 )

@@ -22,6 +22,7 @@ from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
 from faststream_sqlbroker.broker.pipelines import ServiceTags, refuse_endless_dead_letters
+from faststream_sqlbroker.broker.plain_publish import PlainPublish
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.startup_warnings import startup_warnings
@@ -167,6 +168,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         self._listen_engine = make_listen_engine(listen_url, security=security)
         self._validate_schema = validate_schema_on_start
         self._presence_interval = presence_interval
+        self._plain = PlainPublish()
         clock = Clock()
         store = Store(
             self.engine,
@@ -267,6 +269,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         config: Any = self.config
         serializer = config.fd_config._serializer  # noqa: SLF001
         config.producer.connect(serializer, config.broker_codec, lambda: config.context)
+        self._plain.look(self)
         return self.engine
 
     @override

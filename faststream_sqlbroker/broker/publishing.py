@@ -2,11 +2,13 @@
 
 from typing import TYPE_CHECKING, Any, overload
 
+from faststream.response import Response
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.adapter.broker import BrokerUsecase
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
+from faststream_sqlbroker.broker.plain_publish import PlainPublish
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.requests import request_timeout
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     """`publish`, `publish_batch`, `publish_sync` and `request`."""
+
+    _plain: PlainPublish
 
     @overload
     async def publish(
@@ -68,6 +72,9 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             StoreError: the database refused the message or could not be reached; nothing was
                 written.
         """
+        plain = None if options or isinstance(message, Response) else self._plain.producer(self)
+        if plain is not None:
+            return await plain.publish_plain(message, queue)
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
         cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
         await self.connect()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from faststream.message import encode_message
 from typing_extensions import override
 
 from faststream_sqlbroker.adapter.messages import (
@@ -91,6 +92,16 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         if (cmd.with_ack or cmd.stacked) and self._join([row], required=cmd.with_ack):
             return None
         [message_id] = await self._publisher.publish([row], connection=cmd.connection)
+        return message_id
+
+    async def publish_plain(self, body: Any, queue: str) -> int | None:
+        """`publish` of a command without options, which the default codec encodes; its id."""
+        try:
+            payload, content_type = encode_message(body, self.serializer)
+        except Exception as error:
+            raise _unencodable(body, error) from error
+        row = make_row(queue, payload, content_type, {})
+        [message_id] = await self._publisher.publish([row])
         return message_id
 
     @override

@@ -265,7 +265,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return consumer
 
     def _make_pipeline(self) -> Pipeline:
-        self._pipeline = Pipeline(self, _REPLACED)
+        self._pipeline = Pipeline(self, REPLACED)
         self._log_of_loops(logging.DEBUG, self._pipeline.describe())
         return self._pipeline
 
@@ -481,7 +481,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._outer_config.logger.log(text, level, extra=extra, exc_info=exc_info)
 
 
-_REPLACED = {
+REPLACED = {
     name: getattr(QueueSubscriber, name)
     for name in ("consume", "process_message", "get_log_context")
 }

@@ -89,10 +89,12 @@ async def test_the_variable_rules_it_out(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_the_variable_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "fast")
     subscriber = await prepared(Seen())
+    monkeypatch.setenv(VARIABLE, "fast")
     with pytest.raises(SetupError, match="SQLBROKER_PIPELINE is 'fast': it can be 'compiled'"):
         subscriber._make_pipeline()
+    with pytest.raises(SetupError, match="SQLBROKER_PIPELINE is 'fast': it can be 'compiled'"):
+        await SqlBroker("sqlite+aiosqlite:///unused.db").connect()
 
 
 @pytest.mark.parametrize("on", ["the class", "the subscriber"])

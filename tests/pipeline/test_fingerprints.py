@@ -7,7 +7,7 @@ import pytest
 from fast_depends.core import CallModel
 
 from faststream_sqlbroker.adapter.pipeline import HandlerItem
-from faststream_sqlbroker.subscriber.pipeline import choice, fingerprints
+from faststream_sqlbroker.subscriber.pipeline import fingerprints
 from faststream_sqlbroker.subscriber.pipeline.known import KNOWN
 from faststream_sqlbroker.subscriber.pipeline.replaced import ARGUMENTS, PIPELINE, REPLACED
 from tests.pipeline.seen import Seen
@@ -16,7 +16,7 @@ from tests.pipeline.test_choice import prepared, run_one
 
 @pytest.fixture(autouse=True)
 def not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_told", set())
+    monkeypatch.setattr(fingerprints, "_told", set())
 
 
 def warnings(seen: Seen) -> list[str]:

@@ -67,11 +67,8 @@ USES = {
         "HandlerItem": "makes the message, calls the handler; compiled",
         "LoggerState": "writes FastStream's log lines",
         "SubscriberUsecase": "its process_message is compiled",
-        "context_resolution": "module of resolve_context_by_name, for its fingerprint",
         "default_filter": "tells that a handler has no filter of the user's",
-        "injection": "builds the call of a handler; compiled",
         "resolve_context_by_name": "finds what a parameter asks of the context",
-        "subscriber_utils": "module of default_filter, for its fingerprint",
     },
     "testing": {
         "BrokerFields": "carries our fields of a call assertion",

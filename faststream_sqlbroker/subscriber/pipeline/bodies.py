@@ -45,10 +45,10 @@ def loading(decoder: Any) -> Load:
     def load(message: Any) -> Any:
         known = message.__dict__
         decoded = known[_DECODED]
-        if message.content_type != JSON or decoded or known[_DECODER] != decoder:
+        if known["content_type"] != JSON or decoded or known[_DECODER] is not decoder:
             return UNKNOWN
         try:
-            body = decoded[decoder] = load_json(message.body)
+            body = decoded[decoder] = load_json(known["body"])
         except Exception:  # noqa: BLE001 - decode() raises it where FastStream would
             return UNKNOWN
         return body

@@ -1,9 +1,7 @@
 """Which pipeline a subscriber has, and why."""
 
-import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from faststream import AckPolicy
@@ -18,7 +16,7 @@ from faststream_sqlbroker.subscriber.pipeline.arguments import Call, compile_cal
 from faststream_sqlbroker.subscriber.pipeline.bodies import loading, quick_parse
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
 from faststream_sqlbroker.subscriber.pipeline.dependencies import Found
-from faststream_sqlbroker.subscriber.pipeline.fingerprints import unknown
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import unknown, warn_once
 from faststream_sqlbroker.subscriber.pipeline.guard import Guard
 from faststream_sqlbroker.subscriber.pipeline.parts import Parts
 from faststream_sqlbroker.subscriber.pipeline.plain import Plain
@@ -109,7 +107,7 @@ class Pipeline:
             self.reason = str(why)
 
     def _choose(self) -> None:
-        if _chosen() == GENERIC:
+        if chosen() == GENERIC:
             raise NotCompiled(f"{VARIABLE}={GENERIC}")
         subscriber = self._subscriber
         _refuse_unknown(subscriber, self._own)
@@ -153,22 +151,16 @@ class Pipeline:
         """
         if not (names := unknown(group)):
             return
-        if group not in _told:
-            _told.add(group)
-            text = (
-                f"{instead}, as faststream {version('faststream')} with fast-depends "
-                f"{version('fast-depends')} is not known to the compiled one; messages take more "
-                f"CPU, nothing else changes ({', '.join(names)})"
-            )
-            self._subscriber._log_of_loops(logging.WARNING, text)
+        warn_once(group, instead, names, self._subscriber._log_of_loops)
         raise NotCompiled(f"unknown functions: {', '.join(names)}")
 
 
-_told: set[str] = set()
-"""Groups of unknown functions that this process has warned of."""
+def chosen() -> str:
+    """The pipeline that the environment asks for.
 
-
-def _chosen() -> str:
+    Raises:
+        SetupError: it asks for one that does not exist.
+    """
     value = os.environ.get(VARIABLE, COMPILED)
     if value not in (COMPILED, GENERIC):
         msg = f"{VARIABLE} is {value!r}: it can be {COMPILED!r} (the default) or {GENERIC!r}"

@@ -10,7 +10,7 @@ from faststream_sqlbroker.subscriber.pipeline.uncompiled import NotCompiled
 _ALWAYS = ("handler_", "logger")
 _OF_A_MESSAGE = ("log_context", "message")
 
-Tokens = tuple["Token[Any]", "Token[Any]", "list[Token[Any]]"]
+Tokens = tuple["Token[Any]", "Token[Any]", "Token[Any] | None", "list[Token[Any]]"]
 MessageTokens = tuple["Token[Any]", "Token[Any]"]
 
 
@@ -40,13 +40,8 @@ class Scopes:
     """Enters and leaves the two scopes of a message."""
 
     __slots__ = (
-        "_extra",
-        "_handler",
-        "_log_context",
-        "_logger",
-        "_message",
-        "_repo",
-        "_subscriber",
+        *("_first", "_first_value", "_handler", "_log_context", "_logger"),
+        *("_message", "_others", "_repo", "_subscriber"),
     )
 
     def __init__(self, subscriber: Any, context: Any, extra: dict[str, Any]) -> None:
@@ -61,7 +56,11 @@ class Scopes:
         self._subscriber = subscriber
         self._handler, self._logger = (variable_of(self._repo, name) for name in _ALWAYS)
         self._log_context, self._message = (variable_of(self._repo, name) for name in _OF_A_MESSAGE)
-        self._extra = [(variable_of(self._repo, name), value) for name, value in extra.items()]
+        # Nearly always it is the broker alone.
+        names = list(extra)
+        self._first = variable_of(self._repo, names[0]) if names else None
+        self._first_value = extra[names[0]] if names else None
+        self._others = [(variable_of(self._repo, name), extra[name]) for name in names[1:]]
 
     def holds(self) -> bool:
         """Whether the variables are the ones that FastStream would set: `clear()` forgets them."""
@@ -69,10 +68,12 @@ class Scopes:
 
     def enter(self, logger: Any) -> Tokens:
         """Set what is known before the message is; `leave` takes the result."""
+        first = self._first
         return (
             self._handler.set(self._subscriber),
             self._logger.set(logger),
-            [variable.set(value) for variable, value in self._extra],
+            None if first is None else first.set(self._first_value),
+            [variable.set(value) for variable, value in self._others] if self._others else [],
         )
 
     def enter_message(self, log_context: dict[str, str], message: Any) -> MessageTokens:
@@ -85,8 +86,12 @@ class Scopes:
             log_context, message = of_message
             self._message.reset(message)
             self._log_context.reset(log_context)
-        handler, logger, extra = tokens
-        for (variable, _), token in zip(reversed(self._extra), reversed(extra), strict=True):
-            variable.reset(token)
+        handler, logger, first, others = tokens
+        if others:
+            pairs = zip(reversed(self._others), reversed(others), strict=True)
+            for (variable, _), token in pairs:
+                variable.reset(token)
+        if self._first is not None and first is not None:
+            self._first.reset(first)
         self._logger.reset(logger)
         self._handler.reset(handler)

@@ -9,9 +9,11 @@ digests that `python -m tools.fingerprints` prints to `KNOWN`.
 import ast
 import hashlib
 import inspect
+import logging
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from importlib.metadata import version
 from types import FunctionType
 from typing import Any
 
@@ -27,6 +29,23 @@ _UNSEEN = frozenset({"annotation", "returns", "type_comment", "type_params", "ki
 def unknown(group: str) -> list[str]:
     """The functions of `group` that are not known, by name."""
     return [name for name, digest in digests(group) if digest not in KNOWN[group].get(name, ())]
+
+
+def warn_once(group: str, instead: str, names: Sequence[str], log: Callable[..., None]) -> None:
+    """Warn of unknown functions, the first time that this process finds any of `group`."""
+    if group in _told:
+        return
+    _told.add(group)
+    text = (
+        f"{instead}, as faststream {version('faststream')} with fast-depends "
+        f"{version('fast-depends')} has functions that the compiled pipeline does not know: "
+        f"messages take more CPU, nothing else changes ({', '.join(names)})"
+    )
+    log(logging.WARNING, text)
+
+
+_told: set[str] = set()
+"""Groups that this process has warned of."""
 
 
 def digests(group: str) -> Iterator[tuple[str, str]]:

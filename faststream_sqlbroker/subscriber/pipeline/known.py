@@ -93,5 +93,15 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "ContextRepoComposition.get": ("8e3bb8a8b94a",),
         "ContextRepoComposition.resolve": ("e5373cd1d2f4",),
     },
+    "publishing": {
+        "BrokerUsecase.connect": ("3acd4bf86f6c",),
+        "BrokerUsecase.middlewares": ("55ceebc35f34",),
+        "BrokerUsecase._basic_publish": ("28ea54fffdf7",),
+        "Response.__init__": ("0a0b3b78a234",),
+        "PublishCommand.__init__": ("108f411b9d82",),
+        "BatchPublishCommand.__init__": ("d24ff25f6e8d",),
+        "DefaultCodec.encode": ("91f53452ad50",),
+        "utils.encode_message": ("eba31f0593c8",),
+    },
 }
 """By group and name; several where versions differ in a way that does not matter here."""

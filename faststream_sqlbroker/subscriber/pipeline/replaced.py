@@ -1,5 +1,6 @@
 """The functions of FastStream and FastDepends that the compiled pipeline replaces, by group."""
 
+import sys
 from typing import Any
 
 from fast_depends import use, utils
@@ -8,10 +9,14 @@ from fast_depends.dependencies.provider import Provider
 from fast_depends.library.serializer import Serializer
 from fast_depends.pydantic import serializer as pydantic
 from faststream.message import StreamMessage
+from faststream.message import utils as message_utils
 from faststream.middlewares import logging as critical
 from faststream.middlewares.acknowledgement import middleware as acknowledgement
+from faststream.response import BatchPublishCommand, PublishCommand, Response
 from faststream.response import utils as response
 
+from faststream_sqlbroker.adapter.broker import BrokerUsecase, FastDependsConfig
+from faststream_sqlbroker.adapter.messages import DefaultCodec
 from faststream_sqlbroker.adapter.pipeline import (
     BaseMiddleware,
     ConfigComposition,
@@ -23,15 +28,17 @@ from faststream_sqlbroker.adapter.pipeline import (
     HandlerItem,
     LoggerState,
     SubscriberUsecase,
-    context_resolution,
-    injection,
-    subscriber_utils,
+    default_filter,
+    resolve_context_by_name,
 )
 
 PIPELINE = "pipeline"
 """The way of a message. If one of them is unknown, FastStream's own pipeline runs."""
 ARGUMENTS = "arguments"
 """The arguments of a handler. If one of them is unknown, FastDepends makes the arguments."""
+
+PUBLISHING = "publishing"
+"""A publish without options. If one of them is unknown, FastStream publishes."""
 
 Owned = tuple[Any, tuple[str, ...]]
 """A class or a module, and names in it."""
@@ -80,12 +87,12 @@ REPLACED: dict[str, tuple[Owned, ...]] = {
             ),
         ),
         (LoggerState, ("log",)),
-        (subscriber_utils, ("default_filter",)),
+        (sys.modules[default_filter.__module__], ("default_filter",)),
         (response, ("ensure_response",)),
     ),
     ARGUMENTS: (
-        (injection.FastDependsConfig, ("build_call", "__or__")),
-        (injection, ("_unwrap_message_to_fast_depends_decorator",)),
+        (FastDependsConfig, ("build_call", "__or__")),
+        (sys.modules[FastDependsConfig.__module__], ("_unwrap_message_to_fast_depends_decorator",)),
         (CallModel, ("__init__", "flat_params", "_solve", "_cast_response", "asolve")),
         (Provider, ("get_dependant", "add_dependant", "override")),
         (use, ("_wrap_inject",)),
@@ -94,8 +101,16 @@ REPLACED: dict[str, tuple[Owned, ...]] = {
         (pydantic._PydanticSerializer, ("__init__", "__call__")),
         (pydantic._PydanticSerializerWithResponse, ("__init__", "response")),
         (Context, ("__init__", "use")),
-        (context_resolution, ("resolve_context_by_name",)),
+        (sys.modules[resolve_context_by_name.__module__], ("resolve_context_by_name",)),
         (ContextRepo, ("get", "resolve")),
         (ContextRepoComposition, ("get", "resolve")),
+    ),
+    PUBLISHING: (
+        (BrokerUsecase, ("connect", "middlewares", "_basic_publish")),
+        (Response, ("__init__",)),
+        (PublishCommand, ("__init__",)),
+        (BatchPublishCommand, ("__init__",)),
+        (DefaultCodec, ("encode",)),
+        (message_utils, ("encode_message",)),
     ),
 }
