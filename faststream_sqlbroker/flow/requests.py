@@ -12,6 +12,7 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -102,6 +103,8 @@ class Requests:
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._hinted = False
         """Whether a reply may have come since the last look."""
+        self._look_at = inf
+        """When to look without a hint (monotonic seconds)."""
         self._noted_until = float("-inf")
         self._noting = LoopSemaphore()
         self._unanswered = False
@@ -150,7 +153,7 @@ class Requests:
                 [message_id] = await self._publisher.publish([row])
                 if message_id is None:
                     raise PublishError(_NOT_STORED)
-                self._wake()
+                self._look_within(self._poll)
                 found = await reply
                 answered = True
                 return found
@@ -184,6 +187,16 @@ class Requests:
         self._hinted = True
         self._wake()
 
+    @property
+    def _poll(self) -> float:
+        return LISTENING_POLL if self._wakeups.listening else POLL
+
+    def _look_within(self, seconds: float) -> None:
+        look_at = self._clock.monotonic() + seconds
+        if look_at < self._look_at:
+            self._look_at = look_at
+            self._wake()
+
     def _wake(self) -> None:
         if self._loop is not None:
             self._loop.wake()
@@ -206,20 +219,29 @@ class Requests:
         Raises:
             StoreError: the replies are still there; call again.
         """
-        if not self._pending and not self._hinted:
-            return None
+        left = self._look_at - self._clock.monotonic()
+        if not self._hinted and (left > 0 or not self._pending):
+            return self._next_look(left)
         self._hinted = False
         replies = await self._store.replies.read(self._queue)
         for row in replies:
             self._hand_over(row)
         if replies:
+            # The callers that wait go on before the replies are deleted.
+            await asyncio.sleep(0)
             await self._store.replies.remove([row.id for row in replies])
         if len(replies) >= MOST_READ:
             self._hinted = True
             return 0.0
-        if not self._pending:
+        return self._next_look(self._poll)
+
+    def _next_look(self, seconds: float) -> float | None:
+        """Look again after `seconds`; never if no request waits, or none is published yet."""
+        if not self._pending or seconds == inf:
+            self._look_at = inf
             return None
-        return LISTENING_POLL if self._wakeups.listening else POLL
+        self._look_at = self._clock.monotonic() + seconds
+        return seconds
 
     def _hand_over(self, row: ClaimedMessage) -> None:
         headers = row.headers

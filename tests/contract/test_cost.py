@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker.core.rows import NewMessage, ReadyPair
+from faststream_sqlbroker.core.rows import NewMessage, ReadyPair, Unit
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
@@ -73,6 +73,27 @@ async def far(bench: Bench) -> AsyncIterator[tuple[Proxy, Bench]]:
 async def test_a_batch_takes_one_round_trip_a_step(far: tuple[Proxy, Bench]) -> None:
     proxy, bench = far
     assert await counted(bench, lambda: proxy.round_trips) == dict.fromkeys(NAMES, 1)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("archive", [True, False])
+async def test_acks_that_publish_take_one_round_trip(
+    far: tuple[Proxy, Bench], archive: bool
+) -> None:
+    """As acks alone do; a caller of `request` waits for it."""
+    proxy, bench = far
+    for _ in range(2):
+        await bench.put(SIZE)
+        rows = await bench.claim(limit=SIZE)
+        before = proxy.round_trips
+        unit_of = {row.id: Unit([NewMessage("out", b"1", expires_in=60.0)]) for row in rows[::2]}
+        result = await bench.store.settle(
+            [done(row, archive=archive, unit=unit_of.get(row.id)) for row in rows]
+        )
+        cost = proxy.round_trips - before
+        assert len(result.settled) == SIZE
+        await bench.execute("DELETE FROM message WHERE queue = 'out'")
+    assert cost == 1
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -72,6 +72,41 @@ async def test_a_lost_lease_keeps_the_whole_unit_from_being_written(
     assert [row["id"] for row in await bench.rows(archive=True)] == [rows[3].id, rows[4].id]
 
 
+@pytest.mark.parametrize("archive", [True, False])
+async def test_units_of_one_message_are_written_with_their_own_answers(
+    bench: Bench, archive: bool
+) -> None:
+    """What is published keeps its order and all its fields; of a lost lease, nothing is."""
+    await bench.put(4)
+    rows = await bench.claim()
+    await release(bench, rows[1])
+    units = {
+        rows[0].id: Unit(
+            [
+                NewMessage("out", b"first", '{"a": "1"}', 3, "K", delay=60.0, expires_in=120.0),
+                NewMessage("out", b"\x00second"),
+            ]
+        ),
+        rows[1].id: Unit([NewMessage("out", b"lost")]),
+        rows[3].id: Unit([NewMessage("other", b"third")]),
+    }
+    batch = [done(row, archive=archive, unit=units.get(row.id)) for row in rows]
+    result = await bench.store.settle(batch)
+    assert (result.settled, result.lost) == ({rows[n].id for n in (0, 2, 3)}, {rows[1].id})
+    back, first, *others = await bench.rows()
+    assert back["id"] == rows[1].id
+    names = ("payload", "priority", "key", "attempts_count", "deliveries_count", "dedup_id")
+    assert [first[name] for name in names] == [b"first", 3, "K", 0, 0, None]
+    assert first["created_at"] < first["next_attempt_at"] < first["expires_at"]
+    assert [(row["queue"], bytes(row["payload"])) for row in others] == [
+        ("out", b"\x00second"),
+        ("other", b"third"),
+    ]
+    assert all(row["created_at"] == row["next_attempt_at"] for row in others)
+    kept = [row["id"] for row in await bench.rows(archive=True)]
+    assert kept == ([rows[n].id for n in (0, 2, 3)] if archive else [])
+
+
 async def test_a_message_settled_with_a_unit_but_not_part_of_it_may_be_lost(bench: Bench) -> None:
     await bench.put(3)
     rows = await bench.claim()
@@ -82,8 +117,9 @@ async def test_a_message_settled_with_a_unit_but_not_part_of_it_may_be_lost(benc
     assert [row["queue"] for row in await bench.rows()] == ["q", "out"]
 
 
-async def test_a_refused_answer_leaves_the_unit_as_it_was(bench: Bench) -> None:
-    await bench.put(2)
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_refused_answer_leaves_the_unit_as_it_was(bench: Bench, size: int) -> None:
+    await bench.put(size)
     rows = await bench.claim()
     nowhere: Any = None
     unit = Unit([NewMessage("out", b"fine"), NewMessage(nowhere, b"x")])
@@ -165,6 +201,22 @@ async def test_a_unit_that_a_trigger_cuts_is_not_written(bench: Bench) -> None:
         await bench.store.settle(together(rows, "a"))
     assert await bench.rows() == before
     assert await bench.rows(archive=True) == []
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_an_answer_that_a_trigger_swallows_is_told(bench: Bench) -> None:
+    """The message is acked then: no later delivery would get its answer stored."""
+    await bench.execute(
+        "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF NEW.queue = 'out' THEN RETURN NULL; END IF; RETURN NEW; END $$"
+    )
+    await bench.execute(
+        "CREATE TRIGGER swallow BEFORE INSERT ON message FOR EACH ROW EXECUTE FUNCTION swallow()"
+    )
+    await bench.put(1)
+    [row] = await bench.claim()
+    with pytest.raises(StoreError, match=r"1 messages were published .* 0 were inserted"):
+        await bench.store.settle(together([row], "a"))
 
 
 @with_row_locks

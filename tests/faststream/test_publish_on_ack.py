@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 from faststream import AckPolicy
 from faststream.exceptions import NackMessage
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import (
@@ -250,6 +251,12 @@ async def test_an_answer_that_cannot_be_stored_is_a_failed_attempt(
         if any(row.queue == "out" and row.payload == b"bad" for row in rows):
             raise IntegrityError("INSERT", {}, Exception("a constraint of the user's"))
         return original(connection, rows)
+
+    if store.dialect_name == "postgresql":
+        # It inserts in the statement that acks.
+        check = "ALTER TABLE message ADD CHECK (queue <> 'out' OR payload <> 'bad')"
+        async with look.engine.begin() as connection:
+            await connection.execute(text(check))
 
     await broker.publish_batch("good", "bad", "fine", queue="in")
     with patch.object(store.dialect, "insert", refusing):

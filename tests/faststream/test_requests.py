@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -205,10 +206,14 @@ async def test_how_often_replies_are_looked_for(broker: SqlBroker) -> None:
     """Every 10 ms without wake-ups of other processes; with them, seldom."""
     caller = asyncio.create_task(broker.request("x", "nothing", timeout=LONG))
     requests = broker._requests
-    await eventually(lambda: requests._pending)
+    await eventually(lambda: requests._look_at < inf)
     for listening, expected in ((False, POLL), (True, LISTENING_POLL)):
         broker._wakeups.listening = listening
+        requests._hint(frozenset())
         assert await requests.tick() == expected
+        left = await requests.tick()
+        assert left is not None
+        assert left <= expected
     caller.cancel()
     await asyncio.wait((caller,))
 

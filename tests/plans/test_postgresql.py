@@ -165,10 +165,23 @@ def leased(crowded: Engine) -> Iterator[tuple[Connection, dict[str, list[Any]]]]
         yield connection, {"ids": ids, "tokens": token_of}
 
 
+ON_ACK: dict[str, Any] = {
+    "owners": 0,
+    "queues": "answers",
+    "payloads": "1",
+    "headers": None,
+    "priorities": 0,
+    "keys": None,
+    "delays": None,
+    "times": None,
+    "expiries": None,
+}
 SETTLED: dict[str, dict[str, Any]] = {
     "archive": {"reasons": None, "related": None},
     "archive_acked": {"ends": 500_000},
+    "archive_acked_on_ack": {"ends": 500_000, **ON_ACK},
     "delete": {},
+    "delete_on_ack": ON_ACK,
     "update": {
         "delays": 1.5,
         "queues": None,
@@ -189,6 +202,8 @@ def test_settling_reads_by_the_primary_key(
     """Plans made when nothing was PROCESSING must not fall for the leased index."""
     connection, pairs = leased
     extra = {k: v if k == "lease" else [v] * LEASED for k, v in SETTLED[name].items()}
+    if "owners" in extra:
+        extra["owners"] = pairs["ids"]
     if name in {"archive", "update"}:
         extra |= {
             "states": ["COMPLETED" if name == "archive" else "RETRYABLE"] * LEASED,

@@ -35,9 +35,7 @@ def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
     first = rows[0]
     if first.dedup_id is not None or list(map(_common, rows)).count(_common(first)) != len(rows):
         deduplicated = any(row.dedup_id is not None for row in rows)
-        return Query(
-            sql["insert_dedup" if deduplicated else "insert"], _insert_binds(rows), _firsts
-        )
+        return Query(sql["insert_dedup" if deduplicated else "insert"], insert_binds(rows), _firsts)
     common = _common_binds(first)
     if len(rows) == 1:
         binds = {**common, "payload": first.payload, "headers": first.headers}
@@ -62,7 +60,8 @@ def _common_binds(row: NewMessage) -> dict[str, Any]:
     }
 
 
-def _insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
+def insert_binds(rows: Sequence[NewMessage]) -> dict[str, Any]:
+    """One array for each column."""
     return {
         "queues": [r.queue for r in rows],
         "payloads": [r.payload for r in rows],
@@ -101,6 +100,20 @@ def settle_queries(
     queries += [("update", _update_binds(part)) for part in by_bytes(updated, _new_bytes)]
     end, own = _variant(inside, anew=anew)
     return [Query(sql[name + end], binds | own, _ids) for name, binds in queries]
+
+
+def removing_query(
+    sql: Statements, settlements: Sequence[Settlement], *, archive: bool, end: str
+) -> Query[set[int]] | None:
+    """The one statement, whose name ends in `end`, that acks or deletes all rows; None: it takes
+    others.
+    """
+    acked, archived, deleted, updated = _by_statement(settlements, archive=archive)
+    if archived or updated or (acked and deleted):
+        return None
+    if acked:
+        return Query(sql["archive_acked" + end], _acked_binds(acked), _ids)
+    return Query(sql["delete" + end], _held(deleted), _ids)
 
 
 def _by_statement(

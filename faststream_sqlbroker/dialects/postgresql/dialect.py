@@ -54,6 +54,7 @@ from faststream_sqlbroker.dialects.postgresql.binds import (
 )
 from faststream_sqlbroker.dialects.postgresql.dead_sessions import DeadSessions
 from faststream_sqlbroker.dialects.postgresql.numbered_locks import NumberedLocks
+from faststream_sqlbroker.dialects.postgresql.on_ack import ON_ACK, on_ack, settling_on_ack
 from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.dialects.replies import add_replies
 from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
@@ -73,6 +74,17 @@ def _array(name: str, item: Any) -> Any:
 
 
 _BINDS = _array("queues", String), _array("ids", BigInteger), _array("tokens", Uuid)
+_BODIES = _array("payloads", LargeBinary), _array("headers", Text)
+_NEW = (
+    _array("queues", String),
+    *_BODIES,
+    _array("priorities", SmallInteger),
+    _array("keys", String),
+    _array("delays", Float(53)),
+    _array("times", DateTime(timezone=True)),
+    _array("expiries", Float(53)),
+)
+"""Of messages to insert, each with its own values."""
 
 
 TWO_LENGTHS = "_two_lengths"
@@ -129,19 +141,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         )
         single = bindparam("payload", type_=LargeBinary), bindparam("headers", type_=Text)
         self.add_statement("insert_one", sql.INSERT_ONE, *one, *single)
-        bodies = _array("payloads", LargeBinary), _array("headers", Text)
-        self.add_statement("insert_alike", sql.INSERT_ALIKE, *one, *bodies)
-        self.add_statement("insert_bodies", sql.INSERT_BODIES, *one, bodies[0], single[1])
-        new = (
-            _array("queues", String),
-            *bodies,
-            _array("priorities", SmallInteger),
-            _array("keys", String),
-            _array("dedup_ids", String),
-            _array("delays", Float(53)),
-            _array("times", DateTime(timezone=True)),
-            _array("expiries", Float(53)),
-        )
+        self.add_statement("insert_alike", sql.INSERT_ALIKE, *one, *_BODIES)
+        self.add_statement("insert_bodies", sql.INSERT_BODIES, *one, _BODIES[0], single[1])
+        new = *_NEW, _array("dedup_ids", String)
         conflict = "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING"
         self.add_statement("insert", sql.INSERT, *new, message_literal=literal, conflict="")
         self.add_statement(
@@ -211,6 +213,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             _array("errors", Text),
         )
         held = bindparam("ids", type_=Text), bindparam("places", type_=Text), tokens
+        owned = _array("owners", BigInteger), *_NEW
 
         def add(name: str, settle: str, *binds: Any, **words: str) -> None:
             self.add_statement(name, settle, *binds, **words)
@@ -225,10 +228,12 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             # Not all columns of the message: one of the user's may have the name of ours.
             of_message = ", ".join(f"m.{column}" for column in kept.split(", "))
             ends = bindparam("ends", type_=Text)
-            add(
-                "archive_acked", sql.ARCHIVE_ACKED, *held, ends, columns=kept, of_message=of_message
-            )
+            words = {"columns": kept, "of_message": of_message}
+            add("archive_acked", sql.ARCHIVE_ACKED, *held, ends, **words)
+            acked_too = on_ack(sql.ARCHIVE_ACKED)
+            self.add_statement("archive_acked" + ON_ACK, acked_too, *held, ends, *owned, **words)
         add("delete", sql.DELETE, *held)
+        self.add_statement("delete" + ON_ACK, on_ack(sql.DELETE), *held, *owned)
         moved = (
             _array("delays", Float(53)),
             queues,
@@ -405,10 +410,16 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def settling(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> Work[SettleResult]:
-        """One statement if all end alike and nothing is a unit."""
+        """One statement if all end alike; with units, if they are acks of one message each."""
+        whole = super().settling(settlements, skip_locked=skip_locked)
+        if skip_locked:
+            return whole
+        if any(True for s in settlements if s.unit is not None):
+            archive = self.has_archive
+            return settling_on_ack(self.sql, settlements, archive=archive) or whole
         queries = settle_queries(self.sql, settlements, archive=self.has_archive)
-        if len(queries) > 1 or skip_locked or any(True for s in settlements if s.unit is not None):
-            return super().settling(settlements, skip_locked=skip_locked)
+        if len(queries) > 1:
+            return whole
         [query] = queries
         return Query(
             query.clause, query.binds, lambda rows: settled_of(settlements, query.read(rows))

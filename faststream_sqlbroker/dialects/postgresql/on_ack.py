@@ -1,0 +1,83 @@
+"""Acks, together with the messages that are published with them, in one statement.
+
+It commits by itself, so acks that publish take one round trip, as acks alone do. A message is
+inserted if and only if the same statement has removed the row that it belongs to.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult
+from faststream_sqlbroker.dialects.postgresql.answers import settled_of
+from faststream_sqlbroker.dialects.postgresql.binds import (
+    Statements,
+    insert_binds,
+    removing_query,
+)
+from faststream_sqlbroker.dialects.query import Query
+from faststream_sqlbroker.dialects.sizes import BYTES_TOGETHER, bytes_of
+from faststream_sqlbroker.exceptions import StoreError
+
+ON_ACK = "_on_ack"
+"""Suffix of the names of statements that also insert what is published with the acks."""
+
+_INSERTED = """, n AS (
+  INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, \
+expires_at)
+  SELECT u.queue, u.payload, u.headers::jsonb, u.priority, u.key, statement_timestamp(),
+    coalesce(u.at, statement_timestamp() + coalesce(u.delay, 0) * interval '1 second'),
+    statement_timestamp() + u.expires_in * interval '1 second'
+  FROM unnest(:owners, :queues, :payloads, :headers, :priorities, :keys, :delays, :times, :expiries)
+    WITH ORDINALITY AS u(owner, queue, payload, headers, priority, key, delay, at, expires_in, ord)
+  WHERE u.owner IN (SELECT d.id FROM d)
+  ORDER BY u.ord
+  RETURNING id
+)
+SELECT d.id, (SELECT count(*) FROM n) FROM d
+"""
+
+
+def on_ack(settle: str) -> str:
+    """`settle`, which removes rows, changed to insert the messages of the rows that it removed."""
+    removed, found, _ = settle.rpartition("\nSELECT id FROM d")
+    return (removed if found else f"\nWITH d AS ({settle.rstrip()}\n)") + _INSERTED
+
+
+def settling_on_ack(
+    sql: Statements, settlements: Sequence[Settlement], *, archive: bool
+) -> Query[SettleResult] | None:
+    """The one statement that settles and publishes; None: it takes several.
+
+    One is enough if no unit has several rows, all rows are acked, or all are removed without a
+    trace, and what is published is not large and waits for no other transaction's `dedup_id`.
+    """
+    published = [
+        (s.id, message) for s in settlements if s.unit is not None for message in s.unit.on_ack
+    ]
+    messages = [message for _, message in published]
+    query = removing_query(sql, settlements, archive=archive, end=ON_ACK)
+    if query is None or not _are_simple(settlements, messages):
+        return None
+    owners = [owner for owner, _ in published]
+
+    def read(rows: Iterable[Sequence[Any]]) -> SettleResult:
+        counts = dict(tuple(row) for row in rows)
+        expected = sum(owner in counts for owner in owners)
+        if any(count != expected for count in counts.values()):
+            msg = (
+                f"{expected} messages were published with their acks, but {max(counts.values())} "
+                "were inserted: is there a trigger on the table?"
+            )
+            raise StoreError(msg)
+        return settled_of(settlements, set(counts))
+
+    binds = insert_binds(messages)
+    del binds["dedup_ids"]
+    return Query(query.clause, {**query.binds, "owners": owners, **binds}, read)
+
+
+def _are_simple(settlements: Sequence[Settlement], messages: Sequence[NewMessage]) -> bool:
+    units = [s.unit for s in settlements if s.unit is not None]
+    alone = len(set(units)) == len(units) and len({s.id for s in settlements}) == len(settlements)
+    waits = any(message.dedup_id is not None for message in messages)
+    return alone and not waits and bytes_of(messages) <= BYTES_TOGETHER

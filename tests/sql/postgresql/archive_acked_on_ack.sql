@@ -1,0 +1,24 @@
+WITH d AS (
+  DELETE FROM message m
+  USING unnest((:ids)::bigint[], (:places)::int[], (:ends)::bigint[]) AS u(id, place, ended)
+  WHERE m.id = u.id AND m.lease_token = (:tokens)[u.place]
+  RETURNING m.id, m.queue, m.priority, m.key, m.dedup_id, m.headers, m.payload, m.state, m.attempts_count, m.deliveries_count, m.publish_count, m.origin_id, m.created_at, m.next_attempt_at, m.expires_at, m.first_attempt_at, m.last_attempt_at, m.acquired_at, m.last_error, m.hops, m.policy_key, m.acquired_at + u.ended * interval '1 microsecond' AS ended_at
+), a AS (
+  INSERT INTO message_archive (id, queue, priority, key, dedup_id, headers, payload, state, attempts_count, deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, last_error, hops, policy_key, archived_at)
+  SELECT d.id, d.queue, d.priority, d.key, d.dedup_id, d.headers, d.payload, 'COMPLETED',
+    d.attempts_count + 1, d.deliveries_count, d.publish_count, d.origin_id,
+    d.created_at, d.next_attempt_at, d.expires_at, coalesce(d.first_attempt_at, d.ended_at), d.ended_at,
+    d.acquired_at, d.last_error, d.hops, d.policy_key, statement_timestamp()
+  FROM d
+), n AS (
+  INSERT INTO message (queue, payload, headers, priority, key, created_at, next_attempt_at, expires_at)
+  SELECT u.queue, u.payload, u.headers::jsonb, u.priority, u.key, statement_timestamp(),
+    coalesce(u.at, statement_timestamp() + coalesce(u.delay, 0) * interval '1 second'),
+    statement_timestamp() + u.expires_in * interval '1 second'
+  FROM unnest(:owners, :queues, :payloads, :headers, :priorities, :keys, :delays, :times, :expiries)
+    WITH ORDINALITY AS u(owner, queue, payload, headers, priority, key, delay, at, expires_in, ord)
+  WHERE u.owner IN (SELECT d.id FROM d)
+  ORDER BY u.ord
+  RETURNING id
+)
+SELECT d.id, (SELECT count(*) FROM n) FROM d
