@@ -15,6 +15,7 @@ from faststream.message import decode_message as decode_body
 from faststream_sqlbroker.adapter.messages import json_loads
 from faststream_sqlbroker.batch_start import note_fault
 from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.message import SqlBrokerBatchMessage, SqlBrokerMessage
@@ -55,7 +56,7 @@ class SqlBrokerParser:
             headers=headers,
             reply_to=self._reply_to(row, headers) if REPLY_TO in headers else "",
             content_type=_text(headers, CONTENT_TYPE),
-            correlation_id=_text(headers, CORRELATION_ID) or own_id,
+            correlation_id=correlation_id_of(row, headers),
             message_id=own_id,
         )
 
@@ -103,7 +104,7 @@ class SqlBrokerBatchParser(SqlBrokerParser):
             batch_headers=all_headers,
             reply_to=self._reply_to(first, headers) if REPLY_TO in headers else "",
             content_type=_text(headers, CONTENT_TYPE),
-            correlation_id=_text(headers, CORRELATION_ID) or str(first.id),
+            correlation_id=correlation_id_of(first, headers),
             message_id=f"{first.id}-{last.id}",
         )
 
@@ -173,6 +174,18 @@ class _Encoded(NamedTuple):
 
     body: bytes
     content_type: str | None
+
+
+def correlation_id_of(
+    row: ClaimedMessage, headers: dict[str, Any], ids: CorrelationIds | None = None
+) -> str:
+    """The one that is stored in `headers` of `row`, else the one of `ids`, or of its holder's."""
+    stored = headers.get(CORRELATION_ID)
+    if stored and isinstance(stored, str):
+        return stored
+    if ids is None and row.holder is not None:
+        ids = row.holder.correlation_ids
+    return str(row.id) if ids is None else ids.of(row.id)
 
 
 def _text(headers: dict[str, Any], name: str) -> str | None:

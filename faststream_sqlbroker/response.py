@@ -24,7 +24,8 @@ class PlainOptions(TypedDict, total=False):
     headers: dict[str, Any] | None
     """JSON values by name."""
     correlation_id: str | None
-    """Default: what `id_generator` makes. Without one, the handler sees the message's id."""
+    """Default: what `id_generator` makes. Without one, it is made of the message's
+    id and the database's."""
     reply_to: str
     """Queue for the handler's answer."""
     priority: int | None

@@ -151,9 +151,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             provider: FastDepends' provider.
             context: FastStream's context.
             id_generator: Makes the correlation id of a message that is published without one;
-                `faststream.message.gen_cor_id` makes a UUID, which no other database repeats. By
-                default none is stored, which would take a fifth more CPU of a publish, and handlers
-                see the message's id, which is unique in this database only.
+                `faststream.message.gen_cor_id` makes a random UUID. By default none is stored,
+                which would take a fifth more CPU of a publish, and handlers see a UUID that is made
+                of the message's id and of random bits of the database.
             underlying_driver_annotations: Classes that handlers must not be annotated with, each
                 with the annotation to use instead, or with a faststream.UnderlyingDriverAnnotation
                 that names its import. They are added to those of the broker: AsyncConnection,

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
@@ -14,7 +15,7 @@ from faststream_sqlbroker.core.times import Duration, delay_seconds, lease_secon
 from faststream_sqlbroker.dialects.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import LeaseLostError, SetupError, SqlBrokerError
 from faststream_sqlbroker.flow.direct_claim import DirectClaimer
-from faststream_sqlbroker.parser import CONTENT_TYPE
+from faststream_sqlbroker.parser import CONTENT_TYPE, correlation_id_of
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 
 
@@ -32,11 +33,16 @@ SAME_BODY = SameBody()
 class ReceivedMessage:
     """A message that `broker.pop` removed or `broker.reserve` leased."""
 
-    def __init__(self, row: ClaimedMessage, decoded: Callable[[], Any]) -> None:
-        """`decoded` returns the decoded body, or raises the decoder's error."""
+    def __init__(
+        self, row: ClaimedMessage, decoded: Callable[[], Any], correlation_ids: CorrelationIds
+    ) -> None:
+        """`decoded` returns the decoded body, or raises the decoder's error; `correlation_ids` are
+        the database's.
+        """
         self._row = row
         self._decoded = decoded
         self._headers = row.headers
+        self._correlation_ids = correlation_ids
 
     @property
     def id(self) -> int:
@@ -62,6 +68,11 @@ class ReceivedMessage:
     def headers(self) -> dict[str, Any]:
         """The headers by name, content-type among them."""
         return self._headers
+
+    @property
+    def correlation_id(self) -> str:
+        """The one that it was published with, else the one that handlers see."""
+        return correlation_id_of(self._row, self._headers, self._correlation_ids)
 
     @property
     def raw(self) -> bytes:
@@ -129,7 +140,7 @@ class Reservation(ReceivedMessage):
         lease: float,
     ) -> None:
         """`lease` is in seconds."""
-        super().__init__(row, decoded)
+        super().__init__(row, decoded, direct_claimer.correlation_ids)
         self._direct_claimer = direct_claimer
         self._producer = producer
         self._rules = rules

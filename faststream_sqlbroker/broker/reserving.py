@@ -91,7 +91,8 @@ class SqlBrokerReserving(SqlBrokerLocking):
         )
 
         async def read(row: ClaimedMessage) -> ReceivedMessage:
-            return ReceivedMessage(row, await self._decoded(row))
+            ids = self._direct_claimer.correlation_ids
+            return ReceivedMessage(row, await self._decoded(row), ids)
 
         waited = wait_seconds(wait)
         await self.connect()

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
+from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.outcome import Outcome
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
@@ -218,6 +219,8 @@ class Holder:
     """Whether the rows are removed before the handler starts."""
     log: Callable[..., None] = lambda *_args, **_kwargs: None
     """The subscriber's log function."""
+    correlation_ids: CorrelationIds = field(default_factory=CorrelationIds)
+    """Of the database that the rows are in."""
     warned: set[str] = field(default_factory=set)
     """Warnings that were logged once and are not repeated."""
 

@@ -110,9 +110,9 @@ def _consume(tables: Tables, dialect: Any) -> Iterator[Need]:
 
 
 def _take(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    # A direct claim reads which queues are paused. A subscriber's claims do not: its heartbeat
-    # tells it.
-    yield tables.policy_state, "SELECT", ("scope", "key", "expires_at"), True
+    # A direct claim reads which queues are paused, and what correlation ids are made of. A
+    # subscriber's claims do not: its heartbeat tells it.
+    yield tables.policy_state, "SELECT", ("scope", "key", "expires_at", "info"), True
 
 
 def _request(tables: Tables, dialect: Any) -> Iterator[Need]:

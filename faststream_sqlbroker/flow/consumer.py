@@ -109,7 +109,8 @@ class Consumer:
         self._keeper = LeaseKeeper(
             store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )
-        holder = Holder(self._keeper.extend, self._encode, self._ack_first, log)
+        ids = store.correlation_ids
+        holder = Holder(self._keeper.extend, self._encode, self._ack_first, log, ids)
         self._fetcher = Fetcher(store, held, s, log, self.registration, holder)
         self._flusher = Flusher(
             store,

@@ -59,6 +59,7 @@ class DirectClaimer:
         self.shielded = shielded
         self._log = log
         self.clock = wakeups.clock
+        self.correlation_ids = store.correlation_ids
         self.polls = True
         """Whether a wait looks again and again; a test says when there may be something."""
         self._turns = count()

@@ -76,7 +76,8 @@ class PulledMessages:
             remove=False,
             listen=settings.wakeup != "poll",
         )
-        self._holder = Holder(extend=self._extend, encode=encode, ack_first=False, log=log)
+        ids = claimer.correlation_ids
+        self._holder = Holder(self._extend, encode, ack_first=False, log=log, correlation_ids=ids)
         self._held: dict[int, tuple[weakref.ref[Any], ClaimedMessage]] = {}
         """Messages that are not settled yet, by the id of their row's object."""
         self._iterated: dict[int, ClaimedMessage] = {}

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from functools import partial
 from uuid import UUID
 
+from sqlalchemy import Connection
+
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.database_id import read_database_id
 from faststream_sqlbroker.dialects.direct_claim import (
     DirectClaim,
     Judge,
@@ -17,6 +21,10 @@ from faststream_sqlbroker.dialects.direct_claim import (
     take,
 )
 from faststream_sqlbroker.store.transaction import Transactions
+
+LOOK_INTERVAL = 10.0
+"""Seconds between two looks for the database's part of correlation ids; the first subscriber of the
+fleet draws it."""
 
 
 class DirectClaims:
@@ -27,10 +35,17 @@ class DirectClaims:
     """
 
     def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+        self,
+        transactions: Transactions,
+        dialect: Dialect,
+        places: asyncio.Semaphore,
+        correlation_ids: CorrelationIds,
     ) -> None:
-        """Each operation takes one of the store's `places`."""
+        """Each operation takes one of the store's `places`; `take` completes `correlation_ids`."""
         self._transactions = transactions.planning_anew()
+        self._correlation_ids = correlation_ids
+        self._look_at = float("-inf")
+        """When to look again for what they are made of (monotonic seconds)."""
         self._dialect = dialect
         self._places = places
 
@@ -43,6 +58,10 @@ class DirectClaims:
         twice for a row, if the database makes the broker repeat the transaction. Expired leases of
         `queues` are released if nothing is due, and always with `release`.
         """
+        ids = self._correlation_ids
+        now = self._transactions.clock.monotonic()
+        looks = ids.database_id is None and now >= self._look_at
+        found: str | None = None
         written: list[Settlement] = []
 
         def noted(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
@@ -51,11 +70,19 @@ class DirectClaims:
                 written.append(settlement)
             return settlement, wanted
 
-        return await self._transactions.run(
-            lambda c: take(self._dialect, c, queues, lease, token, noted, release=release),
-            self._places,
-            doing=lambda: needed_to_write(written) | {Activity.TAKE},
+        def work(connection: Connection) -> DirectClaim:
+            nonlocal found
+            if looks:
+                found = read_database_id(connection, self._dialect.tables.policy_state)
+            return take(self._dialect, connection, queues, lease, token, noted, release=release)
+
+        taken = await self._transactions.run(
+            work, self._places, doing=lambda: needed_to_write(written) | {Activity.TAKE}
         )
+        if looks:
+            ids.database_id = found or ids.database_id
+            self._look_at = now + LOOK_INTERVAL
+        return taken
 
     async def settle(self, settlement: Settlement, replaced: Replaced | None) -> SettleResult:
         """Write `settlement`, and a new body if given, if its lease is still held."""

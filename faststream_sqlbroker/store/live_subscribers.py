@@ -10,10 +10,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber, PausedQueue
 from faststream_sqlbroker.dialects import Dialect, replies, worker_leases
 from faststream_sqlbroker.dialects import live_subscribers as rows
+from faststream_sqlbroker.dialects.database_id import make_database_id
 from faststream_sqlbroker.explain.message import explain
 from faststream_sqlbroker.explain.queue_policies import policied_queues
 from faststream_sqlbroker.store.transaction import Transactions
@@ -32,20 +34,29 @@ class LiveSubscribers:
     """
 
     def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+        self,
+        transactions: Transactions,
+        dialect: Dialect,
+        places: asyncio.Semaphore,
+        correlation_ids: CorrelationIds,
     ) -> None:
-        """Each operation takes one of the store's `places`."""
+        """Each operation takes one of the store's `places`; a heartbeat completes
+        `correlation_ids`.
+        """
         self._transactions = transactions.doing(Activity.STATE)
         self._dialect = dialect
         self._places = places
         self._operating = transactions.doing(Activity.OPERATE)
         self._releasing = transactions.doing(Activity.RELEASE)
         self._table = dialect.tables.policy_state
+        self._correlation_ids = correlation_ids
 
     async def announce(
         self, known: rows.Known, changed: set[str], lease: float, *, clean: bool
     ) -> frozenset[str]:
         """Write a heartbeat of the subscribers `known`; the names of the paused queues.
+
+        The first one reads what correlation ids are made of, too.
 
         Args:
             known: The subscribers of this process, by name.
@@ -53,15 +64,18 @@ class LiveSubscribers:
             lease: Seconds for which they count as alive.
             clean: Remove some rows that are no longer needed, too.
         """
+        ids = self._correlation_ids
 
-        def work(connection: Connection) -> frozenset[str]:
+        def work(connection: Connection) -> tuple[frozenset[str], str | None]:
             rows.announce(connection, self._table, known, changed, lease)
             if clean:
                 rows.clean(connection, self._table)
                 replies.clean(self._dialect, connection)
-            return rows.paused_names(connection, self._table)
+            database_id = ids.database_id or make_database_id(connection, self._table)
+            return rows.paused_names(connection, self._table), database_id
 
-        return await self._transactions.run(work, self._places)
+        paused, ids.database_id = await self._transactions.run(work, self._places)
+        return paused
 
     async def living(self) -> list[LiveSubscriber]:
         """The live subscribers, the latest heartbeat first; needs the rights of a subscriber."""

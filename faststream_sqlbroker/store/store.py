@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import (
     Claimed,
     Leases,
@@ -104,13 +105,19 @@ class Store:
             self._shortcut,
             clock=clock,
         )
+        self.correlation_ids = CorrelationIds()
+        """Of messages without one; the policy state has what they are made of."""
         self._consuming = self._transactions.doing(Activity.CONSUME)
         self._places = LoopSemaphore(self.max_connections)
         self.starts = AckFirstStarts(self._transactions, self.dialect, self._places)
         self.policies = PolicyStore(self._transactions, self.dialect, self._places)
         self.locks = LockStore(self._transactions, tables, self._places)
-        self.takes = DirectClaims(self._transactions, self.dialect, self._places)
-        self.live_subscribers = LiveSubscribers(self._transactions, self.dialect, self._places)
+        self.takes = DirectClaims(
+            self._transactions, self.dialect, self._places, self.correlation_ids
+        )
+        self.live_subscribers = LiveSubscribers(
+            self._transactions, self.dialect, self._places, self.correlation_ids
+        )
         self.replies = ReplyStore(self._transactions, self.dialect, self._places)
         self.silent = DeadSessionWatch(self._transactions, self.dialect, self._places)
         self.schedules = Schedules(self._transactions, self.dialect, self._places)

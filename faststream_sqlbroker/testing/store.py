@@ -14,6 +14,9 @@ from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 
 T = TypeVar("T")
 
+DATABASE_ID = "00000000-0000-8000"
+"""What correlation ids begin with."""
+
 
 class StoreClock(Clock):
     """The broker's, which knows the test's."""
@@ -47,6 +50,11 @@ class TestStore(Store):
 
     __test__ = False
     transactions = CountedTransactions
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As `Store`; the correlation ids of messages without one are the same in each test."""
+        super().__init__(*args, **options)
+        self.correlation_ids.database_id = DATABASE_ID
 
     @property
     @override

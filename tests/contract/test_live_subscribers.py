@@ -6,7 +6,12 @@ from typing import Any
 from sqlalchemy import event, select
 
 from faststream_sqlbroker.core.status import describe, worker_name
-from faststream_sqlbroker.dialects.live_subscribers import KEPT_SECONDS, MOST_READ
+from faststream_sqlbroker.dialects.live_subscribers import (
+    KEPT_SECONDS,
+    MOST_READ,
+    PAUSED,
+    SUBSCRIBER,
+)
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
 from tests.helpers import eventually
@@ -39,8 +44,9 @@ async def announce(
 
 async def state(bench: Bench) -> list[Any]:
     table = bench.store.tables.policy_state
+    ours = select(table).where(table.c.scope.in_((SUBSCRIBER, PAUSED)))
     async with bench.store.engine.connect() as connection:
-        return list(await connection.execute(select(table).order_by(table.c.scope, table.c.key)))
+        return list(await connection.execute(ours.order_by(table.c.scope, table.c.key)))
 
 
 async def test_a_registered_subscriber_is_listed_until_it_leaves(bench: Bench) -> None:

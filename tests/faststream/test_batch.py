@@ -30,7 +30,7 @@ async def test_a_handler_gets_a_batch(broker: SqlBroker, look: Look) -> None:
     [(bodies, message)] = got
     assert bodies == [{"n": 0}, {"n": 1}, {"n": 2}]
     assert message.message_id == f"{ids[0]}-{ids[2]}"
-    assert message.correlation_id == str(ids[0])
+    assert message.correlation_id == message.messages[0].correlation_id
     assert message.headers["h"] == 1
     assert [headers["h"] for headers in message.batch_headers] == [1, 1, 1]
     assert isinstance(message.raw_message, tuple)
