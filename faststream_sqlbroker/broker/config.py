@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from faststream import UnderlyingDriverAnnotation
 from faststream.exceptions import IncorrectState
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.adapter.broker import BrokerConfig
 from faststream_sqlbroker.core.metrics import Recorder
@@ -60,6 +60,11 @@ class SqlBrokerConfig(BrokerConfig):
     note_failure: Callable[[Any, BaseException], None] = _not_noted
     """Told of a row, or a batch, and what its handler has raised; for tests."""
     default_driver_annotations: Any = field(default_factory=_driver_annotations)
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The broker's, as `SqlBroker.engine`."""
+        return self.store.engine
 
 
 @dataclass(kw_only=True)

@@ -1,5 +1,6 @@
 """`TestSqlBroker`: a broker's handlers in a unit test, without its database."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -166,14 +167,16 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
                 time.
 
         Raises:
-            SetupError: `with_real` together with `engine` or `clock`, or `engine` is not one of a
-                SQLite file.
+            SetupError: `with_real` together with `engine` or `clock`, `clock` is no VirtualClock,
+                or `engine` is not one of a SQLite file.
         """
         if with_real and (engine is not None or clock is not None):
             raise SetupError(
                 "with_real=True uses the broker's own database and its clock: leave out engine= "
                 "and clock="
             )
+        if clock is not None and not isinstance(clock, VirtualClock):
+            raise SetupError(f"clock must be a VirtualClock, got {clock!r}")
         super().__init__(*brokers, with_real=with_real, connect_only=connect_only)
         self._engine = engine
         self._virtual_clock = clock
@@ -188,6 +191,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
                 async with super()._create_ctx() as brokers:
                     yield brokers
             return
+        _refuse_other_event_loops()
         clock = StandingClock() if self._virtual_clock is None else self._virtual_clock
         database = TestDatabase(clock, self._engine)
         pump = Pump(clock, database)
@@ -346,6 +350,16 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             # Each call names a queue, or messages are moved on: there is nothing to listen to.
             queue = f"sqlbroker-test-{id(publisher)}"
         return broker.subscriber(queue, persistent=False, include_in_schema=False), False
+
+
+def _refuse_other_event_loops() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise SetupError(
+            "TestSqlBroker needs asyncio, as SQLAlchemy's asyncio engines do: with pytest's anyio "
+            'plugin let the fixture anyio_backend return "asyncio"'
+        ) from None
 
 
 def _connect_producer(broker: Any) -> None:

@@ -133,6 +133,12 @@ class SteppedConsumer(Consumer):
         """What is claimed and not taken yet."""
         return [row for row in self.inflight.waiting.items if row is not None]
 
+    async def give_back(self) -> None:
+        """Give back what is claimed and not taken yet."""
+        if self.waiting():
+            self.inflight.give_back_waiting()
+            await self.write()
+
     async def deliver(self) -> None:
         """Run the handler on what waits first, and write the outcome."""
         worker = self._make_worker()

@@ -224,6 +224,14 @@ class TestDatabase:
                         (told, new),
                     )
 
+    async def remove(self, table: str, ids: Sequence[int]) -> None:
+        """Remove messages that no handler works on."""
+        async with self.engine.begin() as connection:
+            await connection.exec_driver_sql(
+                f"DELETE FROM {table} WHERE id IN ({_marks(ids)}) AND state IN ({_LIVE})",
+                tuple(ids),
+            )
+
     async def forget(self, table: str, ids: Sequence[int]) -> None:
         """Remove messages as if they had never been published; their ids are not used again."""
         async with self.engine.begin() as connection:

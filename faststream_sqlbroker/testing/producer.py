@@ -82,6 +82,9 @@ class FakePublisher(Publisher):
             ids = await self._store.insert_in(connection, rows)
             self._held.hold(sync, lambda: self._pump.published(ids, self.table))
             return ids
+        if not sync.in_transaction():
+            # As an INSERT would: without a transaction there would be no COMMIT to wait for.
+            await plain.run_sync(Connection.begin)
         ids = await self._reserve(rows)
         kept = [(i, row) for i, row in zip(ids, rows, strict=True) if i is not None]
         self._held.hold(sync, lambda: self._insert(kept))
@@ -114,6 +117,8 @@ class FakePublisher(Publisher):
             ids = super().publish_sync(rows, connection=connection)
             self._held.hold(plain, lambda: self._pump.published(ids, self.table))
             return ids
+        if not plain.in_transaction():
+            plain.begin()
         self._store.refuse_too_large(rows)
         kept = [(-next(self._negative), row) for row in rows]
         self._held.hold(plain, lambda: self._insert(kept))

@@ -12,6 +12,7 @@ from typing import Any
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.flow.schedules import Scheduler
+from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.testing import clock as clocks
@@ -33,7 +34,8 @@ class Failure:
     """What a handler has raised."""
 
     error: BaseException
-    ids: frozenset[int]
+    keys: frozenset[tuple[str, int]]
+    """Table and id of each of its messages."""
     first: bool
     """Whether it was the first attempt."""
     raised: bool = False
@@ -49,6 +51,11 @@ class Delivery:
     attempts: dict[int, int]
     task: asyncio.Task[None]
     failure: Failure | None = None
+
+    @property
+    def keys(self) -> frozenset[tuple[str, int]]:
+        """Table and id of each of its messages: brokers of one test may have different tables."""
+        return frozenset((self.consumer.table, message_id) for message_id in self.ids)
 
 
 @dataclass
@@ -111,10 +118,11 @@ class Pump:
         self._ever: list[SteppedConsumer] = []
         self._deliveries: dict[asyncio.Task[None], Delivery] = {}
         self._claiming = asyncio.Lock()
+        self._shielded = ShieldedCalls()
         self._progress = 0
         self._blocked = _Blocked()
         self._again_at: dict[SteppedConsumer, int] = {}
-        self._awaited: set[int] = set()
+        self._awaited: set[tuple[str, int]] = set()
         self._failures: list[Failure] = []
         self._attempts: list[Attempt] = []
         self._closed = False
@@ -173,7 +181,7 @@ class Pump:
 
     async def published(self, ids: Collection[int | None], table: str) -> None:
         """Deliver the messages `ids` and all that is due; raise what their first attempts raise."""
-        own = {message_id for message_id in ids if message_id is not None}
+        own = {(table, message_id) for message_id in ids if message_id is not None}
         self._progress += 1
         own -= self._awaited
         self._awaited |= own
@@ -181,18 +189,19 @@ class Pump:
         try:
             await self.run_due()
             await self._ended(own)
-            while not self.clock.is_delivering() and await self._kept_back(own, table):
+            own_ids = [message_id for _, message_id in own]
+            while not self.clock.is_delivering() and await self._kept_back(own_ids, table):
                 await self.run_due()
         finally:
             self._awaited -= own
         self._raise_first(own, seen)
 
-    def _raise_first(self, own: set[int], seen: int) -> None:
+    def _raise_first(self, own: set[tuple[str, int]], seen: int) -> None:
         """Raise the first failure since `seen` that no other publisher waits for."""
         for failure in self._failures[seen:]:
             if failure.raised or not failure.first:
                 continue
-            if failure.ids & own or not failure.ids & self._awaited:
+            if failure.keys & own or not failure.keys & self._awaited:
                 failure.raised = True
                 raise failure.error
 
@@ -221,11 +230,11 @@ class Pump:
         await asyncio.sleep(0)
         return True
 
-    async def _ended(self, ids: set[int]) -> None:
-        """Wait until no other task runs a handler on one of `ids`."""
+    async def _ended(self, own: set[tuple[str, int]]) -> None:
+        """Wait until no other task runs a handler on one of `own`."""
         current = asyncio.current_task()
         for task, delivery in list(self._deliveries.items()):
-            if delivery.ids & ids and task is not current:
+            if delivery.keys & own and task is not current:
                 await self._wait_for(delivery, None)
 
     async def run_due(self, *, limit: float | None = None) -> bool:
@@ -268,12 +277,17 @@ class Pump:
     async def _run_one(self, limit: float | None) -> Delivery | None:
         """The delivery of the first due message; None if none may start."""
         async with self._claiming:
-            consumer = await self._claim_next()
+            consumer = await self._shielded.run(self._claim_next(), self._give_back)
             if consumer is None:
                 return None
             delivery = self._start(consumer)
         await self._wait_for(delivery, limit)
         return delivery
+
+    async def _give_back(self) -> None:
+        """Who has claimed was cancelled."""
+        for consumer in self._consumers:
+            await consumer.give_back()
 
     async def _claim_next(self) -> SteppedConsumer | None:
         """The subscriber that has claimed the first due message; None if none may start."""
@@ -356,7 +370,7 @@ class Pump:
         elif isinstance(error, TimeoutError):
             # The limit of handler_timeout lies around the pipeline.
             first = delivery.attempts[row.id] == 1
-            self._failures.append(Failure(error, delivery.ids, first))
+            self._failures.append(Failure(error, delivery.keys, first))
         self._attempts.append(
             Attempt(
                 row.id,
@@ -371,10 +385,12 @@ class Pump:
         """The handler of `rows`, a row or a tuple of rows, has raised `error`."""
         given: Sequence[ClaimedMessage] = rows if isinstance(rows, tuple | list) else (rows,)
         first = all(not row.attempts_count for row in given)
-        failure = Failure(error, frozenset(row.id for row in given), first)
-        self._failures.append(failure)
         task: Any = asyncio.current_task()
-        if (delivery := self._deliveries.get(task)) is not None:
+        delivery = self._deliveries.get(task)
+        keys = frozenset() if delivery is None else delivery.keys
+        failure = Failure(error, keys, first)
+        self._failures.append(failure)
+        if delivery is not None:
             delivery.failure = failure
 
     async def _wait_for(self, delivery: Delivery, limit: float | None) -> None:

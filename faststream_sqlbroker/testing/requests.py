@@ -1,6 +1,7 @@
 """Requests of a broker under test: the reply is there when the first attempt has ended."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream.exceptions import SubscriberNotFound
@@ -8,6 +9,7 @@ from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.flow.requests import REPLY_ID, ReplyAddress, Requests
+from faststream_sqlbroker.flow.shielded import ShieldedCalls
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.testing.producer import FakePublisher
@@ -24,6 +26,7 @@ class TestRequests(Requests):
         super().__init__(publisher=publisher, **parts)
         self._table = publisher.table
         self._pump = pump
+        self._shielded = ShieldedCalls()
 
     @override
     async def ask(
@@ -41,11 +44,21 @@ class TestRequests(Requests):
         if not self._pump.is_consumed(row.queue):
             raise SubscriberNotFound(f"no subscriber of this test has the queue {row.queue!r}")
         limit = asyncio.timeout(timeout)
+        ids: list[int | None] = []
+
+        async def publish() -> None:
+            ids.extend(await self._publisher.publish([row]))
+
         try:
             async with limit:
-                ids = await self._publisher.publish([row])
+                await self._shielded.run(publish())
                 await self._pump.published(ids, self._table)
+        except asyncio.CancelledError:
+            await self._withdraw(ids)
+            raise
         except TimeoutError as error:
+            if limit.expired():
+                await self._withdraw(ids)
             if not limit.expired():
                 raise  # the handler's own
             msg = f"no reply to the request to queue {row.queue!r} within {timeout} s"
@@ -60,6 +73,10 @@ class TestRequests(Requests):
             f"no reply to the request to queue {row.queue!r}: its first attempt has sent none, or "
             "has not begun; under TestSqlBroker no later one is waited for"
         )
+
+    async def _withdraw(self, ids: Sequence[int | None]) -> None:
+        """Remove a request that is over: in the time of the test it would not expire."""
+        await self._pump.database.remove(self._table, [i for i in ids if i is not None])
 
 
 def _is_for(reply: ClaimedMessage, address: ReplyAddress, correlation_id: str | None) -> bool:

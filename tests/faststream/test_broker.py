@@ -105,6 +105,7 @@ async def test_the_callers_engine_survives(broker: SqlBroker, engine: AsyncEngin
     await broker.start()
     await broker.stop()
     assert engine.pool is pool
+    assert broker.config.broker_config.engine is engine  # the name that the existing package has
     async with engine.connect() as connection:
         assert await connection.scalar(text("SELECT 1")) == 1
 

@@ -18,7 +18,7 @@ from faststream.exceptions import (
     SubscriberNotFound,
 )
 from pydantic import BaseModel
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from faststream_sqlbroker import (
@@ -677,3 +677,92 @@ async def test_many_answers_of_one_handler_are_no_circle(broker: SqlBroker) -> N
     async with TestSqlBroker(broker) as br:
         await br.publish(150, "q")
         assert take.mock.call_count == 150
+
+
+async def test_a_transaction_begins_with_the_publish(broker: SqlBroker, tmp_path: Path) -> None:
+    """Though nothing is written in it: a rollback drops the publish, a COMMIT delivers it."""
+    subscriber = broker.subscriber("q")
+
+    @subscriber
+    async def handle(body: str) -> None: ...
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
+    async with TestSqlBroker(broker) as br:
+        async with engine.connect() as connection:
+            await br.publish("dropped", "q", connection=connection)
+            await connection.rollback()
+            await br.publish("kept", "q", connection=connection)
+            await connection.commit()
+        await br.drain()
+        handle.mock.assert_called_once_with("kept")
+        with create_engine("sqlite://").connect() as plain:
+            br.publish_sync("dropped", "q", connection=plain)
+            plain.rollback()
+            br.publish_sync("also kept", "q", connection=plain)
+            plain.commit()
+        await br.drain()
+        assert [call.args[0] for call in handle.mock.call_args_list] == ["kept", "also kept"]
+    await engine.dispose()
+
+
+async def test_a_request_that_is_over_is_not_asked_again(broker: SqlBroker) -> None:
+    """Its time is real, so it would never expire in a test whose time stands still. It may end
+    before its message is written, while that is claimed, or in its handler.
+    """
+
+    @broker.subscriber("q")
+    async def handle(body: str) -> str:
+        if body == "slow":
+            await asyncio.sleep(60)
+        return body
+
+    async with asyncio.timeout(50), TestSqlBroker(broker) as br:
+        for milliseconds in range(1, 21):
+            with pytest.raises(TimeoutError, match="no reply"):
+                await br.request("slow", "q", timeout=milliseconds / 1_000)
+            assert await (await br.request("quick", "q")).decode() == "quick"
+        for turns in range(0, 60, 3):
+            asking = asyncio.create_task(br.request("slow", "q", timeout=60))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert await (await br.request("quick", "q")).decode() == "quick"
+        assert (await br.drain()).waiting == []
+
+
+def test_other_event_loops_are_refused() -> None:
+    """Such as trio's, in which coroutines run without asyncio."""
+    entering = TestSqlBroker(unreachable()).__aenter__()
+    with pytest.raises(SetupError, match="needs asyncio"):
+        entering.send(None)
+
+
+def test_a_clock_is_a_virtual_clock(broker: SqlBroker) -> None:
+    with pytest.raises(SetupError, match="clock must be a VirtualClock"):
+        TestSqlBroker(broker, clock="10:00")  # type: ignore[call-overload]
+
+
+async def test_brokers_with_their_own_tables_have_their_own_errors() -> None:
+    """Messages of two tables have the same ids."""
+    failing = unreachable()
+    schema = SqlBrokerSchemaConfig(message_table_name="other", message_archive_table_name="kept")
+    working = unreachable(schema=schema)
+
+    @failing.subscriber("q")
+    async def fail(_: str) -> None:
+        await asyncio.sleep(0.01)
+        raise ValueError
+
+    @working.subscriber("q")
+    async def work(_: str) -> None:
+        await asyncio.sleep(0.01)
+
+    async with TestSqlBroker(failing, working):
+        for brokers in ((failing, working), (working, failing)):
+            results = await asyncio.gather(
+                *(broker.publish("x", "q") for broker in brokers), return_exceptions=True
+            )
+            kinds = dict(zip(brokers, map(type, results), strict=True))
+            assert kinds == {failing: ValueError, working: int}
