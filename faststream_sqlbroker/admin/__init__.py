@@ -3,6 +3,7 @@
 from faststream_sqlbroker.admin.admin import Admin
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
+from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.status import (
     Explanation,
@@ -28,6 +29,7 @@ __all__ = (
     "PolicyWait",
     "QueueOverview",
     "Reason",
+    "Repair",
     "Schedule",
     "StoredMessage",
     "UnknownOutcome",

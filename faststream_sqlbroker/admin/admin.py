@@ -5,12 +5,13 @@ from faststream_sqlbroker.admin.messages import Messages
 from faststream_sqlbroker.admin.pauses import Pauses
 from faststream_sqlbroker.admin.policies import Policies
 from faststream_sqlbroker.admin.queues import Queues
+from faststream_sqlbroker.admin.repairs import Repairs
 from faststream_sqlbroker.admin.schedules import Schedules
 from faststream_sqlbroker.admin.unknown import Unknown
 from faststream_sqlbroker.admin.workers import Workers
 
 
-class Admin(Queues, Pauses, Workers, Messages, Policies, Schedules, Unknown, Locks):
+class Admin(Queues, Pauses, Workers, Messages, Repairs, Policies, Schedules, Unknown, Locks):
     """The operations of `broker.admin`; they need the database, but no started broker.
 
     Raises (from every operation):

@@ -50,18 +50,38 @@ def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | fl
     if value is None:
         return None
     if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise SetupError(
-                f"{name} needs a time zone, got the naive datetime {value!r}: "
-                "use datetime.now(timezone.utc)"
-            )
-        return value
+        return _aware(name, value)
     seconds = parse_duration(value, name=name)
     if not 0 <= seconds <= LONGEST_AGE:
         raise SetupError(
             f"{name} must be a datetime, or how long ago: 0 to 100 years, got {short(value)}"
         )
     return seconds
+
+
+def moment_or_delay(name: str, value: Duration | datetime) -> datetime | float:
+    """The moment that the argument `name` gives, or in how many seconds it is.
+
+    Raises:
+        SetupError: it is neither an aware datetime nor a length of time of 0 or more.
+    """
+    if isinstance(value, datetime):
+        return _aware(name, value)
+    seconds = parse_duration(value, name=name)
+    if not 0 <= seconds <= LONGEST_AGE:
+        raise SetupError(
+            f"{name} must be a datetime, or a duration of 0 to 100 years, got {short(value)}"
+        )
+    return seconds
+
+
+def _aware(name: str, value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise SetupError(
+            f"{name} needs a time zone, got the naive datetime {value!r}: "
+            "use datetime.now(timezone.utc)"
+        )
+    return value
 
 
 def text_or_none(name: str, value: str | None) -> str | None:

@@ -20,6 +20,7 @@ class Operations:
         heard: Callable[[frozenset[str]], None] = lambda _paused: None,
         turn: LoopSemaphore | None = None,
         pipelines: Iterable[Any] = (),
+        woken: Callable[[Iterable[str]], None] = lambda _queues: None,
     ) -> None:
         """Work on the tables of `store`.
 
@@ -30,9 +31,11 @@ class Operations:
             turn: Held from the write of a change until `heard` was called, so that of two calls at
                 the same time `heard` gets the later state last.
             pipelines: Their names are shown in explanations.
+            woken: Called with the queues that have a message which may be due now.
         """
         self._store = store
         self._channel = channel
         self._heard = heard
         self._turn = LoopSemaphore() if turn is None else turn
         self._pipelines = pipelines
+        self._woken = woken

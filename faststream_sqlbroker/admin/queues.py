@@ -35,6 +35,7 @@ class Queues(Operations):
             return found
         names = [each.queue for each in found]
         if queue is not None:
+            # The name that was meant is one of the others.
             names = await self._store.overviews.names()
         return [
             each if each.problem is None else replace(each, nearest=nearest_name(each.queue, names))

@@ -260,6 +260,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             heard=self._heartbeat.heard,
             turn=self._heartbeat.turn,
             pipelines=getattr(self, "pipelines", ()),
+            woken=self._wakeups.published,
         )
 
     # -- start and stop ------------------------------------------------------------------------

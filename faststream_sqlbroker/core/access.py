@@ -18,6 +18,7 @@ class Activity(Enum):
     LOCK = "for locks"
     OPERATE = "for operators' commands"
     INSPECT = "to show headers and bodies"
+    REPAIR = "to cancel, move and change messages"
     RELEASE = "to give back a worker's messages"
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 SUPERSEDED = "superseded"
 DUPLICATE = "duplicate"
 EXPIRED = "expired"
+CANCELLED = "cancelled"
 THROTTLED = "throttled"
 REJECTED = "rejected"
 MAX_ATTEMPTS = "max_attempts"
@@ -52,6 +53,7 @@ MEANINGS: dict[str, Meaning] = {
         "the one that has claimed the key",
     ),
     EXPIRED: Meaning("DISCARDED", "`expires_in` was over before a handler could start."),
+    CANCELLED: Meaning("DISCARDED", "An operator cancelled it; who and why is in `last_error`."),
     THROTTLED: Meaning(
         "DISCARDED, FAILED",
         '`Throttle` had no slot, with `when_exceeded="drop"` or `"dead_letter"`.',

@@ -127,15 +127,14 @@ def read_page(
     Raises:
         ValueError: `after` is not a cursor of such a list.
     """
-    names = (*(ARCHIVED_COLUMNS if filters.archived else LIVE_COLUMNS), *(HIDDEN_COLUMNS * hidden))
+    names = _columns(filters, hidden=hidden)
     name, position = (None, None) if after is None else _load(after)
     page = Page([])
     budget = SCANNED
-    walks = list(_walks(connection, dialect, filters))
-    if name is not None:
-        walks = _from(walks, name)
+    walks = _from(list(_walks(connection, dialect, filters)), name)
     for walk in walks:
         at = position if walk.name == name else None
+        # With no room left, one more row still tells whether there is another page.
         room = limit - len(page.rows)
         part = _Part(connection, dialect, walk, at, filters)
         found, end = part.read(names, room, budget)
@@ -146,12 +145,18 @@ def read_page(
             page.after = after
             return page
         if end is not None:
+            # Not the last match: what lies between it and the end has been looked at.
             page.after = _dump(walk, end)
             page.scanned = part.time_of(end)
             return page
         if walk is not walks[-1]:
             budget -= part.looked_at(budget)
     return page
+
+
+def _columns(filters: Filters, *, hidden: bool) -> Sequence[str]:
+    shown = ARCHIVED_COLUMNS if filters.archived else LIVE_COLUMNS
+    return (*shown, *HIDDEN_COLUMNS) if hidden else shown
 
 
 class _Part:
@@ -304,8 +309,10 @@ def _header(walk: Walk, database: str, name: str, value: str) -> Any:
     return found == value
 
 
-def _from(walks: list[Walk], name: str) -> list[Walk]:
+def _from(walks: list[Walk], name: str | None) -> list[Walk]:
     """The walks from the one called `name` on; if it is gone, those that come after it."""
+    if name is None:
+        return walks
     for at, walk in enumerate(walks):
         if walk.name == name:
             return walks[at:]

@@ -105,6 +105,7 @@ def _count(
     if count <= EXACT:
         return Count(count), Count(retried)
     answer = connection.execute(dialect.sql[f"estimate_{kind}"], binds).one()
+    # Statistics may be old: there are at least those that were counted.
     value = max(count, _rows_of(dialect.name, answer))
     how: How = "about"
     if dialect.name == "sqlite":
@@ -141,6 +142,7 @@ def queue_rates(connection: Connection, dialect: Operations) -> QueueRates:
     """
     rates = QueueRates()
     c = dialect.tables.message.c
+    # By id, of which there is an index: ids are drawn in the order of creation, nearly.
     newest = select(c.queue, c.created_at).order_by(c.id.desc()).limit(RATED).subquery()
     since = newest.c.created_at
     statement = select(newest.c.queue, func.count(), func.min(since), clock())

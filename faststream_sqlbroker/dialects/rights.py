@@ -47,6 +47,22 @@ SETTLED = (
 """The columns of a live message that claims and outcomes change."""
 RELEASED = ("state", "acquired_at", "lease_token", "lease_expires_at", "policy_marks")
 """The columns that change when a lease is taken from its worker."""
+REPAIRED = (
+    "queue",
+    "priority",
+    "key",
+    "dedup_id",
+    "state",
+    "attempts_count",
+    "deliveries_count",
+    "next_attempt_at",
+    "first_attempt_at",
+    "last_attempt_at",
+    "last_error",
+    "policy_marks",
+    "hops",
+)
+"""The columns of a message that operators change."""
 HIDDEN = ("payload", "headers")
 """The columns of a message that an operator needs a right of its own for."""
 
@@ -155,6 +171,15 @@ def _inspect(tables: Tables, _dialect: Any) -> Iterator[Need]:
     yield tables.archive, "SELECT", HIDDEN, False
 
 
+def _repair(tables: Tables, dialect: Any) -> Iterator[Need]:
+    claimable = ("claimable",) if dialect.name in MYSQL else ()
+    # A message that is cancelled is copied whole into the archive.
+    yield tables.message, "SELECT", (*tables.message.columns.keys(), *claimable), True
+    yield tables.message, "UPDATE", REPAIRED, False
+    yield tables.message, "DELETE", (), True
+    yield from _archive(tables, dialect)
+
+
 def _release(tables: Tables, _dialect: Any) -> Iterator[Need]:
     yield tables.message, "SELECT", ("id", "queue", *RELEASED, "attempts_count"), False
     yield tables.message, "UPDATE", RELEASED, False
@@ -171,5 +196,6 @@ _NEEDS = {
     Activity.LOCK: _schedule,
     Activity.OPERATE: _operate,
     Activity.INSPECT: _inspect,
+    Activity.REPAIR: _repair,
     Activity.RELEASE: _release,
 }

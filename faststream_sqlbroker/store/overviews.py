@@ -74,6 +74,7 @@ class QueueOverviews:
         return list(fleet.names)
 
     def _fleet(self, connection: Connection) -> _Fleet:
+        # One look for all queues, so that their rates are those of the same minute.
         names, live = queue_names(connection, self._dialect)
         stopped = {p.queue: p for p in paused(connection, self._dialect.tables.policy_state)}
         rates = queue_rates(connection, self._dialect)

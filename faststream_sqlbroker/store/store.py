@@ -48,6 +48,7 @@ from faststream_sqlbroker.store.messages import StoredMessages
 from faststream_sqlbroker.store.overviews import QueueOverviews
 from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.queue_states import QueueStates
+from faststream_sqlbroker.store.repairs import Repairs
 from faststream_sqlbroker.store.replies import ReplyStore
 from faststream_sqlbroker.store.schedules import Schedules
 from faststream_sqlbroker.store.transaction import Transactions
@@ -124,6 +125,7 @@ class Store:
         self.queue_states = QueueStates(self._transactions, self.dialect, self._places)
         self.overviews = QueueOverviews(self._transactions, self.dialect, self._places)
         self.messages = StoredMessages(self._transactions, self.dialect, self._places)
+        self.repairs = Repairs(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)

@@ -17,6 +17,7 @@ from faststream_sqlbroker import (
     SqlBrokerResponse,
     StoreError,
 )
+from faststream_sqlbroker.admin import Repair
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
@@ -317,6 +318,34 @@ async def test_an_operator_who_may_see_bodies(
     assert shown.body == "secret"
     assert (await admin.messages(headers={"a": "b"}, archived=True)).messages == ()
     assert await admin.message(message_id) is not None
+
+
+@servers_only
+async def test_an_operator_who_may_repair(
+    user: Account, owner: SqlBroker, broker: SqlBroker
+) -> None:
+    given(user, *grants("operator", _kind(user))[""])
+    admin = broker.admin
+    message_id = await owner.publish("x", "q", delay=60) or 0
+    actions: list[Callable[[], Awaitable[Repair]]] = [
+        lambda: admin.retry_now(message_id),
+        lambda: admin.postpone(message_id, "1h"),
+        lambda: admin.edit(message_id, priority=3, key="k"),
+        lambda: admin.move(message_id, "other"),
+        lambda: admin.cancel(message_id),
+    ]
+    for action in actions:
+        with pytest.raises(AccessError, match="to cancel, move and change messages"):
+            await action()
+    given(user, *grants("operator", _kind(user))["repair"])
+    assert [(await action()).verdict for action in actions] == ["done"] * 5
+    refused = user.try_as(
+        "UPDATE message SET payload = 'x'",
+        "UPDATE message SET lease_token = NULL",
+        "INSERT INTO message (queue, payload) VALUES ('q', 'x')",
+        "DELETE FROM message_archive",
+    )
+    assert len(refused) == 4
 
 
 @servers_only

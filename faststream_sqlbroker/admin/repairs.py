@@ -1,0 +1,142 @@
+"""Changes of single messages."""
+
+from datetime import datetime
+from typing import Any
+
+from faststream_sqlbroker.admin.arguments import (
+    message_number,
+    moment_or_delay,
+    queue_name,
+    text_or_none,
+)
+from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.repairs import Repair
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.store.live_subscribers import process_name
+
+HIGHEST_PRIORITY = 100
+"""The CHECK of the message table allows as much below 0."""
+UNCHANGED: Any = type("Unchanged", (), {"__repr__": lambda _: "UNCHANGED"})()
+"""The default of an argument for which None has a meaning."""
+
+
+class Repairs(Operations):
+    """Changes of one message that waits.
+
+    None of them changes a message that a subscriber has leased: its handler may run. What they
+    return says so.
+    """
+
+    async def cancel(
+        self, message_id: int | str, *, reason: str | None = None, by: str | None = None
+    ) -> Repair:
+        """End a message that waits: it is DISCARDED with the reason `cancelled`.
+
+        Without an archive it is deleted. A message that another one supersedes, or that holds its
+        key, gives way as if it had been handled.
+
+        Args:
+            message_id: As `publish` returns it; or as text, as in a handler's `message.message_id`.
+            reason: Written to `last_error` with `by`, before the last error; cut to 1 000 bytes.
+            by: Who cancels, as text; default the host and the process id.
+
+        Raises:
+            SetupError: an argument is not valid.
+        """
+        who = text_or_none("by", by) or process_name()
+        why = text_or_none("reason", reason)
+        text = f"cancelled by {who}" + (f": {why}" if why else "")
+        return await self._store.repairs.cancel(message_number(message_id), text)
+
+    async def retry_now(self, message_id: int | str) -> Repair:
+        """Make a message due now that waits for its time or for its next attempt.
+
+        Its attempts and deliveries stay counted. Policies see it as if its own time had come: with
+        `Throttle` per key it needs a slot.
+
+        Raises:
+            SetupError: `message_id` is not a whole number of 64 bits.
+        """
+        return self._told(await self._store.repairs.set_due(message_number(message_id), 0.0))
+
+    async def postpone(self, message_id: int | str, until: Duration | datetime) -> Repair:
+        """Make a message due later, or earlier, than it is.
+
+        Args:
+            message_id: As for `cancel`.
+            until: A duration from now (seconds, a timedelta or text like "1.5h") or an aware
+                datetime, by the database's clock.
+
+        Raises:
+            SetupError: an argument is not valid.
+        """
+        at = moment_or_delay("until", until)
+        return self._told(await self._store.repairs.set_due(message_number(message_id), at))
+
+    async def move(self, message_id: int | str, queue: str) -> Repair:
+        """Move a message to another queue, as a handler's `Move` does: it is due there now.
+
+        Its id, body, headers, key and priority stay; attempts and deliveries are counted anew, and
+        its `dedup_id` is free again.
+
+        Raises:
+            SetupError: an argument is not valid.
+        """
+        name = queue_name(queue)
+        found = await self._store.repairs.move(message_number(message_id), name)
+        if found.done:
+            self._woken([name])
+        return found
+
+    async def edit(
+        self,
+        message_id: int | str,
+        *,
+        priority: int | None = None,
+        key: str | None = UNCHANGED,
+        due: Duration | datetime | None = None,
+    ) -> Repair:
+        """Change how a message waits; what is not given stays.
+
+        Args:
+            message_id: As for `cancel`.
+            priority: -100 to 100; higher comes first.
+            key: What policies and `ordered=True` work on; None takes it away.
+            due: As `until` of `postpone`.
+
+        Raises:
+            SetupError: an argument is not valid, or nothing is given.
+        """
+        fields: dict[str, Any] = {}
+        if priority is not None:
+            fields["priority"] = _priority(priority)
+        if key is not UNCHANGED:
+            fields["key"] = _key(key)
+        at = None if due is None else moment_or_delay("due", due)
+        if not fields and at is None:
+            raise SetupError("edit needs priority, key or due")
+        return self._told(await self._store.repairs.edit(message_number(message_id), fields, at))
+
+    def _told(self, found: Repair) -> Repair:
+        if found.done and found.queue is not None:
+            self._woken([found.queue])
+        return found
+
+
+def _priority(value: int) -> int:
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or not -HIGHEST_PRIORITY <= value <= HIGHEST_PRIORITY
+    ):
+        raise SetupError(f"priority must be a whole number from -100 to 100, got {short(value)}")
+    return value
+
+
+def _key(value: str | None) -> str | None:
+    if value is not None and (problem := name_problem(value)):
+        raise SetupError(f"{short(value)} cannot be a key: {problem}")
+    return value

@@ -1,0 +1,33 @@
+"""What came of an operator's action on one message."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["done", "running", "busy", "ended", "not_found"]
+
+_TEXTS: dict[Verdict, str] = {
+    "done": "done",
+    "running": "not changed: a subscriber has leased it",
+    "busy": "not changed: another transaction has locked it just now; try again",
+    "ended": "not changed: it has ended, and is in the archive",
+    "not_found": "not changed: there is no such message, live or archived",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Whether an operator's action changed a message; `str()` is for people."""
+
+    message_id: int
+    verdict: Verdict
+    queue: str | None = None
+    """Where the message was; None: it was not found, or is archived."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the message was changed."""
+        return self.verdict == "done"
+
+    def __str__(self) -> str:
+        """The message and the verdict."""
+        return f"message {self.message_id}: {_TEXTS[self.verdict]}"

@@ -1,0 +1,118 @@
+"""Operators' changes of one message that waits: each locks its row first, and skips it if another
+transaction has locked it.
+
+A claim that comes first leaves the row PROCESSING, and nothing is changed; one that comes later
+finds the changed row. So no worker's delivery is ever changed by an operator.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, and_, literal_column, select, update
+from sqlalchemy.sql.dml import Update
+
+from faststream_sqlbroker.core.policies.flags import KEPT
+from faststream_sqlbroker.core.repairs import Repair
+from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
+from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.schema.types import clock, later
+
+Change = Callable[[Connection, Any], None]
+"""What is done with the locked row: its id, queue, state and last_error."""
+
+
+def repair(connection: Connection, dialect: Operations, message_id: int, change: Change) -> Repair:
+    """Lock the message and change it, if it waits; `connection` is in a transaction that writes."""
+    table = dialect.tables.message
+    c = table.c
+    locking = select(c.id, c.queue, c.state, c.last_error).where(c.id == message_id)
+    # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
+    row = connection.execute(locking.with_for_update(skip_locked=True)).first()
+    if row is None:
+        return _missing(connection, dialect, message_id)
+    if MessageState[row.state] not in CLAIMABLE_STATES:
+        return Repair(message_id, "running", row.queue)
+    change(connection, row)
+    return Repair(message_id, "done", row.queue)
+
+
+def _missing(connection: Connection, dialect: Operations, message_id: int) -> Repair:
+    """Why no row could be locked."""
+    tables = dialect.tables
+    # Read without a lock, which shows a row that another transaction has locked.
+    live = select(tables.message.c.queue).where(tables.message.c.id == message_id)
+    row = connection.execute(live).first()
+    if row is not None:
+        return Repair(message_id, "busy", row.queue)
+    if tables.archive is not None:
+        ended = select(tables.archive.c.id).where(tables.archive.c.id == message_id)
+        if connection.execute(ended).first() is not None:
+            return Repair(message_id, "ended")
+    return Repair(message_id, "not_found")
+
+
+def note(connection: Connection, dialect: Operations, row: Any, text: str) -> None:
+    """Put `text` before the row's last error."""
+    error = text if not row.last_error else f"{text}\n{row.last_error}"
+    connection.execute(_of(dialect, row).values(last_error=error))
+
+
+def set_due(dialect: Operations, at: datetime | float) -> Change:
+    """Make the message due at a moment, or in so many seconds."""
+
+    def change(connection: Connection, row: Any) -> None:
+        values = {"next_attempt_at": _moment(at), "policy_marks": _kept(dialect)}
+        connection.execute(_of(dialect, row).values(values))
+
+    return change
+
+
+def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float | None) -> Change:
+    """Set columns, and the due time unless `at` is None."""
+
+    def change(connection: Connection, row: Any) -> None:
+        values = dict(fields)
+        if at is not None:
+            values |= {"next_attempt_at": _moment(at), "policy_marks": _kept(dialect)}
+        connection.execute(_of(dialect, row).values(values))
+
+    return change
+
+
+def move_to(dialect: Operations, queue: str) -> Change:
+    """Move the message as a handler's `Move` does: due now, with new counters."""
+    values: dict[str, Any] = {
+        "queue": queue,
+        "state": MessageState.PENDING.name,
+        "attempts_count": 0,
+        "deliveries_count": 0,
+        "first_attempt_at": None,
+        "last_attempt_at": None,
+        "dedup_id": None,
+        "policy_marks": 0,
+        # A person has looked at it: the count of the broker's own moves begins anew.
+        "hops": 0,
+        "next_attempt_at": clock(),
+    }
+    return lambda connection, row: _run(connection, _of(dialect, row).values(values))
+
+
+def _run(connection: Connection, statement: Update) -> None:
+    connection.execute(statement)
+
+
+def _of(dialect: Operations, row: Any) -> Update:
+    table = dialect.tables.message
+    return update(table).where(and_(table.c.id == row.id, table.c.queue == row.queue))
+
+
+def _kept(dialect: Operations) -> Any:
+    """A message that gets another due time has no slot of a Throttle any more."""
+    return dialect.tables.message.c.policy_marks.op("&")(KEPT)
+
+
+def _moment(at: datetime | float) -> Any:
+    if isinstance(at, datetime):
+        return at
+    return later(literal_column(str(round(at * 1_000_000))))
