@@ -2,14 +2,17 @@
 "work": "delay"}'."""
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from benchmarks.filling import fill
 from benchmarks.measure import answer, clock
-from benchmarks.ours import QUEUE, check_rows, consume_all, engine_of
+from benchmarks.ours import DEADLINE, QUEUE, check_rows, consume_all, engine_of
 from faststream_sqlbroker import (
     Concurrency,
     Debounce,
@@ -47,18 +50,13 @@ WORKS = {
 """By the name in the report; every message is handled."""
 
 
-async def _consume(url: str, count: int, work: str, workers: int, handler: float) -> dict[str, Any]:
-    engine = engine_of(url)
-    statements = 0
+Append = Callable[[int], object]
+COUNTED = 10
+"""Statements are counted in a run of this share of the messages."""
 
-    @event.listens_for(engine.sync_engine, "before_cursor_execute")
-    def note(*_: Any) -> None:
-        nonlocal statements
-        statements += 1
 
-    broker = SqlBroker(engine, logger=None)
-    seen: list[int] = []
-    told = WORKS[work]
+def subscribe(broker: SqlBroker, told: Work, workers: int, note: Append, handler: float) -> None:
+    """Let `broker` handle what `told` says; `handler`: seconds that each message takes."""
 
     @broker.subscriber(
         QUEUE, policies=list(told.policies), ordered=told.ordered, max_workers=workers
@@ -66,23 +64,107 @@ async def _consume(url: str, count: int, work: str, workers: int, handler: float
     async def handle(message: dict) -> None:
         if handler:
             await asyncio.sleep(handler)
-        seen.append(message["order"])
+        note(message["order"])
 
-    await broker.create_tables()
-    await fill(engine, count, QUEUE, keys=told.keys)
+
+async def _statements(url: str, count: int, work: str, workers: int) -> float:
+    """Statements a message, in a run of their own: with a listener on the engine, the broker no
+    longer sends any on the driver's own connection.
+    """
+    engine = engine_of(url)
+    broker = SqlBroker(engine, logger=None)
+    seen: list[int] = []
+    subscribe(broker, WORKS[work], workers, seen.append, 0.0)
+    await fill(engine, count, QUEUE, keys=WORKS[work].keys)
     statements = 0
+
+    @event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def note(*_: Any) -> None:
+        nonlocal statements
+        statements += 1
+
+    await consume_all(broker, seen, count)
+    await engine.dispose()
+    return statements / count
+
+
+async def _consume(url: str, count: int, work: str, workers: int, handler: float) -> dict[str, Any]:
+    engine = engine_of(url)
+    broker = SqlBroker(engine, logger=None)
+    seen: list[int] = []
+    subscribe(broker, WORKS[work], workers, seen.append, handler)
+    await broker.create_tables()
+    await fill(engine, count, QUEUE, keys=WORKS[work].keys)
     with clock() as c:
         await consume_all(broker, seen, count)
     if len(seen) != count or len(set(seen)) != count:
         raise RuntimeError(f"{len(seen)} handled, {len(set(seen))} different ones, of {count}")
     await check_rows(engine, live=0, archived=count)
+    await _empty(engine)
     await engine.dispose()
     return {
         "count": count,
         "seconds": c.seconds,
         "cpu": c.cpu,
-        "statements_each": statements / count,
+        "statements_each": await _statements(url, max(1, count // COUNTED), work, workers),
     }
+
+
+async def _empty(engine: AsyncEngine) -> None:
+    # Keys that are handled once stay claimed, and slots that were granted stay granted.
+    async with engine.begin() as connection:
+        await connection.execute(text("DELETE FROM message_policy_state"))
+
+
+async def _until(done: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.perf_counter() + DEADLINE
+    while not await done():
+        if time.perf_counter() > deadline:
+            raise RuntimeError("gave up")
+        await asyncio.sleep(0.02)
+
+
+async def _debounce(url: str, count: int, keys: int, window: float) -> dict[str, Any]:
+    engine = engine_of(url)
+    broker = SqlBroker(engine, logger=None)
+    handled: list[int] = []
+    first = 0.0
+
+    def note(n: int) -> None:
+        nonlocal first
+        first = first or time.perf_counter()
+        handled.append(n)
+
+    subscribe(broker, Work((Debounce(window),)), 20, note, 0.0)
+    await broker.create_tables()
+    await fill(engine, count, QUEUE, keys=keys)
+    await asyncio.sleep(window)  # every burst has ended
+    started = time.perf_counter()
+    with clock() as c:
+        await broker.start()
+
+        async def empty() -> bool:
+            async with engine.connect() as connection:
+                return await connection.scalar(text("SELECT id FROM message LIMIT 1")) is None
+
+        await _until(empty)
+        seconds = time.perf_counter() - started
+        await broker.stop()
+    if sorted(handled) != list(range(count - keys, count)):
+        raise RuntimeError(f"{len(handled)} handled, not the newest of each of {keys} keys")
+    await check_rows(engine, live=0, archived=count)
+    await engine.dispose()
+    return {"count": count, "seconds": seconds, "cpu": c.cpu, "first": first - started}
+
+
+def debounce(
+    url: str, count: int = 200_000, keys: int = 50_000, window: float = 1.0
+) -> dict[str, Any]:
+    """Messages whose bursts have ended when the broker starts; until all have left the queue.
+
+    `first`: seconds to the first delivery.
+    """
+    return asyncio.run(_debounce(url, count, keys, window))
 
 
 def consume(
@@ -90,10 +172,10 @@ def consume(
 ) -> dict[str, Any]:
     """From the start to stopped, with every outcome written; `handler`: seconds that it sleeps.
 
-    The statements are those of SQLAlchemy: what goes by the driver itself is not counted.
+    The statements are counted afterwards, in a shorter run.
     """
     return asyncio.run(_consume(url, count, work, workers, handler))
 
 
 if __name__ == "__main__":
-    answer({"consume": consume})
+    answer({"consume": consume, "debounce": debounce})

@@ -2,10 +2,11 @@
 
 import sys
 
-from benchmarks.compare import Comparison, Reading, Round, Suite, over
+from benchmarks.compare import Comparison, Reading, Round, Suite, alone, over
 from benchmarks.harness import Variant
 
 PROGRAM = (sys.executable, "-m", "benchmarks.policies")
+PROCESSES = (sys.executable, "-m", "benchmarks.processes")
 LEAST = {
     20: {
         "delay": 0.5,
@@ -39,6 +40,7 @@ def policies(count: int) -> list[Suite]:
         least=0.95,
     )
     suites.append(Suite("a rate within reach", limited, [reached], SHOWN))
+    suites += [_three_processes(count), _large_debounce(count)]
     suites += [_compared_with_plain(kind, 20, count // 3) for kind in ("mariadb", "sqlite")]
     return suites
 
@@ -62,6 +64,54 @@ def _compared_with_plain(kind: str, workers: int, count: int) -> Suite:
         for name in names[1:]
     ]
     return Suite(f"policies on {where}", variants, ratios, SHOWN)
+
+
+SHARED = ("throttle", "concurrency by key")
+
+
+def _three_processes(count: int) -> Suite:
+    """What two more processes bring, compared with what they bring to a plain queue."""
+    variants = [
+        Variant(
+            f"{work}, {n} process{'es' if n > 1 else ''}",
+            "consume",
+            "postgresql",
+            PROCESSES,
+            {"count": count, "work": work, "processes": n},
+        )
+        for work in ("plain", *SHARED)
+        for n in (1, 3)
+    ]
+
+    def more(work: str) -> Reading:
+        return over(f"{work}, 3 processes", f"{work}, 1 process")
+
+    def share(work: str) -> Reading:
+        return lambda runs: (more(work)(runs) or 0.0) / (more("plain")(runs) or 1.0)
+
+    ratios = [Comparison("three processes ÷ one: plain", more("plain"))]
+    ratios += [
+        Comparison(f"three processes ÷ one: {work} ÷ plain's", share(work), least=0.9)
+        for work in SHARED
+    ]
+    return Suite("three processes under policies", variants, ratios, ("rate", "cpu_each"))
+
+
+def _large_debounce(count: int) -> Suite:
+    """At the given size always: how long the first delivery takes depends on it."""
+    plain = {"count": count, "work": "plain"}
+    name = "200 000 messages of 50 000 keys"
+    variants = [
+        Variant("plain", "consume", "postgresql", PROGRAM, plain),
+        Variant(name, "debounce", "postgresql", PROGRAM, {"count": 200_000, "keys": 50_000}),
+    ]
+    comparisons = [
+        Comparison(
+            f"Debounce, {name}: first delivery, s after the bursts", alone(name, "first"), most=3.0
+        ),
+        Comparison(f"Debounce, {name}: messages/s ÷ plain", over(name, "plain"), least=0.3),
+    ]
+    return Suite("a large debounce", variants, comparisons, ("rate", "cpu_each"))
 
 
 def _reading(runs: Round) -> float | None:

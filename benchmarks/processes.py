@@ -11,11 +11,14 @@ from typing import Any
 from benchmarks.filling import fill
 from benchmarks.measure import answer, clock
 from benchmarks.ours import DEADLINE, QUEUE, check_rows, engine_of, subscriber_of
+from benchmarks.policies import WORKS, subscribe
 from benchmarks.server import server_cpu
 from faststream_sqlbroker import SqlBroker
 
 PATIENCE = 60.0
 """Seconds for processes to start, and to stop."""
+WORKERS = 20
+"""Of each process that works under policies."""
 REAPED = 0.2
 """Seconds after which the server has counted its ended sessions."""
 
@@ -36,11 +39,14 @@ class Slot:
         self._counts[self._index] += len(list(numbers))
 
 
-async def _serve(url: str, slot: Slot, barrier: Any, stop: Any) -> float:
+async def _serve(url: str, work: str | None, slot: Slot, barrier: Any, stop: Any) -> float:
     """Consume from the barrier's release until told to stop; CPU seconds."""
     engine = engine_of(url)
     broker = SqlBroker(engine, logger=None)
-    subscriber_of(broker, slot, archive=True, shape="typed")
+    if work is None:
+        subscriber_of(broker, slot, archive=True, shape="typed")
+    else:
+        subscribe(broker, WORKS[work], WORKERS, slot.append, 0.0)
     with clock() as c:
         barrier.wait(PATIENCE)
         await broker.start()
@@ -51,14 +57,16 @@ async def _serve(url: str, slot: Slot, barrier: Any, stop: Any) -> float:
     return c.cpu
 
 
-def _child(url: str, index: int, counts: Any, cpu: Any, barrier: Any, stop: Any) -> None:
-    cpu[index] = asyncio.run(_serve(url, Slot(counts, index), barrier, stop))
+def _child(
+    url: str, work: str | None, index: int, counts: Any, cpu: Any, barrier: Any, stop: Any
+) -> None:
+    cpu[index] = asyncio.run(_serve(url, work, Slot(counts, index), barrier, stop))
 
 
-async def _prepare(url: str, count: int) -> None:
+async def _prepare(url: str, count: int, keys: int) -> None:
     engine = engine_of(url)
     await SqlBroker(engine, logger=None).create_tables()
-    await fill(engine, count, QUEUE)
+    await fill(engine, count, QUEUE, keys=keys)
     await engine.dispose()
 
 
@@ -86,12 +94,14 @@ def _join(children: Sequence[BaseProcess]) -> None:
         raise RuntimeError(f"consumers ended with {[child.exitcode for child in children]}")
 
 
-def consume(url: str, count: int, processes: int) -> dict[str, Any]:
+def consume(url: str, count: int, processes: int, work: str | None = None) -> dict[str, Any]:
     """Until the last message is handled; CPU until all have stopped, `db_cpu` being the server's.
 
+    `work` is one of `benchmarks.policies`, by 20 workers in each process; None: as in
+    `benchmarks.ours`.
     `cpu_each` and `db_cpu_each` are CPU seconds a message, None if the server's cannot be seen.
     """
-    asyncio.run(_prepare(url, count))
+    asyncio.run(_prepare(url, count, 0 if work is None else WORKS[work].keys))
     context = multiprocessing.get_context("spawn")
     counts, cpu = (
         context.Array("q", processes, lock=False),
@@ -101,7 +111,7 @@ def consume(url: str, count: int, processes: int) -> dict[str, Any]:
     stop = context.Event()
     shared = counts, cpu, barrier, stop
     children = [
-        context.Process(target=_child, args=(url, n, *shared), daemon=True)
+        context.Process(target=_child, args=(url, work, n, *shared), daemon=True)
         for n in range(processes)
     ]
     for child in children:
