@@ -6,14 +6,28 @@ claim whose COMMIT was not answered can be repeated.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from itertools import groupby
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Table, and_, bindparam, delete, literal, null, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    null,
+    select,
+    update,
+)
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.policy_state import ONCE, upsert
+from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import clock, later
 
 Lock = Callable[..., set[int]]
@@ -49,47 +63,148 @@ def claim_keys(
     }
     # In the order of keys: two transactions that claim the same keys lock them in the same order,
     # so they cannot deadlock.
-    for row in sorted(
-        (r for r in rows if r.id in held), key=lambda r: (r.queue, r.key or "", r.id)
-    ):
-        verdicts[row.id] = _claim_key(connection, table, row, ttl, worker)
+    ours = sorted((r for r in rows if r.id in held), key=lambda r: (r.queue, r.key or "", r.id))
+    if not ours:
+        return verdicts
+    _insert(connection, table, ours, ttl, worker)
+    claims = _read(connection, table, ours)
+    unknown: list[ClaimedMessage] = []
+    taken: list[ClaimedMessage] = []
+    for row in ours:
+        claim = claims[row.queue, row.key]
+        verdicts[row.id] = verdict = claim.judge(row)
+        if verdict[0] is Verdict.UNKNOWN:
+            unknown.append(row)
+            claim.token = None
+        elif verdict[0] is Verdict.START and claim.token != _delivery(row):
+            taken.append(row)
+            claim.take(row)
+    _mark_unknown(connection, table, unknown)
+    _take_over(connection, table, taken, ttl, worker)
     return verdicts
 
 
-def _claim_key(
-    connection: Connection, table: Table, row: ClaimedMessage, ttl: float, worker: str
-) -> tuple[Verdict, int | None]:
-    one = and_(table.c.scope == ONCE + row.queue, table.c.key == row.key)
-    info = {"message": row.id, "worker": worker, "ttl": ttl}
+@dataclass(slots=True)
+class _Claim:
+    """What is stored of one key."""
+
+    token: UUID | None
+    message: int
+    over: bool
+    """Whether its time to live is over."""
+
+    def judge(self, row: ClaimedMessage) -> tuple[Verdict, int | None]:
+        """The verdict on a message of the key, and the message that has the key."""
+        if self.token == _delivery(row):
+            return Verdict.START, row.id
+        lost = row.deliveries_count - 1 > row.attempts_count
+        if self.message == row.id and (not self.over or lost):
+            return Verdict.UNKNOWN, row.id
+        if not self.over:
+            return Verdict.DUPLICATE, self.message
+        return Verdict.START, row.id
+
+    def take(self, row: ClaimedMessage) -> None:
+        """`row` has the key from now on."""
+        self.token = _delivery(row)
+        self.message = row.id
+        self.over = False
+
+
+def _insert(
+    connection: Connection, table: Table, rows: Sequence[ClaimedMessage], ttl: float, worker: str
+) -> None:
+    """Insert the claims, or lock those that are there: what is read afterwards stays true."""
+    binds = [
+        {
+            "scope": ONCE + row.queue,
+            "key": row.key,
+            "lease_token": _delivery(row),
+            "info": {"message": row.id, "worker": worker, "ttl": ttl},
+            "kept": _kept(ttl),
+        }
+        for row in rows
+    ]
     values = {
         "created_at": clock(),
-        "lease_token": literal(_delivery(row), table.c.lease_token.type),
         "lease_expires_at": null(),
         "expires_at": later(bindparam("kept")),
-        "info": literal(info, table.c.info.type),
     }
-    binds = {"kept": round((ttl + KEPT) * 1_000_000)}
-    # Inserts the row, or locks the existing one, so that what is read below stays true.
-    new = {"scope": ONCE + row.queue, "key": row.key}
-    upsert(connection, table, [{**new, **binds}], replaced=("scope",), **values)
-    known = select(table.c.lease_token, table.c.info, table.c.created_at, clock()).where(one)
-    token, info, since, now = connection.execute(known).one()
-    if token == _delivery(row):
-        return Verdict.START, row.id
-    other = info["message"]
-    over = since + timedelta(seconds=info["ttl"]) <= now
-    if other == row.id and (not over or row.deliveries_count - 1 > row.attempts_count):
-        # lease_expires_at puts the row on the list of unknown outcomes. The token is removed,
-        # because the earlier delivery may still be running, only slowly. If it gave its claim back
-        # now, the message would leave that list, and another message of its key would run.
-        connection.execute(
-            update(table).where(one).values(lease_expires_at=clock(), lease_token=null())
-        )
-        return Verdict.UNKNOWN, row.id
-    if not over:
-        return Verdict.DUPLICATE, other
-    connection.execute(update(table).where(one).values(values), binds)
-    return Verdict.START, row.id
+    upsert(connection, table, binds, replaced=("scope",), **values)
+
+
+def _read(
+    connection: Connection, table: Table, rows: Sequence[ClaimedMessage]
+) -> dict[tuple[str, str | None], _Claim]:
+    c = table.c
+    found: dict[tuple[str, str | None], _Claim] = {}
+    for queue, of_queue in groupby(rows, key=lambda row: row.queue):
+        keys = list(dict.fromkeys(row.key for row in of_queue))
+        stored: dict[str, _Claim] = {}
+        for part in chunks(keys):
+            known = select(c.key, c.lease_token, c.info, c.created_at, clock())
+            for key, token, info, since, now in connection.execute(
+                known.where(c.scope == ONCE + queue, c.key.in_(part))
+            ):
+                over = since + timedelta(seconds=info["ttl"]) <= now
+                stored[key] = _Claim(token, info["message"], over)
+        for key in keys:
+            # MySQL takes keys that differ in spaces at their end for one key.
+            same = key if key in stored else next(k for k in stored if k.rstrip() == _bare(key))
+            found[queue, key] = stored[same or ""]
+    return found
+
+
+def _bare(key: str | None) -> str:
+    return (key or "").rstrip()
+
+
+def _mark_unknown(connection: Connection, table: Table, rows: Sequence[ClaimedMessage]) -> None:
+    """Put the claims of `rows` on the list of unknown outcomes, by `lease_expires_at`.
+
+    The token is removed, because the earlier delivery may still be running, only slowly. If it gave
+    its claim back now, the message would leave that list, and another message of its key would run.
+    """
+    if rows:
+        statement = update(table).where(_one(table))
+        statement = statement.values(lease_expires_at=clock(), lease_token=null())
+        connection.execute(statement, [_place(row) for row in rows])
+
+
+def _take_over(
+    connection: Connection, table: Table, rows: Sequence[ClaimedMessage], ttl: float, worker: str
+) -> None:
+    if not rows:
+        return
+    values = {
+        "created_at": clock(),
+        "lease_token": bindparam("token", type_=table.c.lease_token.type),
+        "lease_expires_at": null(),
+        "expires_at": later(bindparam("kept")),
+        "info": bindparam("claim", type_=table.c.info.type),
+    }
+    binds = [
+        {
+            **_place(row),
+            "token": _delivery(row),
+            "claim": {"message": row.id, "worker": worker, "ttl": ttl},
+            "kept": _kept(ttl),
+        }
+        for row in rows
+    ]
+    connection.execute(update(table).where(_one(table)).values(values), binds)
+
+
+def _one(table: Table) -> ColumnElement[bool]:
+    return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
+
+
+def _place(row: ClaimedMessage) -> dict[str, Any]:
+    return {"of_scope": ONCE + row.queue, "of_key": row.key}
+
+
+def _kept(ttl: float) -> int:
+    return round((ttl + KEPT) * 1_000_000)
 
 
 def _delivery(row: ClaimedMessage) -> UUID:
@@ -99,6 +214,8 @@ def _delivery(row: ClaimedMessage) -> UUID:
 
 def give_back_keys(connection: Connection, table: Table, rows: Sequence[ClaimedMessage]) -> None:
     """Remove the claims of these deliveries; claims of others stay."""
-    for row in sorted(rows, key=lambda r: (r.queue, r.key or "")):
-        one = table.c.scope == ONCE + row.queue, table.c.key == row.key
-        connection.execute(delete(table).where(*one, table.c.lease_token == _delivery(row)))
+    statement = delete(table).where(_one(table), table.c.lease_token == bindparam("token"))
+    ours = sorted(rows, key=lambda row: (row.queue, row.key or ""))
+    if ours:
+        binds = [{**_place(row), "token": _delivery(row)} for row in ours]
+        connection.execute(statement, binds)

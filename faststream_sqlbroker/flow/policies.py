@@ -25,6 +25,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.key_claims import KeyClaims, Verdicts
 from faststream_sqlbroker.flow.loop import Log, backoff, is_told
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 Rows = list[ClaimedMessage]
-Verdicts = dict[int, tuple[Verdict, int | None]]
-"""By message, with the one that has its key."""
 REST_STEP = 0.1
 """Seconds after which a worker that rests looks whether it is to stop."""
 REPEATS = 5
@@ -84,6 +83,7 @@ class PolicyStarts:
         self._log = log
         self._stopping = stopping
         self._once = next((policy for policy in policies if isinstance(policy, Once)), None)
+        self._keys = None if self._once is None else KeyClaims(store, self._once.ttl / MICROSECONDS)
         self._rest = next(
             (policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0
         )
@@ -138,9 +138,9 @@ class PolicyStarts:
 
     async def _claim_keys(self, rows: Rows) -> Rows:
         keyed = self._keyed(rows)
-        if self._once is None or not keyed:
+        if self._keys is None or not keyed:
             return rows
-        claim = self._claimed(keyed, self._once.ttl / MICROSECONDS)
+        claim = self._claimed(self._keys, keyed)
         verdicts = await self._shielded.run(claim, lambda: self._cut_off(rows, keyed))
         if isinstance(verdicts, StoreError):
             await self._not_started(rows, verdicts)
@@ -162,18 +162,16 @@ class PolicyStarts:
         if not row.lease_lost:  # while its key was asked for
             self._inflight.finish(self._settlements.one(row, row.outcome, attempted=False))
 
-    async def _claimed(self, rows: Rows, ttl: float) -> Verdicts | StoreError:
+    async def _claimed(self, keys: KeyClaims, rows: Rows) -> Verdicts | StoreError:
         """The verdicts, or why there are none: returned, as after an error, too, a cancelled caller
         gives back.
         """
         failures = 0
         while True:
-            try:
-                return await self._store.policies.claim_keys(rows, ttl)
-            except StoreError as error:
-                failures += 1
-                if failures == REPEATS or not isinstance(error, UnknownOutcomeError):
-                    return error
+            answer = await keys.claim(rows)
+            failures += 1
+            if failures == REPEATS or not isinstance(answer, UnknownOutcomeError):
+                return answer
             await self._clock.sleep(backoff(failures, self._clock))
 
     async def _cut_off(self, rows: Rows, keyed: Rows) -> None:

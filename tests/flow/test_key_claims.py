@@ -1,0 +1,117 @@
+"""Claims of keys that workers ask for at the same time share a transaction (Z4)."""
+
+import asyncio
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from faststream_sqlbroker.core.policies import Once
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.dialects.once import Verdict
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.flow.key_claims import KeyClaims
+from tests.flow.conftest import Rig
+from tests.helpers import eventually
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class Policies:
+    """A store that answers when told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.go = asyncio.Event()
+        self.refused: dict[int, StoreError] = {}
+
+    async def claim_keys(self, rows: list[ClaimedMessage], _ttl: float) -> Any:
+        self.asked.append([row.id for row in rows])
+        await self.go.wait()
+        for row in rows:
+            if row.id in self.refused:
+                raise self.refused[row.id]
+        return {row.id: (Verdict.START, row.id) for row in rows}
+
+
+@pytest.fixture
+def policies() -> Policies:
+    return Policies()
+
+
+def row(number: int) -> ClaimedMessage:
+    return ClaimedMessage(
+        number, "q", b"", {}, 0, f"k{number}", 0, 1, 1, NOW, NOW, None, None, None, NOW, uuid4()
+    )
+
+
+def ask(policies: Policies, *ids: int) -> "list[asyncio.Task[Any]]":
+    """One worker for each of `ids`."""
+    store: Any = SimpleNamespace(policies=policies)
+    claims = getattr(policies, "claims", None) or KeyClaims(store, 60.0)
+    policies.claims = claims  # type: ignore[attr-defined]
+    return [asyncio.create_task(claims.claim([row(i)])) for i in ids]
+
+
+async def test_workers_that_ask_together_share_a_transaction(policies: Policies) -> None:
+    first = ask(policies, 1, 2, 3)
+    await eventually(lambda: policies.asked == [[1, 2, 3]])
+    second = ask(policies, 4, 5)
+    await asyncio.sleep(0)
+    policies.go.set()
+    answers = await asyncio.gather(*first, *second)
+    assert policies.asked == [[1, 2, 3], [4, 5]]
+    assert answers == [{i: (Verdict.START, i)} for i in (1, 2, 3, 4, 5)]
+
+
+async def test_what_the_database_refuses_keeps_no_other(policies: Policies) -> None:
+    policies.go.set()
+    policies.refused[2] = StoreError("no such key")
+    one, two, three = await asyncio.gather(*ask(policies, 1, 2, 3))
+    assert (one, three) == ({1: (Verdict.START, 1)}, {3: (Verdict.START, 3)})
+    assert two is policies.refused[2]
+    assert policies.asked == [[1, 2, 3], [1], [2], [3]]
+
+
+async def test_a_passing_failure_is_everyones(policies: Policies) -> None:
+    policies.go.set()
+    policies.refused[2] = TransientStoreError("the database is busy")
+    assert await asyncio.gather(*ask(policies, 1, 2)) == [policies.refused[2]] * 2
+    assert policies.asked == [[1, 2]]
+
+
+async def test_an_unexpected_error_reaches_all_and_the_next_go_on(policies: Policies) -> None:
+    policies.refused[1] = RuntimeError("a bug")  # type: ignore[assignment]
+    first = ask(policies, 1, 2)
+    await eventually(lambda: policies.asked == [[1, 2]])
+    second = ask(policies, 3)
+    await asyncio.sleep(0)
+    policies.go.set()
+    errors = await asyncio.gather(*first, return_exceptions=True)
+    assert errors == [policies.refused[1]] * 2
+    assert await asyncio.gather(*second) == [{3: (Verdict.START, 3)}]
+
+
+async def test_messages_of_one_key_that_start_together_run_once(rig: Rig) -> None:
+    """Also in one statement: the first of them has the key."""
+    ids = await rig.put(5, key="a")
+    rows = await rig.claim(10)
+    verdicts = await rig.store.policies.claim_keys(rows, 60.0)
+    assert verdicts == {
+        ids[0]: (Verdict.START, ids[0]),
+        **dict.fromkeys(ids[1:], (Verdict.DUPLICATE, ids[0])),
+    }
+    assert await rig.store.policies.claim_keys(rows, 60.0) == verdicts, "a repeat changes nothing"
+
+
+async def test_twenty_workers_handle_each_key_once(rig: Rig) -> None:
+    await rig.store.insert([NewMessage("q", b"1", key=f"k{n % 30}") for n in range(90)])
+    await rig.consumer(policies=[Once("1h")], max_workers=20, max_fetch_interval=0.1).start()
+
+    async def all_gone() -> bool:
+        return not await rig.rows()
+
+    await eventually(all_gone)
+    assert sorted(str(row.key) for row in rig.handled) == sorted(f"k{n}" for n in range(30))
