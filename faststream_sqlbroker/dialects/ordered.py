@@ -12,7 +12,7 @@ page of keys and a page of messages without a key, from where the last claim sto
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -22,6 +22,7 @@ from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, bi
 from faststream_sqlbroker.core.rows import Claimed, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import ordered_sql as sql
+from faststream_sqlbroker.dialects.key_gate import UNLIMITED, Key, KeyGate
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.suspects import OTHERS, SUSPECT_BINDS
 
@@ -29,9 +30,6 @@ WINDOW = 100
 """Least number of messages, and of keys, that a claim looks at; twice its limit if that is more."""
 FREE_PAGE = 1_000
 """Due messages that a claim searches for such without a key, where the window was full."""
-
-Key = str | bytes
-"""As selected: SQLite gives bytes, which need not be text."""
 
 
 @dataclass
@@ -88,6 +86,7 @@ class OrderedClaims:
         add("soon", sql.SOON, ids)
         add("keys", keys, queue, size, bindparam("start", type_=String))
         add("keys_ready", sql.of_ready(keys), queue, size, bindparam("start", type_=String), mask)
+        add("keys_due", sql.KEYS_DUE, queue, size, bindparam("scope", type_=String), mask)
 
     def claim(
         self,
@@ -178,6 +177,7 @@ class Heads:
         mask: int = 0,
         per_key: int | None = None,
         starting: int | None = None,
+        gate: KeyGate | None = None,
     ) -> None:
         """Look for up to `limit` messages, under the queues' locks.
 
@@ -188,10 +188,11 @@ class Heads:
             others: Pass over these suspects.
             taken: Not these.
             mask: Only such as have these marks of policies.
-            per_key: So many leases of a key at a time, in no order; None: the first of each key,
-                one at a time.
+            per_key: So many leases of a key at a time, in no order, or UNLIMITED; None: the first
+                of each key, one at a time.
             starting: So many of them start at once. The others wait for a worker, and are of keys
                 that have no lease: what waits must not take those of other processes' workers.
+            gate: Passes over keys of which nothing may start.
         """
         self._connection = connection
         self._sql = statements
@@ -199,7 +200,8 @@ class Heads:
         self._end, self._binds = ("", {}) if others is None else ("_others", others.binds)
         self._mask = mask
         self._per_key = per_key
-        self._starting = limit if starting is None else starting
+        self._starting = limit if starting is None or per_key == UNLIMITED else starting
+        self._gate = gate
         self._size = max(WINDOW, 2 * limit)
         self._busy: dict[str, Counter[Key]] = {}
         self._taken = set(taken)
@@ -218,7 +220,7 @@ class Heads:
         more = False
         for queue in dict.fromkeys(p.queue for p in crowded):
             if not self.full:
-                more = self._scan_keys(queue, cursors) or more
+                more = self._scan_other_keys(queue, cursors) or more
         for pair in crowded:
             if not self.full:
                 more = self._scan_free(pair, cursors) or more
@@ -241,9 +243,10 @@ class Heads:
 
     def may_start(self, queue: str, message_id: int, key: Key) -> bool:
         """Whether this message could be one of `ids`."""
-        if self._per_key is None:
-            return self.is_head(queue, message_id, key)
-        return self._busy_keys(queue)[key] < self._per_key
+        if self._per_key is None and not self.is_head(queue, message_id, key):
+            return False
+        self._look_at([key])
+        return self._has_room(queue, key)
 
     def _scan_window(self, pair: ReadyPair, cursors: Cursors) -> bool:
         """Take the heads among the oldest due messages of `pair`; whether there may be more."""
@@ -251,6 +254,7 @@ class Heads:
         rows = self._execute(
             f"ordered_window{self._end}", **binds, **self._binds, mask=self._mask
         ).all()
+        self._look_at(row[1] for row in rows)
         for message_id, key, expired, _due, head in rows:
             if expired:
                 if message_id not in self._taken:
@@ -264,6 +268,12 @@ class Heads:
             cursors.rows[pair.queue, pair.priority] = (rows[-1][3], rows[-1][0])
         return full
 
+    def _scan_other_keys(self, queue: str, cursors: Cursors) -> bool:
+        """Take heads of keys that the window does not show; whether there may be more."""
+        if self._gate is not None and self._per_key is not None:
+            return self._scan_due_keys(queue, cursors, self._gate)
+        return self._scan_keys(queue, cursors)
+
     def _scan_keys(self, queue: str, cursors: Cursors) -> bool:
         """The due heads of the next keys; whether there are keys behind them."""
         binds = {"queue": queue, "start": cursors.keys.get(queue, ""), "size": self._size}
@@ -271,11 +281,32 @@ class Heads:
         texts = [text for key, _ in keys if (text := _text(key)) is not None]
         more = len(keys) == self._size and bool(texts)
         cursors.keys[queue] = texts[-1] if more else ""
-        if ids := sorted(head for _, head in keys if head is not None):
-            self._waiting |= set(ids)
-            for message_id, key in self._heads_of(ids):
-                self._take(queue, message_id, key)
+        self._take_heads(queue, [head for _, head in keys if head is not None])
         return more
+
+    def _scan_due_keys(self, queue: str, cursors: Cursors, gate: KeyGate) -> bool:
+        """The heads of the keys that are due by the states of `gate`; whether there are more."""
+        gate.use_index()
+        binds = {"queue": queue, "scope": gate.scope, "size": self._size, "mask": self._mask}
+        keys = self._execute("ordered_keys_due", **binds).all()
+        gate.idle(key for key, head in keys if head is None)
+        self._take_heads(queue, [head for _, head in keys if head is not None])
+        arrived, more = gate.arrivals()
+        self._take_heads(queue, arrived)
+        more = more or len(keys) == self._size
+        if cursors.keys.get(queue) or gate.looks_at_all():
+            more = self._scan_keys(queue, cursors) or more
+        return more
+
+    def _take_heads(self, queue: str, ids: Sequence[int]) -> None:
+        """Take those of `ids`, heads of their keys, that are due."""
+        if not ids:
+            return
+        self._waiting |= set(ids)
+        heads = self._heads_of(sorted(ids))
+        self._look_at(key for _, key in heads)
+        for message_id, key in heads:
+            self._take(queue, message_id, key)
 
     def _scan_free(self, pair: ReadyPair, cursors: Cursors) -> bool:
         """Messages without a key on the next page of `pair`; whether there are pages behind it."""
@@ -303,15 +334,27 @@ class Heads:
     def _take(self, queue: str, message_id: int, key: Key | None) -> None:
         if self.full or message_id in self._taken:
             return
-        if key is not None:
-            busy = self._busy_keys(queue)
-            most = self._per_key if self._heads < self._starting else 1
-            if busy[key] >= (most or 1):
-                return
-            busy[key] += 1
+        if key is not None and not self._has_room(queue, key):
+            return
         self._heads += 1
         self._taken.add(message_id)
         self.ids.append(message_id)
+
+    def _look_at(self, keys: Iterable[Key | None]) -> None:
+        if self._gate is not None:
+            self._gate.look(key for key in keys if key is not None)
+
+    def _has_room(self, queue: str, key: Key) -> bool:
+        """Whether one more message of the key may be leased, which is then counted."""
+        if self._per_key != UNLIMITED:
+            most = self._per_key if self._heads < self._starting else 1
+            if self._busy_keys(queue)[key] >= (most or 1):
+                return False
+        if self._gate is not None and not self._gate.admits(key):
+            return False
+        if self._per_key != UNLIMITED:
+            self._busy_keys(queue)[key] += 1
+        return True
 
     def _busy_keys(self, queue: str) -> Counter[Key]:
         """How many leases each key has."""

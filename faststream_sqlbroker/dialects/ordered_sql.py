@@ -94,6 +94,18 @@ ORDER BY k.k
 """
 )
 
+KEYS_DUE = (
+    """
+SELECT {open}k.k{close}, """
+    + FIRST_READY
+    + """
+FROM (SELECT p.{key} AS k, p.due_at AS due FROM {policy_state} p
+  WHERE p.scope = :scope AND p.due_at <= {now} ORDER BY p.due_at LIMIT :size) k
+ORDER BY k.due
+"""
+)
+"""The keys that a policy has something to do for, by the time since when."""
+
 HEADS = """
 SELECT m.id, {open}m.{key}{close} FROM {message} m {id_hint}
 WHERE m.id {of_ids} AND {claimable} AND m.next_attempt_at <= {now}

@@ -35,7 +35,8 @@ class SqlFragments:
     update: str
     """Changes rows of the message table `m` that `rows` names: {rows}, {set}, {where}."""
     upsert: str
-    """What follows an INSERT … SELECT FROM `u` into the policy state; {expires} is the new time."""
+    """What follows an INSERT … SELECT FROM `u` into the policy state; {expires} and {due} are
+    the new times."""
     earlier: str = "LEAST"
     """The function that gives the earlier of two times."""
     as_text: Callable[[str], str] = lambda name: name
@@ -85,7 +86,7 @@ POSTGRESQL = SqlFragments(
     join="JOIN",
     update="UPDATE {message} m SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
     upsert="ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, "
-    "expires_at = excluded.expires_at",
+    "expires_at = excluded.expires_at, due_at = excluded.due_at",
     as_text=lambda name: f"{name}::text",
     as_json="::jsonb",
 )
@@ -99,7 +100,7 @@ MYSQL = SqlFragments(
     column="m.",
     update="UPDATE {rows} STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id "
     "SET {set} WHERE {where}",
-    upsert="ON DUPLICATE KEY UPDATE info = u.info, expires_at = {expires}",
+    upsert="ON DUPLICATE KEY UPDATE info = u.info, expires_at = {expires}, due_at = {due}",
     ready_hint="FORCE INDEX ({ready_index})",
     leased_hint="FORCE INDEX ({leased_index})",
     id_hint="FORCE INDEX (PRIMARY)",
@@ -119,7 +120,7 @@ def sqlite_fragments(now: str) -> SqlFragments:
         update="UPDATE {message} AS m NOT INDEXED SET {set} FROM {rows} "
         "WHERE m.id = u.id AND {where}",
         upsert="WHERE true ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, "
-        "expires_at = excluded.expires_at",
+        "expires_at = excluded.expires_at, due_at = excluded.due_at",
         earlier="MIN",
         ready_hint="INDEXED BY {ready_index}",
         leased_hint="INDEXED BY {leased_index}",
@@ -164,7 +165,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     marked = "(m.policy_marks & :before) = :before"
     ids = w.rows({"id": "int"})
     states = w.rows({"k": "key"})
-    keyed = w.rows({"k": "key", "info": "text", "expires": "int"})
+    keyed = w.rows({"k": "key", "info": "text", "expires": "int", "due": "int"})
     found = f"{w.update}".replace("{where}", f"m.queue = :queue AND {w.claimable}")
     shifted = (
         f"{w.column}next_attempt_at = COALESCE({w.at('u.due')}, m.next_attempt_at), "
@@ -186,9 +187,14 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         ),
         "policy_states": f"SELECT {w.open}p.{{key}}{w.close}, {w.as_text('p.info')}\n"
         f"FROM {states} {w.join} {{policy_state}} p ON p.scope = :scope AND p.{{key}} = u.k",
-        "policy_keep": "INSERT INTO {policy_state} (scope, {key}, info, expires_at)\n"
-        f"SELECT :scope, u.k, u.info{w.as_json}, {w.at('u.expires')} FROM {keyed}\n"
-        + w.upsert.replace("{expires}", w.at("u.expires")),
+        "policy_keep": "INSERT INTO {policy_state} (scope, {key}, info, expires_at, due_at)\n"
+        f"SELECT :scope, u.k, u.info{w.as_json}, {w.at('u.expires')}, {w.at('u.due')} "
+        f"FROM {keyed}\n"
+        + w.upsert.replace("{expires}", w.at("u.expires")).replace("{due}", w.at("u.due")),
+        "policy_next_due": f"SELECT {w.us('MIN(p.due_at)')} FROM {{policy_state}} p\n"
+        f"WHERE p.scope = :scope AND p.due_at > {w.now}",
+        "policy_look_anew": f"UPDATE {{policy_state}} SET due_at = {w.now}\n"
+        f"WHERE scope = :scope AND due_at > {w.now}",
         "policy_running": f"SELECT count(*) FROM (SELECT 1 FROM {{message}} m {w.leased_hint}\n"
         "  WHERE m.queue = :queue AND m.state = 'PROCESSING' "
         "AND m.lease_expires_at IS NOT NULL LIMIT :size) r",

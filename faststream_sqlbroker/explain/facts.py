@@ -63,6 +63,7 @@ class PolicyFacts:
         self._running: dict[int, int] = {}
         self._expected: set[str] = set()
         self._bursts: dict[str, Bursts] = {}
+        self._slots: dict[str, int | None] = {}
         self._live: dict[int, Live] = {}
         self._leases: dict[str, list[Lease]] = {}
         self._claimed: dict[str, Claimed | None] = {}
@@ -107,6 +108,22 @@ class PolicyFacts:
             if at is not None and at > now:
                 found.append((policy, at))
         return sorted(found, key=lambda known: -known[1])
+
+    def key_slots(self, key: str | None) -> list[tuple[str, int]]:
+        """The throttles by key of which this key has no slot, and when it has the next
+        (microseconds).
+        """
+        by_key = [each for each in self.policies("Throttle(") if ", key=True" in each]
+        if key is None or not by_key:
+            return []
+        if key not in self._slots:
+            scope = slot_scope(self.queue)
+            keys = {*self._expected, key}
+            known = self._rows.states(self._connection, scope, keys)
+            self._slots |= {each: next_known(known.get(each)) for each in keys}
+        at = self._slots[key]
+        blocked = at is not None and at > to_microseconds(self.now)
+        return [(policy, at) for policy in by_key if blocked and at is not None]
 
     @cached_property
     def closed(self) -> tuple[Window, int] | None:

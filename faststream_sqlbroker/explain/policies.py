@@ -95,7 +95,7 @@ def slot(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
         until = message.next_attempt_at
         return [Reason("throttled", f"its slot is at {at}", until=until, policy=own)]
     found = []
-    for text, at_next in facts.next_slots:
+    for text, at_next in [*facts.next_slots, *facts.key_slots(message.key)]:
         until = from_microseconds(at_next)
         words = f"every slot of {text} is taken until {moment_text(until, message.now)}"
         found.append(Reason("throttled", words, until=until, policy=text))

@@ -27,9 +27,11 @@ from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair, Slot
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.key_gate import UNLIMITED
 from faststream_sqlbroker.dialects.ordered import Heads
 from faststream_sqlbroker.policies.bursts import BurstHeads
 from faststream_sqlbroker.policies.intake import Intake
+from faststream_sqlbroker.policies.key_slots import KeySlots
 from faststream_sqlbroker.policies.newest import NewestHeads
 from faststream_sqlbroker.policies.read_time import ReadTime
 from faststream_sqlbroker.policies.request import (
@@ -43,6 +45,9 @@ from faststream_sqlbroker.policies.slots import Slots
 LOOKED_AT = 100
 """Least number of messages that a claim under a throttle reads: some may not start yet, and some
 need another slot."""
+LONGEST_PUT_OFF = 5 * MICROSECONDS
+"""A message that waits for a slot of its key behind a burst is looked at again after this, if many
+do (microseconds)."""
 
 
 class PolicyClaims:
@@ -130,11 +135,11 @@ class _QueueClaim:
         self._now = read.now
         self._starts = 0
         self._closes: int | None = None
-        self._slots = Slots(rows, connection, queue, read, wanted.policies, memory.took)
         self._free: int | None = None
         self._intake = Intake(
             rows, connection, queue, pairs, self._now, memory.intake, wanted.keep, clock
         )
+        self._slots = Slots(self._intake, read, wanted.policies, memory.took)
         self._bursts: BurstHeads | NewestHeads | None = None
         self._per_key: int | None = None
         self.gated = False
@@ -184,20 +189,31 @@ class _QueueClaim:
         chosen = self._choose(size)
         live = self._rows.live(self._connection, self._queue, chosen)
         if self._suspicion is not None and self._suspicion.told:
-            self.suspects = {
-                message: suspect
-                for message in chosen
-                if message in live
-                and (suspect := _suspect(live[message], self._suspicion)) is not None
-            }
-            chosen = [message for message in chosen if message not in self.suspects]
-        starting = self._slots.on_time(
-            chosen, live, limit, at_start=self._one_by_one or self._slots.lead > 0
-        )
+            chosen, live = self._without_suspects(chosen, live, size, self._suspicion)
+        starting = self._slots.on_time(chosen, live, limit)
         self.waits += [self._seconds_to(at) for at in self._slots.later]
+        keys = self._slots.keys
+        if keys is not None and (at := keys.next_look()) is not None:
+            self.waits.append(self._seconds_to(at))
         # What was put off has made way.
         self.more |= len(starting) < limit and bool(self._slots.later)
         return starting
+
+    def _without_suspects(
+        self, chosen: list[int], live: dict[int, Live], size: int, suspicion: Suspicion
+    ) -> tuple[list[int], dict[int, Live]]:
+        """`chosen`, all of them `live`, without suspects, which are noted."""
+        self.suspects = {
+            message: suspect
+            for message in chosen
+            if message in live and (suspect := _suspect(live[message], suspicion)) is not None
+        }
+        if self.suspects and self._slots.keys is not None:
+            # None of them has kept a slot from another message of its key.
+            self._slots.keys.begin_anew()
+            chosen = self._choose(size, pass_over=True)
+            live = self._rows.live(self._connection, self._queue, chosen)
+        return [message for message in chosen if message not in self.suspects], live
 
     def _end_at(self, closes: int, rows: list[ClaimedMessage]) -> None:
         """None of `rows`, some of which wait for a worker, may start when the window has closed."""
@@ -208,11 +224,6 @@ class _QueueClaim:
                 row.slot = Slot(0.0, latest)
             elif latest < slot.latest:
                 row.slot = replace(slot, latest=latest)
-
-    @property
-    def _one_by_one(self) -> bool:
-        """Whether messages of a key wait for each other."""
-        return self._wanted.ordered or self._bursts is not None
 
     def _leases(self, limit: int) -> int:
         """How many of `limit` leases may be given."""
@@ -266,25 +277,23 @@ class _QueueClaim:
         return BurstHeads(*at)
 
     def _ask_limit(self, policy: Policy, limit: int) -> None:
-        if isinstance(policy, Throttle) and not policy.gates:
-            if self._one_by_one and policy.when_exceeded == "wait":
-                return  # what waits for another message of its key would have its slot for nothing
-            if self._slots.lead and policy.when_exceeded == "wait":
-                return  # by the time of an answer that is slow, a slot given now would be missed
+        if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
             self.more |= not self._intake.slots(
                 policy, self._slots.room(self._leases(limit), self._starts)
             )
         elif isinstance(policy, Concurrency) and policy.per_key:
             self._per_key = policy.limit
 
-    def _choose(self, limit: int) -> list[int]:
-        """The messages to lease, in order."""
+    def _choose(self, limit: int, *, pass_over: bool = False) -> list[int]:
+        """The messages to lease, in order; with `pass_over` no suspects."""
         wanted = self._wanted
         before = self._intake.before
-        others = None if self._suspicion is None or self._suspicion.told else self._suspicion
+        told = self._suspicion is not None and self._suspicion.told and not pass_over
+        others = None if told else self._suspicion
         if limit < 1:
             return []
-        if wanted.ordered or self._per_key is not None:
+        by_key = self._per_key is not None or self._slots.keys is not None
+        if wanted.ordered or (by_key and self._bursts is None):
             return self._choose_by_key(limit, others)
         size = limit if self._bursts is None else max(100, 2 * limit)
         due: list[tuple[int, str | None, int]] = []
@@ -302,10 +311,29 @@ class _QueueClaim:
                 )
         if self._bursts is None:
             return [message for message, _, _ in due]
+        crowded = len(due) == size
+        if self._slots.keys is not None:
+            due = self._with_slot(self._slots.keys, due, crowded=crowded)
         chosen = self._bursts.choose(due, limit)
         self.waits += [self._seconds_to(at) for at in self._bursts.later]
-        self.more |= len(due) == size and len(chosen) < limit
+        self.more |= crowded and len(chosen) < limit
         return chosen
+
+    def _with_slot(
+        self, keys: KeySlots, due: list[tuple[int, str | None, int]], *, crowded: bool
+    ) -> list[tuple[int, str | None, int]]:
+        """Those of `due` whose key has a slot now; the others make way if they are all there is."""
+        keys.look(key for _, key, _ in due if key is not None)
+        found = [each for each in due if keys.is_open(each[1])]
+        if crowded:
+            # Not until their slots: another rate, or none, must not find them put off for long.
+            blocked = {
+                message: min(keys.next(key), self._now + LONGEST_PUT_OFF)
+                for message, key, _ in due
+                if key is not None and not keys.is_open(key)
+            }
+            self._rows.shift(self._connection, self._queue, blocked, 0)
+        return found
 
     def _choose_by_key(self, limit: int, others: Suspicion | None) -> list[int]:
         heads = Heads(
@@ -314,8 +342,9 @@ class _QueueClaim:
             limit,
             others=others,
             mask=self._intake.before,
-            per_key=self._per_key,
+            per_key=None if self._wanted.ordered else self._per_key or UNLIMITED,
             starting=self._starts,
+            gate=self._slots.keys,
         )
         if (only := self._wanted.only) is not None:
             one = [

@@ -43,10 +43,22 @@ class IntakePosition:
 
     ended_at: dict[QueueMark, int] = field(default_factory=dict)
     whole_after: dict[QueueMark, float] = field(default_factory=dict)
+    indexed: set[str] = field(default_factory=set)
+    """Queues whose keys have been looked at by their times under the policies of this process."""
+    pass_began: dict[str, float] = field(default_factory=dict)
+    """By queue, when the pass over all its keys began that is under way (monotonic seconds)."""
+    pass_after: dict[str, float] = field(default_factory=dict)
+    """By queue, when the next one may begin."""
 
     def copy(self) -> "IntakePosition":
         """One to change while it is not known whether the claim will be committed."""
-        return IntakePosition(dict(self.ended_at), dict(self.whole_after))
+        return IntakePosition(
+            dict(self.ended_at),
+            dict(self.whole_after),
+            set(self.indexed),
+            dict(self.pass_began),
+            dict(self.pass_after),
+        )
 
 
 @dataclass
@@ -117,8 +129,8 @@ class Intake:
         """Give messages slots of their own, or what becomes of those without; whether all were
         looked at.
 
-        At most `limit` are granted now, as no more could start; those above them wait for the next
-        claim. The expired need none.
+        `policy` does not let them wait for one. At most `limit` are granted now, as no more could
+        start; those above them wait for the next claim. The expired need none.
         """
         # Each arrival changes the log that the next one of its key sees, so all cases are one loop.
         arrivals, whole = self._arrivals(SLOT)
@@ -135,10 +147,9 @@ class Intake:
         for a in arrivals:
             key = None if a.expired else self._slot_key(policy, a)
             slot = self.now if key is None else policy.next_slot(logs[key], self.now)
-            waits = policy.when_exceeded == "wait" or a.delivered
-            if slot <= self.now and not waits and len(due) >= limit:
+            if slot <= self.now and not a.delivered and len(due) >= limit:
                 left.append(a.due)
-            elif slot <= self.now or waits:
+            elif slot <= self.now or a.delivered:
                 due[a.id] = slot
                 if key is not None:
                     logs[key].append(slot)

@@ -144,17 +144,39 @@ class PolicyRows:
         return {key: info for key, info in found.items() if key is not None}
 
     def keep(
-        self, connection: Connection, scope: str, states: Mapping[str, tuple[Any, int]]
+        self,
+        connection: Connection,
+        scope: str,
+        states: Mapping[str, tuple[Any, int]],
+        due: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Store what is known of each key, and when it may be forgotten."""
+        """Store what is known of each key, and when it may be forgotten.
+
+        `due` says of a key when it is to be looked at; without it there is no such time.
+        """
         if states:
+            due = due or {}
             rows = json.dumps(
                 [
-                    {"k": key, "info": json.dumps(info), "expires": expires}
+                    {
+                        "k": key,
+                        "info": json.dumps(info),
+                        "expires": expires,
+                        "due": due.get(key),
+                    }
                     for key, (info, expires) in sorted(states.items())
                 ]
             )
             self._run(connection, "policy_keep", scope=scope, rows=rows)
+
+    def next_due(self, connection: Connection, scope: str) -> int | None:
+        """When the next key of `scope` is to be looked at, later than now."""
+        at = self._run(connection, "policy_next_due", scope=scope).scalar_one()
+        return None if at is None else int(at)
+
+    def look_anew(self, connection: Connection, scope: str) -> None:
+        """Let every key of `scope` that is to be looked at later be looked at now."""
+        self._run(connection, "policy_look_anew", scope=scope)
 
     def running(self, connection: Connection, queue: str, most: int) -> int:
         """Leases of the queue, counted up to `most`."""

@@ -5,8 +5,6 @@ Times are microseconds since 1970.
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection
-
 from faststream_sqlbroker.core.policies import Policy, Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
@@ -21,9 +19,10 @@ from faststream_sqlbroker.core.policies.throttle import (
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
 from faststream_sqlbroker.core.times import to_microseconds
-from faststream_sqlbroker.policies.intake import slot_scope
+from faststream_sqlbroker.policies.intake import Intake, slot_scope
+from faststream_sqlbroker.policies.key_slots import KeySlots
 from faststream_sqlbroker.policies.read_time import ReadTime
-from faststream_sqlbroker.policies.rows import Live, PolicyRows
+from faststream_sqlbroker.policies.rows import Live
 
 
 class Slots:
@@ -31,20 +30,19 @@ class Slots:
 
     def __init__(
         self,
-        rows: PolicyRows,
-        connection: Connection,
-        queue: str,
+        intake: Intake,
         read: ReadTime,
         policies: Sequence[Policy],
         took: Sequence[float],
     ) -> None:
         """Read what is known of the queue's own slots.
 
-        `took` is how long the last claims took, from reading the clock to the answer.
+        `intake` is that of the same claim. `took` is how long the last claims took, from reading
+        the clock to the answer.
         """
-        self._rows = rows
-        self._connection = connection
-        self._queue = queue
+        self._rows = intake.rows
+        self._connection = intake.connection
+        self._queue = queue = intake.queue
         self._read = read
         self._now = read.now
         # Throttles are numbered among themselves. Adding another policy must not change the scope
@@ -55,7 +53,10 @@ class Slots:
         """Microseconds from now to the first slot that is granted: slots that come before the
         answer to COMMIT would be missed."""
         self._gates = [(n, policy) for n, policy in throttles if policy.gates]
-        self._each = next((policy for _, policy in throttles if not policy.gates), None)
+        each = next((policy for _, policy in throttles if not policy.gates), None)
+        self._each = None if each is None or each.when_exceeded == "wait" else each
+        self.keys = None if each is self._each else self._of_waiting(intake, each)
+        """The slots of each key, if messages wait for those."""
         self._logs = [self._log(policy, slot_scope(queue, n)) for n, policy in self._gates]
         self._granted: list[int] | None = None
         self._look_before = AHEAD // 2
@@ -64,6 +65,12 @@ class Slots:
         self._again: dict[int, int] = {}
         self.later: list[int] = []
         """The slots of messages that were put off."""
+
+    def _of_waiting(self, intake: Intake, policy: Throttle | None) -> KeySlots | None:
+        if policy is None:
+            return None
+        until = self._until if self.lead else self._now
+        return KeySlots(intake, policy, self._now + self.lead, until)
 
     def _needed_lead(self, took: Sequence[float]) -> int:
         longest = round(max(took, default=0.0) * MICROSECONDS)
@@ -112,18 +119,17 @@ class Slots:
         next_slot = first_slot(throttles, logs, self._now + self.lead)
         return next_slot - self.lead - self._look_before
 
-    def on_time(
-        self, chosen: Sequence[int], live: Mapping[int, Live], limit: int, *, at_start: bool
-    ) -> list[int]:
+    def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
         """Up to `limit` of `chosen` that may start; where its own slot has passed by, a message
         asks for another.
 
-        Only what is about to start asks: what waits for a worker would ask again and again. With
-        `at_start` that is when it gets its first slot, too.
+        Only what is about to start asks: what waits for a worker would ask again and again.
         """
+        if self.keys is not None:
+            return self._of_keys(self.keys, chosen, live, limit)
         if self._each is None:
             return list(chosen[:limit])
-        asking = self._asking(self._each, chosen, live, at_start=at_start)
+        asking = self._asking(self._each, chosen, live)
         keys = {message: (key or "") if self._each.key else "" for message, key in asking.items()}
         free = {message for message, key in asking.items() if self._each.key and key is None}
         known = self._rows.states(self._connection, slot_scope(self._queue), keys.values())
@@ -149,18 +155,37 @@ class Slots:
         self._rows.shift(self._connection, self._queue, put_off, SLOT)
         return starting
 
+    def _of_keys(
+        self, keys: KeySlots, chosen: Sequence[int], live: Mapping[int, Live], limit: int
+    ) -> list[int]:
+        """Up to `limit` of `chosen` that expire, or take a slot of their key now."""
+        keys.look(key for i in chosen if i in live and (key := live[i].key) is not None)
+        starting: list[int] = []
+        taken: list[str] = []
+        for message in chosen:
+            if len(starting) == limit:
+                break
+            if message not in live:
+                continue
+            key = live[message].key
+            if live[message].expired or key is None:
+                self._again[message] = self._now
+            elif (slot := keys.take(key)) is not None:
+                self._again[message] = slot
+                taken.append(key)
+            else:
+                continue
+            starting.append(message)
+        keys.keep(taken)
+        return starting
+
     def _asking(
-        self, policy: Throttle, chosen: Sequence[int], live: Mapping[int, Live], *, at_start: bool
+        self, policy: Throttle, chosen: Sequence[int], live: Mapping[int, Live]
     ) -> dict[int, str | None]:
-        """The messages that need a slot now, by id, with their keys."""
-        first = at_start and policy.when_exceeded == "wait"
+        """The messages whose slot has passed by, by id, with their keys."""
         earliest = self._now + self.lead - policy.max_lag
         found = {i: live[i] for i in chosen if i in live and not live[i].expired}
-        return {
-            i: each.key
-            for i, each in found.items()
-            if each.due < earliest or (first and not each.marks & SLOT)
-        }
+        return {i: each.key for i, each in found.items() if each.due < earliest}
 
     def give(self, rows: Sequence[ClaimedMessage]) -> int:
         """Tell each row when it may start, and store the slots taken; how many rows start."""

@@ -4,11 +4,14 @@ that was granted (Z10)."""
 from collections import defaultdict
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.dialects import ordered
+from faststream_sqlbroker.policies import claims
 from faststream_sqlbroker.policies.intake import WHOLE_LOOK
 from faststream_sqlbroker.policies.request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
@@ -36,8 +39,8 @@ throttles = st.builds(
 
 
 class KeyedThrottleMachine(Machine):
-    """Each message asks for a slot of its key when it is due; what becomes of it without one, the
-    policy says."""
+    """Each message asks for a slot of its key when it is claimed; what becomes of it without one,
+    the policy says. What waits stays as it is."""
 
     policies: ClassVar = st.tuples(throttles)
     outcomes: ClassVar = ("ack", "nack", "release", "crash", "crash")
@@ -137,9 +140,21 @@ class KeyedThrottleMachine(Machine):
             # only.
             seen = self.now >= message.returned + WHOLE_LOOK * 1e6 and not message.suspect
             if message.lease is None and message.id not in ids and seen:
-                assert message.due > self.now or claim.more or claim.again == 0, (
-                    "it waits without a slot"
-                )
+                assert (
+                    message.due > self.now
+                    or claim.more
+                    or claim.again == 0
+                    or self.waits_for_its_key(message)
+                ), "it waits without a slot"
+
+    def waits_for_its_key(self, message: Message) -> bool:
+        """Whether nothing is known of a slot for it: its key has none now."""
+        log = self.log_of(message)
+        return (
+            self.policy.when_exceeded == "wait"
+            and log is not None
+            and earliest([self.policy], self.slots[log], self.now) > self.now
+        )
 
     def ended(self, message: Message, how: str) -> None:
         # Its slot is gone, so the next attempt must show another: if it were the same, it would not
@@ -149,7 +164,13 @@ class KeyedThrottleMachine(Machine):
             self.seen.add(message.id)
 
 
-def test_each_slot_is_the_earliest_and_starts_one_attempt(database: str, database_url: str) -> None:
+@pytest.mark.parametrize("looked_at", [100, 1])
+def test_each_slot_is_the_earliest_and_starts_one_attempt(
+    database: str, database_url: str, looked_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never more than the rate of a key in any period, lost slots are not given again, nothing
-    waits for no reason."""
+    waits for no reason; also where a claim looks at one message, and finds the others by their
+    keys."""
+    monkeypatch.setattr(ordered, "WINDOW", looked_at)
+    monkeypatch.setattr(claims, "LOOKED_AT", looked_at)
     check_model(KeyedThrottleMachine, database_url, examples=EXAMPLES[database])

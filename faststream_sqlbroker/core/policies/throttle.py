@@ -183,10 +183,15 @@ def kept_slots(
 ) -> dict[str, tuple[dict[str, Any], int]]:
     """What is stored of each key's slots, and when it may be forgotten."""
     return {
-        key: (dump_slots(policy, log), log.last + policy.per + MICROSECONDS)
+        key: (dump_slots(policy, log), forget_after(policy, log.last))
         for key, log in logs.items()
         if len(log)
     }
+
+
+def forget_after(policy: Throttle, last: int) -> int:
+    """When slots of which one was the `last` decide about no other any more."""
+    return last + policy.per + MICROSECONDS
 
 
 def next_known(info: Any) -> int | None:

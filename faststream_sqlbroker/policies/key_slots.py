@@ -1,0 +1,185 @@
+"""The slots of each key at a claim: for a Throttle by key whose messages wait.
+
+A key without a slot keeps its messages where they are: nothing is written to them, so an urgent
+one goes first, an expired one takes no slot, and another rate holds from the next claim on. What
+waits for a slot must not be read again and again: if the oldest due messages have none, the claim
+reads keys instead, by the time at which each has its next slot (`due_at` of its state).
+
+Times are microseconds since 1970.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.flags import SLOT
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.slot_log import SlotLog
+from faststream_sqlbroker.core.policies.throttle import dump_slots, forget_after, load_slots
+from faststream_sqlbroker.dialects.key_gate import Key
+from faststream_sqlbroker.policies.intake import WHOLE_LOOK, Intake, slot_scope
+from faststream_sqlbroker.policies.rows import SCAN, as_key
+
+OVERLAP = MICROSECONDS // 10
+"""A look for arrivals begins this long before the end of the last one (microseconds): most
+publishes are committed sooner than that after their due time."""
+PASS_SHARE = 5
+"""After a pass over all keys none follows for this many times its length."""
+
+
+class KeySlots:
+    """The keys of one queue in one claim, under the queue's lock."""
+
+    def __init__(self, intake: Intake, policy: Throttle, first: int, until: int) -> None:
+        """Slots from `first` to `until` are granted now."""
+        self._intake = intake
+        self.scope = slot_scope(intake.queue)
+        self._policy = policy
+        self._first = first
+        self._until = until
+        self._logs: dict[str, SlotLog] = {}
+        self._admitted: dict[str, SlotLog] = {}
+        self._stored: dict[str, int | None] = {}
+        self._indexed = False
+        self._idle: set[str] = set()
+        self.later: int | None = None
+        """The first slot of a key that has none now; None: no key is known to wait."""
+
+    def look(self, keys: Iterable[Key]) -> None:
+        """Read what is known of `keys`."""
+        texts = {text for key in keys if (text := as_key(key)) is not None}
+        missing = texts - self._logs.keys()
+        known = self._intake.rows.states(self._intake.connection, self.scope, missing)
+        for key in missing:
+            info = known.get(key)
+            self._logs[key] = load_slots(self._policy, info)
+            self._stored[key] = info.get("next") if isinstance(info, dict) else None
+
+    def next(self, key: str) -> int:
+        """The first slot of a key, which has been looked at."""
+        return self._policy.next_slot(self._logs[key], self._first)
+
+    def is_open(self, key: Key | None) -> bool:
+        """Whether a message of the key may start now; one without a key always may."""
+        if (text := as_key(key)) is None:
+            return True
+        if (slot := self.next(text)) <= self._until:
+            return True
+        self._wait(slot)
+        return False
+
+    def admits(self, key: Key) -> bool:
+        """Whether one more message of the key may start now, after those that were admitted."""
+        if (text := as_key(key)) is None:
+            return True
+        if not self.is_open(text):
+            return False
+        log = self._admitted.setdefault(text, self._logs[text].copy())
+        slot = self._policy.next_slot(log, self._first)
+        if slot > self._until:
+            self._wait(slot)
+            return False
+        log.append(slot)
+        return True
+
+    def begin_anew(self) -> None:
+        """Nothing has been admitted."""
+        self._admitted.clear()
+
+    def take(self, key: str) -> int | None:
+        """Grant the next slot of a key; None: it has none now."""
+        slot = self.next(key)
+        if slot > self._until:
+            self._wait(slot)
+            return None
+        self._logs[key].append(slot)
+        return slot
+
+    def _wait(self, slot: int) -> None:
+        self.later = slot if self.later is None else min(self.later, slot)
+
+    def use_index(self) -> None:
+        """From now on, write of each key that is looked at when it is to be looked at again."""
+        if self._indexed:
+            return
+        self._indexed = True
+        intake = self._intake
+        if intake.queue not in intake.position.indexed:
+            # Another rate may have written it. A process has one rate, so it asks once.
+            intake.rows.look_anew(intake.connection, self.scope)
+            intake.position.indexed.add(intake.queue)
+
+    def idle(self, keys: Iterable[Key]) -> None:
+        """Nothing of `keys` is due: they are not to be looked at again before something is."""
+        self._idle |= {text for key in keys if (text := as_key(key)) is not None}
+
+    def arrivals(self) -> tuple[list[int], bool]:
+        """Messages that have become due since the last look, and whether there are more."""
+        intake = self._intake
+        found: list[int] = []
+        more = False
+        for pair in intake.pairs:
+            place = intake.queue, pair.priority, SLOT
+            since = intake.position.ended_at.get(place, intake.now) - OVERLAP
+            rows = intake.rows.arrivals(
+                intake.connection,
+                intake.queue,
+                pair.priority,
+                before=intake.before,
+                own=0,
+                since=since,
+            )
+            found += [row.id for row in rows if not row.expired]
+            whole = len(rows) < SCAN
+            # What has one due time and is more than a look finds is left to the pass over all keys.
+            behind = not whole and rows[-1].due - OVERLAP > since
+            intake.position.ended_at[place] = rows[-1].due if behind else intake.now
+            more = more or behind
+        return found, more
+
+    def looks_at_all(self) -> bool:
+        """Whether a pass over all keys is to begin, as none is under way: it finds what was
+        committed late, or came back with its old due time.
+        """
+        position = self._intake.position
+        now = self._intake.clock.monotonic()
+        if (began := position.pass_began.pop(self._intake.queue, None)) is not None:
+            rest = max(WHOLE_LOOK, PASS_SHARE * (now - began))
+            position.pass_after[self._intake.queue] = now + rest
+        if now < position.pass_after.get(self._intake.queue, 0.0):
+            return False
+        position.pass_began[self._intake.queue] = now
+        return True
+
+    def next_look(self) -> int | None:
+        """When a key is to be looked at again; None: no key waits."""
+        if self._indexed:
+            at = self._intake.rows.next_due(self._intake.connection, self.scope)
+            if at is not None:
+                self._wait(at)
+        return self.later
+
+    def keep(self, taken: Sequence[str]) -> None:
+        """Store the slots of the keys of which some were `taken`, and when to look again."""
+        states = {}
+        due: dict[str, int | None] = {}
+        for key in {*taken, *(self._logs if self._indexed else ())}:
+            log = self._logs[key]
+            at = None if key in self._idle and key not in taken else self.next(key)
+            if key not in taken and self._is_stored(key, at):
+                continue
+            info = dump_slots(self._policy, log)
+            info.pop("next", None)
+            if at is not None:
+                info["next"] = at
+            last = log.last or self._first
+            states[key] = info, max(forget_after(self._policy, last), at or 0)
+            due[key] = at
+        self._intake.rows.keep(self._intake.connection, self.scope, states, due)
+
+    def _is_stored(self, key: str, at: int | None) -> bool:
+        """Whether it is known of a key that it is to be looked at `at`; None: not."""
+        stored = self._stored[key]
+        if stored is None or at is None:
+            return stored is at
+        # A key that has a slot now is looked at now, since whenever that is so.
+        return stored == at or max(stored, at) <= self._until

@@ -1,0 +1,111 @@
+"""Throttle by key: a slot is taken at the claim, and what waits for one stays as it is (Z10)."""
+
+import pytest
+
+from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle
+from tests.flow.conftest import Rig
+from tests.flow.test_policy_limits import Process, backlog
+from tests.helpers import eventually
+
+HOURLY = Throttle(1, per="1h", key=True)
+MANY = 450
+"""More messages than a claim looks at."""
+
+
+async def claimed(process: Process, limit: int = 10) -> list[int]:
+    return [row.id for row in (await process.claim(limit)).rows]
+
+
+async def test_an_urgent_message_is_not_behind_slots_that_were_given_away(rig: Rig) -> None:
+    """It takes the next slot of its key, before what has waited longer."""
+    await rig.put(6, key="a")
+    process = Process(rig, [Throttle(5, per="1s", key=True, burst=1)])
+    assert len(await claimed(process)) == 1
+    assert await claimed(process) == []
+    [urgent] = await rig.put(1, key="a", priority=100)
+    found: list[int] = []
+    while not found:
+        found = await claimed(process)
+    assert found == [urgent]
+
+
+async def test_nothing_is_written_to_what_waits(rig: Rig) -> None:
+    """It keeps its due time, so it is free as soon as the policy is removed, or allows more."""
+    ids = await rig.put(6, key="a")
+    before = await rig.rows()
+    first = await claimed(Process(rig, [HOURLY]))
+    assert first == ids[:1]
+    assert [row for row in await rig.rows() if row["id"] != ids[0]] == before[1:]
+    raised = Throttle(1_000_000, per="1s", burst=5, key=True)
+    assert len(await claimed(Process(rig, [raised]), 3)) == 3
+    assert len(await claimed(Process(rig, [Concurrency(100)]), 3)) == 2
+
+
+async def test_what_expires_takes_no_slot(rig: Rig) -> None:
+    """The slots that come are for messages that are handled."""
+    throttle = Throttle(1, per="2s", key=True)
+    await rig.put(1, key="a")
+    consumer = rig.consumer(policies=[throttle], max_fetch_interval=0.1)
+    await consumer.start()
+    await eventually(lambda: len(rig.handled) == 1)
+    await rig.put(5, key="a", expires_in=0.001)
+    [last] = await rig.put(1, key="a")
+    await eventually(lambda: len(rig.handled) == 2)
+    assert rig.handled[1].id == last
+    first_slot, second_slot = (row.slot and row.slot.at for row in rig.handled)
+    assert first_slot is not None
+    assert second_slot is not None
+    assert second_slot - first_slot < 4_000_000
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [[HOURLY], [Debounce("1ms"), HOURLY], [Concurrency(50, per_key=True), HOURLY]],
+    ids=["throttle", "debounce", "concurrency"],
+)
+async def test_a_blocked_key_keeps_no_other_waiting(rig: Rig, policies: list[Policy]) -> None:
+    """However many of its messages are older than those of the others."""
+    if isinstance(policies[0], Debounce):
+        # Bursts that have ended: one message of each waits.
+        for n in range(3):
+            await backlog(rig, 1, 90 - n, key="a")
+    else:
+        await backlog(rig, MANY, 90, key="a")
+    process = Process(rig, policies)
+    assert len(await claimed(process)) == 1
+    others = {(await rig.put(1, key=key))[0] for key in ("b", "c", "d")}
+    [free] = await rig.put(1)
+    found: set[int] = set()
+    for _ in range(20):
+        found |= set(await claimed(process))
+        if found >= {*others, free}:
+            break
+    assert found == {*others, free}
+
+
+async def test_keys_are_read_when_they_have_a_slot(rig: Rig) -> None:
+    """Behind a key with more messages than a claim looks at, the others go on at their rate."""
+    await backlog(rig, MANY, 90, key="large")
+    for key in ("b", "c"):
+        await backlog(rig, 3, 60, key=key)
+    throttle = Throttle(2, per="1s", key=True)
+    await rig.consumer(policies=[throttle], max_fetch_interval=0.1).start()
+    await eventually(lambda: sum(row.key != "large" for row in rig.handled) == 6)
+    assert sum(row.key == "large" for row in rig.handled) <= 12
+
+
+async def test_another_rate_holds_for_what_waits_behind_a_blocked_key(rig: Rig) -> None:
+    """The times by which keys are read are those of the old rate; the first claim asks anew."""
+    await backlog(rig, MANY, 90, key="a")
+    waiting = await backlog(rig, 4, 60, key="b")
+    slow = Process(rig, [HOURLY])
+    found: list[int] = []
+    for _ in range(10):
+        found += await claimed(slow)
+    assert len(found) == 2
+    assert found[1] == waiting[0]
+    quick = Process(rig, [Throttle(4, per="1s", key=True, burst=4)])
+    again: set[int] = set()
+    for _ in range(10):
+        again |= set(await claimed(quick, 1))
+    assert set(waiting[1:]) & again

@@ -1,0 +1,2 @@
+UPDATE message_policy_state SET due_at = statement_timestamp()
+WHERE scope = :scope AND due_at > statement_timestamp()
