@@ -24,6 +24,11 @@ class VirtualTimer:
         """Do not call."""
         self._call = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was cancelled or has fired."""
+        return self._call is None
+
     def fire(self) -> bool:
         """Call, unless it is cancelled; whether it was called."""
         call, self._call = self._call, None
@@ -101,6 +106,13 @@ class VirtualTime:
             if timer.fire():
                 await self._settle()
         self.now = end
+
+    @property
+    def next_moment(self) -> float:
+        """When the next timer fires; infinite if there is none."""
+        while self._timers and self._timers[0][2].is_over:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else float("inf")
 
     async def _settle(self) -> None:
         for _ in range(TURNS):

@@ -34,6 +34,8 @@ from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.heartbeat import INTERVAL, Heartbeat
+from faststream_sqlbroker.flow.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.metrics import GuardedRecorder
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.requests import Requests
@@ -188,6 +190,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
                 store=self._store,
                 wakeups=self._wakeups,
                 heartbeat=self._heartbeat,
+                lookout=self._lookout,
+                housekeeping=self._housekeeping,
                 rights=self._rights,
                 recorder=recorder,
                 direct_claimer=self._direct_claimer,
@@ -232,6 +236,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             clock=self._clock,
         )
         self._wakeups.on_pauses = self._heartbeat.wake
+        self._lookout = Lookout(store, clock, self._heartbeat)
+        self._housekeeping = Housekeeping(store, self._log_of_loops, clock)
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
 
     def _measure(self, metrics: Recorder | None) -> Recorder | None:

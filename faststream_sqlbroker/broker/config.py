@@ -13,6 +13,8 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
+from faststream_sqlbroker.flow.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
@@ -52,6 +54,8 @@ class SqlBrokerConfig(BrokerConfig):
     store: Store
     wakeups: Wakeups
     heartbeat: Heartbeat
+    lookout: Lookout
+    housekeeping: Housekeeping
     rights: Rights
     direct_claimer: DirectClaimer
     recorder: Recorder | None = None
@@ -93,6 +97,24 @@ class SqlBrokerRouterConfig(BrokerConfig):
 
     @property
     def heartbeat(self) -> NoReturn:
+        """A router has none.
+
+        Raises:
+            IncorrectState: always.
+        """
+        raise IncorrectState(_NOT_INCLUDED)
+
+    @property
+    def lookout(self) -> NoReturn:
+        """A router has none.
+
+        Raises:
+            IncorrectState: always.
+        """
+        raise IncorrectState(_NOT_INCLUDED)
+
+    @property
+    def housekeeping(self) -> NoReturn:
         """A router has none.
 
         Raises:

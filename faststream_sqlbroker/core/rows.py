@@ -360,6 +360,29 @@ class ReadyPairs(list[ReadyPair]):
     at: datetime | None = None
 
 
+@dataclass(slots=True)
+class Around:
+    """What a look for several subscribers has found."""
+
+    pairs: ReadyPairs
+    lease_ends_in: float | None
+    """Seconds until the first lease of any process ends; None without a lease."""
+    paused: frozenset[str] | None = None
+    """The queues that are paused; None: not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignOfLife:
+    """What a process tells the fleet of its subscribers."""
+
+    known: Mapping[str, Mapping[str, Any]]
+    """Each subscriber's description of itself, by its name."""
+    changed: frozenset[str]
+    """The names of those whose description has changed since the last sign."""
+    lease: float
+    """Seconds for which they count as alive."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnknownOutcome:
     """A message of which it is not known whether its handler ran, or how far it got.

@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import (
+    Around,
     Claimed,
     ClaimedMessage,
     NewMessage,
@@ -16,8 +17,10 @@ from faststream_sqlbroker.core.rows import (
     ReadyPairs,
     Settlement,
     SettleResult,
+    SignOfLife,
 )
 from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.dialects import live_subscribers
 from faststream_sqlbroker.dialects.handler_locks import HandlerLocks
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
@@ -62,6 +65,25 @@ class Dialect(Operations):
     def scan(self, queues: Sequence[str]) -> Work[ReadyPairs]:
         """`ready_pairs` as work for a transaction of its own."""
         return lambda connection: self.ready_pairs(connection, queues)
+
+    def looking_around(
+        self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
+    ) -> Work[Around]:
+        """`scan` of `queues`, and the end of the first lease in `leased`, in one transaction of its
+        own; with `sign` it is also a sign of life, and says what is paused.
+        """
+
+        def look(connection: Connection) -> Around:
+            paused = None
+            if sign is not None:
+                state = self.tables.policy_state
+                changed = set(sign.changed)
+                live_subscribers.announce(connection, state, sign.known, changed, sign.lease)
+                paused = live_subscribers.paused_names(connection, state)
+            pairs = self.ready_pairs(connection, queues)
+            return Around(pairs, self.lease_ends_in(connection, leased), paused)
+
+        return look
 
     def claiming(
         self,

@@ -97,10 +97,10 @@ class Operations(ClaimedRows, ABC):
 
         `now` is the expression for the database's clock.
         """
-        self.add_statement("ready_pairs", pairs, *binds, which_queues="")
-        self.add_statement(
-            "open_pairs", pairs, *binds, which_queues=_OPEN.format(**{**self.names, "now": now})
-        )
+        plain = {"sign": "", "columns": ""}
+        self.add_statement("ready_pairs", pairs, *binds, which_queues="", **plain)
+        which = _OPEN.format(**{**self.names, "now": now})
+        self.add_statement("open_pairs", pairs, *binds, which_queues=which, **plain)
 
     @property
     def has_archive(self) -> bool:

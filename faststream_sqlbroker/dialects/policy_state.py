@@ -190,6 +190,12 @@ def forget_unknown(connection: Connection, table: Table, ids: Sequence[int]) -> 
     return len(found)
 
 
+def has_expired(connection: Connection, table: Table) -> bool:
+    """Whether `forget_expired` would find any row; only reads."""
+    over = select(table.c.key).where(table.c.expires_at <= clock()).limit(1)
+    return connection.execute(over).first() is not None
+
+
 def forget_expired(connection: Connection, table: Table, limit: int) -> int:
     """Remove up to `limit` rows that may be forgotten by now; how many."""
     over = table.c.expires_at <= clock()

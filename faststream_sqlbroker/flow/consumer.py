@@ -16,8 +16,10 @@ from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
+from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import Log, Loop, persist
 from faststream_sqlbroker.flow.metrics import metrics_of
 from faststream_sqlbroker.flow.outcomes import MOST_APART
@@ -62,6 +64,8 @@ class Consumer:
         rights: Rights | None = None,
         paused: bool = False,
         recorder: Recorder | None = None,
+        lookout: Lookout | None = None,
+        housekeeping: Housekeeping | None = None,
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
@@ -69,7 +73,8 @@ class Consumer:
         fleet of it, and which queues are paused; `paused` starts it without claiming. `rights`
         tells while its outcomes cannot be written. `cancellable` is false for handlers that run in
         a thread: cancelling would only stop waiting for it. `recorder` is told of each claim, of
-        each write of outcomes and of what is rare.
+        each write of outcomes and of what is rare. The subscribers of a broker share its `lookout`
+        and `housekeeping`.
         """
         self._store = store
         self._wakeups = wakeups
@@ -80,6 +85,10 @@ class Consumer:
         self._cancellable = cancellable
         self._encode = encode
         self._heartbeat = heartbeat
+        self._lookout = Lookout(store, wakeups.clock) if lookout is None else lookout
+        self._housekeeping = (
+            Housekeeping(store, log, wakeups.clock) if housekeeping is None else housekeeping
+        )
         self._rights = rights
         self._metrics = metrics_of(recorder, settings.queues)
         self.registration = Registration(
@@ -111,7 +120,7 @@ class Consumer:
         )
         ids = store.correlation_ids
         holder = Holder(self._keeper.extend, self._encode, self._ack_first, log, ids)
-        self._fetcher = Fetcher(store, held, s, log, self.registration, holder)
+        self._fetcher = Fetcher(store, held, s, log, self.registration, holder, self._lookout)
         self._flusher = Flusher(
             store,
             held,
@@ -127,7 +136,8 @@ class Consumer:
             log,
             interval=s.release_stuck_interval,
             released=self._released,
-            clock=clock,
+            lookout=self._lookout,
+            housekeeping=self._housekeeping,
             metrics=self._metrics,
         )
         self._fetch_loop = Loop("fetch", self._fetcher.tick, log, clock)
@@ -140,6 +150,7 @@ class Consumer:
         self._starts_loop: Loop | None = None
         listeners = Signals(
             room=self._fetch_loop.wake,
+            looked=self._fetch_loop.wake,
             scans_slow=self._scan_loop.wake,
             outcome_added=self._flusher.outcome_added,
             flush_now=self._flusher.hurry,
@@ -214,6 +225,7 @@ class Consumer:
             self._workers.append(asyncio.create_task(run, name=f"sqlbroker-worker-{n}"))
         for loop in self._loops:
             loop.start(self._wakeups.outages)
+        self._lookout.join(self._fetcher)
         self._wakeups.register(s.queues, self._hint, listen=s.wakeup != "poll")
         if self._heartbeat is not None:
             self._heartbeat.join(self.registration)
@@ -289,6 +301,7 @@ class Consumer:
 
     async def _stop(self, graceful_timeout: float | None) -> None:
         self._wakeups.unregister(self._hint)
+        self._lookout.leave(self._fetcher)
         self._end_input()
         await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)

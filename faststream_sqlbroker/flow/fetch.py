@@ -1,13 +1,15 @@
 """Claim as much as there is room for, and decide when to look again."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Holder, ReadyPair
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Holder, ReadyPair, ReadyPairs
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.flow.claim import Claimer
 from faststream_sqlbroker.flow.fetch_modes import Mode
 from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.pace import ClaimResult, Found, Pace
@@ -45,11 +47,12 @@ class Fetcher:
         log: Log,
         registration: Registration,
         holder: Holder | None = None,
+        lookout: Lookout | None = None,
     ) -> None:
         """`settings` gives batch size, intervals and the length of a lease; `registration` the
         queues and tokens.
 
-        `holder` goes with each claimed row.
+        `holder` goes with each claimed row. While nothing is due, the `lookout` looks.
         """
         self._inflight = inflight
         self._settings = settings
@@ -59,6 +62,7 @@ class Fetcher:
         self.ready = Ready(store, settings.queues, self._clock, may_guess=not settings.ordered)
         self.ready.restrict(registration.open)
         self.pace = Pace(settings, self._clock)
+        self._lookout = Lookout(store, self._clock) if lookout is None else lookout
         self._claimer = Claimer(store, inflight, settings, log, registration, self.ready)
         self._solo_runs = SoloRuns()
         self._suspicion = Suspicion.under(settings.max_deliveries)
@@ -81,6 +85,31 @@ class Fetcher:
         """
         self.ready.restrict(self._registration.open)
         self._inflight.keep_waiting(self._registration.open)
+
+    @property
+    def open(self) -> Sequence[str]:
+        """The queues that it looks at."""
+        return self.ready.queues
+
+    @property
+    def all_queues(self) -> Sequence[str]:
+        """Its queues, also those that are paused."""
+        return self._settings.queues
+
+    @property
+    def rests(self) -> bool:
+        """Whether it waits for nothing but time, as long as it may."""
+        return self.ready.mode is Mode.IDLE and self.pace.rests
+
+    @property
+    def longest_rest(self) -> float:
+        """Seconds from one look to the next."""
+        return self._settings.max_fetch_interval
+
+    def saw(self, found: ReadyPairs) -> None:
+        """Another subscriber's look has found this in the queues that are open: claim it."""
+        self.ready.saw(found)
+        self._inflight.signals.looked()
 
     @property
     def _longest_wait(self) -> float:
@@ -195,13 +224,15 @@ class Fetcher:
             if result.rows:
                 return result
         if ready.mode is not Mode.FOLLOW or ready.age >= self._look_interval:
+            if self.rests and self._lookout.looks_for(self):
+                return ClaimResult(Claimed())
             await self._scan()
         due = ready.due()
         return await claimer.claim(due, limit, suspicion) if due else ClaimResult(Claimed())
 
     async def _scan(self) -> None:
         try:
-            await self.ready.scan()
+            await self.ready.scan(partial(self._lookout.look, self) if self.rests else None)
         finally:
             # Also after a scan that was cut off because it was slow.
             if self.ready.mode is Mode.BLIND:

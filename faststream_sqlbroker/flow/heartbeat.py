@@ -7,11 +7,15 @@ everything goes on as it was last known.
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.rows import SignOfLife
 from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, by_way, names_text
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError, StoreError
@@ -30,12 +34,32 @@ SHORTEST_INTERVAL = 0.1
 """Seconds: a shorter interval would cost more statements than it tells."""
 LONGEST_INTERVAL = 3600.0
 """Seconds: with a longer one a dead subscriber would count as alive for most of a day."""
+RIDE_WAIT = 0.3
+"""Intervals for which a sign of life that is due waits for a look that carries it."""
 LEASE_INTERVALS = 4
 """Intervals without a sign of life after which a subscriber no longer counts as alive."""
-CLEAN_INTERVAL = 60.0
+CLEAN_INTERVAL = 300.0
 """Seconds between two removals of what is over."""
 LEAVE_TIMEOUT = 2.0
 """Most seconds that a stop waits to say good-bye; what is not said then, the lease says."""
+
+
+@dataclass(slots=True)
+class Ride:
+    """A sign of life in a transaction of another part; one of both is called."""
+
+    sign: SignOfLife
+    paused: frozenset[str] | None = None
+    """What is paused, once that is known."""
+    has_failed: bool = False
+
+    def succeeded(self, paused: frozenset[str]) -> None:
+        """It is committed; these queues are paused."""
+        self.paused = paused
+
+    def failed(self) -> None:
+        """It is not known to be committed."""
+        self.has_failed = True
 
 
 class Heartbeat:
@@ -67,7 +91,7 @@ class Heartbeat:
             )
             raise SetupError(msg)
         self._registrations: dict[str, Registration] = {}
-        self._written: dict[str, dict[str, Any]] = {}
+        self._written: dict[str, Mapping[str, Any]] = {}
         self._loop: Loop | None = None
         self._lock = LoopSemaphore()
         self.turn = LoopSemaphore()
@@ -75,6 +99,10 @@ class Heartbeat:
         be told last."""
         self._heard_count = 0
         self._clean_at = float("-inf")
+        self._alive_at = float("-inf")
+        """When the last sign of life was committed (monotonic seconds)."""
+        self._asked = True
+        """Whether the next sign must not wait for a look that carries it."""
         self._compared: set[str] = set()
         """Members that were compared with the others of their queues."""
         self.destinations = Destinations(self._interval, self._clock)
@@ -89,7 +117,7 @@ class Heartbeat:
         if self._loop is None or self._loop.orphaned:
             self._loop = Loop("heartbeat", self.tick, self._log, self._clock)
             self._loop.start(self._outages)
-        self._loop.wake()
+        self.wake()
 
     def know(self, registration: Registration) -> None:
         """Tell `registration` which queues this process pauses, without a sign of life."""
@@ -140,6 +168,7 @@ class Heartbeat:
 
     def wake(self) -> None:
         """Something may have changed: tell and ask at once."""
+        self._asked = True
         if self._loop is not None:
             self._loop.wake()
 
@@ -149,18 +178,27 @@ class Heartbeat:
         Raises:
             StoreError: nothing was told; call again.
         """
+        clean = self._clock.monotonic() >= self._clean_at
+        if not (self._asked or clean or self.destinations.are_due) and (left := self._left) > 0:
+            return left
+        self._asked = False
         async with self._lock:
             registrations = dict(self._registrations)
-            known = {name: registration.describe() for name, registration in registrations.items()}
-            changed = {name for name, says in known.items() if self._written.get(name) != says}
-            clean = self._clock.monotonic() >= self._clean_at
+            sign = self._sign()
+            known = sign.known
             heard_count = self._heard_count
-            lease = self._interval * LEASE_INTERVALS
-            paused = await self._store.live_subscribers.announce(known, changed, lease, clean=clean)
-            self._written = known
+            try:
+                paused = await self._store.live_subscribers.announce(
+                    known, set(sign.changed), sign.lease, clean=clean
+                )
+            except BaseException:
+                self._asked = True
+                raise
+            self._was_written(sign)
         if clean:
             self._clean_at = self._clock.monotonic() + CLEAN_INTERVAL
         if self._heard_count != heard_count:
+            self._asked = True
             return 0.0  # what was read may be older than what was heard
         self._tell([m for name, m in registrations.items() if name in self._registrations], paused)
         fresh = known.keys() - self._compared
@@ -170,7 +208,42 @@ class Heartbeat:
             self._compare(fresh, living)
             self._compared |= fresh & self._registrations.keys()
             self.destinations.compare(living)
-        return self._interval
+        return self._left
+
+    @property
+    def _left(self) -> float:
+        """Seconds for which the next sign of life can wait for a look that carries it."""
+        longest = self._interval * (1 + RIDE_WAIT)
+        return self._alive_at + longest - self._clock.monotonic()
+
+    def _sign(self) -> SignOfLife:
+        known = {name: each.describe() for name, each in self._registrations.items()}
+        changed = {name for name, says in known.items() if self._written.get(name) != says}
+        return SignOfLife(known, frozenset(changed), self._interval * LEASE_INTERVALS)
+
+    def _was_written(self, sign: SignOfLife) -> None:
+        self._written = dict(sign.known)
+        self._alive_at = self._clock.monotonic()
+
+    @asynccontextmanager
+    async def riding(self) -> AsyncIterator[Ride | None]:
+        """A sign of life to be written inside of the block, if one is due; else None."""
+        early = self._clock.monotonic() < self._alive_at + self._interval
+        if self._loop is None or self._asked or early or self._lock.locked():
+            yield None
+            return
+        async with self._lock:
+            registrations = list(self._registrations.values())
+            heard_count = self._heard_count
+            ride = Ride(self._sign())
+            yield ride
+            if ride.paused is not None:
+                self._was_written(ride.sign)
+        if ride.has_failed or self._heard_count != heard_count:
+            self.wake()
+        elif ride.paused is not None:
+            names = self._registrations.values()
+            self._tell([one for one in registrations if one in names], ride.paused)
 
     def _compare(self, fresh: AbstractSet[str], living: list[LiveSubscriber]) -> None:
         """Warn of others whose policies or order differ from those of our `fresh` registrations,

@@ -68,6 +68,11 @@ class Pace:
         """Seconds in which nothing may be claimed, even after a wake-up; 0 or less: none."""
         return self._not_before - self._clock.monotonic()
 
+    @property
+    def rests(self) -> bool:
+        """Whether the queue has been empty for long: the next pause is the longest."""
+        return self.idle_wait >= self._longest
+
     def quicken(self) -> None:
         """Something may have come: pauses at an empty queue begin with the shortest again."""
         self.idle_wait = self._first

@@ -7,7 +7,7 @@ claims therefore begin where the last one ended, a little before, and looks go o
 for a twentieth of the time, but every ten seconds at least.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ MOST_PAIRS = 256
 """Known pairs that are kept, and those of four priorities of each queue."""
 
 Pair = tuple[str, int]
+Look = Callable[[], Awaitable[ReadyPairs]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +117,27 @@ class Ready:
         """A claim found fewer rows than it was to find."""
         self.move(Event.FEWER)
 
-    async def scan(self) -> None:
-        """Look at all queues.
+    @property
+    def queues(self) -> Sequence[str]:
+        """Those that are looked at."""
+        return self._queues
+
+    def saw(self, found: ReadyPairs) -> None:
+        """Another subscriber's look has just found this in `queues`."""
+        self.move(Event.LOOKING)
+        self._looked_at = self._clock.monotonic()
+        self._learn(found, self._restricted)
+
+    async def scan(self, look: Look | None = None) -> None:
+        """Look at all queues, by `look` if it is given.
 
         Raises:
             StoreError: as `Store.ready_pairs`.
         """
         restricted = self._restricted
-        found = await self._ask()
+        self._learn(await self._ask(look), restricted)
+
+    def _learn(self, found: ReadyPairs, restricted: int) -> None:
         self._found = found
         self._took = found.took
         same = restricted == self._restricted
@@ -138,11 +152,11 @@ class Ready:
         else:
             self._begin.clear()
 
-    async def _ask(self) -> ReadyPairs:
+    async def _ask(self, look: Look | None) -> ReadyPairs:
         asked = self._clock.monotonic()
         self.move(Event.LOOKING)
         try:
-            found = await self._store.ready_pairs(self._queues)
+            found = await (self._store.ready_pairs(self._queues) if look is None else look())
         except TransientStoreError:
             # Perhaps because it is slow. Claims go on without; the next look decides.
             self._looked_at = self._clock.monotonic()

@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.flow.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.lookout import LONGEST_TRUST, Lookout
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.prefetch import PREFETCH_LEASE
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 BATCH = 1_000
-"""Rows that one transaction gives back or forgets: it locks them until it commits."""
+"""Rows that one transaction gives back: it locks them until it commits."""
 SEARCH_INTERVAL = 5.0
 """Most seconds between two searches while leases are held in the queues."""
-IDLE_INTERVAL = PREFETCH_LEASE
-"""Most seconds between two searches while none is held: a lease that begins right after one ends
-about then."""
+IDLE_INTERVAL = PREFETCH_LEASE - LONGEST_TRUST
+"""Most seconds between two searches while none is held: a lease that begins right after what the
+lookout knows ends about then."""
 SHORTEST_WAIT = 0.02
 """Seconds: a lease that ends in a moment must not make the loop spin."""
 
@@ -38,27 +39,28 @@ class StuckReleaser:
         *,
         interval: float,
         released: Callable[[], None],
-        clock: Clock | None = None,
+        lookout: Lookout,
+        housekeeping: Housekeeping,
         metrics: SubscriberMetrics | None = None,
     ) -> None:
-        """`interval`: most seconds between two searches, and between two removals of what has
-        expired otherwise.
+        """`interval`: most seconds between two searches, and between two calls of `housekeeping`.
 
-        `released` is called when rows came back; `metrics` are told how many.
+        `released` is called when rows came back; `metrics` are told how many. The `lookout` knows
+        when leases end.
         """
         self._store = store
         self._queues = queues
         self._log = log
         self._interval = interval
         self._released = released
-        self._clock = clock or Clock()
+        self._lookout = lookout
+        self._housekeeping = housekeeping
         self._metrics = SubscriberMetrics() if metrics is None else metrics
-        self._clean_at = float("-inf")
 
     async def tick(self) -> float:
         """Search, and release one batch; at once again after a full one."""
         count = 0
-        ends_in = await self._store.lease_ends_in(self._queues)
+        ends_in = await self._lookout.lease_ends_in(self._queues)
         if ends_in is not None and ends_in <= 0:
             count = await self._store.release_stuck(self._queues, BATCH)
         if count:
@@ -66,27 +68,12 @@ class StuckReleaser:
                 logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}"
             )
             self._metrics.released(count)
+            self._lookout.released()
             self._released()
             return 0.0  # there may be more, and when the next one ends is not known yet
-        if (clean_in := self._clean_at - self._clock.monotonic()) <= 0:
-            clean_in = await self._clean()
+        clean_in = await self._housekeeping.clean(self._interval)
         if ends_in is None:
             return min(IDLE_INTERVAL, clean_in)
         # One that has ended and is locked by a handler's transaction is looked at again later.
         search_in = ends_in if ends_in > 0 else SEARCH_INTERVAL
         return max(SHORTEST_WAIT, min(search_in, SEARCH_INTERVAL, clean_in))
-
-    async def _clean(self) -> float:
-        """End sessions of vanished clients, and forget what has expired; seconds until the next
-        time.
-        """
-        if ended := await self._store.silent.end():
-            self._log(
-                logging.WARNING,
-                f"database sessions {ended} were ended: their clients had been silent for long in "
-                "the middle of a statement, and they kept rows of the broker locked",
-            )
-        forgotten = await self._store.policies.forget_expired(BATCH)
-        wait = 0.0 if forgotten == BATCH else self._interval
-        self._clean_at = self._clock.monotonic() + wait
-        return wait

@@ -21,6 +21,8 @@ class Signals:
 
     room: Callable[[], None] = _nothing
     """Few claimed rows wait for workers: claim more."""
+    looked: Callable[[], None] = _nothing
+    """Another subscriber's look has looked for this one, too: claim what it found."""
     scans_slow: Callable[[], None] = _nothing
     """Scans are slow: make them in the background."""
     outcome_added: Callable[[], None] = _nothing

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.clock import Clock, Timer
@@ -24,8 +25,11 @@ COALESCE = 0.01
 """Seconds between two notifications, and between two looks at a caller's transaction."""
 SECOND_HINT = 0.02
 """Seconds after a caller's transaction has ended at which the hint is sent again."""
-HEARTBEAT = 10.0
-"""Seconds between two signs of life on the listening connection."""
+CHECK_INTERVAL = 10.0
+"""Seconds between two looks at the listening connection, without a statement."""
+CHECKS_TO_ASK = 6
+"""Every so many of these looks ask the server: something between may keep a connection open whose
+server is gone, which TCP would not notice."""
 
 ALL: frozenset[str] = frozenset()
 """Stands for all queues of a subscriber."""
@@ -161,9 +165,9 @@ class Wakeups:
                     # What was sent before we listened is lost: look once.
                     self._wake_local(ALL)
                     self.on_pauses()
-                    while True:
-                        await self.clock.sleep(HEARTBEAT)
-                        await alive()
+                    for n in count(1):
+                        await self.clock.sleep(CHECK_INTERVAL)
+                        await alive(n % CHECKS_TO_ASK == 0)
             except Exception as error:  # noqa: BLE001 - polling goes on, after any error
                 failures += 1
                 pause = backoff(failures, self.clock)

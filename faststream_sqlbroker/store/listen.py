@@ -1,6 +1,7 @@
 """A connection for LISTEN (PostgreSQL with asyncpg)."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -10,6 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.store.checkout import Checkouts
 
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds without traffic before TCP asks, seconds between two tries, and tries."""
+
 
 @asynccontextmanager
 async def listening(
@@ -18,8 +22,11 @@ async def listening(
     timeout: float,
     channel: str,
     heard: Callable[[str], None],
-) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Call `heard` with the payload of each NOTIFY on `channel`; yields a check of the connection.
+) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
+    """Call `heard` with the payload of each NOTIFY on `channel`; yields a check of the connection,
+    which asks the server only if its argument is true.
+
+    TCP itself notices a server that has vanished, after `KEEPALIVE` and a few tries.
 
     Args:
         checkouts: Checks the connection out.
@@ -44,9 +51,10 @@ async def listening(
             stack.push_async_callback(connection.invalidate)
             driver: Any = (await connection.get_raw_connection()).driver_connection
             await driver.add_listener(channel, callback)
+            _keep_alive(driver)
         driver.add_termination_listener(lambda _c: gone.set())
 
-        async def alive() -> None:
+        async def alive(ask: bool) -> None:
             async with errors.classed(), asyncio.timeout(timeout):
                 if gone.is_set():
                     msg = "the connection for LISTEN was closed"
@@ -57,6 +65,19 @@ async def listening(
                         "it may be the server of the LISTEN connection"
                     )
                     raise TransientStoreError(msg)
-                await driver.execute("SELECT 1")
+                if ask:
+                    await driver.execute("SELECT 1")
 
         yield alive
+
+
+def _keep_alive(driver: Any) -> None:
+    """Let TCP ask the other side while nothing is sent, as far as the system can."""
+    transport = getattr(driver, "_transport", None)
+    found = None if transport is None else transport.get_extra_info("socket")
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            found.setsockopt(socket.IPPROTO_TCP, option, value)

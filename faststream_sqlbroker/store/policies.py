@@ -64,6 +64,11 @@ class PolicyStore:
     async def forget_expired(self, limit: int) -> int:
         """Remove up to `limit` states that have expired; how many."""
         table = self._dialect.tables.policy_state
+        # Mostly there are none, and a transaction that writes has statements of its own.
+        if not await self._transactions.run(
+            lambda c: policy_state.has_expired(c, table), self._places, write=False
+        ):
+            return 0
         return await self._transactions.run(
             lambda c: policy_state.forget_expired(c, table, limit), self._places
         )

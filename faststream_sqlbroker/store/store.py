@@ -14,6 +14,7 @@ from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import (
+    Around,
     Claimed,
     Leases,
     NewMessage,
@@ -22,12 +23,14 @@ from faststream_sqlbroker.core.rows import (
     ReadyPairs,
     Settlement,
     SettleResult,
+    SignOfLife,
 )
 from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import Dialect, dialect_for
 from faststream_sqlbroker.dialects.access import find_lacks, missing_tables
 from faststream_sqlbroker.dialects.ordered import Cursors
+from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.validate import differences
@@ -109,6 +112,7 @@ class Store:
         self.correlation_ids = CorrelationIds()
         """Of messages without one; the policy state has what they are made of."""
         self._consuming = self._transactions.doing(Activity.CONSUME)
+        self._announcing = self._transactions.doing(Activity.CONSUME, Activity.STATE)
         self._places = LoopSemaphore(self.max_connections)
         self.starts = AckFirstStarts(self._transactions, self.dialect, self._places)
         self.policies = PolicyStore(self._transactions, self.dialect, self._places)
@@ -195,6 +199,18 @@ class Store:
     async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
         """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
         return await self._consuming.run(self.dialect.scan(queues), self._places, write=False)
+
+    async def look_around(
+        self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None = None
+    ) -> Around:
+        """`ready_pairs`, and when the first lease in the queues `leased` ends; with `sign`, also a
+        sign of life of this process's subscribers.
+        """
+        looking = self.dialect.looking_around(queues, leased, sign)
+        transactions = self._consuming if sign is None else self._announcing
+        # A single statement leaves no lock behind that a silent client could hold.
+        locks = not isinstance(looking, Query)
+        return await transactions.run(looking, self._places, write=sign is not None, locks=locks)
 
     async def claim(
         self,
@@ -403,9 +419,9 @@ class Store:
     @asynccontextmanager
     async def listen(
         self, channel: str, heard: Callable[[str], None]
-    ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    ) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
         """Call `heard` with the payload of each wake-up on `channel`; yields a check of the
-        connection.
+        connection, which asks the server only if its argument is true.
 
         It takes one connection of the pool until the block ends.
 

@@ -258,6 +258,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             cancellable=not self._synchronous_handlers(),
             encode=outer.producer.encode,
             heartbeat=outer.heartbeat,
+            lookout=outer.lookout,
+            housekeeping=outer.housekeeping,
             rights=outer.rights,
             paused=self._is_paused,
             recorder=outer.recorder,

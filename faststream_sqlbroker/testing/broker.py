@@ -44,6 +44,8 @@ _PARTS = (
     "_direct_claimer",
     "_scheduler",
     "_heartbeat",
+    "_lookout",
+    "_housekeeping",
     "_rights",
     "_requests",
     "_under_test",
@@ -53,6 +55,8 @@ _SHARED = (
     "store",
     "wakeups",
     "heartbeat",
+    "lookout",
+    "housekeeping",
     "rights",
     "direct_claimer",
     "producer",
@@ -241,6 +245,8 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             shared.store = store
             shared.wakeups = broker._wakeups  # noqa: SLF001
             shared.heartbeat = broker._heartbeat  # noqa: SLF001
+            shared.lookout = broker._lookout  # noqa: SLF001
+            shared.housekeeping = broker._housekeeping  # noqa: SLF001
             shared.rights = broker._rights  # noqa: SLF001
             shared.direct_claimer = broker._direct_claimer  # noqa: SLF001
             shared.make_consumer = partial(SteppedConsumer, pump)

@@ -12,6 +12,7 @@ from uuid import UUID
 from faststream_sqlbroker.core.clock import Clock, RealTime
 from faststream_sqlbroker.core.outcome import Ack, Defer, Release
 from faststream_sqlbroker.core.rows import (
+    Around,
     Claimed,
     ClaimedMessage,
     ReadyPair,
@@ -194,6 +195,11 @@ class World(RealTime):
         found.took = 0.02 if mood == "slow" else 0.0
         self._happen()
         return found
+
+    async def look_around(
+        self, queues: Sequence[str], _leased: Sequence[str], _sign: Any = None
+    ) -> Around:
+        return Around(await self.ready_pairs(queues), None)
 
     async def claim(
         self, pairs: Sequence[ReadyPair], limit: int, _lease: float, token: UUID, **_: Any

@@ -8,11 +8,14 @@ from unittest.mock import patch
 
 import pytest
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Outcome, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.release import StuckReleaser
 from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import eventually
@@ -211,8 +214,15 @@ async def test_returned_leases_are_reported_even_if_old_states_fail(
     await rig.claim(1)
     await rig.expire()
     told: list[None] = []
+    lookout = Lookout(rig.store, Clock())
     releaser = StuckReleaser(
-        rig.store, ["q"], rig.log, interval=60.0, released=lambda: told.append(None)
+        rig.store,
+        ["q"],
+        rig.log,
+        interval=60.0,
+        released=lambda: told.append(None),
+        lookout=lookout,
+        housekeeping=Housekeeping(rig.store, rig.log, Clock()),
     )
     assert await releaser.tick() == 0.0
     assert told == [None]
@@ -223,6 +233,7 @@ async def test_returned_leases_are_reported_even_if_old_states_fail(
         assert await releaser.tick() == 0.0
     await rig.claim(1)
     await rig.expire()
+    lookout.released()  # as after `LONGEST_TRUST`
     assert await releaser.tick() == 0.0
     assert told == [None] * 2
     assert rig.logged("1 expired leases given back in q")

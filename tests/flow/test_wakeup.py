@@ -194,7 +194,7 @@ async def test_a_publish_in_another_process_wakes(sleeper: Rig, elsewhere: Publi
 async def test_the_listener_comes_back_after_its_connection_was_ended(
     sleeper: Rig, elsewhere: Publisher
 ) -> None:
-    with_pause = "faststream_sqlbroker.flow.wakeup.HEARTBEAT"
+    with_pause = "faststream_sqlbroker.flow.wakeup.CHECK_INTERVAL"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(with_pause, 0.05)
         await sleeper.wakeups.stop()

@@ -21,8 +21,10 @@ from faststream_sqlbroker.dialects.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.flush import Flusher
+from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import Loop
 from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.outcome_states import State
@@ -391,10 +393,20 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
 
     released: list[int] = []
     store: Any = Store()
+    lookout = Lookout(store, Clock())
     releaser = StuckReleaser(
-        store, ["q"], quiet, interval=60.0, released=lambda: released.append(1)
+        store,
+        ["q"],
+        quiet,
+        interval=60.0,
+        released=lambda: released.append(1),
+        lookout=lookout,
+        housekeeping=Housekeeping(store, quiet, Clock()),
     )
-    waits = [await releaser.tick() for _ in range(6)]
+    waits = []
+    for _ in range(6):
+        waits.append(round(await releaser.tick(), 2))
+        lookout.released()  # as after `LONGEST_TRUST`
     assert waits == [0.0, 0.0, 2.5, SEARCH_INTERVAL, SEARCH_INTERVAL, IDLE_INTERVAL]
     assert (len(released), counts) == (2, []), (
         "of the third a handler's transaction has locked the row"

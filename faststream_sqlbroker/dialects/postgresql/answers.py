@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from faststream_sqlbroker.core.rows import (
+    Around,
     ClaimedMessage,
     ReadyPair,
     ReadyPairs,
@@ -53,6 +54,14 @@ def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:
         if queue is not None:
             pairs.append(ReadyPair(queue, priority, due_in, due))
     return pairs
+
+
+def read_around(rows: Iterable[Sequence[Any]]) -> Around:
+    """Pairs, then when the first lease ends and what is paused, which each row repeats."""
+    found = [tuple(row) for row in rows]
+    pairs = read_pairs(row[:6] for row in found)
+    _, lease_ends_in, *paused = found[0][5:]
+    return Around(pairs, lease_ends_in, frozenset(paused[0]) if paused else None)
 
 
 def settled_of(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:

@@ -1,5 +1,6 @@
 """PostgreSQL: one statement for each step, arrays for each batch (`postgresql.sql`)."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from faststream_sqlbroker.core.rows import (
+    Around,
     Claimed,
     ClaimedMessage,
     Leases,
@@ -31,10 +33,12 @@ from faststream_sqlbroker.core.rows import (
     ReadyPairs,
     Settlement,
     SettleResult,
+    SignOfLife,
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS, MESSAGE_COLUMNS
+from faststream_sqlbroker.dialects.live_subscribers import KEPT_SECONDS
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.policy_sql import POSTGRESQL
 from faststream_sqlbroker.dialects.policy_sql import add_statements as add_policy_statements
@@ -42,6 +46,7 @@ from faststream_sqlbroker.dialects.postgresql import sql
 from faststream_sqlbroker.dialects.postgresql.answers import (
     PostgresqlErrors,
     in_order,
+    read_around,
     read_claimed,
     read_pairs,
     settled_of,
@@ -108,6 +113,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         queues, ids, tokens = _BINDS
         channel = bindparam("channel", type_=Text)
         self.add_looks(sql.PAIRS, "statement_timestamp()", queues)
+        self._prepare_looks_around()
         add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
         add("held", sql.HELD, ids, tokens)
         add("lock", sql.LOCK, ids, tokens)
@@ -128,6 +134,25 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         add("lock_numbered", sql.LOCK_NUMBERED, ids, tokens, limit)
         add("lock_wait", "SELECT set_config('lock_timeout', :limit, true)")
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
+
+    def _prepare_looks_around(self) -> None:
+        leases, paused, sign = (
+            part.format(**self.names) for part in (sql.LEASES, sql.PAUSED, sql.SIGN_OF_LIFE)
+        )
+        binds = _array("queues", String), _array("leased", String)
+        self.add_statement(
+            "look_around", sql.PAIRS, *binds, which_queues="", sign="", columns=leases
+        )
+        names, changed = _array("names", String), _array("changed", String)
+        lengths = (bindparam(name, type_=Float(53)) for name in ("lease", "kept"))
+        self.add_statement(
+            "look_around_alive",
+            sql.PAIRS,
+            *(*binds, names, changed, _array("infos", Text), *lengths),
+            which_queues="",
+            sign=sign,
+            columns=leases + paused,
+        )
 
     def _prepare_inserts(self) -> None:
         literal = "'" + self.names["message"].replace("'", "''") + "'"
@@ -288,6 +313,23 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def scan(self, queues: Sequence[str]) -> Query[ReadyPairs]:
         """One statement."""
         return Query(self.sql["ready_pairs"], {"queues": list(queues)}, read_pairs)
+
+    def looking_around(
+        self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
+    ) -> Query[Around]:
+        """One statement."""
+        binds: dict[str, Any] = {"queues": list(queues), "leased": list(leased)}
+        if sign is None:
+            return Query(self.sql["look_around"], binds, read_around)
+        names = sorted(sign.known)
+        binds |= {
+            "names": names,
+            "infos": [json.dumps(dict(sign.known[name])) for name in names],
+            "changed": sorted(sign.changed),
+            "lease": sign.lease,
+            "kept": sign.lease + KEPT_SECONDS,
+        }
+        return Query(self.sql["look_around_alive"], binds, read_around)
 
     def claim(
         self,

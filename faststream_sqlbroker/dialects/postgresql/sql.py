@@ -71,7 +71,7 @@ INSERT_BODIES = _many_alike(UNNESTED=":payloads", NAMES="payload", HEADERS=":hea
 """Only the bodies differ."""
 
 PAIRS = """
-WITH RECURSIVE p(queue, ord, priority) AS (
+WITH RECURSIVE {sign}p(queue, ord, priority) AS (
   SELECT q.queue, q.ord, (
     SELECT m.priority FROM {message} m
     WHERE m.queue = q.queue AND m.state IN ('PENDING', 'RETRYABLE')
@@ -91,12 +91,37 @@ WITH RECURSIVE p(queue, ord, priority) AS (
   FROM p WHERE p.priority IS NOT NULL
 )
 SELECT f.queue, f.priority, extract(epoch FROM f.due - statement_timestamp())::float8, f.due,
-  extract(epoch FROM clock_timestamp() - statement_timestamp())::float8, statement_timestamp()
+  extract(epoch FROM clock_timestamp() - statement_timestamp())::float8, \
+statement_timestamp(){columns}
 FROM (SELECT 1) AS at_least_one_row LEFT JOIN f ON true
 ORDER BY f.ord, f.priority DESC
 """
 """The sub-select hides the length of the array from the planner. For 1 000 queues it would estimate
 100 000 pairs, and compile the query (JIT) each time, for half a second."""
+
+# Uncorrelated, so each is computed once.
+LEASES = """,
+  (SELECT extract(epoch FROM min(x.ends) - statement_timestamp())::float8
+    FROM unnest((SELECT :leased)) AS q(queue)
+    CROSS JOIN LATERAL (
+      SELECT m.lease_expires_at AS ends FROM {message} m
+      WHERE m.queue = q.queue AND m.state = 'PROCESSING'
+      ORDER BY m.lease_expires_at LIMIT 1) x)"""
+PAUSED = """,
+  (SELECT coalesce(array_agg(s.key), ARRAY[]::varchar[]) FROM {policy_state} s
+    WHERE s.scope = 'paused' AND (s.expires_at IS NULL OR s.expires_at > statement_timestamp()))"""
+SIGN_OF_LIFE = """sign AS (
+  INSERT INTO {policy_state} AS s (scope, key, info, created_at, lease_expires_at, expires_at)
+  SELECT 'subscriber', m.name, m.info::jsonb, statement_timestamp(),
+    statement_timestamp() + :lease * interval '1 second',
+    statement_timestamp() + :kept * interval '1 second'
+  FROM unnest(:names, :infos) AS m(name, info)
+  ORDER BY m.name
+  ON CONFLICT (scope, key) DO UPDATE
+  SET lease_expires_at = excluded.lease_expires_at, expires_at = excluded.expires_at,
+    info = CASE WHEN s.key = ANY(:changed) THEN excluded.info ELSE s.info END
+), """
+"""Data-modifying, so it runs although nothing reads it."""
 
 # By ctid, as joined on id the planner chose a sequential scan at 20 000 rows.
 _LEASE = """

@@ -1,0 +1,163 @@
+"""One look for all subscribers of a process that wait for nothing but time.
+
+Without it each of them would look every `max_fetch_interval`. The first whose time has come looks
+at the queues of all that rest. The same statement finds when the first lease of any process ends,
+so that the search for expired leases needs none of its own, and it carries the signs of life.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.rows import Around, ReadyPairs
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+LONGEST_TRUST = 5.0
+"""Seconds for which it is trusted that no other lease ends sooner than the first one found."""
+
+
+class Resting(Protocol):
+    """A subscriber that claims by looks."""
+
+    @property
+    def open(self) -> Sequence[str]:
+        """The queues that it looks at."""
+
+    @property
+    def all_queues(self) -> Sequence[str]:
+        """Its queues, also those that are paused."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether it waits for nothing but time, as long as it may."""
+
+    @property
+    def longest_rest(self) -> float:
+        """Seconds from one look to the next."""
+
+    def saw(self, found: ReadyPairs) -> None:
+        """Another one's look has found this in its open queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """When the first lease in `queues` ends, as it was found `at` a time (monotonic seconds)."""
+
+    at: float
+    queues: frozenset[str]
+    ends_in: float | None
+
+
+class Lookout:
+    """Looks for the subscribers of one broker in this process."""
+
+    def __init__(self, store: "Store", clock: Clock, heartbeat: Heartbeat | None = None) -> None:
+        """The `heartbeat` rides on looks."""
+        self._store = store
+        self._clock = clock
+        self._heartbeat = heartbeat
+        self._members: dict[Resting, None] = {}
+        self._sharing: dict[Resting, Sequence[str]] = {}
+        """For whom the look that is under way looks, and at which queues."""
+        self._asked_at = float("-inf")
+        self._leases = Leases(float("-inf"), frozenset(), None)
+
+    def join(self, member: Resting) -> None:
+        """`member` takes part in looks of others while it rests."""
+        self._members[member] = None
+
+    def leave(self, member: Resting) -> None:
+        """No longer."""
+        self._members.pop(member, None)
+        self._sharing.pop(member, None)
+
+    def looks_for(self, member: Resting) -> bool:
+        """Whether a look is under way whose result `member` will see; it need not look itself."""
+        # One that hangs is not waited for: another connection may answer.
+        recent = self._clock.monotonic() - self._asked_at < member.longest_rest
+        return recent and self._sharing.get(member) == member.open
+
+    async def look(self, asking: Resting) -> ReadyPairs:
+        """Look at the queues of `asking`, which rests, and of all others that rest.
+
+        Raises:
+            StoreError: as `Store.ready_pairs`; the others have seen nothing.
+        """
+        others = [m for m in self._members if m is not asking and m.rests and m.open]
+        shares = {member: member.open for member in others}
+        shares[asking] = asking.open
+        self._sharing = dict(shares)
+        self._asked_at = self._clock.monotonic()
+        try:
+            found = await self._ask(list(dict.fromkeys(q for qs in shares.values() for q in qs)))
+            for member in others:
+                # What has been woken or reopened since looks for itself.
+                if self._sharing.get(member) == member.open and member.rests:
+                    member.saw(_part(found.pairs, shares[member], len(shares)))
+        finally:
+            self._sharing = {}
+        return _part(found.pairs, shares[asking], len(shares))
+
+    async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
+        """Seconds until the first lease of any process ends, in `queues` or in others of this
+        broker's; None without a lease. Known from the last look, unless that is old.
+
+        Raises:
+            StoreError: as `Store.lease_ends_in`.
+        """
+        known = self._leases
+        age = self._clock.monotonic() - known.at
+        if age > LONGEST_TRUST or not known.queues >= set(queues):
+            asked = self._clock.monotonic()
+            leased = self._leased(queues)
+            ends_in = await self._store.lease_ends_in(leased)
+            known = self._leases = Leases(asked, frozenset(leased), ends_in)
+            age = self._clock.monotonic() - asked
+        return None if known.ends_in is None else known.ends_in - age
+
+    def released(self) -> None:
+        """Leases have been given back: when the next one ends is not known."""
+        self._leases = Leases(float("-inf"), frozenset(), None)
+
+    def _leased(self, queues: Sequence[str] = ()) -> list[str]:
+        ours = (queue for member in self._members for queue in member.all_queues)
+        return list(dict.fromkeys((*queues, *ours)))
+
+    async def _ask(self, queues: Sequence[str]) -> Around:
+        asked = self._clock.monotonic()
+        leased = self._leased(queues)
+        found = await self._look_alive(queues, leased)
+        if found is None:
+            found = await self._store.look_around(queues, leased)
+        self._leases = Leases(asked, frozenset(leased), found.lease_ends_in)
+        return found
+
+    async def _look_alive(self, queues: Sequence[str], leased: Sequence[str]) -> Around | None:
+        """Look with a sign of life, if it is time for one; None if it is not, or has failed."""
+        if self._heartbeat is None:
+            return None
+        async with self._heartbeat.riding() as ride:
+            if ride is None:
+                return None
+            try:
+                found = await self._store.look_around(queues, leased, ride.sign)
+            except StoreError:
+                # Looks do not depend on signs of life, for which a right may be missing.
+                ride.failed()
+                return None
+            ride.succeeded(found.paused or frozenset())
+            return found
+
+
+def _part(found: ReadyPairs, queues: Sequence[str], among: int) -> ReadyPairs:
+    """What `found` says of `queues`; of the server's time, each `among` so many takes a part."""
+    wanted = set(queues)
+    part = ReadyPairs(pair for pair in found if pair.queue in wanted)
+    part.took = found.took / among
+    part.at = found.at
+    return part

@@ -1,0 +1,88 @@
+"""A look for several subscribers: what is due, when the first lease ends, a sign of life."""
+
+import pytest
+from sqlalchemy import event
+
+from faststream_sqlbroker.core.rows import SignOfLife
+from faststream_sqlbroker.store import Store
+from tests.contract.conftest import Bench
+from tests.contract.test_live_subscribers import known
+
+CHANNEL = "sqlbroker_message"
+
+
+def sign(*names: str, changed: bool = True, lease: float = 60.0, **fields: object) -> SignOfLife:
+    says = known(*names, **fields)
+    return SignOfLife(says, frozenset(says if changed else ()), lease)
+
+
+async def test_a_look_finds_what_a_scan_finds_and_when_the_first_lease_ends(bench: Bench) -> None:
+    await bench.put(3, "a")
+    await bench.put(1, "b", priority=7, delay=100.0)
+    found = await bench.store.look_around(["a", "b", "c"], ["a", "b", "c"])
+    scanned = await bench.store.ready_pairs(["a", "b", "c"])
+    assert (
+        [(p.queue, p.priority) for p in found.pairs]
+        == [(p.queue, p.priority) for p in scanned]
+        == [("a", 0), ("b", 7)]
+    )
+    assert found.pairs[0].due_in <= 0
+    assert 90 < found.pairs[1].due_in <= 100
+    assert (found.lease_ends_in, found.paused) == (None, None)
+    await bench.claim(2, "a", lease=50.0)
+    await bench.claim(1, "a", lease=20.0)
+    for leased, longest in (["a", "b"], 20.0), (["b"], None):
+        found = await bench.store.look_around(["b"], leased)
+        assert [p.queue for p in found.pairs] == ["b"]
+        if longest is None:
+            assert found.lease_ends_in is None
+        else:
+            assert found.lease_ends_in is not None
+            assert longest - 10 < found.lease_ends_in <= longest
+    empty = await bench.store.look_around(["c"], ["c"])
+    assert (list(empty.pairs), empty.lease_ends_in) == ([], None)
+
+
+async def test_a_look_carries_a_sign_of_life_and_tells_what_is_paused(bench: Bench) -> None:
+    await bench.put(1, "a")
+    subscribers = bench.store.live_subscribers
+    found = await bench.store.look_around(["a"], ["a"], sign("h:1:00", "h:2:00"))
+    assert [p.queue for p in found.pairs] == ["a"]
+    assert found.paused == frozenset()
+    assert {one.worker for one in await subscribers.subscribers()} == {"h:1:00", "h:2:00"}
+    await subscribers.pause("b", None, {}, CHANNEL)
+    await subscribers.pause("a", 100.0, {}, CHANNEL)
+    assert (await bench.store.look_around(["a"], ["a"], sign("h:1:00"))).paused == {"a", "b"}
+    await subscribers.resume("b", CHANNEL)
+    assert (await bench.store.look_around(["a"], ["a"], sign("h:1:00"))).paused == {"a"}
+
+
+async def test_a_sign_lengthens_the_lease_and_tells_only_what_has_changed(bench: Bench) -> None:
+    subscribers = bench.store.live_subscribers
+    await bench.store.look_around(["a"], ["a"], sign("h:1:00", lease=10.0))
+    [first] = await subscribers.subscribers()
+    await bench.store.look_around(
+        ["a"], ["a"], sign("h:1:00", changed=False, lease=60.0, paused=True)
+    )
+    [second] = await subscribers.subscribers()
+    assert not second.paused, "it was not said to be new"
+    assert second.since == first.since
+    assert (second.lease_expires_at - first.lease_expires_at).total_seconds() > 40
+    await bench.store.look_around(["a"], ["a"], sign("h:1:00", paused=True))
+    [third] = await subscribers.subscribers()
+    assert third.paused
+
+
+@pytest.mark.parametrize("alive", [False, True])
+async def test_a_look_takes_few_statements(bench: Bench, store: Store, alive: bool) -> None:
+    """One on PostgreSQL; elsewhere one for each thing that it finds or writes."""
+    await store.look_around(["a"], ["a"], sign("h:1:00"))
+    count = 0
+
+    def note(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    event.listen(store.engine.sync_engine, "before_cursor_execute", note)
+    await store.look_around(["a"], ["a"], sign("h:1:00", changed=False) if alive else None)
+    assert count <= (1 if store.dialect_name == "postgresql" else 7 if alive else 2)
