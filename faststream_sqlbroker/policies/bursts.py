@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.debounce import Bursts, Debounce
 from faststream_sqlbroker.core.policies.flags import KEPT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -26,8 +26,11 @@ cancel it."""
 class BurstHeads:
     """The choice of one claim of one queue. Times are microseconds since 1970."""
 
-    def __init__(self, rows: PolicyRows, connection: Connection, queue: str, now: int) -> None:
+    def __init__(
+        self, policy: Debounce, rows: PolicyRows, connection: Connection, queue: str, now: int
+    ) -> None:
         """Under the queue's lock, after all that is due has taken part."""
+        self._policy = policy
         self._rows = rows
         self._connection = connection
         self._queue = queue
@@ -42,7 +45,7 @@ class BurstHeads:
         """
         keys = {key for _, key, _ in due if key is not None}
         stored = self._rows.states(self._connection, burst_scope(self._queue), keys)
-        self._known = {key: Bursts.load(stored.get(key)) for key in keys}
+        self._known = {key: self._policy.load(stored.get(key)) for key in keys}
         ids = {message for bursts in self._known.values() for message in bursts.known()}
         live = self._rows.live(self._connection, self._queue, ids)
         chosen: list[int] = []
@@ -67,7 +70,7 @@ class BurstHeads:
         for row in rows:
             if row.key is not None and row.key in self._known:
                 self._known[row.key].delivered(row.id)
-                states[row.key] = self._known[row.key].dump(), self._now + FORGET_BURSTS
+                states[row.key] = self._policy.dump(self._known[row.key]), self._now + FORGET_BURSTS
         self._rows.keep(self._connection, burst_scope(self._queue), states)
 
 

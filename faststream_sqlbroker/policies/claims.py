@@ -274,7 +274,7 @@ class _QueueClaim:
         at = self._rows, self._connection, self._queue, self._now
         if isinstance(policy, KeepLast):
             return NewestHeads(policy, *at, keep=self._wanted.keep)
-        return BurstHeads(*at)
+        return BurstHeads(policy, *at)
 
     def _ask_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":

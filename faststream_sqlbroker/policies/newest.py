@@ -79,12 +79,12 @@ class NewestHeads:
                 latest = self._known[row.key]
                 latest.delivered(row.id, self._now)
                 until = self._now + self._policy.window + FORGET_BURSTS
-                states[row.key] = latest.dump(), until
+                states[row.key] = self._policy.dump(latest), until
         self._rows.keep(self._connection, burst_scope(self._queue), states)
 
     def _turns(self, keys: set[str]) -> dict[str, Turn]:
         stored = self._rows.states(self._connection, burst_scope(self._queue), keys)
-        self._known = {key: Latest.load(stored.get(key)) for key in keys}
+        self._known = {key: self._policy.load(stored.get(key)) for key in keys}
         ids = {message for latest in self._known.values() for message in latest.known()}
         self._live = self._rows.live(self._connection, self._queue, ids)
         states = {message: live.state for message, live in self._live.items()}

@@ -13,6 +13,17 @@ from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
+KEEP_LAST = "keep_last"
+"""The kind of a state that `KeepLast` has written; those of Debounce have its edge."""
+
+
+def waiting_in(info: dict[str, Any]) -> list[int]:
+    """The messages that wait by a state, whichever policy has written it; the oldest first."""
+    found = {*info.get("ended", ()), info.get("newest")}
+    if info.get("kind") == KEEP_LAST:
+        found.add(info.get("first"))
+    return sorted(message for message in found if message is not None)
+
 
 @dataclass(frozen=True, init=False)
 class Debounce:
@@ -112,9 +123,31 @@ class Debounce:
         self, info: Any, arrivals: Sequence[tuple[int, int]], _dead: AbstractSet[int]
     ) -> "Taken":
         """Add messages of one key, as (time, id), sorted, to what is known of it."""
-        bursts = Bursts.load(info)
+        bursts = self.load(info)
         changes = take(self, bursts, arrivals)
-        return Taken(bursts.dump(), changes, 0 if bursts.start is None else bursts.end)
+        return Taken(self.dump(bursts), changes, 0 if bursts.start is None else bursts.end)
+
+    def load(self, info: Any) -> "Bursts":
+        """What is known of a key. Another policy, or other options, may have written it: what waits
+        is delivered, and no message is superseded that would not be under the new policy.
+        """
+        bursts = Bursts.load(info)
+        if not isinstance(info, dict) or info.get("kind", self.edge) == self.edge:
+            return bursts
+        if info["kind"] == KEEP_LAST:
+            return Bursts(current=info.get("current"), ended=waiting_in(info))
+        if bursts.start is not None:
+            # Of a leading edge the first message was delivered, or is to be; of a trailing edge the
+            # newest goes when it is due. What comes now is a burst of its own.
+            bursts.close()
+        if self.edge == "leading":
+            # A newer message than the last of another policy is never late.
+            bursts.past = None
+        return bursts
+
+    def dump(self, bursts: "Bursts") -> dict[str, Any]:
+        """What is to be stored."""
+        return {"kind": self.edge, **bursts.dump()}
 
 
 @dataclass(slots=True)
@@ -152,6 +185,16 @@ class Bursts:
         """As JSON values, without empty fields."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in values.items() if value is not None and value != []}
+
+    def close(self) -> None:
+        """End the open burst; its message waits to be delivered."""
+        if self.newest is not None:
+            self.ended.append(self.newest)
+        self.past = self.newest or self.first
+        self.past_end = self.end
+        self.start = None
+        self.newest = None
+        self.first = None
 
     def known(self) -> list[int]:
         """The messages that wait or are being handled. Some may have ended since."""
@@ -213,7 +256,7 @@ def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) 
             continue
         if bursts.start is not None and at > bursts.end:
             _replace(taken, gone, bursts)
-            _end(bursts)
+            bursts.close()
         if bursts.start is None:
             _begin(policy, bursts, taken, at, message)
             continue
@@ -249,12 +292,3 @@ def _replace(taken: BurstChanges, gone: list[int], bursts: Bursts) -> None:
         if stays is not None:
             taken.superseded[message] = stays
     gone.clear()
-
-
-def _end(bursts: Bursts) -> None:
-    """Close the open burst; its message waits to be delivered."""
-    if bursts.newest is not None:
-        bursts.ended.append(bursts.newest)
-    bursts.past = bursts.newest or bursts.first
-    bursts.past_end = bursts.end
-    bursts.start = bursts.newest = bursts.first = None

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import one_of
-from faststream_sqlbroker.core.policies.debounce import BurstChanges, Taken
+from faststream_sqlbroker.core.policies.debounce import (
+    KEEP_LAST,
+    BurstChanges,
+    Taken,
+    waiting_in,
+)
 from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
 from faststream_sqlbroker.core.times import Duration
 
@@ -51,17 +56,30 @@ class KeepLast:
     def rivals(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> list[int]:
         """Messages that wait and are newer than one of `arrivals`; they may have gone since."""
         oldest = min(message for _, message in arrivals)
-        latest = Latest.load(info)
+        latest = self.load(info)
         return [i for i in (latest.first, latest.newest) if i is not None and i > oldest]
 
     def take(self, info: Any, arrivals: Sequence[tuple[int, int]], dead: AbstractSet[int]) -> Taken:
         """Add messages of one key, as (time, id), sorted, to what is known of it; `dead` are those
         of its rivals that are no more.
         """
-        latest = Latest.load(info)
+        latest = self.load(info)
         latest.forget(dead)
         changes = take_newest(self, latest, arrivals)
-        return Taken(latest.dump(), changes, latest.opens(self))
+        return Taken(self.dump(latest), changes, latest.opens(self))
+
+    def load(self, info: Any) -> "Latest":
+        """What is known of a key. After another policy the newest message that waits goes when it
+        is due; older ones are superseded.
+        """
+        if not isinstance(info, dict) or info.get("kind", KEEP_LAST) == KEEP_LAST:
+            return Latest.load(info)
+        newest = max(waiting_in(info), default=None)
+        return Latest(newest=newest, current=info.get("current"))
+
+    def dump(self, latest: "Latest") -> dict[str, Any]:
+        """What is to be stored."""
+        return {"kind": KEEP_LAST, **latest.dump()}
 
 
 @dataclass(slots=True)
