@@ -17,6 +17,8 @@ class Buffer(Generic[T]):
         """Hold nothing; `items` may be taken from the left."""
         self.items: deque[T] = deque()
         self._getters: deque[asyncio.Future[None]] = deque()
+        self._watchers: deque[asyncio.Future[None]] = deque()
+        """Wait in `coming`."""
 
     def qsize(self) -> int:
         """Items that wait."""
@@ -47,19 +49,37 @@ class Buffer(Generic[T]):
     async def get(self) -> T:
         """Take the first, as soon as there is one."""
         while not self.items:
-            getter = asyncio.get_running_loop().create_future()
-            self._getters.append(getter)
-            try:
-                await getter
-            except asyncio.CancelledError:
-                if getter.done() and not getter.cancelled() and self.items:
-                    self._wake(1)  # it was meant for us: for the next one, then
-                raise
+            await self._wait_among(self._getters)
         return self.items.popleft()
 
+    async def coming(self) -> None:
+        """Wait until there is one, or until `interrupt`; who waits here is woken before `get`."""
+        if not self.items:
+            await self._wait_among(self._watchers)
+
+    def interrupt(self) -> None:
+        """End every wait in `coming`."""
+        self._wake_of(self._watchers, len(self._watchers))
+
+    async def _wait_among(self, waiters: "deque[asyncio.Future[None]]") -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and self.items:
+                self._wake(1)  # it was meant for us: for the next one, then
+            raise
+
     def _wake(self, count: int) -> None:
-        while count and self._getters:
-            getter = self._getters.popleft()
-            if not getter.done():
-                getter.set_result(None)
+        self._wake_of(self._getters, self._wake_of(self._watchers, count))
+
+    @staticmethod
+    def _wake_of(waiters: "deque[asyncio.Future[None]]", count: int) -> int:
+        """Wake up to `count` of `waiters`; how many are left of it."""
+        while count and waiters:
+            waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 count -= 1
+        return count

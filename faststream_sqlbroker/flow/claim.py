@@ -150,7 +150,8 @@ class Claimer:
     def _starting(self) -> int:
         """Of the next rows, how many start at once."""
         a_run = self._settings.run_size
-        return max(0, self.free * a_run - self._inflight.waiting.qsize())
+        held = self._inflight
+        return max(0, self.free * a_run + held.missing - held.waiting.qsize())
 
     def _one_lease(self, limit: int) -> float:
         """For how long all rows of a claim are leased: for less if some of `limit` may wait here

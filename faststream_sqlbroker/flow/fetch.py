@@ -123,7 +123,7 @@ class Fetcher:
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
         free = self._claimer.free
         starts = self._inflight.times.starts_ahead(s.max_workers, free, self._horizon)
-        return min(capacity, starts * a_run)
+        return min(capacity, starts * a_run) + self._inflight.missing
 
     def room(self, window: int) -> int:
         """Rows that may be claimed now if `window` may wait; 0 while the flush is behind."""

@@ -2,7 +2,11 @@
 about them.
 """
 
-from collections.abc import Collection, Container, Iterable
+import asyncio
+from collections.abc import Collection, Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Release
@@ -19,6 +23,18 @@ from faststream_sqlbroker.flow.signals import Signals
 def release(row: ClaimedMessage) -> Settlement:
     """Hand a row back that was not started: as before the claim, uncharged."""
     return settle(row, Release(), SettleRules(), ended_after=0.0, attempted=False)
+
+
+@dataclass(slots=True, eq=False)
+class Gathering:
+    """A batch that waits for more messages."""
+
+    task: "asyncio.Task[Any] | None"
+    """The worker's."""
+    missing: int = 0
+    """How many it has room for."""
+    ended: bool = False
+    """Whether it is to start with what it has."""
 
 
 class Inflight(Outcomes):
@@ -39,6 +55,8 @@ class Inflight(Outcomes):
         """Handlers that run."""
         self.busy = 0
         """Workers that have taken rows: their handlers run, or are about to."""
+        self._gatherings: list[Gathering] = []
+        """Batches that workers are filling."""
         self.times = HandlerTimes(self.clock)
         self.low_water = 0
         """The fetch loop is asked for more when no more than so many rows wait."""
@@ -68,6 +86,33 @@ class Inflight(Outcomes):
         running = max(0, len(self.held) - waiting - settling)
         return {"waiting": waiting, "running": running, "settling": settling}
 
+    @contextmanager
+    def gathering(self) -> Iterator[Gathering]:
+        """A worker waits for more messages of its batch, and says how many."""
+        one = Gathering(asyncio.current_task())
+        self._gatherings.append(one)
+        try:
+            yield one
+        finally:
+            one.ended = True
+            self._gatherings.remove(one)
+
+    @property
+    def first_gathering(self) -> Gathering | None:
+        """The batch that gets the next messages."""
+        return self._gatherings[0] if self._gatherings else None
+
+    @property
+    def missing(self) -> int:
+        """Messages that batches wait for: they start at once, though no worker is free."""
+        return sum(one.missing for one in self._gatherings) if self._gatherings else 0
+
+    def end_gathering(self) -> None:
+        """Let batches start with what they have: no more will come soon."""
+        for one in self._gatherings:
+            one.ended = True
+        self.waiting.interrupt()
+
     def want_room(self) -> None:
         """Give signal `room` as soon as there may be room: the fetch loop has found none."""
         self.wants_room = True
@@ -93,6 +138,7 @@ class Inflight(Outcomes):
 
     def give_back_waiting(self) -> None:
         """Give back everything that waits for a worker."""
+        self.end_gathering()
         rows = []
         while not self.waiting.empty():
             row = self.waiting.get_nowait()
@@ -133,6 +179,7 @@ class Inflight(Outcomes):
 
     def keep_waiting(self, queues: Container[str]) -> None:
         """Give back what waits for a worker and is of none of `queues`."""
+        self.end_gathering()
         items = self.waiting.items
         others = [row for row in items if row is not None and row.queue not in queues]
         if others:

@@ -56,6 +56,7 @@ class ConsumerSettings:
     wakeup: Literal["auto", "listen", "poll"] = "auto"
     batch: bool = False
     batch_max_records: int | None = None
+    batch_max_wait: float | None = None
     transactional: bool = False
     policies: Sequence[Policy] = ()
     ordered: bool = False

@@ -11,9 +11,10 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.delivery import Deliveries, Handle
+from faststream_sqlbroker.flow.gathering import BatchFiller
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, cancelled
-from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot, seconds_to_slot
+from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot
 from faststream_sqlbroker.flow.prefetch import least_left, prefetch_lease
 from faststream_sqlbroker.flow.publish_on_ack import ENDED, CurrentDelivery, current_delivery
 from faststream_sqlbroker.flow.settings import ConsumerSettings
@@ -82,6 +83,7 @@ class Worker:
             self._policies = PolicyStarts(
                 store, inflight, self._settlements, settings.policies, log, stopping
             )
+        self._batches = BatchFiller(inflight, settings) if settings.batch else None
         is_plain = (
             not settings.batch
             and not settings.transactional
@@ -142,7 +144,7 @@ class Worker:
         try:
             if self._policies is not None:
                 await self._policies.wait_for_slot(first)
-            rows = await self._batch_from(first) if self._settings.batch else [first]
+            rows = [first] if self._batches is None else await self._batches.fill(first)
             rows = await self._held(rows)
             began = self._clock.monotonic()
             ready = [row for row in rows if self._may_start(row)]
@@ -278,29 +280,6 @@ class Worker:
             exc_info=error,
             message_id=rows[0].id,
         )
-
-    async def _batch_from(self, first: ClaimedMessage) -> list[ClaimedMessage]:
-        """`first` and what else waits, up to a batch."""
-        rows = [first]
-        waiting = self._inflight.waiting
-        most = self._settings.run_size
-        while len(rows) < most and waiting.items:
-            row = waiting.items[0]
-            if row is None or seconds_to_slot(row, self._clock) > 0:
-                break
-            rows.append(row)
-            waiting.get_nowait()
-        if waiting.qsize() <= self._inflight.low_water:
-            self._inflight.made_room()
-        try:
-            # A batch may keep the event loop for long: the next claim and the last flush are sent
-            # before.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        except BaseException:
-            self._inflight.give_back(rows)
-            raise
-        return rows
 
     def _settle_or_start(self, row: ClaimedMessage) -> bool:
         if row.lease_lost:

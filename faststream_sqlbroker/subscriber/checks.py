@@ -258,7 +258,8 @@ def no_handler(options: Sequence[str]) -> None:
 
 
 def batch_fits(settings: ConsumerSettings) -> None:
-    """Refuse a limit of batches where there are none, or that no claim reaches."""
+    """Refuse options of batches where there are none, and those that cannot work."""
+    _batch_wait_fits(settings)
     most = settings.batch_max_records
     if most is None:
         return
@@ -270,6 +271,21 @@ def batch_fits(settings: ConsumerSettings) -> None:
             f"batch_max_records={most} is more than a claim takes "
             f"(fetch_batch_size={settings.fetch_batch_size}): lower it, or raise fetch_batch_size"
         )
+
+
+def _batch_wait_fits(settings: ConsumerSettings) -> None:
+    wait = settings.batch_max_wait
+    if wait is None:
+        return
+    if not settings.batch:
+        raise SetupError(f"batch_max_wait={wait} is for batch handlers: add batch=True")
+    for name in ("release_stuck_timeout", "max_lease"):
+        lease = getattr(settings, name)
+        if lease is not None and wait >= lease:
+            raise SetupError(
+                f"batch_max_wait ({wait} s) must be shorter than {name} ({lease} s): the leases of "
+                "a batch's messages run while it is filled; lower the first or raise the second"
+            )
 
 
 def warn_of_surprises(settings: ConsumerSettings) -> None:

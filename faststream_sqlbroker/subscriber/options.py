@@ -79,6 +79,9 @@ class SubscriberOptions(TypedDict, total=False):
     """Whether the handler gets a list of up to batch_max_records messages; default False."""
     batch_max_records: int | None
     """Most messages per call of a batch handler, up to fetch_batch_size; default None: that."""
+    batch_max_wait: Duration | None
+    """Longest time that a batch waits to be filled, from its first message on; shorter than a
+    lease; default None: it starts with what one claim has found."""
     forward_headers: bool | Sequence[str]
     """Headers that answers take over from their message: names, True for all; default False, none.
     """
@@ -207,6 +210,8 @@ _FLAGS = [name for name, hint in _HINTS.items() if hint is bool]
 _TIMES = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
 _ELSEWHERE = {
     "max_not_persisted_factor": "leave it out, claims stop by themselves while outcomes wait",
-    "batch_max_accumulation_timeout_factor": "leave it out, a batch is what one claim found",
+    "batch_max_accumulation_timeout_factor": "use batch_max_wait, a length of time",
+    "batch_timeout_ms": "use batch_max_wait, a length of time",
+    "max_records": "use batch_max_records",
     "overfetch_factor": "use max_not_processed_factor",
 }

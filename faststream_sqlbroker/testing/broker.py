@@ -249,7 +249,9 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             shared.housekeeping = broker._housekeeping  # noqa: SLF001
             shared.rights = broker._rights  # noqa: SLF001
             shared.direct_claimer = broker._direct_claimer  # noqa: SLF001
-            shared.make_consumer = partial(SteppedConsumer, pump)
+            shared.make_consumer = partial(
+                SteppedConsumer, pump, time_passes=self._virtual_clock is not None
+            )
             shared.note_failure = pump.note_failure
             for subscriber in consumers:
                 subscriber._consumer = None  # noqa: SLF001

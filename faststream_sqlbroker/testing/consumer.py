@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -32,9 +33,16 @@ class Owner(Protocol):
 class SteppedConsumer(Consumer):
     """The parts of a real subscriber, in the hands of a `Pump`: claims, workers, writes."""
 
-    def __init__(self, pump: Owner, **options: Any) -> None:
-        """`options` are those of `Consumer`."""
-        super().__init__(**options)
+    def __init__(
+        self, pump: Owner, *, time_passes: bool, settings: SubscriberSettings, **options: Any
+    ) -> None:
+        """`settings` and `options` are those of `Consumer`.
+
+        Unless `time_passes`, no batch waits to be filled: it would wait for ever.
+        """
+        if not time_passes:
+            settings = changed(settings, batch_max_wait=None)
+        super().__init__(settings=settings, **options)
         self._pump = pump
         self._writing = asyncio.Lock()
         self.title = f"the subscriber of {', '.join(map(repr, self._settings.queues))}"
@@ -117,8 +125,7 @@ class SteppedConsumer(Consumer):
 
     async def claim(self, pairs: list[tuple[str, int]]) -> float | None:
         """Claim one message, or a batch; in how many seconds to look again, if that is known."""
-        s = self._settings
-        limit = s.run_size
+        limit = self.inflight.missing or self._settings.run_size
         wanted = [ReadyPair(queue, priority, 0.0) for queue, priority in pairs]
         again: float | None = 0.0
         # How long ago everything was read is measured in real time.

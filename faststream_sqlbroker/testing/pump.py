@@ -47,15 +47,22 @@ class Delivery:
     """One run of a handler."""
 
     consumer: SteppedConsumer
-    ids: frozenset[int]
-    attempts: dict[int, int]
     task: asyncio.Task[None]
+    rows: list[ClaimedMessage] = field(default_factory=list)
+    ids: frozenset[int] = frozenset()
+    attempts: dict[int, int] = field(default_factory=dict)
     failure: Failure | None = None
 
     @property
     def keys(self) -> frozenset[tuple[str, int]]:
         """Table and id of each of its messages: brokers of one test may have different tables."""
         return frozenset((self.consumer.table, message_id) for message_id in self.ids)
+
+    def add(self, rows: Sequence[ClaimedMessage]) -> None:
+        """It has these, too."""
+        self.rows += rows
+        self.ids |= {row.id for row in rows}
+        self.attempts |= {row.id: row.attempts_count + 1 for row in rows}
 
 
 @dataclass
@@ -277,10 +284,15 @@ class Pump:
     async def _run_one(self, limit: float | None) -> Delivery | None:
         """The delivery of the first due message; None if none may start."""
         async with self._claiming:
-            consumer = await self._shielded.run(self._claim_next(), self._give_back)
-            if consumer is None:
+            claimed = await self._shielded.run(self._claim_next(), self._give_back)
+            if claimed is None:
                 return None
-            delivery = self._start(consumer)
+            consumer, delivery = claimed
+            if delivery is None:
+                delivery = self._start(consumer)
+            elif not delivery.task.done():
+                # The batch that waits for messages takes them.
+                await self._taken(consumer)
         await self._wait_for(delivery, limit)
         return delivery
 
@@ -289,11 +301,13 @@ class Pump:
         for consumer in self._consumers:
             await consumer.give_back()
 
-    async def _claim_next(self) -> SteppedConsumer | None:
-        """The subscriber that has claimed the first due message; None if none may start."""
+    async def _claim_next(self) -> tuple[SteppedConsumer, Delivery | None] | None:
+        """The subscriber that has claimed the first due message, and the delivery that waits for
+        it, if one does; None if none may start.
+        """
         while True:
             if (left := next((c for c in self._consumers if c.waiting()), None)) is not None:
-                return left
+                return left, self._join(left)
             consumer, pairs = self._first_due()
             if consumer is None:
                 return None
@@ -301,7 +315,7 @@ class Pump:
             again = await consumer.claim(pairs)
             if consumer.waiting():
                 self._again_at.pop(consumer, None)
-                return consumer
+                return consumer, self._join(consumer)
             self._blocked.of.add(consumer)
             self._again_at.pop(consumer, None)
             if again is not None and again > 0:
@@ -331,16 +345,24 @@ class Pump:
         head = self.database.head(table, queues, self.clock.microseconds)
         return None if head is None else (*head, table)
 
+    def _join(self, consumer: SteppedConsumer) -> Delivery | None:
+        """The batch that takes what was just claimed as soon as its worker has a turn, if any."""
+        gathering = consumer.inflight.first_gathering
+        if gathering is None or gathering.task not in self._deliveries:
+            return None
+        delivery = self._deliveries[gathering.task]
+        delivery.add(consumer.waiting()[: gathering.missing])
+        return delivery
+
+    async def _taken(self, consumer: SteppedConsumer) -> None:
+        while consumer.inflight.first_gathering is not None and consumer.waiting():
+            await asyncio.sleep(0)
+
     def _start(self, consumer: SteppedConsumer) -> Delivery:
         rows = consumer.waiting() if consumer.settings.batch else consumer.waiting()[:1]
-        task = asyncio.create_task(self._deliver(consumer, rows), name=consumer.title)
-        delivery = Delivery(
-            consumer,
-            frozenset(row.id for row in rows),
-            {row.id: row.attempts_count + 1 for row in rows},
-            task,
-        )
-        self._deliveries[task] = delivery
+        task = asyncio.create_task(self._deliver(consumer), name=consumer.title)
+        delivery = self._deliveries[task] = Delivery(consumer, task)
+        delivery.add(rows)
         task.add_done_callback(self._forget)
         return delivery
 
@@ -350,7 +372,7 @@ class Pump:
             task.exception()
         self.clock.note()
 
-    async def _deliver(self, consumer: SteppedConsumer, rows: list[ClaimedMessage]) -> None:
+    async def _deliver(self, consumer: SteppedConsumer) -> None:
         _nested.set(_nested.get() + 1)
         try:
             await consumer.deliver()
@@ -359,7 +381,7 @@ class Pump:
             self._progress += 1
             task: Any = asyncio.current_task()
             delivery = self._deliveries[task]
-            for row in rows:
+            for row in delivery.rows:
                 self._note_attempt(row, delivery)
 
     def _note_attempt(self, row: ClaimedMessage, delivery: Delivery) -> None:

@@ -335,3 +335,49 @@ async def test_a_moment_in_the_past_is_refused(broker: SqlBroker, clock: Virtual
         with pytest.raises(SetupError, match="or later, got"):
             await clock.advance_to(before)
         await clock.advance_to(clock.now)
+
+
+async def test_a_batch_waits_for_its_messages_in_virtual_time(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen
+) -> None:
+    subscribe(broker, seen, batch=True, batch_max_wait="10s", batch_max_records=3)
+    async with TestSqlBroker(broker, clock=clock):
+        await broker.publish("a", "q")
+        await clock.advance("4s")
+        await broker.publish("b", "q")
+        await clock.advance("5s")
+        assert seen.calls == []
+        await clock.advance("1s")
+        assert seen.calls == [(["a", "b"], 10.0)]
+        await broker.publish("c", "q", delay="1s")
+        await broker.publish_batch("d", "e", queue="q", delay="2s")
+        await clock.advance("1m")
+        assert seen.calls[1:] == [(["c", "d", "e"], 12.0)]
+        for body in "fgh":
+            await broker.publish(body, "q")
+        assert seen.calls[2:] == [(["f", "g", "h"], 70.0)]
+        ran = (await broker.drain()).ran
+        assert [attempt.outcome for attempt in ran] == ["ack"] * 8
+
+
+async def test_where_time_stands_still_no_batch_waits(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen
+) -> None:
+    subscribe(broker, seen, batch=True, batch_max_wait="10s")
+    async with TestSqlBroker(broker):
+        await broker.publish("a", "q")
+        assert [bodies for bodies, _ in seen.calls] == [["a"]]
+
+
+async def test_a_stop_gives_back_what_a_batch_has_gathered(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen
+) -> None:
+    subscribe(broker, seen, batch=True, batch_max_wait="10s")
+    async with TestSqlBroker(broker, clock=clock):
+        await broker.publish("a", "q")
+        [subscriber] = broker.subscribers
+        await subscriber.stop()
+        await clock.advance("1m")
+        assert seen.calls == []
+        [waiting] = (await broker.drain()).waiting
+        assert waiting.attempts == 0

@@ -173,6 +173,7 @@ def test_the_options_that_are_durations() -> None:
         "release_stuck_timeout",
         "handler_timeout",
         "max_lease",
+        "batch_max_wait",
     }
     assert set(get_args(Duration)) == {float, timedelta, str}
 
@@ -295,6 +296,16 @@ def test_deliveries_are_limited_by_default(options: dict[str, Any], limit: int |
     ("options", "said"),
     [
         ({"batch_max_records": 5}, "batch_max_records=5 is for batch handlers: add batch=True"),
+        ({"batch_max_wait": "1s"}, "batch_max_wait=1.0 is for batch handlers: add batch=True"),
+        ({"batch_max_wait": 0, "batch": True}, "batch_max_wait must be"),
+        (
+            {"batch_max_wait": 2.0, "batch": True, "release_stuck_timeout": 2.0},
+            r"batch_max_wait \(2.0 s\) must be shorter than release_stuck_timeout \(2.0 s\)",
+        ),
+        (
+            {"batch_max_wait": "15m", "batch": True, "release_stuck_timeout": "1h", "max_lease": 9},
+            r"batch_max_wait \(900.0 s\) must be shorter than max_lease \(9.0 s\)",
+        ),
         ({"batch_max_records": 0, "batch": True}, "batch_max_records must be a whole number"),
         (
             {"batch_max_records": 101, "batch": True},
@@ -311,6 +322,8 @@ def test_a_run_of_the_handler_has_one_message_or_a_batch() -> None:
     assert make().run_size == 1
     assert make(batch=True).run_size == 100
     assert make(batch=True, batch_max_records=7).run_size == 7
+    assert make(batch=True, batch_max_wait="500ms").batch_max_wait == 0.5
+    assert make(batch=True).batch_max_wait is None
     assert make(batch=True, batch_max_records=None, fetch_batch_size=50).run_size == 50
 
 
@@ -320,7 +333,7 @@ def test_a_run_of_the_handler_has_one_message_or_a_batch() -> None:
         ("max_worker", "did you mean 'max_workers'?"),
         ("overfetch_factor", "use max_not_processed_factor"),
         ("max_not_persisted_factor", "leave it out, claims stop by themselves"),
-        ("batch_max_accumulation_timeout_factor", "leave it out, a batch is what one claim found"),
+        ("batch_max_accumulation_timeout_factor", "use batch_max_wait, a length of time"),
         ("zzz", "it has max_workers, fetch_batch_size, "),
     ],
 )

@@ -1,0 +1,88 @@
+"""Fills the batches of one subscriber: with what waits already, and with `batch_max_wait` with what
+comes within that time.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.policies import seconds_to_slot
+from faststream_sqlbroker.flow.settings import ConsumerSettings
+
+
+class BatchFiller:
+    """Takes what waits for workers, in its order, as far as it goes into one batch."""
+
+    def __init__(self, inflight: Inflight, settings: ConsumerSettings) -> None:
+        """A worker's own."""
+        self._inflight = inflight
+        self._waiting = inflight.waiting
+        self._clock = inflight.clock
+        self._most = settings.run_size
+        self._longest = settings.batch_max_wait
+        self._suspicion = Suspicion.under(settings.max_deliveries)
+
+    async def fill(self, first: ClaimedMessage) -> list[ClaimedMessage]:
+        """`first` and what else there is, up to a batch; all are given back if the worker is ended.
+
+        A stop, a pause and a message that is to run alone end the wait for more at once, and so
+        does a message that would expire or miss its slot by waiting.
+        """
+        rows = [first]
+        goes_on = self._take(rows)
+        if self._waiting.qsize() <= self._inflight.low_water:
+            self._inflight.made_room()
+        try:
+            if self._longest is not None and goes_on:
+                await self._wait_for_more(rows, self._longest)
+            # A batch may keep the event loop for long: the next claim and the last flush are sent
+            # before.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        except BaseException:
+            self._inflight.give_back(rows)
+            raise
+        return rows
+
+    def _take(self, rows: list[ClaimedMessage]) -> bool:
+        """Add to `rows` what waits; whether the batch has room for what comes."""
+        items = self._waiting.items
+        while len(rows) < self._most:
+            if not items:
+                return True
+            row = items[0]
+            if row is None or seconds_to_slot(row, self._clock) > 0:
+                return False
+            rows.append(row)
+            self._waiting.get_nowait()
+        return False
+
+    async def _wait_for_more(self, rows: list[ClaimedMessage], longest: float) -> None:
+        end = self._clock.monotonic() + longest
+        known = 0
+        with suppress(TimeoutError), self._inflight.gathering() as gathering:
+            async with self._clock.timeout(longest):
+                while not gathering.ended:
+                    if any(self._cannot_wait(row, end) for row in rows[known:]):
+                        return
+                    known = len(rows)
+                    gathering.missing = self._most - known
+                    # The fetch loop may not have had room before.
+                    self._inflight.made_room()
+                    await self._waiting.coming()
+                    if not self._take(rows):
+                        return
+
+    def _cannot_wait(self, row: ClaimedMessage, end: float) -> bool:
+        """Whether `row` must start before `end` (monotonic seconds), or is to run alone."""
+        if row.slot is not None and row.slot.latest < end:
+            return True
+        if row.expires_at is not None:
+            left = (row.expires_at - row.acquired_at).total_seconds()
+            if row.claimed_monotonic + left < end:
+                return True
+        suspicion = self._suspicion
+        before = row.deliveries_count - 1
+        return suspicion is not None and suspicion.of(before, row.attempts_count) is not None
