@@ -1,6 +1,6 @@
 """FastStream's producer: encodes bodies and hands rows to `flow.publish`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream.message import encode_message
@@ -96,13 +96,40 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
 
     async def publish_plain(self, body: Any, queue: str) -> int | None:
         """`publish` of a command without options, which the default codec encodes; its id."""
-        try:
-            payload, content_type = encode_message(body, self.serializer)
-        except Exception as error:
-            raise _unencodable(body, error) from error
+        payload, content_type = self._encoded_plainly(body)
         row = make_row(queue, payload, content_type, {})
         [message_id] = await self._publisher.publish([row])
         return message_id
+
+    async def publish_answer(
+        self,
+        body: Any,
+        queue: str,
+        *,
+        headers: Any,
+        correlation_id: str | None,
+        reply_to: str,
+        delivery: "Sequence[ClaimedMessage]",
+    ) -> None:
+        """`publish` of a handler's answer to `delivery`, which the default codec encodes."""
+        payload, content_type = self._encoded_plainly(body)
+        row = make_row(
+            queue,
+            payload,
+            content_type,
+            {},
+            headers=headers,
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+        )
+        if not self._publisher.join([row], delivery, required=False):
+            await self._publisher.publish([row])
+
+    def _encoded_plainly(self, body: Any) -> tuple[bytes, str | None]:
+        try:
+            return encode_message(body, self.serializer)
+        except Exception as error:
+            raise _unencodable(body, error) from error
 
     @override
     async def publish_batch(self, cmd: SqlBrokerPublishCommand) -> list[int | None]:

@@ -161,8 +161,13 @@ def dependencies(seen: Seen) -> dict[str, list[Any]]:  # noqa: C901 - functions,
         seen.add("opened in thread")
         try:
             yield 8
-        finally:
-            seen.add("closed in thread")
+        except GeneratorExit:
+            # FastDepends leaves it to the garbage collector after a BaseException: any time later.
+            return
+        except BaseException as error:
+            seen.add("in thread sees", error)
+            raise
+        seen.add("closed in thread")
 
     async def of_body(body: Any) -> Any:
         seen.add("of body", body)

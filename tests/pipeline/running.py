@@ -47,6 +47,14 @@ CHANGES = (
     *("override", "override ends", "test begins", "test ends", "publisher stacked"),
     *("global message", "other logger", "second handler"),
 )
+PUBLISHERS: dict[str, list[dict[str, Any]]] = {
+    "none": [],
+    "one": [{"queue": "out"}],
+    "two": [{"queue": "out"}, {"queue": "more"}],
+    "batch": [{"queue": "out", "batch": True}],
+    "headers": [{"queue": "out", "headers": {"p": 1}, "reply_to": "back"}],
+    "no queue": [{"queue": ""}],
+}
 SERIALIZERS = ("pydantic", "wrapped", "msgspec", "none", "untyped")
 
 
@@ -79,7 +87,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "policy": tuple(axes.POLICIES),
     "outcome": tuple(axes.OUTCOMES),
     "answer": tuple(axes.ANSWERS),
-    "publishers": ("none", "one", "two", "batch"),
+    "publishers": tuple(PUBLISHERS),
     "source": SOURCES,
     "logger": LOGGERS,
     "kind": KINDS,
@@ -146,10 +154,8 @@ class Run:
             options["ack_policy"] = policy
         subscriber = place.subscriber("bench", **options)
         handler: Any = self._handler()
-        for queue in {"one": ["out"], "two": ["out", "more"], "batch": ["out"]}.get(
-            case.publishers, []
-        ):
-            handler = place.publisher(queue, batch=case.publishers == "batch")(handler)
+        for options in PUBLISHERS[case.publishers]:
+            handler = place.publisher(**options)(handler)
         subscriber(handler)
         if router is not None:
             self.broker.include_router(router)

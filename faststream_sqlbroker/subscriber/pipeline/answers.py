@@ -3,10 +3,18 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from faststream.response import ensure_response
+from faststream.response import Response, ensure_response
+
+from faststream_sqlbroker.adapter.messages import DefaultCodec
+from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
+from faststream_sqlbroker.publisher.usecase import QueuePublisher
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import unknown
+from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
 
 Scopes = Callable[[], Iterable[Any]]
 """Gives the middlewares' `publish_scope`s, for one publish."""
+
+_PUBLISHES = (QueuePublisher._publish, SqlBrokerProducer.publish)
 
 
 def no_scopes() -> tuple[()]:
@@ -17,11 +25,12 @@ def no_scopes() -> tuple[()]:
 class Answers:
     """Publishes the answers of one handler."""
 
-    __slots__ = ("_no_reply", "_subscriber", "publishers")
+    __slots__ = ("_is_known", "_no_reply", "_subscriber", "publishers")
 
     def __init__(self, subscriber: Any, handler: Any) -> None:
         self._subscriber = subscriber
         self._no_reply = subscriber._no_reply
+        self._is_known = not unknown(PUBLISHING)
         self.publishers: list[Any] = handler._publishers
         """FastStream's own list: a publisher may be stacked later."""
 
@@ -33,5 +42,54 @@ class Answers:
         replying: Iterable[Any] = ()
         if message.reply_to and not self._no_reply:
             replying = self._subscriber._make_response_publisher(message)
+        is_plain = self._is_known and scopes is no_scopes and _is_body_alone(response)
         for publisher in (*replying, *self.publishers):
-            await publisher._publish(response.as_publish_command(), _extra_middlewares=scopes())
+            producer = _plain_producer(publisher) if is_plain else None
+            if producer is not None:
+                await _publish_plain(producer, publisher, message, response)
+            else:
+                cmd = response.as_publish_command()
+                await publisher._publish(cmd, _extra_middlewares=scopes())
+
+
+def _is_body_alone(response: Response) -> bool:
+    return response.__class__ is Response and not response.headers
+
+
+def _plain_producer(publisher: Any) -> SqlBrokerProducer | None:
+    """The producer of an answer that nothing but a publisher of ours has a part in."""
+    if (
+        publisher.__class__ is not QueuePublisher
+        or publisher.is_test
+        or publisher.config.batch
+        or (QueuePublisher._publish, SqlBrokerProducer.publish) != _PUBLISHES
+        or "_publish" in publisher.__dict__
+    ):
+        return None
+    outer = publisher._outer_config
+    producer = outer.producer
+    if (
+        producer.__class__ is not SqlBrokerProducer
+        or producer.codec.__class__ is not DefaultCodec
+        or "publish" in producer.__dict__
+        or outer.broker_codec is not None
+        or outer.broker_middlewares
+    ):
+        return None
+    found: SqlBrokerProducer = producer
+    return found
+
+
+async def _publish_plain(
+    producer: SqlBrokerProducer, publisher: QueuePublisher, message: Any, response: Response
+) -> None:
+    """As `publisher._publish`: the row joins the ack of `message` if that is possible."""
+    raw = message.raw_message
+    await producer.publish_answer(
+        response.body,
+        publisher.queue,
+        headers=publisher.headers,
+        correlation_id=response.correlation_id,
+        reply_to=publisher.config.reply_to,
+        delivery=raw if isinstance(raw, tuple) else (raw,),
+    )

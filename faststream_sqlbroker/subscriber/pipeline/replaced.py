@@ -16,6 +16,7 @@ from faststream.response import BatchPublishCommand, PublishCommand, Response
 from faststream.response import utils as response
 
 from faststream_sqlbroker.adapter.broker import BrokerUsecase, FastDependsConfig
+from faststream_sqlbroker.adapter.endpoints import PublisherUsecase
 from faststream_sqlbroker.adapter.messages import DefaultCodec
 from faststream_sqlbroker.adapter.pipeline import (
     BaseMiddleware,
@@ -38,7 +39,7 @@ ARGUMENTS = "arguments"
 """The arguments of a handler. If one of them is unknown, FastDepends makes the arguments."""
 
 PUBLISHING = "publishing"
-"""A publish without options. If one of them is unknown, FastStream publishes."""
+"""A publish without options, and an answer. If one of them is unknown, FastStream publishes."""
 
 Owned = tuple[Any, tuple[str, ...]]
 """A class or a module, and names in it."""
@@ -107,8 +108,9 @@ REPLACED: dict[str, tuple[Owned, ...]] = {
     ),
     PUBLISHING: (
         (BrokerUsecase, ("connect", "middlewares", "_basic_publish")),
-        (Response, ("__init__",)),
-        (PublishCommand, ("__init__",)),
+        (PublisherUsecase, ("_basic_publish", "_build_middlewares_stack")),
+        (Response, ("__init__", "as_publish_command")),
+        (PublishCommand, ("__init__", "add_headers")),
         (BatchPublishCommand, ("__init__",)),
         (DefaultCodec, ("encode",)),
         (message_utils, ("encode_message",)),
