@@ -17,7 +17,8 @@ from faststream import FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerRouter
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.correlation import CorrelationIds
+from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
 from faststream_sqlbroker.dialects import dialect_for
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery, current_delivery
 from faststream_sqlbroker.flow.transactional import current
@@ -99,10 +100,21 @@ assert set(AXES) == {field.name for field in fields(Case)}
 
 def row_of(number: int, payload: bytes, headers: str | None) -> ClaimedMessage:
     """A claimed row."""
-    return ClaimedMessage(
+    row = ClaimedMessage(
         *(number, "bench", payload, headers, 0, None, 0, 1, 1, NOW, NOW),
         *(None, None, None, NOW, TOKEN),
     )
+    row.holder = _HOLDER
+    return row
+
+
+async def _extends(_rows: Any, _seconds: float) -> bool:
+    return True
+
+
+_HOLDER = Holder(
+    _extends, None, ack_first=False, correlation_ids=CorrelationIds("5f0c1e2a-93d4-8b17")
+)
 
 
 class Run:

@@ -8,8 +8,9 @@ from uuid import UUID
 from faststream.message import AckStatus
 from faststream.message.source_type import SourceType
 
+from faststream_sqlbroker.core.correlation import CorrelationIds, new_database_id
 from faststream_sqlbroker.core.outcome import Ack
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
 from faststream_sqlbroker.core.text import LONGEST_KEPT, plain_headers
 from faststream_sqlbroker.message import SqlBrokerMessage
 from faststream_sqlbroker.parser import (
@@ -106,12 +107,21 @@ _SAMPLES = (
 )
 
 
+async def _extends(_rows: Any, _seconds: float) -> bool:
+    return True
+
+
+_HOLDER = Holder(_extends, None, ack_first=False, correlation_ids=CorrelationIds(new_database_id()))
+
+
 def _sample(headers: str) -> ClaimedMessage:
     moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    return ClaimedMessage(
+    row = ClaimedMessage(
         *(1, "queue", b"{}", headers, 0, None, 0, 1, 1, moment, moment),
         *(None, None, None, moment, UUID(int=0)),
     )
+    row.holder = _HOLDER
+    return row
 
 
 def _same(one: SqlBrokerMessage, other: SqlBrokerMessage) -> bool:
