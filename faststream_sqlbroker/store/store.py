@@ -75,6 +75,8 @@ class Store:
 
     transactions: type[Transactions] = Transactions
     """What runs its transactions; a test counts them."""
+    subscribers: type[LiveSubscribers] = LiveSubscribers
+    """What knows the subscribers; a test has no loop that tells of them."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class Store:
         self.takes = DirectClaims(
             self._transactions, self.dialect, self._places, self.correlation_ids
         )
-        self.live_subscribers = LiveSubscribers(
+        self.live_subscribers = self.subscribers(
             self._transactions, self.dialect, self._places, self.correlation_ids
         )
         self.replies = ReplyStore(self._transactions, self.dialect, self._places)

@@ -241,6 +241,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             broker.engine = under_test.database.engine
             broker._work_on(store, clock)  # noqa: SLF001 - the composition root
             broker._direct_claimer.polls = False  # noqa: SLF001
+            store.live_subscribers.sign = broker._heartbeat.tick  # noqa: SLF001
             broker._under_test = under_test  # noqa: SLF001
             shared.store = store
             shared.wakeups = broker._wakeups  # noqa: SLF001
@@ -357,7 +358,11 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         if not queue or queue in taken:
             # Each call names a queue, or messages are moved on: there is nothing to listen to.
             queue = f"sqlbroker-test-{id(publisher)}"
-        return broker.subscriber(queue, persistent=False, include_in_schema=False), False
+        batch = publisher.config.batch
+        return (
+            broker.subscriber(queue, batch=batch, persistent=False, include_in_schema=False),
+            False,
+        )
 
 
 def _refuse_other_event_loops() -> None:

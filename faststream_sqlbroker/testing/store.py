@@ -1,14 +1,17 @@
 """The store of a test: the real one, whose calls are counted."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 from typing_extensions import override
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.policy_waits import PoliciedQueue
+from faststream_sqlbroker.core.status import Explanation, LiveSubscriber
 from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.store.live_subscribers import LiveSubscribers
 from faststream_sqlbroker.store.transaction import Transactions
 from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 
@@ -45,11 +48,50 @@ class CountedTransactions(Transactions):
             clock.virtual.end_call()
 
 
+async def _no_sign() -> None:
+    return None
+
+
+class ToldSubscribers(LiveSubscribers):
+    """Those of a test, which give a sign of life before each look at them: no loop gives one."""
+
+    sign: Callable[[], Awaitable[object]] = staticmethod(_no_sign)
+    """Gives the sign of all subscribers of the broker."""
+
+    @override
+    async def subscribers(self) -> list[LiveSubscriber]:
+        """As `LiveSubscribers.subscribers`."""
+        await self.sign()
+        return await super().subscribers()
+
+    @override
+    async def subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
+        """As `LiveSubscribers.subscriber`."""
+        await self.sign()
+        return await super().subscriber(name)
+
+    @override
+    async def explain(self, message_id: int) -> Explanation:
+        """As `LiveSubscribers.explain`."""
+        await self.sign()
+        return await super().explain(message_id)
+
+    @override
+    async def policied_queues(
+        self, queue: str | None, after: str | None, limit: int
+    ) -> list[PoliciedQueue]:
+        """As `LiveSubscribers.policied_queues`."""
+        await self.sign()
+        return await super().policied_queues(queue, after, limit)
+
+
 class TestStore(Store):
     """A store in SQLite that takes the place of any database's."""
 
     __test__ = False
     transactions = CountedTransactions
+    subscribers = ToldSubscribers
+    live_subscribers: ToldSubscribers
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """As `Store`; the correlation ids of messages without one are the same in each test."""

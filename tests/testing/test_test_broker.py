@@ -36,6 +36,8 @@ from faststream_sqlbroker import (
     SqlSession,
     TestApp,
     TestSqlBroker,
+    Throttle,
+    VirtualClock,
 )
 from faststream_sqlbroker.testing.producer import FakeProducer
 from tests.testing.conftest import unreachable
@@ -766,3 +768,40 @@ async def test_brokers_with_their_own_tables_have_their_own_errors() -> None:
             )
             kinds = dict(zip(brokers, map(type, results), strict=True))
             assert kinds == {failing: ValueError, working: int}
+
+
+async def test_a_batch_publisher_is_called_with_its_messages(broker: SqlBroker) -> None:
+    """As FastStream's other batch publishers are."""
+    doubled = broker.publisher("out", batch=True)
+
+    @doubled
+    @broker.subscriber("q", batch=True)
+    async def double(numbers: list[int]) -> list[int]:
+        return [2 * number for number in numbers]
+
+    async with TestSqlBroker(broker) as br:
+        await br.publish_batch(1, 2, 3, queue="q")
+        doubled.mock.assert_called_once_with([2, 4, 6])
+        await doubled.assert_called_once_with([2, 4, 6])
+        assert [message.body for message in br.outbox("out")] == [2, 4, 6]
+
+
+async def test_subscribers_of_the_test_are_alive(broker: SqlBroker) -> None:
+    """For those who ask why a message waits."""
+    clock = VirtualClock()
+    subscriber = broker.subscriber("q", policies=[Throttle(1, "1h")])
+
+    @subscriber
+    async def handle(body: str) -> None: ...
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        await br.publish("x", "q")
+        waiting = await br.publish("y", "q")
+        assert waiting is not None
+        await clock.advance("10m")
+        assert [reason.code for reason in (await br.admin.explain(waiting)).reasons] == [
+            "throttled"
+        ]
+        await subscriber.stop()
+        reasons = (await br.admin.explain(waiting)).reasons
+        assert [reason.code for reason in reasons] == ["no_live_subscriber"]
