@@ -181,8 +181,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             listen_engine=self._listen_engine,
             clock=clock,
         )
+        self._recorder = None if metrics is None else GuardedRecorder(metrics, self._log_of_loops)
         self._work_on(store, clock)
-        recorder = self._measure(metrics)
+        self._sampler = self._make_sampler()
         publisher = Publisher(store, self._wakeups)
         self._requests = Requests(store, publisher, self._wakeups, self._rights, self._log_of_loops)
         super().__init__(
@@ -193,7 +194,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
                 lookout=self._lookout,
                 housekeeping=self._housekeeping,
                 rights=self._rights,
-                recorder=recorder,
+                recorder=self._recorder,
                 direct_claimer=self._direct_claimer,
                 producer=SqlBrokerProducer(
                     publisher, self._requests, parser=parser, decoder=decoder
@@ -227,7 +228,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         self._clock = clock
         self._store = store
         self._wakeups = Wakeups(store, self._log_of_loops, clock)
-        self._serve_application(store, self._wakeups, self._log_of_loops)
+        self._serve_application(store, self._wakeups, self._log_of_loops, self._recorder)
         self._heartbeat = Heartbeat(
             self._store,
             self._log_of_loops,
@@ -240,16 +241,13 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         self._housekeeping = Housekeeping(store, self._log_of_loops, clock)
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
 
-    def _measure(self, metrics: Recorder | None) -> Recorder | None:
-        """What the loops tell of their work; None if it is not asked for."""
-        if metrics is None:
-            self._sampler = None
+    def _make_sampler(self) -> Sampler | None:
+        """What reads gauges; None if no metrics are asked for."""
+        recorder = self._recorder
+        if recorder is None:
             return None
-        recorder = GuardedRecorder(metrics, self._log_of_loops)
-        self._sampler = Sampler(
-            self._store, recorder, self._log_of_loops, self._clock, self._running_consumers
-        )
-        return recorder
+        log = self._log_of_loops
+        return Sampler(self._store, recorder, log, self._clock, self._running_consumers)
 
     def _running_consumers(self) -> Iterator[tuple[tuple[str, ...], Consumer]]:
         for subscriber in self.subscribers:

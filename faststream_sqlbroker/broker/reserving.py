@@ -8,6 +8,7 @@ from typing import Any, Literal
 from faststream_sqlbroker.broker.locking import SqlBrokerLocking
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
@@ -43,12 +44,14 @@ class SqlBrokerReserving(SqlBrokerLocking):
     _shielded: ShieldedCalls
     _scheduler: Scheduler
 
-    def _serve_application(self, store: Store, wakeups: Wakeups, log: Log) -> None:
+    def _serve_application(
+        self, store: Store, wakeups: Wakeups, log: Log, recorder: Recorder | None
+    ) -> None:
         """Make the parts that work without subscribers; called before FastStream's `__init__`."""
         store.dialect.warn = partial(log, logging.WARNING)
         self._shielded = ShieldedCalls()
         self._locks = Locks(store, self._shielded, log, wakeups.clock)
-        self._direct_claimer = DirectClaimer(store, wakeups, self._shielded, log)
+        self._direct_claimer = DirectClaimer(store, wakeups, self._shielded, log, recorder)
         self._scheduler = Scheduler(store, wakeups, log)
 
     async def pop(

@@ -10,6 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID, uuid4
 
+from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.outcome import Ack, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, note_claimed
 from faststream_sqlbroker.core.settle import SettleRules, settle
@@ -17,6 +18,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.start_checks import refusal, refusal_text
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -53,8 +55,16 @@ class DirectClaimRequest:
 class DirectClaimer:
     """Takes messages one by one for one broker."""
 
-    def __init__(self, store: "Store", wakeups: Wakeups, shielded: ShieldedCalls, log: Log) -> None:
+    def __init__(
+        self,
+        store: "Store",
+        wakeups: Wakeups,
+        shielded: ShieldedCalls,
+        log: Log,
+        recorder: Recorder | None = None,
+    ) -> None:
         self._store = store
+        self._metrics = DirectMetrics(recorder)
         self._wakeups = wakeups
         self.shielded = shielded
         self._log = log
@@ -150,15 +160,21 @@ class DirectClaimer:
     ) -> tuple[ClaimedMessage | None, float | None]:
         asked = self.clock.monotonic()
 
+        # By id, as the database may make the broker repeat the transaction.
+        written: dict[int, Settlement] = {}
+
         def judge(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
             note_claimed([row], asked)
             outcome = refusal(row, wanted.rules, wanted.most_deliveries, self.clock)
             if outcome is not None:
                 row.settle_anew(outcome)
-                return settle(row, outcome, wanted.rules, ended_after=0.0, attempted=False), False
-            return (
-                settle(row, Ack(), wanted.rules, ended_after=0.0) if wanted.remove else None
-            ), True
+                ended = settle(row, outcome, wanted.rules, ended_after=0.0, attempted=False)
+            elif wanted.remove:
+                ended = settle(row, Ack(), wanted.rules, ended_after=0.0)
+            else:
+                return None, True
+            written[row.id] = ended
+            return ended, outcome is None
 
         release = asked - self._released.get(wanted.queues, float("-inf")) >= RELEASE_INTERVAL
         taken = await self._store.takes.take(queues, wanted.lease, token, judge, release=release)
@@ -167,6 +183,8 @@ class DirectClaimer:
                 q: at for q, at in self._released.items() if asked - at < RELEASE_INTERVAL
             }
             self._released[wanted.queues] = asked
+        rows = [*taken.refused, *([] if taken.row is None else [taken.row])]
+        self._metrics.taken(rows, [written[row.id] for row in rows if row.id in written])
         for row in taken.refused:
             if isinstance(row.outcome, Reject):
                 self._log(logging.ERROR, refusal_text(row, row.outcome), message_id=row.id)
@@ -184,12 +202,17 @@ class DirectClaimer:
         except UnknownOutcomeError as error:
             result = await self._store.takes.settle(settlement, replaced)
             if not result.settled:
+                self._metrics.lost(queue, unknown=True)
                 msg = (
                     f"what became of message {settlement.id} is not known: {error}; repeated, it "
                     "found nothing to write any more: it was written the first time, or the lease "
                     "is gone"
                 )
                 raise UnknownOutcomeError(msg) from error
+        if result.settled:
+            self._metrics.settled(settlement, queue)
+        else:
+            self._metrics.lost(queue, unknown=False)
         due = not settlement.leaves and not settlement.delay
         if result.settled and due and settlement.state is not MessageState.PROCESSING:
             self._wakeups.published([settlement.queue or queue])

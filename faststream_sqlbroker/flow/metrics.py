@@ -168,6 +168,38 @@ class RecordedMetrics(SubscriberMetrics):
             self._recorder.count(metric, labels, amount)
 
 
+class DirectMetrics:
+    """What direct claims and pulls tell of their messages, one at a time."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        """None: nothing is recorded."""
+        self._recorder = recorder
+
+    def taken(self, rows: Sequence[ClaimedMessage], written: Sequence[Settlement]) -> None:
+        """A claim has leased `rows`, and has settled some of them as `written`."""
+        if self._recorder is None:
+            return
+        queue_of = {row.id: row.queue for row in rows}
+        for queue in queue_of.values():
+            self._recorder.count(CLAIMED, (queue,), 1)
+        for settlement in written:
+            self.settled(settlement, queue_of[settlement.id])
+
+    def settled(self, settlement: Settlement, queue: str) -> None:
+        """`settlement` of a message from `queue` is written."""
+        if self._recorder is None:
+            return
+        outcome, reason = settled_as(settlement)
+        self._recorder.count(SETTLED, (queue, outcome, reason), 1)
+        if outcome == "retried":
+            self._recorder.count(RETRIED, (queue,), 1)
+
+    def lost(self, queue: str, *, unknown: bool) -> None:
+        """A message from `queue` could not be settled; `unknown`: perhaps it was before."""
+        if self._recorder is not None:
+            self._recorder.count(LOST, (queue, "unknown" if unknown else "lost"), 1)
+
+
 def subscriber_name(queues: Iterable[str]) -> str:
     """The label `subscriber`: its queues."""
     return ",".join(queues)

@@ -17,11 +17,12 @@ from faststream.exceptions import IgnoredException, RejectMessage
 from prometheus_client import CollectorRegistry, make_asgi_app
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, SqlBrokerMessage, Throttle
 from faststream_sqlbroker.core.metrics import METRICS, OF_FLEET, Kind
-from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+from faststream_sqlbroker.exceptions import LeaseLostError, MissingExtraError, SetupError
 from faststream_sqlbroker.prometheus import (
     SqlBrokerPrometheusMetrics,
     SqlBrokerPrometheusMiddleware,
@@ -468,3 +469,60 @@ except Missing as error:
     )
     assert f"pip install 'sqlbroker[{extra}]'" in done.stdout
     assert package in done.stdout
+
+
+async def test_single_messages_are_counted_as_those_of_handlers(
+    engine: AsyncEngine, registry: CollectorRegistry
+) -> None:
+    """Those of pop, reserve, get_one and iterations, what they end in, and lost leases."""
+    metrics = SqlBrokerPrometheusMetrics(registry=registry)
+    async with made(engine, metrics=metrics) as broker:
+        await broker.publish_batch(*range(7), queue="q")
+        assert await broker.pop("q") is not None
+        reserved = await broker.reserve("q")
+        assert reserved is not None
+        await reserved.reject("broken")
+        async with asyncio.timeout(30):
+            again = await broker.reserve("q", wait=None)
+        assert again is not None
+        await again.rollback("1h")
+        subscriber = broker.subscriber("q")
+        pulled = await subscriber.get_one()
+        assert pulled is not None
+        await pulled.nack(delay="1h")
+        async for message in subscriber:
+            if message.body == b"5":
+                break
+        await message.ack()
+        late = await broker.reserve("q", lease="100ms")
+        assert late is not None
+        async with engine.begin() as connection:
+            await connection.execute(text("DELETE FROM message WHERE state = 'PROCESSING'"))
+        with pytest.raises(LeaseLostError):
+            await late.commit()
+    assert value(registry, "sqlbroker_claimed_messages_total", queue="q") == 7
+    settled = values(registry, "sqlbroker_settled_messages_total")
+    assert {(dict(k)["outcome"], dict(k)["reason"]): n for k, n in settled.items()} == {
+        ("acked", ""): 3,
+        ("failed", "other"): 1,
+        ("retried", ""): 2,
+    }
+    assert value(registry, "sqlbroker_retried_messages_total", queue="q") == 2
+    assert value(registry, "sqlbroker_lost_messages_total", queue="q", outcome="lost") == 1
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_message_that_a_direct_claim_refuses_is_counted_as_failed(
+    engine: AsyncEngine, registry: CollectorRegistry
+) -> None:
+    async with made(engine, metrics=SqlBrokerPrometheusMetrics(registry=registry)) as broker:
+        old, _ = await broker.publish_batch("old", "new", queue="q")
+        async with engine.begin() as connection:
+            sql = "UPDATE message SET deliveries_count = 99 WHERE id = :id"
+            await connection.execute(text(sql), {"id": old})
+        taken = await broker.pop("q")
+        assert taken is not None
+        assert taken.body == "new"
+    assert value(registry, "sqlbroker_claimed_messages_total", queue="q") == 2
+    settled = values(registry, "sqlbroker_settled_messages_total")
+    assert sorted(dict(k)["outcome"] for k in settled) == ["acked", "failed"]
