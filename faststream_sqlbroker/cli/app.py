@@ -1,11 +1,18 @@
 """The commands, put together."""
 
+from collections.abc import Callable
+from typing import Annotated, cast
+
 import typer
 
 from faststream_sqlbroker.cli.archive import app as archive
+from faststream_sqlbroker.cli.check import check
+from faststream_sqlbroker.cli.look import explain, messages, queues, show, subscribers
+from faststream_sqlbroker.cli.mend import cancel, move, pause, postpone, publish, resume, retry
 from faststream_sqlbroker.cli.replay import replay
 from faststream_sqlbroker.cli.report import report
 from faststream_sqlbroker.cli.spark import app as spark
+from faststream_sqlbroker.cli.target import Target
 
 archive.command()(replay)
 archive.command()(report)
@@ -13,7 +20,41 @@ archive.command()(report)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # a local may be the database's URL, with its password
-    help="Work with the tables of faststream_sqlbroker outside of an application.",
+    help="See, mend and check what is in the tables of faststream_sqlbroker.",
 )
 app.add_typer(archive, name="archive")
 app.add_typer(spark, name="spark")
+LOOK = (queues, messages, show, explain, subscribers, check)
+MEND = (pause, resume, cancel, retry, postpone, move, publish)
+for command in (*LOOK, *MEND):
+    app.command()(cast("Callable[..., None]", command))
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    application: Annotated[
+        str | None,
+        typer.Option(
+            "--app", help="A SqlBroker or an application with one, as module:name: its tables."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SQLBROKER_URL",
+            show_default=False,
+            help=(
+                "SQLAlchemy URL of the database, with an asynchronous driver, unless --app is "
+                "given. Give it by the variable to keep its password out of the list of processes."
+            ),
+        ),
+    ] = None,
+    message_table: Annotated[str, typer.Option(help="Name of the message table.")] = "message",
+    archive_table: Annotated[
+        str, typer.Option(help="Name of the archive table.")
+    ] = "message_archive",
+    schema: Annotated[str | None, typer.Option(help="Schema of the tables.")] = None,
+) -> None:
+    """See, mend and check what is in the tables of faststream_sqlbroker."""
+    context.obj = Target(application, url, message_table, archive_table, schema)

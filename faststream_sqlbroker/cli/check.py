@@ -1,0 +1,60 @@
+"""`sqlbroker check`: what is wrong, with an exit code for scripts."""
+
+from typing import Annotated
+
+import typer
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.admin import QueueOverview
+from faststream_sqlbroker.cli.shown import AsJson, age, print_json, print_table
+from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.core.times import positive_seconds
+
+Finding = tuple[str, bool, str]
+"""What was looked at, whether it is well, and what was found."""
+
+
+def check(
+    context: typer.Context,
+    max_age: Annotated[
+        str, typer.Option(help="How long a due message may wait for a subscriber.")
+    ] = "10m",
+    as_json: AsJson = False,
+) -> None:
+    """Look at the tables, the queues and what has no outcome; exit code 1 if something is wrong."""
+    longest = positive_seconds("max-age", max_age)
+    found = run(context, lambda broker: _findings(broker, longest))
+    if as_json:
+        print_json([{"what": what, "ok": ok, "text": text} for what, ok, text in found])
+    else:
+        rows = [("ok" if ok else "WRONG", what, text) for what, ok, text in found]
+        print_table("Check", ["", "what", "found"], rows)
+    if not all(ok for _, ok, _ in found):
+        raise typer.Exit(1)
+
+
+async def _findings(broker: SqlBroker, longest: float) -> list[Finding]:
+    found: list[Finding] = []
+    problems = await broker._store.differences()  # noqa: SLF001 - the same package
+    found.append(("tables", not problems, "; ".join(problems) or "as this version needs them"))
+    if problems:
+        # What follows reads the tables, and would fail with one of these problems.
+        return found
+    for queue in await broker.admin.queues():
+        found += _queue(queue, longest)
+    unknown = await broker.admin.unknown(limit=1_000)
+    text = f"{len(unknown)} messages whose handler may or may not have run" if unknown else "none"
+    found.append(("unknown outcomes", not unknown, text))
+    return found
+
+
+def _queue(queue: QueueOverview, longest: float) -> list[Finding]:
+    what = f"queue {queue.queue}"
+    by = "" if queue.paused is None else f"paused by {queue.paused.by}"
+    if queue.problem is not None:
+        return [(what, False, queue.problem)]
+    # A pause is no problem by itself, but what it holds up may be.
+    if queue.oldest_due_age > longest:
+        late = f"a due message has waited for {age(queue.oldest_due_age)}"
+        return [(what, False, f"{late}; {by}" if by else late)]
+    return [(what, True, by)] if by else []

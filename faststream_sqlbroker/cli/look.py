@@ -1,0 +1,217 @@
+"""Commands that show what is there: queues, messages, show, explain, subscribers."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.admin import MessageDetail, MessagePage, QueueOverview, StoredMessage
+from faststream_sqlbroker.cli.shown import (
+    AsJson,
+    age,
+    print_json,
+    print_line,
+    print_table,
+    row_of,
+)
+from faststream_sqlbroker.cli.target import imported, run
+from faststream_sqlbroker.exceptions import SetupError
+
+RedactBy = Annotated[
+    str | None,
+    typer.Option(
+        "--redact", help="A function, as module:name, that changes each message before it is shown."
+    ),
+]
+MessageId = Annotated[str, typer.Argument(help="The message's id.")]
+
+
+def queues(
+    context: typer.Context,
+    queue: Annotated[str | None, typer.Argument(help="Only this queue.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what waits in each queue, how fast it grows, and who takes from it."""
+    found = run(context, lambda broker: broker.admin.queues(queue))
+    if as_json:
+        print_json([{**row_of(each), "problem": each.problem} for each in found])
+        return
+    columns = "queue ready delayed leased retrying oldest in/min out/min live"
+    print_table("Queues", columns.split(), [_queue(each) for each in found])
+    for each in found:
+        if each.problem is not None:
+            print_line(f"{each.queue}: {each.problem}")
+        if each.paused is not None:
+            why = "" if each.paused.reason is None else f": {each.paused.reason}"
+            print_line(f"{each.queue}: paused by {each.paused.by}{why}")
+
+
+def _queue(each: QueueOverview) -> list[Any]:
+    oldest = age(each.oldest_due_age) if each.ready.value else ""
+    rates = (each.in_per_minute, each.out_per_minute)
+    counts = (each.ready, each.delayed, each.in_flight, each.retrying)
+    return [each.queue, *counts, oldest, *rates, each.live_subscribers]
+
+
+def messages(
+    context: typer.Context,
+    queue: Annotated[str | None, typer.Option(help="Only messages of this queue.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only messages in this state.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only messages of this key.")] = None,
+    error: Annotated[str | None, typer.Option(help="A part of the last error.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why it ended; with --archived.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="A header, as name=value; may be repeated.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help='How long ago at most, like "1h".')] = None,
+    until: Annotated[str | None, typer.Option(help='How long ago at least, like "5m".')] = None,
+    archived: Annotated[bool, typer.Option("--archived", help="Messages that have ended.")] = False,
+    limit: Annotated[int, typer.Option(help="Most messages to show.")] = 50,
+    after: Annotated[str | None, typer.Option(help="Go on where a page ended.")] = None,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Headers and bodies, too.")] = False,
+    redact: RedactBy = None,
+    as_json: AsJson = False,
+) -> None:
+    """List or search messages, a page at a time."""
+    hook = _hook(redact)
+    page = run(
+        context,
+        lambda broker: broker.admin.messages(
+            queue=queue,
+            state=state,
+            key=key,
+            error=error,
+            reason=reason,
+            headers=_headers(header or []),
+            since=since,
+            until=until,
+            archived=archived,
+            limit=limit,
+            after=after,
+            bodies=bodies,
+            redact=hook,
+        ),
+    )
+    if as_json:
+        # The cursor is there even if it is null: a script reads on until then.
+        rest = {"after": page.after, "scanned_until": page.scanned_until}
+        print_json({"messages": [_message(m, hidden=bodies) for m in page.messages], **rest})
+        return
+    _print_page(page, bodies=bodies)
+
+
+def _print_page(page: MessagePage, *, bodies: bool) -> None:
+    moment = "ended" if any(m.archived_at for m in page.messages) else "due"
+    columns = ["id", "queue", "state", "key", "attempts", "created", moment, "error"]
+    shown = [*columns, "body"] if bodies else columns
+    print_table("Messages", shown, [_line(m, bodies=bodies) for m in page.messages])
+    if page.scanned_until is not None:
+        print_line(f"looked at messages until {page.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
+    if page.after is not None:
+        print_line(f"there may be more: --after {page.after}")
+
+
+def _hook(redact: str | None) -> Any:
+    return None if redact is None else imported(redact, what="--redact")
+
+
+def _headers(given: list[str]) -> dict[str, str]:
+    found = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise SetupError(f"--header must be name=value, got {each!r}")
+        found[name] = value
+    return found
+
+
+def _line(m: StoredMessage, *, bodies: bool) -> list[Any]:
+    moment = m.archived_at or m.next_attempt_at
+    error = m.reason or m.last_error
+    cells = [m.id, m.queue, m.state, m.key, m.attempts_count, m.created_at, moment, error]
+    return [*cells, m.body] if bodies else cells
+
+
+def _message(message: StoredMessage, *, hidden: bool) -> dict[str, Any]:
+    fields = row_of(message)
+    # Not null, as for a message without headers: they were not read.
+    if not hidden:
+        del fields["headers"]
+        del fields["body"]
+    return fields
+
+
+def show(
+    context: typer.Context,
+    message_id: MessageId,
+    body: Annotated[bool, typer.Option(help="Show its headers and body, too.")] = True,
+    redact: RedactBy = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one message, live or archived: its history, and why it is where it is."""
+    hook = _hook(redact)
+    detail = run(context, lambda broker: broker.admin.message(message_id, body=body, redact=hook))
+    if detail is None:
+        print_line(f"there is no message {message_id}, live or archived")
+        raise typer.Exit(1)
+    if as_json:
+        print_json(
+            {
+                "message": _message(detail.message, hidden=body),
+                "history": [asdict(event) for event in detail.history],
+                "came_from": detail.came_from,
+                "explanation": row_of(detail.explanation),
+            }
+        )
+        return
+    _print_detail(detail, body=body)
+
+
+def _print_detail(detail: MessageDetail, *, body: bool) -> None:
+    fields = _message(detail.message, hidden=False)
+    given = [(name, value) for name, value in fields.items() if value is not None]
+    print_table(f"Message {detail.message.id}", ["field", "value"], given)
+    events = [(event.at, event.text) for event in detail.history]
+    print_table("History", ["when (UTC)", "what"], events)
+    if detail.came_from is not None:
+        print_line(f"came from {detail.came_from}")
+    if body:
+        print_line(f"headers: {detail.message.headers}")
+        print_line(f"body: {detail.message.body!r}")
+    print_line(str(detail.explanation))
+
+
+def explain(context: typer.Context, message_id: MessageId, as_json: AsJson = False) -> None:
+    """Tell why a message waits, or how it ended."""
+    found = run(context, lambda broker: broker.admin.explain(message_id))
+    if as_json:
+        print_json(row_of(found))
+    else:
+        print_line(str(found))
+    if found.state is None:
+        raise typer.Exit(1)
+
+
+def subscribers(
+    context: typer.Context,
+    queue: Annotated[str | None, typer.Argument(help="Only those of this queue.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the live subscribers of all processes."""
+
+    async def look(broker: SqlBroker) -> list[Any]:
+        return await broker.admin.subscribers(queue)
+
+    found = run(context, look)
+    if as_json:
+        print_json([row_of(each) for each in found])
+        return
+    rows = [[s.worker, ", ".join(s.queues), s.max_workers, s.way, s.since, _mode(s)] for s in found]
+    print_table("Subscribers", ["worker", "queues", "workers", "way", "since", "mode"], rows)
+
+
+def _mode(subscriber: Any) -> str:
+    if subscriber.stopping:
+        return "stopping"
+    return "paused" if subscriber.paused else "claims"

@@ -1,0 +1,212 @@
+"""Commands that change something: each shows first what it would change, and asks."""
+
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.admin import Repair
+from faststream_sqlbroker.cli.look import MessageId
+from faststream_sqlbroker.cli.shown import AsJson, Yes, print_json, print_line, print_table, row_of
+from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.exceptions import SetupError
+
+MessageIds = Annotated[list[str], typer.Argument(help="Ids of messages.")]
+QueueName = Annotated[str, typer.Argument(help="The queue's full name.")]
+By = Annotated[str | None, typer.Option(help="Who does it; default the host and the process id.")]
+
+
+def pause(
+    context: typer.Context,
+    queue: QueueName,
+    reason: Annotated[str | None, typer.Option(help="Shown by queues and explain.")] = None,
+    until: Annotated[str | None, typer.Option(help='For how long, like "2h".')] = None,
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop all claims from a queue, in all processes, until it is resumed."""
+
+    async def look(broker: SqlBroker) -> str:
+        [found] = await broker.admin.queues(queue)
+        return f"pause {queue}: {found.ready} ready, {found.live_subscribers} live subscribers"
+
+    if not yes:
+        _ask(run(context, look), as_json=as_json)
+
+    async def work(broker: SqlBroker) -> Any:
+        await broker.admin.pause(queue, reason=reason, until=until, by=by)
+        return [each for each in await broker.admin.paused() if each.queue == queue]
+
+    for paused in run(context, work):
+        if as_json:
+            print_json(row_of(paused))
+        else:
+            end = "it is resumed" if paused.until is None else f"{paused.until:%Y-%m-%d %H:%M:%S}"
+            print_line(f"{queue} is paused until {end}")
+
+
+def resume(context: typer.Context, queue: QueueName, as_json: AsJson = False) -> None:
+    """End the pause of a queue."""
+    # It does not ask: what was paused by a slip can be mended at once.
+    was = run(context, lambda broker: broker.admin.resume(queue))
+    if as_json:
+        print_json({"queue": queue, "was_paused": was})
+    else:
+        print_line(f"{queue} is resumed" if was else f"{queue} was not paused")
+
+
+def cancel(
+    context: typer.Context,
+    message_ids: MessageIds,
+    reason: Annotated[str | None, typer.Option(help="Kept with each message.")] = None,
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """End messages that wait as DISCARDED."""
+    _change(
+        context,
+        "cancel",
+        message_ids,
+        lambda broker, each: broker.admin.cancel(each, reason=reason, by=by),
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+def retry(
+    context: typer.Context, message_ids: MessageIds, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Make messages due now that wait for their time or for another attempt."""
+    _change(
+        context,
+        "retry now",
+        message_ids,
+        lambda broker, each: broker.admin.retry_now(each),
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+def postpone(
+    context: typer.Context,
+    message_id: MessageId,
+    until: Annotated[str, typer.Argument(help='In how long it is due, like "1h".')],
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a message due later, or earlier, than it is."""
+    _change(
+        context,
+        "postpone",
+        [message_id],
+        lambda broker, each: broker.admin.postpone(each, until),
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+def move(
+    context: typer.Context,
+    message_ids: MessageIds,
+    to: Annotated[str, typer.Option(help="The queue to move to.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move messages that wait to another queue, where they are due now."""
+    _change(
+        context,
+        f"move to {to}",
+        message_ids,
+        lambda broker, each: broker.admin.move(each, to),
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+def publish(
+    context: typer.Context,
+    queue: QueueName,
+    body: Annotated[str, typer.Argument(help="JSON, or any text; - reads it from stdin.")],
+    key: Annotated[str | None, typer.Option(help="What policies and order work on.")] = None,
+    priority: Annotated[int, typer.Option(help="-100 to 100; higher comes first.")] = 0,
+    delay: Annotated[str | None, typer.Option(help='In how long it is due, like "5m".')] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish one message."""
+    text = sys.stdin.read() if body == "-" else body
+
+    async def work(broker: SqlBroker) -> int | None:
+        await broker.connect()
+        return await broker.publish(_body(text), queue, key=key, priority=priority, delay=delay)
+
+    message_id = run(context, work)
+    if as_json:
+        print_json({"message_id": message_id, "queue": queue})
+    else:
+        print_line(f"published message {message_id} to {queue}")
+
+
+def _body(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _change(
+    context: typer.Context,
+    what: str,
+    message_ids: Sequence[str],
+    action: Callable[[SqlBroker, str], Awaitable[Repair]],
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Show the messages, ask, and change each; exit code 1 if one was not changed."""
+    # Rows may change between the look and the action; what was not changed is reported then.
+    if not yes:
+        _show_first(context, message_ids, as_json=as_json)
+        _ask(f"{what}: {len(message_ids)} messages", as_json=as_json)
+
+    # One after the other: each is a transaction of its own, and the first error ends the command.
+    async def work(broker: SqlBroker) -> list[Repair]:
+        return [await action(broker, each) for each in message_ids]
+
+    found = run(context, work)
+    if as_json:
+        print_json([{**row_of(each), "done": each.done} for each in found])
+    else:
+        for each in found:
+            print_line(str(each))
+    if not all(each.done for each in found):
+        raise typer.Exit(1)
+
+
+def _show_first(context: typer.Context, message_ids: Sequence[str], *, as_json: bool) -> None:
+    _refuse_json(as_json)
+
+    async def look(broker: SqlBroker) -> list[list[Any]]:
+        rows = []
+        for each in message_ids:
+            detail = await broker.admin.message(each, body=False)
+            m = None if detail is None else detail.message
+            rows.append([each, "not found"] if m is None else [m.id, m.state, m.queue, m.key])
+        return [[*row, *[None] * (4 - len(row))] for row in rows]
+
+    print_table("These would change", ["id", "state", "queue", "key"], run(context, look))
+
+
+def _ask(text: str, *, as_json: bool) -> None:
+    _refuse_json(as_json)
+    print_line(text)
+    typer.confirm("Go on?", abort=True)
+
+
+def _refuse_json(as_json: bool) -> None:
+    if as_json:
+        raise SetupError("--json does not ask: give --yes, too")

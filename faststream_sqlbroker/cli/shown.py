@@ -1,0 +1,87 @@
+"""How commands show what they found: as JSON for programs, as tables for people."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from faststream_sqlbroker.cli.console import PlainConsole
+from faststream_sqlbroker.core.overview import Count
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+SHOWN_TEXT = 60
+"""Characters of a text in a cell."""
+
+
+def print_json(value: Any) -> None:
+    """One JSON document; moments in ISO 8601, bytes as text with escapes."""
+    # Escaped to ASCII: control characters of a message cannot drive the terminal.
+    typer.echo(json.dumps(value, default=_plain, indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return str(value)
+
+
+def row_of(value: Any) -> dict[str, Any]:
+    """A dataclass as JSON shows it; states by their names."""
+    found = asdict(value, dict_factory=_dict)
+    return found if isinstance(found, dict) else {"value": found}
+
+
+def _dict(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    # The enumeration of states is text, too, which JSON would show by its value.
+    return {name: item.name if isinstance(item, Enum) else item for name, item in pairs}
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table; numbers to the right."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    listed = [list(row) for row in rows]
+    for at, name in enumerate(columns):
+        number = all(isinstance(row[at], int | float | Count) for row in listed)
+        # Words are not cut: names of queues are copied from here.
+        justify: Literal["left", "right"] = "right" if listed and number else "left"
+        table.add_column(name, justify=justify, overflow="fold")
+    for row in listed:
+        table.add_row(*(_cell(value) for value in row))
+    PlainConsole().print(table)
+
+
+def print_line(text: str) -> None:
+    """Lines as they are, however long."""
+    console = PlainConsole()
+    for line in text.splitlines():
+        console.print(line, soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return f"{value:%m-%d %H:%M:%S}"
+    if isinstance(value, Enum):
+        return value.name
+    # The first line of an error has its type and its message.
+    text = str(value).partition("\n")[0]
+    return text if len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 3] + "..."
+
+
+def age(seconds: float) -> str:
+    """A length of time in its largest unit."""
+    for limit, unit, one in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
+        if seconds < limit:
+            return f"{seconds / one:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"

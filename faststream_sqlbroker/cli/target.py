@@ -1,0 +1,106 @@
+"""Which broker a command works on, and how it is reached."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
+from faststream_sqlbroker.cli.session import database_errors
+from faststream_sqlbroker.exceptions import SetupError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the options before the command say."""
+
+    app: str | None = None
+    url: str | None = None
+    message_table: str = "message"
+    archive_table: str = "message_archive"
+    schema: str | None = None
+
+    def broker(self) -> SqlBroker:
+        """The application's broker, or one of its own for the URL.
+
+        Raises:
+            SetupError: neither is given, or it cannot be made.
+        """
+        if self.app is not None:
+            return _broker_of(self.app)
+        if self.url is None:
+            raise SetupError(
+                "which database? give --app module:broker, or its SQLAlchemy URL by --url or by "
+                "the variable SQLBROKER_URL"
+            )
+        tables = SqlBrokerSchemaConfig(
+            message_table_name=self.message_table,
+            message_archive_table_name=self.archive_table,
+            schema=self.schema,
+        )
+        try:
+            return SqlBroker(self.url, schema=tables, logger=None)
+        except ModuleNotFoundError as error:
+            raise SetupError(
+                f"the URL needs {error.name!r}, which is not installed: pip install "
+                "'sqlbroker[postgresql]', [mysql] or [sqlite]"
+            ) from None
+
+
+def run(context: typer.Context, work: Callable[[SqlBroker], Awaitable[T]]) -> T:
+    """Do `work` with the command's broker, which is not started, and close its connections.
+
+    Errors of the database are errors of this package, without the URL.
+    """
+    target = context.find_object(Target) or Target()
+
+    async def working() -> T:
+        broker = target.broker()
+        try:
+            return await work(broker)
+        finally:
+            # An application's engine is closed, too: the command ends here.
+            await broker.stop()
+            await broker.engine.dispose()
+
+    with database_errors():
+        return asyncio.run(working())
+
+
+def imported(path: str, *, what: str) -> Any:
+    """What `module:name` leads to; modules of the current folder are found, too.
+
+    Raises:
+        SetupError: there is no such thing.
+    """
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise SetupError(f"{what} must be module:name, got {path!r}")
+    # As `python -m` and `faststream run` do; a script's own folder would be that of the command.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise SetupError(f"{what} {path!r} cannot be imported: {error}") from error
+    return found
+
+
+def _broker_of(path: str) -> SqlBroker:
+    found = imported(path, what="--app")
+    broker = found if isinstance(found, SqlBroker) else getattr(found, "broker", None)
+    if not isinstance(broker, SqlBroker):
+        raise SetupError(
+            f"--app {path!r} must be a SqlBroker or an application with one, got "
+            f"{type(found).__name__}"
+        )
+    return broker

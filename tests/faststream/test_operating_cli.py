@@ -1,0 +1,208 @@
+"""The command `sqlbroker`: every command that looks or mends, with tables and with --json."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from sqlalchemy.ext.asyncio import AsyncEngine
+from typer.testing import CliRunner
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.exceptions import SetupError
+from tests.faststream.conftest import QUICK, Look
+from tests.helpers import eventually
+
+pytestmark = pytest.mark.capability("the command `sqlbroker`: look, mend, check")
+
+
+class Shell:
+    """Runs commands on the test's database, in a thread: a command has an event loop of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._runner = CliRunner(env={"SQLBROKER_URL": url, "COLUMNS": "300", "TERM": "dumb"})
+
+    async def run(self, *words: str, code: int = 0, answer: str = "") -> str:
+        result = await self.result(*words, answer=answer)
+        assert result.exit_code == code, (result.output, result.exception)
+        return result.output
+
+    async def result(self, *words: str, answer: str = "") -> Result:
+        return await asyncio.to_thread(self._runner.invoke, app, list(words), input=answer)
+
+    async def json(self, *words: str, code: int = 0) -> Any:
+        return json.loads(await self.run(*words, "--json", code=code))
+
+
+@pytest.fixture
+def shell(broker: SqlBroker, database_url: str) -> Shell:
+    return Shell(database_url)
+
+
+async def test_what_there_is_is_shown(shell: Shell, broker: SqlBroker) -> None:
+    message_id = await broker.publish(
+        {"card": 4111}, "orders", key="k", headers={"tenant": "a"}, delay=600
+    )
+    await broker.publish("x", "misspelt")
+    text = await shell.run("queues")
+    assert "orders" in text
+    assert "no live subscriber" in text
+    found = {each["queue"]: each for each in await shell.json("queues")}
+    assert found["orders"]["delayed"] == {"value": 1, "how": "exact"}
+    assert found["orders"]["problem"] == "no live subscriber"
+    [one] = await shell.json("queues", "misspelt")
+    assert one["ready"]["value"] == 1
+    assert str(message_id) in await shell.run("messages", "--queue", "orders")
+    page = await shell.json("messages", "--header", "tenant=a")
+    assert [m["id"] for m in page["messages"]] == [message_id]
+    assert (page["after"], "body" in page["messages"][0]) == (None, False)
+    assert page["messages"][0]["state"] == "PENDING"
+    shown = await shell.json("messages", "--key", "k", "--bodies")
+    assert shown["messages"][0]["body"] == {"card": 4111}
+    text = await shell.run("show", str(message_id))
+    assert "card" in text
+    assert "published" in text
+    assert "4111" not in await shell.run("show", str(message_id), "--no-body")
+    detail = await shell.json("show", str(message_id))
+    assert [event["text"] for event in detail["history"]] == ["published", "due"]
+    assert detail["explanation"]["reasons"][0]["code"] == "delayed"
+    explained = await shell.run("explain", str(message_id))
+    assert explained.splitlines()[1].startswith("- delayed: it is not due before")
+    assert "no_live_subscriber" in await shell.run("explain", str(message_id))
+    assert (await shell.json("explain", str(message_id)))["state"] == "PENDING"
+    await shell.run("explain", "999999", code=1)
+    await shell.run("show", "999999", code=1)
+
+
+async def test_pages_go_on(shell: Shell, broker: SqlBroker) -> None:
+    ids = [await broker.publish("x", "q") for _ in range(3)]
+    assert "--after" in await shell.run("messages", "--limit", "2")
+    first = await shell.json("messages", "--limit", "2")
+    rest = await shell.json("messages", "--limit", "2", "--after", first["after"])
+    assert [m["id"] for m in [*first["messages"], *rest["messages"]]] == ids[::-1]
+
+
+async def test_a_message_is_mended_from_a_shell(
+    shell: Shell, broker: SqlBroker, look: Look
+) -> None:
+    published = await shell.json("publish", "q", '{"a": 1}', "--key", "k", "--delay", "10m")
+    message_id = str(published["message_id"])
+    refused = await shell.run("cancel", message_id, answer="n\n", code=1)
+    assert "PENDING" in refused
+    assert "cancel: 1 messages" in refused
+    assert len(await look.rows()) == 1
+    moved = await shell.json("move", message_id, "--to", "other", "--yes")
+    assert (moved[0]["verdict"], moved[0]["done"]) == ("done", True)
+    [row] = await look.rows()
+    assert (row["queue"], row["payload"], row["key"]) == ("other", b'{"a":1}', "k")
+    assert "done" in await shell.run("postpone", message_id, "1h", "--yes")
+    assert "done" in await shell.run("retry", message_id, answer="y\n")
+    assert await shell.json("cancel", message_id, "--by", "Ann", "--reason", "test", "--yes")
+    [row] = await look.rows(archive=True)
+    assert (row["reason"], row["last_error"]) == ("cancelled", "cancelled by Ann: test")
+    text = await shell.run("cancel", message_id, "999999", "--yes", code=1)
+    assert "it has ended" in text
+    assert "there is no such message" in text
+    with pytest.raises(SetupError, match="--json does not ask: give --yes"):
+        raise (await shell.result("cancel", message_id, "--json")).exception or AssertionError
+
+
+async def test_a_queue_is_paused_and_resumed(shell: Shell, broker: SqlBroker) -> None:
+    await broker.publish("x", "q")
+    assert "1 ready" in await shell.run("pause", "q", answer="n\n", code=1)
+    assert await broker.admin.paused() == []
+    paused = await shell.json("pause", "q", "--by", "Ann", "--until", "2h", "--yes")
+    assert (paused["queue"], paused["by"]) == ("q", "Ann")
+    assert "paused by Ann" in await shell.run("queues")
+    assert "is paused until" in await shell.run("pause", "q", "--yes")
+    assert await shell.json("resume", "q") == {"queue": "q", "was_paused": True}
+    assert "q was not paused" in await shell.run("resume", "q")
+
+
+async def test_subscribers_are_listed(shell: Shell, broker: SqlBroker) -> None:
+    @broker.subscriber("q", **QUICK, ordered=True)
+    async def handle(_body: str) -> None: ...
+
+    await broker.start()
+    await eventually(broker.admin.subscribers)
+    assert "ordered=True" in await shell.run("subscribers")
+    [one] = await shell.json("subscribers", "q")
+    assert one["queues"] == ["q"]
+    assert await shell.json("subscribers", "other") == []
+
+
+async def test_check_tells_what_is_wrong_by_its_exit_code(
+    shell: Shell, broker: SqlBroker, engine: AsyncEngine
+) -> None:
+    assert "ok" in await shell.run("check")
+    await broker.publish("x", "q")
+    findings = await shell.json("check", code=1)
+    assert {each["what"]: each["ok"] for each in findings} == {
+        "tables": True,
+        "queue q": False,
+        "unknown outcomes": True,
+    }
+    assert "WRONG" in await shell.run("check", code=1)
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql("DROP TABLE message_archive")
+    [tables] = await shell.json("check", code=1)
+    assert tables["ok"] is False
+    assert "message_archive" in tables["text"]
+
+
+async def test_a_broker_is_found_by_its_module(
+    shell: Shell, broker: SqlBroker, database_url: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The name of the module is the database's, so that no other test has imported it."""
+    name = f"shop_{abs(hash(database_url))}"
+    (tmp_path / f"{name}.py").write_text(
+        "from dataclasses import replace\n"
+        "from faststream import FastStream\n"
+        "from faststream_sqlbroker import SqlBroker\n"
+        f"broker = SqlBroker({database_url!r}, logger=None)\n"
+        "app = FastStream(broker)\n"
+        "def hide(message):\n    return replace(message, body='***')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    message_id = await broker.publish("secret", "q")
+    for target in (f"{name}:broker", f"{name}:app"):
+        words = ["--app", target, "show", str(message_id), "--redact", f"{name}:hide"]
+        text = await shell.run(*words)
+        assert "***" in text
+        assert "secret" not in text
+    for wrong, said in (
+        (f"{name}:none", "cannot be imported"),
+        (f"{name}:hide", "must be a SqlBroker"),
+        (name, "must be module:name"),
+    ):
+        result = await shell.result("--app", wrong, "queues")
+        assert said in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+asyncpg://shop:hidden@127.0.0.1:1/shop",
+        "mysql+aiomysql://shop:hidden@127.0.0.1:1/shop",
+        "postgresql+psycopg2://shop:hidden@127.0.0.1:1/shop",
+        "nonsense://shop:hidden@127.0.0.1:1/shop",
+        "shop:hidden@nowhere",
+    ],
+)
+async def test_a_password_is_never_shown(url: str) -> None:
+    result = await Shell(url).result("queues")
+    assert result.exit_code != 0
+    assert "hidden" not in result.output
+    assert "hidden" not in str(result.exception)
+
+
+async def test_without_a_database_it_says_how_to_name_one() -> None:
+    result = await asyncio.to_thread(CliRunner(env={"SQLBROKER_URL": None}).invoke, app, ["queues"])
+    assert "give --app module:broker, or its SQLAlchemy URL" in str(result.exception)
+    result = await Shell("sqlite+aiosqlite:///none.db").result("messages", "--header", "x")
+    assert "--header must be name=value" in str(result.exception)
