@@ -7,8 +7,19 @@ import typer
 
 from faststream_sqlbroker.cli.archive import app as archive
 from faststream_sqlbroker.cli.check import check
+from faststream_sqlbroker.cli.listing import locks, schedules, unknown
 from faststream_sqlbroker.cli.look import explain, messages, queues, show, subscribers
-from faststream_sqlbroker.cli.mend import cancel, move, pause, postpone, publish, resume, retry
+from faststream_sqlbroker.cli.mend import (
+    cancel,
+    edit,
+    move,
+    pause,
+    postpone,
+    publish,
+    release,
+    resume,
+    retry,
+)
 from faststream_sqlbroker.cli.replay import replay
 from faststream_sqlbroker.cli.report import report
 from faststream_sqlbroker.cli.spark import app as spark
@@ -24,8 +35,8 @@ app = typer.Typer(
 )
 app.add_typer(archive, name="archive")
 app.add_typer(spark, name="spark")
-LOOK = (queues, messages, show, explain, subscribers, check)
-MEND = (pause, resume, cancel, retry, postpone, move, publish)
+LOOK = (queues, messages, show, explain, subscribers, unknown, schedules, locks, check)
+MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish)
 for command in (*LOOK, *MEND):
     app.command()(cast("Callable[..., None]", command))
 

@@ -128,6 +128,52 @@ def move(
     )
 
 
+def edit(
+    context: typer.Context,
+    message_id: MessageId,
+    priority: Annotated[
+        int | None, typer.Option(min=-100, max=100, help="Higher comes first.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="What policies and order work on.")] = None,
+    no_key: Annotated[bool, typer.Option("--no-key", help="Take the key away.")] = False,
+    due: Annotated[str | None, typer.Option(help='In how long it is due, like "1h".')] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change the priority, the key or the due time of a message that waits."""
+    if key is not None and no_key:
+        raise SetupError("give --key or --no-key, not both")
+    # Left out, not None: None takes the key away.
+    fields = {} if key is None and not no_key else {"key": key}
+    _change(
+        context,
+        "edit",
+        [message_id],
+        lambda broker, each: broker.admin.edit(each, priority=priority, due=due, **fields),
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+def release(
+    context: typer.Context,
+    worker: Annotated[str, typer.Argument(help="Its name, as subscribers lists it.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if it is alive: its handlers go on.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Release what a worker has leased that ended without a stop."""
+    if not yes:
+        _ask(f"release all messages that {worker} has leased", as_json=as_json)
+    count = run(context, lambda broker: broker.admin.release(worker, force=force))
+    if as_json:
+        print_json({"worker": worker, "released": count})
+    else:
+        print_line(f"released {count} messages of {worker}")
+
+
 def publish(
     context: typer.Context,
     queue: QueueName,

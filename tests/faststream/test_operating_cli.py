@@ -135,6 +135,57 @@ async def test_subscribers_are_listed(shell: Shell, broker: SqlBroker) -> None:
     assert await shell.json("subscribers", "other") == []
 
 
+async def test_a_message_is_edited(shell: Shell, broker: SqlBroker, look: Look) -> None:
+    message_id = str(await broker.publish("x", "q", key="k", delay=600))
+    assert "done" in await shell.run("edit", message_id, "--priority", "7", "--due", "2h", "--yes")
+    [row] = await look.rows()
+    assert (row["priority"], row["key"]) == (7, "k")
+    await shell.json("edit", message_id, "--key", "other", "--yes")
+    assert [row["key"] for row in await look.rows()] == ["other"]
+    await shell.json("edit", message_id, "--no-key", "--yes")
+    assert [row["key"] for row in await look.rows()] == [None]
+    for words in (["--key", "a", "--no-key"], []):
+        result = await shell.result("edit", message_id, *words, "--yes")
+        assert isinstance(result.exception, SetupError)
+
+
+async def test_what_a_worker_has_leased_is_released(shell: Shell, broker: SqlBroker) -> None:
+    end = asyncio.Event()
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(_body: str) -> None:
+        await end.wait()
+
+    await broker.publish("x", "q")
+    await broker.start()
+
+    async def running() -> bool:
+        [queue] = await broker.admin.queues("q")
+        return queue.in_flight.value == 1 and queue.live_subscribers == 1
+
+    await eventually(running)
+    [live] = await broker.admin.subscribers("q")
+    alive = await shell.result("release", live.worker, "--yes")
+    assert "is alive until" in str(alive.exception)
+    await broker.admin.pause("q")
+    await shell.run("release", live.worker, "--force", answer="n\n", code=1)
+    released = await shell.json("release", live.worker, "--force", "--yes")
+    assert released == {"worker": live.worker, "released": 1}
+    end.set()
+
+
+async def test_locks_and_schedules_and_unknown_outcomes_are_listed(
+    shell: Shell, broker: SqlBroker
+) -> None:
+    async with broker.lock("report"):
+        [lock] = await shell.json("locks")
+        assert (lock["key"], lock["fence"]) == ("report", 1)
+        assert "report" in await shell.run("locks")
+    assert await shell.json("unknown", "q") == []
+    assert await shell.json("schedules") == []
+    assert "expression" in await shell.run("schedules")
+
+
 async def test_check_tells_what_is_wrong_by_its_exit_code(
     shell: Shell, broker: SqlBroker, engine: AsyncEngine
 ) -> None:
