@@ -6,7 +6,8 @@ SUBSCRIBERS maps a queue to {"policies": [[name, [argument…], {option: value}]
 survives SIGKILL. Times are whole microseconds of the database's clock, taken from the claim and
 what has passed since by the monotonic clock: a start was at least as late as its line says, by the
 time from the claim's statement to its answer. TEST_WORKER_DIES="after give_back_keys" in the
-environment kills the process there.
+environment kills the process there; TEST_WORKER_COMMITS="0.8" makes the COMMIT of each claim
+under policies that leases anything take so many seconds.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from typing import Any
 
 from faststream import FastStream
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import await_only
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.annotations import SqlBrokerMessage
@@ -120,6 +122,19 @@ def die(policies: Any, when: str, method: str) -> None:
     setattr(policies, method, and_die)
 
 
+def commit_slowly(claims: Any, seconds: float) -> None:
+    """Claims keep their transactions open, with all locks, as a slow COMMIT does."""
+    original = claims.claim
+
+    def claim(*arguments: Any) -> Any:
+        found = original(*arguments)
+        if found.rows:
+            await_only(asyncio.sleep(seconds))
+        return found
+
+    claims.claim = claim
+
+
 def policy(name: str, arguments: list[Any], options: dict[str, Any]) -> Policy:
     """One of the known ones. A Window's times may have seconds, which text for users has not."""
     if name == "Window":
@@ -150,6 +165,8 @@ def main() -> None:
         )(worker.handle)
     if dies := os.environ.get("TEST_WORKER_DIES"):
         die(broker.config.store.policies, *dies.split())
+    if seconds := os.environ.get("TEST_WORKER_COMMITS"):
+        commit_slowly(broker.config.store.policies._claims, float(seconds))
     asyncio.run(run(broker, engine))
 
 

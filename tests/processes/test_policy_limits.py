@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 
+from tests.helpers import eventually
 from tests.processes import policy_checks as checks
 from tests.processes.conftest import Fleet
 from tests.processes.policy_checks import SECOND
@@ -89,3 +90,64 @@ async def test_a_throttle_is_exact_and_used(fleet: Fleet, database: str) -> None
     logging.getLogger(__name__).info(told)
     # With a busy loop on each core and other tests (load 14) it was 0.28.
     assert reached >= (0.2 if seen.busy else 0.95), told
+
+
+SLOW_RATE = 20
+COMMIT = 0.8
+"""Seconds that the COMMIT of a claim takes: eight times max_lag."""
+BEFORE = 120
+"""Slots before the kill; the first claims do not know yet how long they take."""
+AFTER = 40
+KNOWN_AFTER = 3 * SECOND
+
+
+@pytest.mark.parametrize("key", [False, True], ids=["queue", "key"])
+async def test_a_throttle_holds_with_slow_commits(fleet: Fleet, database: str, key: bool) -> None:
+    """Z10: slots are exact, starts are at most `rate` in any `per` − `max_lag`, and no slot is lost
+    to a slow COMMIT; also when one of two processes is killed while it runs handlers.
+    """
+    policies = PolicyFleet(fleet)
+    policies.lease = 4 * SECOND
+    subscribers = {
+        "q": {
+            "policies": [["Throttle", [SLOW_RATE, "1s"], {"burst": 1, "key": key}]],
+            "seconds": 0.3,
+            "options": {
+                "max_workers": 40,
+                "release_stuck_timeout": 4.0,
+                "release_stuck_interval": 0.5,
+                "max_fetch_interval": 0.1,
+            },
+        }
+    }
+    await policies.put({"q": ["a"] * (BEFORE + AFTER)})
+    workers = [policies.start(subscribers, env={"TEST_WORKER_COMMITS": str(COMMIT)}) for _ in "ab"]
+
+    def starts_by(pid: int) -> int:
+        return sum(start.pid == pid for start in policies.starts("q"))
+
+    async with policies.watched() as seen:
+        await eventually(lambda: len(policies.starts("q")) >= BEFORE, timeout=90)
+        victim = max(workers, key=lambda worker: starts_by(worker.pid))
+        ran = starts_by(victim.pid)
+        # A handler takes 0.3 s, so one that has just started is running.
+        await eventually(lambda: starts_by(victim.pid) > ran, timeout=30, step=0.01)
+        policies.kill(victim)
+        await fleet.settled(BEFORE + AFTER, timeout=90)
+    await fleet.stop()
+    left = (await policies.left())["q"]
+    assert not checks.nothing_lost(left, policies.published["q"])
+    max_lag = SECOND // 10
+    assert not checks.throttled(left, SLOW_RATE, SECOND, max_lag=None if seen.busy else max_lag)
+    again = {start.id for start in left.starts if start.delivery > 1}
+    interrupted = {start.id for start in left.starts if start.pid == victim.pid} & again
+    assert interrupted, "the killed process was not running any handler"
+    if not seen.busy:
+        moments = [start.at for start in left.starts]
+        assert not checks.over_rate(moments, SLOW_RATE, SECOND - max_lag - checks.SLACK)
+    slots = sorted(start.slot for start in left.starts if start.slot is not None)[:BEFORE]
+    steady = [slot for slot in slots if slot >= slots[0] + KNOWN_AFTER]
+    reached = (len(steady) - 1) / (steady[-1] - steady[0]) * SECOND / SLOW_RATE
+    told = f"{reached:.3f} of the rate with commits of {COMMIT} s; {seen}"
+    logging.getLogger(__name__).info(told)
+    assert reached >= (0.2 if seen.busy else 0.9), told
