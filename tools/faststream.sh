@@ -23,5 +23,5 @@ fi
 used=$("$python" -c 'from importlib.metadata import version; print(version("faststream"))')
 [ "$used" = "$version" ] || { echo "FastStream $used is imported instead of $version" >&2; exit 1; }
 unset PYTHONDONTWRITEBYTECODE
-[ $# -gt 0 ] || set -- tests/unit tests/faststream tests/docs/test_cli.py tests/docs/test_examples.py
+[ $# -gt 0 ] || set -- tests/unit tests/pipeline tests/faststream tests/docs/test_cli.py tests/docs/test_examples.py
 exec "$python" -m pytest -n 2 "$@"
