@@ -12,6 +12,7 @@ from faststream.middlewares import AcknowledgementMiddleware
 from faststream.middlewares.logging import CriticalLogMiddleware
 
 from faststream_sqlbroker.adapter.pipeline import EmptyLoggerObject
+from faststream_sqlbroker.subscriber.pipeline.bodies import ack_quickly
 
 _Info = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
@@ -80,7 +81,7 @@ class Acknowledging:
                 failure = another
         if failure is not None:
             await self._acknowledge(row, message, None, failure)
-        elif self._acks:
+        elif self._acks and not ack_quickly(message):
             await self.ack(message)
 
     @property

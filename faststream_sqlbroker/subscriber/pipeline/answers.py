@@ -14,7 +14,8 @@ from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
 Scopes = Callable[[], Iterable[Any]]
 """Gives the middlewares' `publish_scope`s, for one publish."""
 
-_PUBLISHES = (QueuePublisher._publish, SqlBrokerProducer.publish)
+_PUBLISH = SqlBrokerProducer.publish
+_PUBLISH_ANSWER = QueuePublisher._publish
 
 
 def no_scopes() -> tuple[()]:
@@ -33,6 +34,10 @@ class Answers:
         self._is_known = not unknown(PUBLISHING)
         self.publishers: list[Any] = handler._publishers
         """FastStream's own list: a publisher may be stacked later."""
+
+    def wanted(self, message: Any, result: Any) -> bool:
+        """Whether `publish` has anything to do."""
+        return bool(message.reply_to or self.publishers) or isinstance(result, Response)
 
     async def publish(self, message: Any, result: Any, scopes: Scopes = no_scopes) -> None:
         """Publish `result`, the answer to `message`, as FastStream does."""
@@ -58,26 +63,34 @@ def _is_body_alone(response: Response) -> bool:
 
 def _plain_producer(publisher: Any) -> SqlBrokerProducer | None:
     """The producer of an answer that nothing but a publisher of ours has a part in."""
-    if (
-        publisher.__class__ is not QueuePublisher
-        or publisher.is_test
-        or publisher.config.batch
-        or (QueuePublisher._publish, SqlBrokerProducer.publish) != _PUBLISHES
-        or "_publish" in publisher.__dict__
-    ):
+    if not _is_ours(publisher):
         return None
     outer = publisher._outer_config
     producer = outer.producer
-    if (
-        producer.__class__ is not SqlBrokerProducer
-        or producer.codec.__class__ is not DefaultCodec
-        or "publish" in producer.__dict__
-        or outer.broker_codec is not None
-        or outer.broker_middlewares
-    ):
+    if outer.broker_middlewares or outer.broker_codec is not None or not _encodes(producer):
         return None
     found: SqlBrokerProducer = producer
     return found
+
+
+def _is_ours(publisher: Any) -> bool:
+    return (
+        publisher.__class__ is QueuePublisher
+        and not publisher.is_test
+        and not publisher.config.batch
+        and QueuePublisher._publish is _PUBLISH_ANSWER
+        and "_publish" not in publisher.__dict__
+    )
+
+
+def _encodes(producer: Any) -> bool:
+    """Whether `producer` is ours, with FastStream's codec."""
+    return (
+        producer.__class__ is SqlBrokerProducer
+        and producer.codec.__class__ is DefaultCodec
+        and SqlBrokerProducer.publish is _PUBLISH
+        and "publish" not in producer.__dict__
+    )
 
 
 async def _publish_plain(

@@ -129,7 +129,12 @@ def _same(one: SqlBrokerMessage, other: SqlBrokerMessage) -> bool:
 
 
 def ack_quickly(message: Any) -> bool:
-    """Ack a message that is not settled, as `message.ack()` does; whether this was possible."""
+    """Ack a message that is not settled, as `message.ack()` does; whether this was possible.
+
+    Batches cannot.
+    """
+    if message.__class__ is not SqlBrokerMessage:
+        return False
     row = message.raw_message
     if (
         message.committed is not None

@@ -3,7 +3,6 @@
 from typing import Any
 
 from faststream import AckPolicy
-from faststream.response import Response
 
 from faststream_sqlbroker.adapter.pipeline import EmptyLoggerObject
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -15,7 +14,7 @@ class Plain:
     """Runs the handler on one row at a time."""
 
     __slots__ = (
-        *("_acks", "_acks_first", "_answers", "_call", "_decoder", "_acknowledging", "_lock"),
+        *("_acks", "_answers", "_call", "_decoder", "_acknowledging", "_lock"),
         *("_log_context", "_parse", "_scopes", "_state"),
     )
 
@@ -31,7 +30,6 @@ class Plain:
         self._answers = parts.answers
         self._acknowledging = parts.acknowledging
         self._acks = parts.policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST)
-        self._acks_first = parts.policy is AckPolicy.ACK_FIRST
 
     async def process(self, row: ClaimedMessage) -> None:
         """Make the message, call the handler, publish its answer, ack.
@@ -40,7 +38,8 @@ class Plain:
         """
         state = self._state
         scopes = self._scopes
-        talks = state.logger.__class__ is not EmptyLoggerObject
+        # Nearly always nothing is logged, and the message acked in the end.
+        is_quick = self._acks and state.logger.__class__ is EmptyLoggerObject
         message: Any = None
         of_message = None
         self._lock.acquire()
@@ -50,16 +49,16 @@ class Plain:
             message.set_decoder(self._decoder)
             known = self._log_context(message)
             of_message = scopes.enter_message(known, message)
-            if talks or self._acks_first:
+            if not is_quick:
                 await self._acknowledging.begin(message, known)
             result = await self._call(message)
-            if message.reply_to or self._answers.publishers or isinstance(result, Response):
+            if self._answers.wanted(message, result):
                 await self._answers.publish(message, result)
         except BaseException as error:
             if not await self._acknowledging.leave(row, message, error):
                 raise
         else:
-            if talks or not self._acks or not ack_quickly(message):
+            if not is_quick or not ack_quickly(message):
                 await self._acknowledging.leave_handled(row, message)
         finally:
             scopes.leave(tokens, of_message)

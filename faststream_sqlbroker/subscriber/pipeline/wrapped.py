@@ -63,7 +63,8 @@ class _Delivery:
         for middleware in entered:
             through = partial(middleware.consume_scope, through)
         result = await through(message)
-        await parts.answers.publish(message, result, lambda: _publish_scopes(entered))
+        if parts.answers.wanted(message, result):
+            await parts.answers.publish(message, result, lambda: _publish_scopes(entered))
 
     async def leave(
         self,
