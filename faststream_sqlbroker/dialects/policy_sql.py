@@ -50,6 +50,8 @@ class SqlFragments:
     """Makes a scan for due messages use its index."""
     leased_hint: str = ""
     """The same for leased messages."""
+    key_hint: str = ""
+    """The same for messages of a key."""
     id_hint: str = ""
     """The same for messages that are looked up by id."""
     open: str = ""
@@ -103,6 +105,7 @@ MYSQL = SqlFragments(
     upsert="ON DUPLICATE KEY UPDATE info = u.info, expires_at = {expires}, due_at = {due}",
     ready_hint="FORCE INDEX ({ready_index})",
     leased_hint="FORCE INDEX ({leased_index})",
+    key_hint="FORCE INDEX ({key_index})",
     id_hint="FORCE INDEX (PRIMARY)",
 )
 
@@ -124,6 +127,7 @@ def sqlite_fragments(now: str) -> SqlFragments:
         earlier="MIN",
         ready_hint="INDEXED BY {ready_index}",
         leased_hint="INDEXED BY {leased_index}",
+        key_hint="INDEXED BY {key_index}",
         open="CAST(",
         close=" AS BLOB)",
         lock="",
@@ -182,6 +186,16 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"{due}\n  AND m.next_attempt_at >= {w.at(':since')} AND {marked}\n"
         "  AND (m.policy_marks & :own) = 0\n"
         "ORDER BY m.next_attempt_at, m.id LIMIT :size",
+        # The list is short, and so are the keys: read key by key, in the order of the list.
+        "policy_arrivals_of": f"SELECT m.id, {w.open}m.{{key}}{w.close}, "
+        f"{w.us('m.next_attempt_at')}, {w.us(arrived)},\n"
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, "
+        "m.attempts_count + m.deliveries_count, u.n\n"
+        f"FROM {w.rows({'n': 'int', 'k': 'key'})} {w.join} {{message}} m {w.key_hint} "
+        "ON m.queue = :queue AND m.{key} = u.k\n"
+        f"WHERE {w.claimable} AND m.next_attempt_at <= {w.now} AND {marked}\n"
+        "  AND (m.policy_marks & :own) = 0\n"
+        "ORDER BY u.n, m.next_attempt_at, m.id LIMIT :size",
         "policy_shift": found.replace("{rows}", w.rows({"id": "int", "due": "int"})).replace(
             "{set}", shifted
         ),

@@ -141,6 +141,8 @@ class _QueueClaim:
         )
         self._slots = Slots(self._intake, read, wanted.policies, memory.took)
         self._bursts: BurstHeads | NewestHeads | None = None
+        self._behind: Debounce | KeepLast | None = None
+        """The policy that has not seen all messages yet."""
         self._per_key: int | None = None
         self.gated = False
         """Whether nothing more can start before the next look, whatever comes."""
@@ -261,10 +263,9 @@ class _QueueClaim:
                 self.more |= not self._intake.delay(policy)
             elif isinstance(policy, Debounce | KeepLast):
                 if not self._intake.burst(policy):
-                    # What is to come may belong to the burst of a message that would be delivered
-                    # now.
+                    # What is to come may belong to the burst of a message that is delivered now.
+                    self._behind = policy
                     self.more = True
-                    return False
                 self._bursts = self._heads(policy)
             else:
                 self._ask_limit(policy, limit)
@@ -312,6 +313,8 @@ class _QueueClaim:
         if self._bursts is None:
             return [message for message, _, _ in due]
         crowded = len(due) == size
+        if self._behind is not None:
+            due = self._intake.catch_up(self._behind, due)
         if self._slots.keys is not None:
             due = self._with_slot(self._slots.keys, due, crowded=crowded)
         chosen = self._bursts.choose(due, limit)

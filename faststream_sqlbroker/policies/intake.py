@@ -6,6 +6,7 @@ last scan of this process. All of it runs under the queue's lock, in lists.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,8 @@ FORGET_BURSTS = 86_400 * MICROSECONDS
 """How long a key is kept after its last burst (microseconds): a day, so that its message is still
 known when it is retried."""
 
+Due = tuple[int, str | None, int]
+"""A due message: id, key, due time."""
 QueueMark = tuple[str, int, int]
 """Queue, priority, mark."""
 
@@ -83,6 +86,7 @@ class Intake:
     """When shifted messages are due."""
     dead: list[int] = field(default_factory=list)
     """Messages to claim as dead letters."""
+    _before_burst: int = 0
 
     def delay(self, policy: Delay) -> bool:
         """Shift what is due for the first time; whether all of it was looked at."""
@@ -96,9 +100,47 @@ class Intake:
 
     def burst(self, policy: Debounce | KeepLast) -> bool:
         """Let new messages take part in the bursts of their keys, or be the newest; whether all of
-        them have.
+        them have. If not, `catch_up` does so for the keys that are to be delivered.
         """
         arrivals, whole = self._arrivals(BURST)
+        self._before_burst = self.before
+        self._join(policy, arrivals)
+        self.before |= BURST
+        return whole
+
+    def catch_up(self, policy: Debounce | KeepLast, chosen: Sequence[Due]) -> list[Due]:
+        """Those of the due messages `chosen` that may be delivered though the scan has not come to
+        its end: all messages of their keys that have come by now take part at once.
+
+        So a large backlog keeps no key waiting that is complete.
+        """
+        keys = list(dict.fromkeys(key for _, key, _ in chosen if key is not None))
+        if not keys:
+            return list(chosen)
+        arrivals, whole = self.rows.arrivals_of(
+            self.connection, self.queue, keys, before=self._before_burst, own=BURST
+        )
+        due, gone = self._join(policy, arrivals)
+        stays = [
+            (message, key, at)
+            for message, key, at in chosen
+            if message not in gone
+            and (key is None or key in whole)
+            and (due.get(message) or at) <= self.now
+        ]
+        if self.before == self._before_burst | BURST:
+            # No later policy has to see them first.
+            stays += [
+                (a.id, a.key, at)
+                for a in arrivals
+                if a.key in whole and (at := due.get(a.id)) is not None and at <= self.now
+            ]
+        return stays
+
+    def _join(
+        self, policy: Debounce | KeepLast, arrivals: Sequence[Arrival]
+    ) -> tuple[dict[int, int | None], dict[int, Discard]]:
+        """Let `arrivals` take part; the due times given, and what was discarded."""
         due: dict[int, int | None] = {}
         gone: dict[int, Discard] = {}
         by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -122,8 +164,7 @@ class Intake:
         self.rows.keep(self.connection, scope, states)
         self.rows.discard(self.connection, self.queue, gone, keep=self.keep)
         self._shift(due, BURST)
-        self.before |= BURST
-        return whole
+        return due, gone
 
     def slots(self, policy: Throttle, limit: int) -> bool:
         """Give messages slots of their own, or what becomes of those without; whether all were

@@ -1,7 +1,7 @@
 """Reads and writes of claims under policies: arrivals, due times, states by key. All in lists."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,6 +94,29 @@ class PolicyRows:
         return [
             Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows
         ]
+
+    def arrivals_of(
+        self, connection: Connection, queue: str, keys: Sequence[str], *, before: int, own: int
+    ) -> tuple[list[Arrival], set[str]]:
+        """The due messages of `keys`, of all priorities, that have the marks `before` and not
+        `own`, as far as `SCAN` goes; and the keys of which all were read.
+        """
+        listed = [{"n": n, "k": key} for n, key in enumerate(keys)]
+        rows = self._run(
+            connection,
+            "policy_arrivals_of",
+            queue=queue,
+            rows=json.dumps(listed),
+            before=before,
+            own=own,
+            size=SCAN,
+        ).all()
+        # The last key that was read may have more.
+        whole = len(keys) if len(rows) < SCAN else int(rows[-1][6])
+        found = [
+            Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows
+        ]
+        return found, set(keys[:whole])
 
     def shift(
         self,

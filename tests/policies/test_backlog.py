@@ -1,0 +1,77 @@
+"""A backlog of bursts that is larger than one look keeps no complete key waiting (Z7)."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from faststream_sqlbroker.core.policies import Debounce, KeepLast, Policy
+from tests.policies.world import World, outcome
+
+SECOND = 1_000_000
+LOOK = 10
+KEYS = 15
+EACH = 4
+POLICIES: list[Policy] = [Debounce("1s"), Debounce("1s", edge="leading"), KeepLast("1s")]
+
+
+@pytest.fixture
+def world(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    for module in ("rows", "intake"):
+        monkeypatch.setattr(f"faststream_sqlbroker.policies.{module}.SCAN", LOOK)
+    with World(database_url) as world:
+        yield world
+
+
+def deliver(world: World, limit: int) -> list[int]:
+    """A claim whose handlers end at once."""
+    rows = world.claim(0, limit).rows
+    for row in rows:
+        world.settle(row, outcome("ack", 0))
+    return [row.id for row in rows]
+
+
+def test_complete_keys_are_delivered_while_others_come_in(world: World) -> None:
+    """And what arrives faster than it is looked at keeps no delivery from its turn."""
+    for policy in POLICIES:
+        the_first_claim_after_the_bursts_delivers(world, policy)
+        faster_arrivals_do_not_starve_deliveries(world, policy)
+
+
+def the_first_claim_after_the_bursts_delivers(world: World, policy: Policy) -> None:
+    """Each key's messages are spread over the whole backlog."""
+    world.begin([policy])
+    ids = [world.put(f"k{n % KEYS}", ago=5 * SECOND, priority=n % 2) for n in range(KEYS * EACH)]
+    leading = isinstance(policy, Debounce) and policy.edge == "leading"
+    right = set(ids[:KEYS] if leading else ids[-KEYS:])
+    delivered = deliver(world, 3)
+    assert len(delivered) == 3
+    for _ in range(KEYS + EACH * KEYS // LOOK):
+        delivered += deliver(world, 3)
+    assert sorted(delivered) == sorted(right)
+    gone = {i: row["related_id"] for i, row in world.archived().items() if row["reason"]}
+    assert set(gone) == set(ids) - right
+    assert not world.live()
+
+
+def faster_arrivals_do_not_starve_deliveries(world: World, policy: Policy) -> None:
+    """Each claim looks at ten of twenty new messages, and yet delivers what has ended."""
+    world.begin([policy])
+    number = 0
+    for count in range(12):
+        for _ in range(2 * LOOK):
+            world.put(f"k{number}")
+            number += 1
+        world.advance(SECOND)
+        assert deliver(world, 5) or count == 0, "nothing was delivered"
+
+
+def test_a_key_with_more_messages_than_a_look_waits_for_all_of_them(world: World) -> None:
+    """Its newest is not known before."""
+    world.begin([Debounce("1s")])
+    *older, newest = [world.put("a", ago=5 * SECOND) for _ in range(3 * LOOK + 2)]
+    other = [world.put("b", ago=4 * SECOND) for _ in range(3)][-1]
+    delivered: list[int] = []
+    for _ in range(6):
+        delivered += deliver(world, 5)
+    assert sorted(delivered) == [newest, other]
+    assert set(older) < set(world.archived())
