@@ -35,14 +35,24 @@ class CorrelationIds:
     def __init__(self, database_id: str | None = None) -> None:
         """As long as `database_id` is None, messages' own ids take their place."""
         self.database_id = database_id
+
+    @property
+    def database_id(self) -> str | None:
         """May be set once it is known; all who make ids share this object."""
+        return self._database_id
+
+    @database_id.setter
+    def database_id(self, value: str | None) -> None:
+        self._database_id = value
+        # Of most ids; None if they have none.
+        self._plain = None if value is None else f"{value}-8000-%012x"
 
     def of(self, message_id: int) -> str:
         """The correlation id of a message that has none stored."""
-        database_id = self.database_id
-        if database_id is None:
+        plain = self._plain
+        if plain is None:
             return str(message_id)
         if 0 <= message_id < _PLAIN:
-            return f"{database_id}-8000-{message_id:012x}"
+            return plain % message_id
         high, low = divmod(message_id % _LIMIT, _PLAIN)
-        return f"{database_id}-{0x8000 | high:04x}-{low:012x}"
+        return f"{self._database_id}-{0x8000 | high:04x}-{low:012x}"

@@ -15,10 +15,10 @@ from faststream_sqlbroker.core.text import LONGEST_KEPT, plain_headers
 from faststream_sqlbroker.message import SqlBrokerMessage
 from faststream_sqlbroker.parser import (
     CONTENT_TYPE,
+    CORRELATION_ID,
     JSON,
     REPLY_TO,
     SqlBrokerParser,
-    correlation_id_of,
     load_json,
 )
 
@@ -79,7 +79,13 @@ def quick_parse(parser: SqlBrokerParser) -> Parse:
 
 def _made(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMessage:
     """The message of `row`, with what StreamMessage's constructor sets, in its order."""
+    own_id = str(row.id)
     content_type = headers.get(CONTENT_TYPE)
+    correlation_id = headers.get(CORRELATION_ID)
+    if not correlation_id or correlation_id.__class__ is not str:
+        # As `correlation_id_of`, without its call.
+        holder = row.holder
+        correlation_id = own_id if holder is None else holder.correlation_ids.of(row.id)
     message = SqlBrokerMessage.__new__(SqlBrokerMessage)
     message.__dict__ = {
         "raw_message": row,
@@ -90,8 +96,8 @@ def _made(row: ClaimedMessage, headers: dict[str, Any]) -> SqlBrokerMessage:
         "headers": headers.copy(),
         "batch_headers": [],
         "path": {},
-        "correlation_id": correlation_id_of(row, headers),
-        "message_id": str(row.id),
+        "correlation_id": correlation_id,
+        "message_id": own_id,
         "committed": None,
         "processed": False,
         _DECODER: None,
