@@ -11,6 +11,7 @@ from faststream_sqlbroker.core.stored import (
     Filters,
     MessageDetail,
     MessagePage,
+    NotACursorError,
     Redact,
     came_from,
     history,
@@ -89,7 +90,7 @@ class Messages(Explaining):
         _check(filters, self._store.messages.has_archive, limit)
         try:
             page = await self._store.messages.page(filters, limit, after, hidden=bodies)
-        except (ValueError, UnicodeError) as error_:
+        except NotACursorError as error_:
             raise SetupError(
                 f"after must be what the page before returned for the same filters, got "
                 f"{short(after)}"

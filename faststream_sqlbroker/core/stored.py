@@ -51,6 +51,10 @@ class StoredMessage:
     """None if it was not asked for; else JSON decoded, text, or bytes."""
 
 
+class NotACursorError(ValueError):
+    """`after` is not what a page of the same list returned."""
+
+
 Redact = Callable[[StoredMessage], StoredMessage]
 """What a message with its headers and body becomes before anybody sees it."""
 
@@ -135,7 +139,8 @@ def history(message: StoredMessage) -> tuple[Event, ...]:
         why = "" if m.reason is None else f": {m.reason}"
         about = "" if m.related_id is None else f", by message {m.related_id}"
         found.append(Event(m.archived_at, f"archived as {m.state.name}{why}{about}"))
-    return tuple(sorted(found, key=lambda event: event.at))
+    # MySQL's drivers read a zero date, which another program may have written, as None.
+    return tuple(sorted((e for e in found if e.at is not None), key=lambda event: event.at))
 
 
 def _still_to_come(m: StoredMessage) -> list[Event]:

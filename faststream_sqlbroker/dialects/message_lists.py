@@ -21,16 +21,21 @@ from sqlalchemy import (
     case,
     func,
     literal_column,
+    null,
     or_,
     select,
     text,
+    type_coerce,
 )
+from sqlalchemy.types import NullType
 
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
-from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.core.stored import Filters, NotACursorError
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.dialects.claimed_rows import NEEDED_TIMES
 from faststream_sqlbroker.dialects.operations import Operations
-from faststream_sqlbroker.schema.types import MYSQL, later
+from faststream_sqlbroker.dialects.sqlite.sql import FIRST_MOMENT, LAST_MOMENT
+from faststream_sqlbroker.schema.types import MYSQL, UtcTimestamp, clock, later
 
 SCANNED = 20_000
 """Rows that a page looks at, at most, if an index does not know all filters."""
@@ -125,7 +130,7 @@ def read_page(
     """Up to `limit` rows that match `filters`; with `hidden`, also headers and bodies.
 
     Raises:
-        ValueError: `after` is not a cursor of such a list.
+        NotACursorError: `after` is not a cursor of such a list.
     """
     names = _columns(filters, hidden=hidden)
     name, position = (None, None) if after is None else _load(after)
@@ -159,6 +164,26 @@ def _columns(filters: Filters, *, hidden: bool) -> Sequence[str]:
     return (*shown, *HIDDEN_COLUMNS) if hidden else shown
 
 
+def shown_columns(table: Table, names: Sequence[str], database: str) -> list[Any]:
+    """The columns `names` of `table`, so that no value makes a row unreadable.
+
+    Another program may have stored anything: headers come as they are, and in SQLite, whose columns
+    take any value, what is no time counts as now if it is needed, else as NULL, as for a claim.
+    """
+    return [_shown(table.c[name], database).label(name) for name in names]
+
+
+def _shown(column: Any, database: str) -> Any:
+    if column.name == "headers":
+        return type_coerce(column, NullType())
+    if database != "sqlite" or not isinstance(column.type, UtcTimestamp):
+        return column
+    known = column.between(literal_column(str(FIRST_MOMENT)), literal_column(str(LAST_MOMENT)))
+    is_time = and_(func.typeof(column) == "integer", known)
+    other: Any = clock() if column.name in NEEDED_TIMES else null()
+    return type_coerce(case((is_time, column), else_=other), UtcTimestamp())
+
+
 class _Part:
     """What one walk gives to a page."""
 
@@ -177,7 +202,8 @@ class _Part:
         self._beyond = [] if at is None else [walk.beyond(at)]
         self._extra = _unindexed(walk, filters, dialect.name)
         c = walk.table.c
-        self._moment = c.archived_at if filters.archived else c.created_at
+        moment = c.archived_at if filters.archived else c.created_at
+        self._moment = _shown(moment, dialect.name)
 
     def _rows(self, *columns: Any) -> Select[Any]:
         return self._walk.select(self._dialect, columns).where(*self._beyond)
@@ -188,7 +214,8 @@ class _Part:
         """Up to `room` + 1 rows; and the position of the last row that may be looked at, if there
         are rows behind it.
         """
-        statement = self._rows(*(self._walk.table.c[name] for name in names)).limit(room + 1)
+        columns = shown_columns(self._walk.table, names, self._dialect.name)
+        statement = self._rows(*columns).limit(room + 1)
         end = None
         if self._extra:
             end = self._end(budget)
@@ -198,7 +225,9 @@ class _Part:
         return self._connection.execute(statement).all(), end
 
     def _end(self, budget: int) -> Position | None:
-        statement = self._rows(*self._walk.order).limit(1).offset(max(budget, 1) - 1)
+        order = [str(column.key) for column in self._walk.order]
+        columns = shown_columns(self._walk.table, order, self._dialect.name)
+        statement = self._rows(*columns).limit(1).offset(max(budget, 1) - 1)
         row = self._connection.execute(statement).first()
         return None if row is None else tuple(row)
 
@@ -317,8 +346,11 @@ def _from(walks: list[Walk], name: str | None) -> list[Walk]:
         if walk.name == name:
             return walks[at:]
     if not name.startswith("ready "):
-        raise ValueError(name)
-    priority = int(name.removeprefix("ready "))
+        raise NotACursorError(name)
+    try:
+        priority = int(name.removeprefix("ready "))
+    except ValueError as error:
+        raise NotACursorError(name) from error
     return [w for w in walks if w.name.startswith("ready ") and int(w.name[6:]) < priority]
 
 
@@ -335,5 +367,5 @@ def _load(cursor: str) -> tuple[str, Position]:
         name, *values = json.loads(base64.urlsafe_b64decode(cursor.encode()))
         *moments, message_id = [int(value) for value in values]
         return str(name), [*map(from_microseconds, moments), message_id]
-    except (TypeError, OverflowError) as error:
-        raise ValueError(cursor) from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise NotACursorError(cursor) from error

@@ -13,12 +13,14 @@ from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.stored import Filters, MessagePage, StoredMessage, decode_body
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
 from faststream_sqlbroker.dialects.message_lists import (
     ARCHIVED_COLUMNS,
     HIDDEN_COLUMNS,
     LIVE_COLUMNS,
     read_page,
+    shown_columns,
 )
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -50,7 +52,7 @@ class StoredMessages:
         """Up to `limit` messages; with `hidden`, also their headers and bodies.
 
         Raises:
-            ValueError: `after` is not of such a list.
+            NotACursorError: `after` is not of such a list.
         """
 
         def work(connection: Connection) -> MessagePage:
@@ -73,7 +75,8 @@ class StoredMessages:
             ):
                 if table is None:
                     continue
-                columns = [table.c[name] for name in (*names, *(HIDDEN_COLUMNS if hidden else ()))]
+                wanted = (*names, *HIDDEN_COLUMNS) if hidden else names
+                columns = shown_columns(table, wanted, self._dialect.name)
                 rows = connection.execute(select(*columns).where(table.c.id == message_id)).all()
                 for message in self._messages(connection, rows):
                     return message
@@ -102,4 +105,6 @@ def _message(row: Any, known: Iterable[LiveSubscriber]) -> StoredMessage:
     if payload is None:
         return message
     headers = load_headers(stored)
-    return replace(message, headers=headers, body=decode_body(payload, headers))
+    # SQLite's columns take text for a body, too.
+    body = decode_body(load_payload(payload), headers)
+    return replace(message, headers=headers, body=body)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.stored import Filters, MessagePage, StoredMessage
+from faststream_sqlbroker.core.stored import Filters, MessagePage, NotACursorError, StoredMessage
 from faststream_sqlbroker.dialects import message_lists
 from tests.contract.conftest import Bench, done
 from tests.contract.test_live_subscribers import announce, known
@@ -153,6 +153,27 @@ async def test_headers_that_are_no_json_match_nothing(bench: Bench) -> None:
     assert await ids(bench) == [message_id]
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_row_of_another_program_does_not_hide_the_others(bench: Bench) -> None:
+    [bad, good] = await bench.put(2)
+    await bench.execute(
+        "UPDATE message SET headers = 'no json', payload = 'text', created_at = 'noon', "
+        f"next_attempt_at = x'00', expires_at = 9e300, last_attempt_at = -1e17 WHERE id = {bad}"
+    )
+    for filters in ({}, {"queue": "q"}, {"since": 60.0}):
+        found = await bench.store.messages.page(Filters(**filters), 5, None, hidden=True)
+        assert {m.id for m in found.messages} >= {good}
+    first = await bench.store.messages.page(Filters(queue="q"), 1, None, hidden=True)
+    assert len(first.messages) == 1
+    one = await bench.store.messages.one(bad, hidden=True)
+    assert one is not None
+    assert (one.headers, one.body) == ({"value": "no json"}, b"text")
+    assert (one.expires_at, one.last_attempt_at) == (None, None)
+    now = await bench.store.now()
+    assert abs((one.created_at - now).total_seconds()) < 60
+    assert one.next_attempt_at == one.created_at
+
+
 async def test_a_page_looks_at_so_many_messages_and_says_so(bench: Bench) -> None:
     wanted = await bench.put(2, "q", key="k")
     await bench.put(23, "q")
@@ -199,5 +220,5 @@ async def test_one_message_is_found_live_and_archived(bench: Bench) -> None:
 @four
 @pytest.mark.parametrize("after", ["", "no cursor", "W10=", "WyJyZWFkeSB4IiwgMSwgMl0=", "NQ=="])
 async def test_a_cursor_of_something_else_is_refused(bench: Bench, after: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(NotACursorError):
         await page(bench, 1, after, queue="q")
