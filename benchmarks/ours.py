@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from benchmarks.filling import HEADERS, fill
 from benchmarks.measure import answer, body, clock, compact, percentile
-from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
+from faststream_sqlbroker import SqlBroker, SqlBrokerMessage, SqlBrokerSchemaConfig
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
 from faststream_sqlbroker.subscriber.usecase import REPLACED
@@ -224,10 +224,11 @@ def consume(
 
 
 async def _publish(
-    url: str, count: int, way: Callable[[SqlBroker], Awaitable[None]]
+    url: str, count: int, way: Callable[[SqlBroker], Awaitable[None]], *, triggers: bool
 ) -> dict[str, Any]:
     engine = engine_of(url)
-    broker = SqlBroker(engine, logger=None)
+    schema = SqlBrokerSchemaConfig(notify_trigger=triggers)
+    broker = SqlBroker(engine, logger=None, schema=schema)
     await broker.create_tables()
     await broker.connect()
     for n in range(50):
@@ -240,17 +241,19 @@ async def _publish(
     return {"count": count, "seconds": c.seconds, "cpu": c.cpu}
 
 
-def publish_single(url: str, count: int) -> dict[str, Any]:
+def publish_single(url: str, count: int, triggers: bool = False) -> dict[str, Any]:
     """One coroutine, each message committed by itself."""
 
     async def way(broker: SqlBroker) -> None:
         for n in range(count):
             await broker.publish(body(n), queue=QUEUE)
 
-    return asyncio.run(_publish(url, count, way))
+    return asyncio.run(_publish(url, count, way, triggers=triggers))
 
 
-def publish_concurrent(url: str, count: int, tasks: int = 20) -> dict[str, Any]:
+def publish_concurrent(
+    url: str, count: int, tasks: int = 20, triggers: bool = False
+) -> dict[str, Any]:
     """Several coroutines, each message committed when its publish returns."""
 
     async def one(broker: SqlBroker, start: int) -> None:
@@ -260,10 +263,10 @@ def publish_concurrent(url: str, count: int, tasks: int = 20) -> dict[str, Any]:
     async def way(broker: SqlBroker) -> None:
         await asyncio.gather(*(one(broker, start) for start in range(tasks)))
 
-    return asyncio.run(_publish(url, count, way))
+    return asyncio.run(_publish(url, count, way, triggers=triggers))
 
 
-def publish_in_transaction(url: str, count: int) -> dict[str, Any]:
+def publish_in_transaction(url: str, count: int, triggers: bool = False) -> dict[str, Any]:
     """Single publishes, 1 000 in each of the caller's transactions."""
 
     async def way(broker: SqlBroker) -> None:
@@ -272,17 +275,17 @@ def publish_in_transaction(url: str, count: int) -> dict[str, Any]:
                 for n in range(start, min(count, start + BATCH)):
                     await broker.publish(body(n), queue=QUEUE, connection=connection)
 
-    return asyncio.run(_publish(url, count, way))
+    return asyncio.run(_publish(url, count, way, triggers=triggers))
 
 
-def publish_bulk(url: str, count: int) -> dict[str, Any]:
+def publish_bulk(url: str, count: int, triggers: bool = False) -> dict[str, Any]:
     """1 000 messages a call."""
 
     async def way(broker: SqlBroker) -> None:
         for start in range(0, count, BATCH):
             await broker.publish_batch(*(body(n) for n in range(start, start + BATCH)), queue=QUEUE)
 
-    return asyncio.run(_publish(url, count, way))
+    return asyncio.run(_publish(url, count, way, triggers=triggers))
 
 
 async def _listen(url: str, count: int, arrived: Any) -> None:

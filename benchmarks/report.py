@@ -47,6 +47,8 @@ FIGURES = {
     "cpu_each": Figure("CPU of the process, µs a message", *_US),
     "instructions_each": Figure("instructions a message", "instructions"),
     "statements_each": Figure("statements a message", "statements", digits=3),
+    "statements": Figure("statements", "statements", digits=0),
+    "statements_a_minute": Figure("statements a minute", "statements"),
     "db_cpu_each": Figure("CPU of the server, µs a message", *_US),
     "p50": Figure("latency p50, ms", *_MS),
     "p95": Figure("latency p95, ms", *_MS),

@@ -11,6 +11,7 @@ from benchmarks.scaling import claims, held_snapshot, two_processes
 
 PEERS = Path(__file__).parent / "peers"
 EFFECTS = (sys.executable, "-m", "benchmarks.effects")
+IDLE = (sys.executable, "-m", "benchmarks.idle")
 REQUESTS = (sys.executable, "-m", "benchmarks.requests")
 RAW = (sys.executable, "-m", "benchmarks.raw")
 Python = Callable[[str], Path]
@@ -137,6 +138,54 @@ def _requests(kind: str, count: int) -> Suite:
     )
 
 
+def silence() -> list[Suite]:
+    """What a process of five subscribers sends that has nothing to do."""
+    usual = Variant("ours", "idle", program=IDLE, options={"count": 5, "seconds": 60.0})
+    told = Variant(
+        "ours", "idle", program=IDLE, options={"count": 5, "seconds": 600.0, "told": True}
+    )
+    a_minute = alone("ours", "statements_a_minute")
+    shows = ("statements_a_minute", "statements")
+    return [
+        Suite(
+            "idle, five subscribers",
+            [usual],
+            [Comparison("idle: statements a minute of five subscribers", a_minute, most=65)],
+            shows=shows,
+            most_rounds=1,
+        ),
+        Suite(
+            "idle for ten minutes, max_fetch_interval=None",
+            [told],
+            [
+                Comparison(
+                    "idle: statements in ten minutes with max_fetch_interval=None",
+                    alone("ours", "statements"),
+                    most=0,
+                )
+            ],
+            shows=shows,
+            most_rounds=1,
+        ),
+    ]
+
+
+def triggers(count: int) -> list[Suite]:
+    """What the triggers of `max_fetch_interval=None` cost at publishing; fewer messages than
+    `count`."""
+    suites = []
+    for scenario, (_, _, part) in PUBLISHING.items():
+        size = max(1_000, count // part // 1_000 * 1_000)
+        variants = [
+            Variant("without", scenario, options={"count": size}),
+            Variant("with triggers", scenario, options={"count": size, "triggers": True}),
+        ]
+        name = f"{scenario}: with triggers ÷ without"
+        rate = Comparison(name, over("with triggers", "without"))
+        suites.append(Suite(f"{scenario}, triggers", variants, [rate]))
+    return suites
+
+
 def own(count: int) -> list[Suite]:
     """Ours compared with FastStream's own dispatch and the raw driver; `count` messages in the
     runs that are compared."""
@@ -145,7 +194,14 @@ def own(count: int) -> list[Suite]:
         UNARCHIVED, "consume", options={"count": count // 3, "archive": False}
     )
     consuming = Suite("consume", list(variants.values()), [*OF_THE_PIPELINE, TO_RAW])
-    return [consuming, *shapes(count), *_publishing(count), *watching(count)]
+    return [
+        consuming,
+        *shapes(count),
+        *_publishing(count),
+        *watching(count),
+        *triggers(count),
+        *silence(),
+    ]
 
 
 SHAPES = {
@@ -306,4 +362,5 @@ def check(count: int, python: Python) -> list[Suite]:
         *_other_databases(python, count, count // 3),
         claims((1_000, 100_000)),
         held_snapshot(60),
+        *silence(),
     ]

@@ -48,6 +48,7 @@ from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.validate import advice
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber.checks import time_or_none
+from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 if TYPE_CHECKING:
     from fast_depends import Provider
@@ -236,10 +237,17 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             outages=self._wakeups.outages,
             clock=self._clock,
         )
-        self._wakeups.on_pauses = self._heartbeat.wake
-        self._lookout = Lookout(store, clock, self._heartbeat)
+        self._wakeups.on_pauses = self._state_changed
+        self._lookout = Lookout(
+            store, clock, self._heartbeat, is_told=lambda: self._wakeups.listening
+        )
         self._housekeeping = Housekeeping(store, self._log_of_loops, clock)
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
+
+    def _state_changed(self) -> None:
+        """Another process may have paused a queue, or redefined a schedule."""
+        self._heartbeat.wake()
+        self._scheduler.wake()
 
     def _make_sampler(self) -> Sampler | None:
         """What reads gauges; None if no metrics are asked for."""
@@ -285,7 +293,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             RightsError: the database user lacks rights that this process needs; the text names each
                 with its GRANT.
             SchemaError: the tables differ from those needed; the text names every difference and
-                how to remove it.
+                how to remove it. Or a subscriber has max_fetch_interval=None without triggers.
             SetupError: a setting of the server does not work with the broker, two schedules have
                 the same name, or dead letters would go in a circle for ever.
             StoreError: the database cannot be reached.
@@ -296,6 +304,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         await self._store.setup()
         if self._validate_schema:
             await self._check_schema()
+        await self._check_trigger()
         for level, text in startup_warnings(self._store, self.subscribers):
             self._log_of_loops(level, text)
         self._scheduler.plan(self.schedules)
@@ -321,6 +330,18 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             # `faststream run` prints a long traceback before the text; the log shows it at once.
             self._log_of_loops(logging.CRITICAL, msg.splitlines()[0])
             raise SchemaError(msg)
+
+    async def _check_trigger(self) -> None:
+        ours = [each for each in self.subscribers if isinstance(each, QueueSubscriber)]
+        told_only = any(each.config.settings.told_only for each in ours)
+        if told_only and self._store.can_listen and not await self._store.has_notify_trigger():
+            raise SchemaError(
+                "a subscriber has max_fetch_interval=None, but the table "
+                f"{self._store.tables.message.name!r} has no triggers that tell it of messages: "
+                "create them with SqlBrokerSchemaConfig(notify_trigger=True) and "
+                "broker.create_tables(), or the migrations rendered with it; or give a "
+                "max_fetch_interval such as 10"
+            )
 
     @override
     async def stop(

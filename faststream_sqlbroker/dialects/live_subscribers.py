@@ -17,8 +17,9 @@ SUBSCRIBER = "subscriber"
 """Scope of registrations; the key is the subscriber's name."""
 PAUSED = "paused"
 """Scope of pauses; the key is the queue."""
-PAUSES_CHANGED = " "
-"""Sent to listeners when a queue is paused or resumed. No queue can have this name."""
+STATE_CHANGED = " "
+"""Sent to listeners when a queue is paused or resumed, or a schedule is redefined. No queue can
+have this name."""
 
 KEPT_SECONDS = 3600
 """How long the registration of a crashed subscriber is kept after its lease has run out, so that
@@ -161,9 +162,11 @@ def paused_names(connection: Connection, table: Table) -> frozenset[str]:
     return frozenset(connection.execute(statement).scalars())
 
 
-def notify_pauses(connection: Connection, channel: str) -> None:
-    """Tell listeners, when the transaction is committed, that pauses have changed (PostgreSQL)."""
-    connection.execute(select(func.pg_notify(channel, PAUSES_CHANGED)))
+def notify_state_changed(connection: Connection, channel: str) -> None:
+    """Tell listeners, when the transaction is committed, that pauses or schedules have changed
+    (PostgreSQL).
+    """
+    connection.execute(select(func.pg_notify(channel, STATE_CHANGED)))
 
 
 def _pause_of(table: Table, queue: str) -> Any:

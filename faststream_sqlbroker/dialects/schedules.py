@@ -28,6 +28,7 @@ from sqlalchemy import (
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import Schedule, ScheduleState, load_state
 from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
 from faststream_sqlbroker.dialects.policy_state import upsert
 from faststream_sqlbroker.schema.types import clock, later
 
@@ -67,6 +68,9 @@ def define(
     if state is None:
         return known
     _write(connection, table, name, state, None, null())
+    if dialect.can_listen:
+        # Processes that fire it may nap for long.
+        notify_state_changed(connection, dialect.tables.config.channel)
     return state
 
 

@@ -70,6 +70,11 @@ class Claimer:
         """Whether a claim must ask all queues: shares take one that is left out to be empty."""
         return self._shares is not None
 
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether claims without an answer have not been given back yet."""
+        return bool(self._unanswered)
+
     def look_at_all(self) -> None:
         """Let the next claim read from the beginning, not from where the last one ended."""
         self._cursors = Cursors()

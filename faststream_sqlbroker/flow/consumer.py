@@ -135,6 +135,7 @@ class Consumer:
             s.queues,
             log,
             interval=s.release_stuck_interval,
+            told=s.told_only,
             released=self._released,
             lookout=self._lookout,
             housekeeping=self._housekeeping,
@@ -225,8 +226,9 @@ class Consumer:
             self._workers.append(asyncio.create_task(run, name=f"sqlbroker-worker-{n}"))
         for loop in self._loops:
             loop.start(self._wakeups.outages)
-        self._lookout.join(self._fetcher)
-        self._wakeups.register(s.queues, self._hint, listen=s.wakeup != "poll")
+        self._lookout.join(self._fetcher, self._release_loop.wake)
+        listen = s.wakeup != "poll"
+        self._wakeups.register(s.queues, self._hint, listen=listen, told_only=s.told_only)
         if self._heartbeat is not None:
             self._heartbeat.join(self.registration)
         if self._rights is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Holder, ReadyPair, ReadyPairs
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.flow.claim import Claimer
+from faststream_sqlbroker.flow.claim import RELEASE_PAUSE, Claimer
 from faststream_sqlbroker.flow.fetch_modes import Mode
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lookout import Lookout
@@ -99,6 +99,8 @@ class Fetcher:
     @property
     def rests(self) -> bool:
         """Whether it waits for nothing but time, as long as it may."""
+        if self._settings.told_only:
+            return self.ready.nothing_due
         return self.ready.mode is Mode.IDLE and self.pace.rests
 
     @property
@@ -232,7 +234,9 @@ class Fetcher:
 
     async def _scan(self) -> None:
         try:
-            await self.ready.scan(partial(self._lookout.look, self) if self.rests else None)
+            # One that is told must know of leases, too, before it waits.
+            shared = self.rests or self._settings.told_only
+            await self.ready.scan(partial(self._lookout.look, self) if shared else None)
         finally:
             # Also after a scan that was cut off because it was slow.
             if self.ready.mode is Mode.BLIND:
@@ -295,9 +299,14 @@ class Fetcher:
 
     def _idle(self, again: float | None) -> float:
         """Seconds to wait at an empty queue, and longer the next time; `again` is a limit."""
-        limits = [self.pace.idle(), *self.ready.next_due()]
+        wait = self.pace.idle()
+        if self._settings.told_only and self.ready.nothing_due:
+            wait = self._lookout.wait_when_told()
+        limits = [wait, *self.ready.next_due()]
         if again is not None:
             limits.append(again)
         if self.ready.mode is Mode.BLIND:
             limits.append(SLOW_IDLE_WAIT)
+        if self._claimer.has_unanswered:
+            limits.append(RELEASE_PAUSE)
         return self._not_beyond_stale(min(limits))

@@ -36,6 +36,11 @@ LONGEST_INTERVAL = 3600.0
 """Seconds: with a longer one a dead subscriber would count as alive for most of a day."""
 RIDE_WAIT = 0.3
 """Intervals for which a sign of life that is due waits for a look that carries it."""
+SLEEPING_INTERVAL = 3600.0
+"""The same while all subscribers of the process look only when they are told; they count as alive
+for twice as long."""
+SLEEPING_LEASE_INTERVALS = 2
+"""`LEASE_INTERVALS` then."""
 LEASE_INTERVALS = 4
 """Intervals without a sign of life after which a subscriber no longer counts as alive."""
 CLEAN_INTERVAL = 300.0
@@ -211,15 +216,29 @@ class Heartbeat:
         return self._left
 
     @property
+    def _sleeps(self) -> bool:
+        """Whether signs of life are rare: all subscribers look only when they are told, and so are
+        told when a pause begins; the end of one is not told.
+        """
+        ours = self._registrations.values()
+        return bool(ours) and all(one.told_only and not one.keeps_closed for one in ours)
+
+    @property
+    def _pause(self) -> float:
+        """Seconds from one sign of life to the next."""
+        return SLEEPING_INTERVAL if self._sleeps else self._interval
+
+    @property
     def _left(self) -> float:
         """Seconds for which the next sign of life can wait for a look that carries it."""
-        longest = self._interval * (1 + RIDE_WAIT)
+        longest = self._pause * (1 + RIDE_WAIT)
         return self._alive_at + longest - self._clock.monotonic()
 
     def _sign(self) -> SignOfLife:
         known = {name: each.describe() for name, each in self._registrations.items()}
         changed = {name for name, says in known.items() if self._written.get(name) != says}
-        return SignOfLife(known, frozenset(changed), self._interval * LEASE_INTERVALS)
+        intervals = SLEEPING_LEASE_INTERVALS if self._sleeps else LEASE_INTERVALS
+        return SignOfLife(known, frozenset(changed), self._pause * intervals)
 
     def _was_written(self, sign: SignOfLife) -> None:
         self._written = dict(sign.known)
@@ -228,7 +247,7 @@ class Heartbeat:
     @asynccontextmanager
     async def riding(self) -> AsyncIterator[Ride | None]:
         """A sign of life to be written inside of the block, if one is due; else None."""
-        early = self._clock.monotonic() < self._alive_at + self._interval
+        early = self._clock.monotonic() < self._alive_at + self._pause
         if self._loop is None or self._asked or early or self._lock.locked():
             yield None
             return

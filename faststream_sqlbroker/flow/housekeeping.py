@@ -20,34 +20,35 @@ class Housekeeping:
         self._store = store
         self._log = log
         self._clock = clock
-        self._clean_at = float("-inf")
+        self._cleaned_at = float("-inf")
 
     async def clean(self, interval: float) -> float:
         """Clean, unless that was done less than `interval` seconds ago; seconds until the next
-        time.
+        time by that interval.
 
         Raises:
             StoreError: the database failed; call again.
         """
-        if (wait := self._clean_at - self._clock.monotonic()) > 0:
-            return min(wait, interval)
-        before = self._clean_at
+        if (wait := self._cleaned_at + interval - self._clock.monotonic()) > 0:
+            return wait
+        before = self._cleaned_at
         # No other subscriber begins while it runs.
-        self._clean_at = self._clock.monotonic() + interval
+        self._cleaned_at = self._clock.monotonic()
         try:
-            return await self._clean(interval)
+            if await self._clean():
+                return interval
         except BaseException:
-            self._clean_at = before
+            self._cleaned_at = before
             raise
+        self._cleaned_at = before
+        return 0.0
 
-    async def _clean(self, interval: float) -> float:
+    async def _clean(self) -> bool:
+        """Whether all is clean."""
         if ended := await self._store.silent.end():
             text = (
                 f"database sessions {ended} were ended: their clients had been silent for long in "
                 "the middle of a statement, and they kept rows of the broker locked"
             )
             self._log(logging.WARNING, text)
-        forgotten = await self._store.policies.forget_expired(BATCH)
-        wait = 0.0 if forgotten == BATCH else interval
-        self._clean_at = self._clock.monotonic() + wait
-        return wait
+        return await self._store.policies.forget_expired(BATCH) < BATCH

@@ -5,7 +5,7 @@ at the queues of all that rest. The same statement finds when the first lease of
 so that the search for expired leases needs none of its own, and it carries the signs of life.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,12 +13,20 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import Around, ReadyPairs
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
+from faststream_sqlbroker.flow.pace import LONGEST_UNTOLD
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 LONGEST_TRUST = 5.0
 """Seconds for which it is trusted that no other lease ends sooner than the first one found."""
+LEASED_INTERVAL = 5.0
+"""Seconds from one look to the next of a subscriber that is told, while there are leases: their
+ends, and the end of what they keep back, are not told."""
+TOLD_INTERVAL = 3600.0
+"""Seconds from one look to the next of a subscriber that is told, while there are none."""
+LONGEST_EXCUSE = 1.0
+"""Most seconds for which a look that is under way is waited for."""
 
 
 class Resting(Protocol):
@@ -56,20 +64,32 @@ class Leases:
 class Lookout:
     """Looks for the subscribers of one broker in this process."""
 
-    def __init__(self, store: "Store", clock: Clock, heartbeat: Heartbeat | None = None) -> None:
-        """The `heartbeat` rides on looks."""
+    def __init__(
+        self,
+        store: "Store",
+        clock: Clock,
+        heartbeat: Heartbeat | None = None,
+        *,
+        is_told: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """The `heartbeat` rides on looks; `is_told` says whether wake-ups of other processes
+        arrive now.
+        """
         self._store = store
         self._clock = clock
         self._heartbeat = heartbeat
-        self._members: dict[Resting, None] = {}
+        self._is_told = is_told
+        self._members: dict[Resting, Callable[[], None]] = {}
         self._sharing: dict[Resting, Sequence[str]] = {}
         """For whom the look that is under way looks, and at which queues."""
         self._asked_at = float("-inf")
         self._leases = Leases(float("-inf"), frozenset(), None)
 
-    def join(self, member: Resting) -> None:
-        """`member` takes part in looks of others while it rests."""
-        self._members[member] = None
+    def join(self, member: Resting, on_leases: Callable[[], None] = lambda: None) -> None:
+        """`member` takes part in looks of others while it rests; `on_leases` is called when a look
+        finds leases after one that found none.
+        """
+        self._members[member] = on_leases
 
     def leave(self, member: Resting) -> None:
         """No longer."""
@@ -79,7 +99,8 @@ class Lookout:
     def looks_for(self, member: Resting) -> bool:
         """Whether a look is under way whose result `member` will see; it need not look itself."""
         # One that hangs is not waited for: another connection may answer.
-        recent = self._clock.monotonic() - self._asked_at < member.longest_rest
+        excused = min(member.longest_rest, LONGEST_EXCUSE)
+        recent = self._clock.monotonic() - self._asked_at < excused
         return recent and self._sharing.get(member) == member.open
 
     async def look(self, asking: Resting) -> ReadyPairs:
@@ -103,16 +124,27 @@ class Lookout:
             self._sharing = {}
         return _part(found.pairs, shares[asking], len(shares))
 
-    async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
+    def wait_when_told(self) -> float:
+        """Seconds until the next look of a subscriber that is told, after one that has found
+        nothing due.
+        """
+        if not self._is_told():
+            return LONGEST_UNTOLD
+        return TOLD_INTERVAL if self._leases.ends_in is None else LEASED_INTERVAL
+
+    async def lease_ends_in(self, queues: Sequence[str], *, told: bool = False) -> float | None:
         """Seconds until the first lease of any process ends, in `queues` or in others of this
         broker's; None without a lease. Known from the last look, unless that is old.
+
+        A subscriber that is `told` looks again whenever there may be new leases.
 
         Raises:
             StoreError: as `Store.lease_ends_in`.
         """
         known = self._leases
         age = self._clock.monotonic() - known.at
-        if age > LONGEST_TRUST or not known.queues >= set(queues):
+        trust = TOLD_INTERVAL if told and known.ends_in is None else LONGEST_TRUST
+        if age > trust or not known.queues >= set(queues):
             asked = self._clock.monotonic()
             leased = self._leased(queues)
             ends_in = await self._store.lease_ends_in(leased)
@@ -134,7 +166,10 @@ class Lookout:
         found = await self._look_alive(queues, leased)
         if found is None:
             found = await self._store.look_around(queues, leased)
+        are_new = found.lease_ends_in is not None and self._leases.ends_in is None
         self._leases = Leases(asked, frozenset(leased), found.lease_ends_in)
+        for on_leases in self._members.values() if are_new else ():
+            on_leases()
         return found
 
     async def _look_alive(self, queues: Sequence[str], leased: Sequence[str]) -> Around | None:

@@ -11,6 +11,10 @@ FIRST_IDLE_WAIT = 0.01
 """Seconds to the first look after the queue ran dry; each following wait is half as long again."""
 IDLE_GROWTH = 1.5
 """By how much each such wait is longer than the one before."""
+LONGEST_UNTOLD = 1.0
+"""Longest pause of a subscriber that is told of messages, while something is due that it could not
+claim: nobody tells when it can.
+"""
 UNREAD_SHARE = 3
 """A claim that has to read on pauses for so many times its own length."""
 
@@ -56,7 +60,7 @@ class Pace:
     def __init__(self, settings: ConsumerSettings, clock: Clock) -> None:
         """`settings` give the shortest and the longest pause."""
         self._shortest = settings.min_fetch_interval
-        self._longest = settings.max_fetch_interval
+        self._longest = LONGEST_UNTOLD if settings.told_only else settings.max_fetch_interval
         self._clock = clock
         self._first = min(max(self._shortest, FIRST_IDLE_WAIT), self._longest)
         self.idle_wait = self._first

@@ -122,6 +122,11 @@ class Ready:
         """Those that are looked at."""
         return self._queues
 
+    @property
+    def nothing_due(self) -> bool:
+        """Whether the last look, after the last claim, has found nothing that is due."""
+        return self.mode is Mode.IDLE and all(pair.due_in > 0 for pair in self._found)
+
     def saw(self, found: ReadyPairs) -> None:
         """Another subscriber's look has just found this in `queues`."""
         self.move(Event.LOOKING)

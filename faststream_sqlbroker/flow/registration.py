@@ -103,6 +103,11 @@ class Registration:
         self._forget_timer()
 
     @property
+    def told_only(self) -> bool:
+        """Whether the subscriber looks only when it is told."""
+        return self._settings.told_only
+
+    @property
     def keeps_closed(self) -> bool:
         """Whether a queue is paused for everybody."""
         return bool(self._closed)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.lookout import LONGEST_TRUST, Lookout
+from faststream_sqlbroker.flow.lookout import LONGEST_TRUST, TOLD_INTERVAL, Lookout
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.prefetch import PREFETCH_LEASE
@@ -38,12 +38,14 @@ class StuckReleaser:
         log: Log,
         *,
         interval: float,
+        told: bool = False,
         released: Callable[[], None],
         lookout: Lookout,
         housekeeping: Housekeeping,
         metrics: SubscriberMetrics | None = None,
     ) -> None:
-        """`interval`: most seconds between two searches, and between two calls of `housekeeping`.
+        """`interval`: most seconds between two searches, and between two calls of `housekeeping`;
+        `told`: the lookout wakes it when there are leases.
 
         `released` is called when rows came back; `metrics` are told how many. The `lookout` knows
         when leases end.
@@ -52,6 +54,7 @@ class StuckReleaser:
         self._queues = queues
         self._log = log
         self._interval = interval
+        self._told = told
         self._released = released
         self._lookout = lookout
         self._housekeeping = housekeeping
@@ -60,7 +63,7 @@ class StuckReleaser:
     async def tick(self) -> float:
         """Search, and release one batch; at once again after a full one."""
         count = 0
-        ends_in = await self._lookout.lease_ends_in(self._queues)
+        ends_in = await self._lookout.lease_ends_in(self._queues, told=self._told)
         if ends_in is not None and ends_in <= 0:
             count = await self._store.release_stuck(self._queues, BATCH)
         if count:
@@ -71,9 +74,10 @@ class StuckReleaser:
             self._lookout.released()
             self._released()
             return 0.0  # there may be more, and when the next one ends is not known yet
-        clean_in = await self._housekeeping.clean(self._interval)
+        longest = TOLD_INTERVAL if self._told and ends_in is None else self._interval
+        clean_in = await self._housekeeping.clean(longest)
         if ends_in is None:
-            return min(IDLE_INTERVAL, clean_in)
+            return TOLD_INTERVAL if self._told else min(IDLE_INTERVAL, clean_in)
         # One that has ended and is locked by a handler's transaction is looked at again later.
         search_in = ends_in if ends_in > 0 else SEARCH_INTERVAL
         return max(SHORTEST_WAIT, min(search_in, SEARCH_INTERVAL, clean_in))

@@ -204,6 +204,8 @@ class Firing:
 
 LONGEST_NAP = 30.0
 """Seconds after which it looks again: another process may have redefined a schedule."""
+LONGEST_NAP_WHEN_TOLD = 3600.0
+"""The same where subscribers look only when they are told: that is told, too."""
 BUSY_NAP = 1.0
 """Seconds until a schedule that another process publishes is looked at again."""
 SOON = 0.002
@@ -216,6 +218,7 @@ class Scheduler:
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
         self._store = store
         self._log = log
+        self._wakeups = wakeups
         self._outages = wakeups.outages
         self._clock = wakeups.clock
         self._firing = Firing(store, wakeups, log)
@@ -271,6 +274,11 @@ class Scheduler:
             self._outages.left((self, name))
         self._failures.clear()
 
+    def wake(self) -> None:
+        """Another process may have redefined a schedule: look at once."""
+        if self._loop is not None:
+            self._loop.wake()
+
     async def tick(self) -> float:
         """Begin to fire what is due; seconds until the next look.
 
@@ -283,8 +291,13 @@ class Scheduler:
         now, seen = await self._store.schedules.read(list(self._planned))
         return min(
             (self._check(p, seen.get(p.name), now) for p in self._planned.values()),
-            default=LONGEST_NAP,
+            default=self._longest_nap,
         )
+
+    @property
+    def _longest_nap(self) -> float:
+        told = self._wakeups.told_only and self._wakeups.listening
+        return LONGEST_NAP_WHEN_TOLD if told else LONGEST_NAP
 
     @property
     def planned(self) -> bool:
@@ -331,20 +344,20 @@ class Scheduler:
     def _check(self, planned: Planned, seen: "Seen | None", now: datetime) -> float:
         """Begin to fire `planned` if it is due and free; seconds until the next look at it."""
         if planned.name in self._tasks:
-            return LONGEST_NAP  # its end wakes the loop
+            return self._longest_nap  # its end wakes the loop
         if seen is None or seen.state is None:
             self._defined.discard(planned.name)  # an operator has removed it
             return BUSY_NAP
         if seen.state.next_at is None or not self._reads(planned, seen.state):
-            return LONGEST_NAP
+            return self._longest_nap
         if seen.state.next_at > now:
-            return min(LONGEST_NAP, (seen.state.next_at - now).total_seconds() + SOON)
+            return min(self._longest_nap, (seen.state.next_at - now).total_seconds() + SOON)
         if seen.busy_for > 0:
             return min(BUSY_NAP, seen.busy_for + SOON)
         task = asyncio.create_task(self._fire(planned), name=f"sqlbroker-schedule-{planned.name}")
         self._tasks[planned.name] = task
         task.add_done_callback(partial(self._ended, planned.name))
-        return LONGEST_NAP
+        return self._longest_nap
 
     def _ended(self, name: str, _task: "asyncio.Task[None]") -> None:
         self._tasks.pop(name, None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from faststream_sqlbroker.core.policies import Policy
@@ -62,6 +63,13 @@ class ConsumerSettings:
     ordered: bool = False
     forward_to: str | Destination | None = None
     destinations: Sequence[str] | None = None
+
+    @property
+    def told_only(self) -> bool:
+        """Whether it looks only when it is told to, as PostgreSQL's triggers can
+        (`max_fetch_interval` is infinite).
+        """
+        return self.max_fetch_interval == inf
 
     @property
     def run_size(self) -> int:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.clock import Clock, Timer
-from faststream_sqlbroker.dialects.live_subscribers import PAUSES_CHANGED
+from faststream_sqlbroker.dialects.live_subscribers import STATE_CHANGED
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.outage import Outages
@@ -27,6 +27,8 @@ SECOND_HINT = 0.02
 """Seconds after a caller's transaction has ended at which the hint is sent again."""
 CHECK_INTERVAL = 10.0
 """Seconds between two looks at the listening connection, without a statement."""
+CHECKS_TO_ASK_WHEN_TOLD = 360
+"""The same where subscribers look only when they are told."""
 CHECKS_TO_ASK = 6
 """Every so many of these looks ask the server: something between may keep a connection open whose
 server is gone, which TCP would not notice."""
@@ -48,6 +50,8 @@ class Wakeups:
         self.outages = Outages(log, self.clock)
         """Told of the database's failures by all loops of the broker."""
         self._hints: dict[Hint, frozenset[str]] = {}
+        self._told: set[Hint] = set()
+        """Those of subscribers that look only when they are told."""
         self._pending: set[str] = set()
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -62,9 +66,15 @@ class Wakeups:
         self.on_pauses: Callable[[], None] = lambda: None
         """Called when another process may have paused or resumed a queue."""
 
-    def register(self, queues: Sequence[str], hint: Hint, *, listen: bool) -> None:
-        """Call `hint` when something may have arrived in `queues`."""
+    def register(
+        self, queues: Sequence[str], hint: Hint, *, listen: bool, told_only: bool = False
+    ) -> None:
+        """Call `hint` when something may have arrived in `queues`; `told_only` if nothing else
+        makes its subscriber look.
+        """
         self._hints[hint] = frozenset(queues)
+        if told_only:
+            self._told.add(hint)
         if (
             listen
             and self._store.can_listen
@@ -75,6 +85,12 @@ class Wakeups:
     def unregister(self, hint: Hint) -> None:
         """Stop calling `hint`."""
         self._hints.pop(hint, None)
+        self._told.discard(hint)
+
+    @property
+    def told_only(self) -> bool:
+        """Whether all subscribers look only when they are told."""
+        return bool(self._told) and len(self._told) == len(self._hints)
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -167,7 +183,8 @@ class Wakeups:
                     self.on_pauses()
                     for n in count(1):
                         await self.clock.sleep(CHECK_INTERVAL)
-                        await alive(n % CHECKS_TO_ASK == 0)
+                        every = CHECKS_TO_ASK_WHEN_TOLD if self.told_only else CHECKS_TO_ASK
+                        await alive(n % every == 0)
             except Exception as error:  # noqa: BLE001 - polling goes on, after any error
                 failures += 1
                 pause = backoff(failures, self.clock)
@@ -178,10 +195,13 @@ class Wakeups:
                     self._log(logging.WARNING, text)
                 await self.clock.sleep(pause)
             finally:
-                self.listening = False
+                if self.listening:
+                    self.listening = False
+                    # Who waited to be told looks by itself until it is told again.
+                    self._wake_local(ALL)
 
     def _heard(self, payload: str) -> None:
-        if payload == PAUSES_CHANGED:
+        if payload == STATE_CHANGED:
             self.on_pauses()
             return
         self._wake_local(frozenset((payload,)) if payload else ALL)

@@ -20,6 +20,8 @@ class SqlBrokerSchemaConfig:
         message_archive_table_name: Finished messages; None keeps none of them.
         schema: The database schema (MySQL, MariaDB: the database); None is the connection's
             default.
+        notify_trigger: PostgreSQL: the tables get triggers that tell subscribers of all that
+            becomes claimable, as `max_fetch_interval=None` needs; elsewhere without effect.
 
     Raises:
         SetupError: A name that is not a letter or underscore followed by letters, digits,
@@ -29,6 +31,7 @@ class SqlBrokerSchemaConfig:
     message_table_name: str = "message"
     message_archive_table_name: str | None = "message_archive"
     schema: str | None = None
+    notify_trigger: bool = False
 
     def __post_init__(self) -> None:
         """Check the names."""

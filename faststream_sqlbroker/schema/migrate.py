@@ -9,6 +9,7 @@ from sqlalchemy import Connection, event, inspect, text
 from faststream_sqlbroker.exceptions import MissingExtraError, SchemaError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables, sorted_indexes, storage
+from faststream_sqlbroker.schema.triggers import create_notify_trigger, notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL
 from faststream_sqlbroker.schema.validate import foreign_tables
 
@@ -48,6 +49,7 @@ def create_all(connection: Connection, tables: Tables) -> None:
                 index.create(connection, checkfirst=True)
     if connection.dialect.name == "postgresql":
         connection.execute(storage(tables))
+    create_notify_trigger(connection, tables)
     tables.version.create(connection, checkfirst=True)
     if fresh:
         connection.execute(tables.version.delete())
@@ -86,6 +88,7 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
     if foreign:
         raise SchemaError("; ".join(foreign))
     migrate(config, connection=connection)
+    create_notify_trigger(connection, build_tables(config))
 
 
 def versions() -> dict[str, str]:
@@ -118,9 +121,10 @@ def render(
         MissingExtraError: Alembic is not installed.
     """
     out = io.StringIO()
-    migrate(
-        config or SqlBrokerSchemaConfig(), dialect_name=dialect_name, out=out, since=since, to=to
-    )
+    config = config or SqlBrokerSchemaConfig()
+    migrate(config, dialect_name=dialect_name, out=out, since=since, to=to)
+    if config.notify_trigger and dialect_name == "postgresql":
+        out.write("".join(f"{each};\n\n" for each in notify_trigger(build_tables(config))))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

@@ -109,7 +109,7 @@ class LiveSubscribers:
 
     def _told(self, connection: Connection, channel: str) -> frozenset[str]:
         if self._dialect.can_listen:
-            rows.notify_pauses(connection, channel)
+            rows.notify_state_changed(connection, channel)
         return rows.paused_names(connection, self._table)
 
     async def paused(self) -> list[PausedQueue]:

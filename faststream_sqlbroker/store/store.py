@@ -33,6 +33,7 @@ from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.triggers import has_notify_trigger
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.ack_first import AckFirstStarts
@@ -351,6 +352,13 @@ class Store:
     async def setup(self) -> None:
         """Check the server's settings that the broker relies on; turn on WAL in SQLite."""
         await self._transactions.run(self.dialect.setup, self._places, write=False)
+
+    async def has_notify_trigger(self) -> bool:
+        """Whether the table of messages has the triggers of `notify_trigger` (PostgreSQL)."""
+        tables = self.tables
+        return await self._transactions.run(
+            lambda c: has_notify_trigger(c, tables), self._places, write=False
+        )
 
     async def create_tables(self) -> None:
         """Create the missing tables and indexes (for development).

@@ -140,6 +140,12 @@ def most_attempts(strategy: RetryStrategyProto | None) -> int | None:
 
 def times_fit(settings: ConsumerSettings) -> None:
     """Refuse times that cannot work together."""
+    if settings.told_only and (settings.policies or settings.wakeup == "poll"):
+        other = "wakeup='poll'" if settings.wakeup == "poll" else "policies"
+        raise SetupError(
+            f"max_fetch_interval=None and {other} do not go together: what they wait for is not "
+            "told. Give a max_fetch_interval such as 10"
+        )
     if settings.min_fetch_interval > settings.max_fetch_interval:
         raise SetupError(
             f"min_fetch_interval ({settings.min_fetch_interval} s) must not be longer than "

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from math import inf
 from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from faststream import AckPolicy
@@ -38,8 +39,9 @@ class SubscriberOptions(TypedDict, total=False):
     min_fetch_interval: Duration | None
     """Least time between a full fetch and the next; 0 (the default) fetches as soon as there is
     room."""
-    max_fetch_interval: Duration
-    """Longest wait between two looks at an idle queue, if no wake-up comes; default 1 s."""
+    max_fetch_interval: Duration | None
+    """Longest wait between two looks at an idle queue, if no wake-up comes; default 1 s. None, only
+    when told: PostgreSQL with `notify_trigger`."""
     flush_interval: Duration
     """Longest wait before outcomes are written (at once when workers are idle); default 50 ms."""
     flush_batch_size: int
@@ -142,7 +144,11 @@ class SubscriberSettings(ConsumerSettings):
         checks.warn_of_surprises(self)
 
     def _take_times(self) -> None:
+        if self.max_fetch_interval is None:
+            self._set("max_fetch_interval", inf)
         for name in sorted(_TIMES - {"min_fetch_interval"}):
+            if name == "max_fetch_interval" and self.told_only:
+                continue
             value = getattr(self, name)
             if value is not None or not _may_be_none(name):
                 self._set(name, positive_seconds(name, value))

@@ -314,6 +314,13 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 "wakeup='auto', which polls here"
             )
             raise NotSupportedError(msg)
+        if settings.told_only and not store.can_listen:
+            msg = (
+                "max_fetch_interval=None needs PostgreSQL through asyncpg, not through PgBouncer "
+                "without a listen_url, and a pool of more than one connection; this is "
+                f"{store.dialect_name} through {store.driver}: give a max_fetch_interval such as 10"
+            )
+            raise NotSupportedError(msg)
         check_transaction(self._handlers, store, transactional=settings.transactional)
         kept = store.dialect.has_archive or settings.dead_letter_queue is not None
         if isinstance(settings.forward_to, Destination) and not kept:
