@@ -36,6 +36,7 @@ class Fetching(RuleBasedStateMachine):
     """Rules in any order; at the end everything works again, without a single wake-up."""
 
     options: dict[str, Any] = {}  # noqa: RUF012 - each kind has its own
+    most_idle_calls = MOST_IDLE_CALLS
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,9 +113,10 @@ class Fetching(RuleBasedStateMachine):
             blind = world.fetcher.ready.mode is Mode.BLIND
             world.advance(due_in + (LATE_WHILE_SLOW if blind else LATE), world.work)
             assert row.id not in world.rows, f"late: {row}"
+        world.advance(HEALED, world.work)
         before = world.calls
         world.advance(HEALED)
-        assert world.calls - before <= MOST_IDLE_CALLS
+        assert world.calls - before <= self.most_idle_calls
 
 
 class Paced(Fetching):
@@ -127,6 +129,14 @@ class Weighted(Fetching):
     """A claim compares all queues."""
 
     options = {"queues": {"a": 3, "b": 1}}  # noqa: RUF012
+
+
+class Told(Fetching):
+    """A trigger tells of each row that becomes claimable, now or later; while nothing happens,
+    nothing is sent."""
+
+    options = {"max_fetch_interval": None}  # noqa: RUF012
+    most_idle_calls = 0
 
 
 def check(machine: type[Fetching], examples: int) -> None:
@@ -145,7 +155,7 @@ def check(machine: type[Fetching], examples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("machine", [Fetching, Paced, Weighted])
+@pytest.mark.parametrize("machine", [Fetching, Paced, Weighted, Told])
 def test_no_due_row_is_forgotten(machine: type[Fetching]) -> None:
     check(machine, 150)
 
@@ -185,6 +195,18 @@ DEFECTS = {
         patch.object(Ready, "scan_in_background", _no_look),
     ],
 }
+
+
+TOLD_DEFECTS = {
+    "triggers do not tell": patch.object(World, "_trigger", lambda *_: None),
+    "no timer for later due times": patch.object(Ready, "next_due", lambda _: []),
+}
+
+
+@pytest.mark.parametrize("name", TOLD_DEFECTS)
+def test_the_model_finds_what_makes_a_told_subscriber_forget(name: str) -> None:
+    with TOLD_DEFECTS[name], pytest.raises(AssertionError, match=r"forgotten|late"):
+        check(Told, 150)
 
 
 @pytest.mark.parametrize("name", DEFECTS)

@@ -24,6 +24,7 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import FIRST_BACKOFF, LAST_BACKOFF
 from faststream_sqlbroker.flow.outcome_writer import write
 from faststream_sqlbroker.flow.registration import Registration
@@ -35,6 +36,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 QUEUES = ("a", "b")
 LONGEST = 1.0
 """`max_fetch_interval`."""
+LEASE = 20.0
 HANGS = 12.0
 """Seconds for which a call without an answer may last."""
 MOST_AT_ONCE = 200
@@ -59,6 +61,7 @@ class World(RealTime):
 
     def __init__(self, queues: Any = QUEUES, **options: Any) -> None:
         self.now = 100.0
+        self.told = options.get("max_fetch_interval", LONGEST) is None
         self.rows: dict[int, Row] = {}
         self.numbers = itertools.count(1)
         self.moods: dict[str, deque[str]] = defaultdict(deque)
@@ -75,7 +78,10 @@ class World(RealTime):
         )
         self.held = Inflight(clock=Clock(self))
         store: Any = self
-        self.fetcher = Fetcher(store, self.held, self.settings, _quiet, self.member)
+        lookout = Lookout(store, Clock(self), is_told=lambda: True)
+        self.fetcher = Fetcher(
+            store, self.held, self.settings, _quiet, self.member, lookout=lookout
+        )
         self.fetch_loop = Steps(self, self.fetcher.tick)
         self.scan_loop = Steps(self, self.fetcher.ready.scan_in_background)
         self.held.signals.connect(
@@ -100,12 +106,17 @@ class World(RealTime):
     # -- what happens ------------------------------------------------------------------------------
 
     def put(self, queue: str, priority: int, due_in: float, *, ago: float = 0.0) -> Row:
-        """Another session commits a row; nobody is told."""
+        """Another session commits a row; only a trigger tells of it."""
         row = Row(
             next(self.numbers), queue, priority, self.now + due_in - ago, self.now + max(0, due_in)
         )
         self.rows[row.id] = row
+        self._trigger(queue)
         return row
+
+    def _trigger(self, queue: str) -> None:
+        if self.told:
+            self.hint(frozenset((queue,)))
 
     def hint(self, queues: frozenset[str] = ALL) -> None:
         """As `Consumer._hint`."""
@@ -189,7 +200,8 @@ class World(RealTime):
                 pair = row.queue, row.priority
                 first[pair] = min(first.get(pair, row.due), row.due)
         found = ReadyPairs(
-            ReadyPair(*pair, due - self.now, self._time(due)) for pair, due in first.items()
+            ReadyPair(*pair, round(due - self.now, 6), self._time(due))
+            for pair, due in first.items()
         )
         found.at = self._time(self.now)
         found.took = 0.02 if mood == "slow" else 0.0
@@ -199,7 +211,8 @@ class World(RealTime):
     async def look_around(
         self, queues: Sequence[str], _leased: Sequence[str], _sign: Any = None
     ) -> Around:
-        return Around(await self.ready_pairs(queues), None)
+        leased = any(row.token is not None for row in self.rows.values())
+        return Around(await self.ready_pairs(queues), LEASE if leased else None)
 
     async def claim(
         self, pairs: Sequence[ReadyPair], limit: int, _lease: float, token: UUID, **_: Any
@@ -216,7 +229,7 @@ class World(RealTime):
                 if (row.queue, row.priority) == (pair.queue, pair.priority)
                 and self._open(row)
                 and since <= self._time(row.due)
-                and row.due <= self.now
+                and round(row.due - self.now, 6) <= 0  # as exact as the databases
             ]
             found += sorted(due, key=lambda row: (row.due, row.id))
         if mood != "unknown, not committed":
@@ -232,6 +245,7 @@ class World(RealTime):
             if row.token == token:
                 row.token = None
                 row.seen_from = self.now
+                self._trigger(row.queue)
 
     async def settle(self, parts: Sequence[Settlement], **_: Any) -> SettleResult:
         for part in parts:
@@ -244,6 +258,7 @@ class World(RealTime):
             if part.delay is not None:
                 row.due = self.now + part.delay
             row.seen_from = max(self.now, row.due)
+            self._trigger(row.queue)
         return SettleResult({part.id for part in parts}, set())
 
     def _message(self, row: Row) -> ClaimedMessage:
@@ -294,7 +309,9 @@ class Steps:
             wait = min(LAST_BACKOFF, FIRST_BACKOFF * 2**self._failures)
         else:
             self._failures = 0
-        self._next = float("inf") if wait is None else self._world.now + wait
+        # Real time goes on even in the shortest pause.
+        shortest = 1e-6 if wait else 0.0
+        self._next = float("inf") if wait is None else self._world.now + max(wait, shortest)
 
 
 OUTCOMES = {"ack": Ack(), "postpone": Defer(2.0), "give back": Release()}

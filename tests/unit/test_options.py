@@ -46,7 +46,15 @@ def test_options_and_settings_agree() -> None:
     assert settings.pop("weights") == tuple[int, ...] | None  # given with the queues
     assert options.pop("min_fetch_interval") == float | None  # None only stands for the default
     assert settings.pop("min_fetch_interval") is float
+    assert options.pop("max_fetch_interval") == float | None  # None is infinite
+    assert settings.pop("max_fetch_interval") is float
     assert options == settings
+
+
+def test_a_subscriber_without_a_longest_interval_looks_only_when_it_is_told() -> None:
+    assert make(max_fetch_interval=None).told_only
+    assert not make(max_fetch_interval=86_400).told_only
+    assert not make().told_only
 
 
 def test_every_option_has_a_default() -> None:
@@ -198,7 +206,9 @@ def test_an_invalid_duration_is_refused(name: str, wrong: Any) -> None:
         make(**{name: wrong})
 
 
-@pytest.mark.parametrize("name", ["max_fetch_interval", "flush_interval", "release_stuck_timeout"])
+@pytest.mark.parametrize(
+    "name", ["release_stuck_interval", "flush_interval", "release_stuck_timeout"]
+)
 def test_none_is_refused_where_a_duration_is_needed(name: str) -> None:
     with pytest.raises(SetupError, match=rf"^{name} cannot be None"):
         make(**{name: None})
