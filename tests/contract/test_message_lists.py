@@ -174,11 +174,12 @@ async def test_a_row_of_another_program_does_not_hide_the_others(bench: Bench) -
     assert one.next_attempt_at == one.created_at
 
 
-async def test_a_page_looks_at_so_many_messages_and_says_so(bench: Bench) -> None:
+@pytest.mark.parametrize("step", [1, 3, 10, 4_000])
+async def test_a_page_looks_at_so_many_messages_and_says_so(bench: Bench, step: int) -> None:
     wanted = await bench.put(2, "q", key="k")
     await bench.put(23, "q")
     await bench.put(20, "q", priority=1)
-    with patch.object(message_lists, "SCANNED", 10):
+    with patch.object(message_lists, "SCANNED", 10), patch.object(message_lists, "STEP", step):
         for filters in ({"key": "k"}, {"since": 600.0, "key": "k"}):
             pages = await all_pages(bench, 5, **filters)
             assert [m.id for p in pages for m in p.messages] == wanted[::-1]
@@ -196,7 +197,7 @@ async def test_a_page_looks_at_so_many_messages_and_says_so(bench: Bench) -> Non
 async def test_a_page_that_is_full_goes_on_at_its_last_match(bench: Bench) -> None:
     for n in range(12):
         await bench.put(1, "q", key="even" if n % 2 == 0 else "odd")
-    with patch.object(message_lists, "SCANNED", 5):
+    with patch.object(message_lists, "SCANNED", 5), patch.object(message_lists, "STEP", 2):
         found = [m.key for p in await all_pages(bench, 1, key="odd") for m in p.messages]
     assert found == ["odd"] * 6
 
