@@ -121,21 +121,16 @@ class Intake:
             self.connection, self.queue, keys, before=self._before_burst, own=BURST
         )
         due, gone = self._join(policy, arrivals)
-        stays = [
-            (message, key, at)
-            for message, key, at in chosen
-            if message not in gone
-            and (key is None or key in whole)
-            and (due.get(message) or at) <= self.now
-        ]
+        known = [each for each in chosen if each[0] not in gone]
         if self.before == self._before_burst | BURST:
             # No later policy has to see them first.
-            stays += [
-                (a.id, a.key, at)
-                for a in arrivals
-                if a.key in whole and (at := due.get(a.id)) is not None and at <= self.now
-            ]
-        return stays
+            known += [(a.id, a.key, at) for a in arrivals if (at := due.get(a.id)) is not None]
+        complete = whole | {None}
+        return [
+            (message, key, at)
+            for message, key, at in known
+            if key in complete and (due.get(message) or at) <= self.now
+        ]
 
     def _join(
         self, policy: Debounce | KeepLast, arrivals: Sequence[Arrival]

@@ -56,12 +56,12 @@ class NewestHeads:
         chosen: list[int] = []
         waiting: dict[int, int | None] = {}
         for message, key, _ in due:
-            turn = None if key is None else turns[key]
+            turn = turns.get(key, Turn(message))
             if message in gone:
                 continue
-            if turn is not None and (at := self._waits_until(turn, message)) is not None:
+            if (at := self._waits_until(turn, message)) is not None:
                 waiting[message] = at
-            elif turn is not None and turn.goes not in {None, message}:
+            elif turn.goes not in {None, message}:
                 # It is not known here: another policy, or an operator, has left it.
                 gone[message] = Discard(SUPERSEDED, turn.goes)
             elif len(chosen) < limit:
@@ -82,7 +82,7 @@ class NewestHeads:
                 states[row.key] = self._policy.dump(latest), until
         self._rows.keep(self._connection, burst_scope(self._queue), states)
 
-    def _turns(self, keys: set[str]) -> dict[str, Turn]:
+    def _turns(self, keys: set[str]) -> dict[str | None, Turn]:
         stored = self._rows.states(self._connection, burst_scope(self._queue), keys)
         self._known = {key: self._policy.load(stored.get(key)) for key in keys}
         ids = {message for latest in self._known.values() for message in latest.known()}
