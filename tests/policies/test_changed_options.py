@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from faststream_sqlbroker.core.policies import Debounce, KeepLast, Policy
+from faststream_sqlbroker.core.policies import Debounce, KeepLast, Policy, Throttle
 from tests.policies.world import World, outcome
 
 SECOND = 1_000_000
@@ -84,6 +84,28 @@ def test_bursts_survive_every_change_of_their_policy(world: World) -> None:
     for n, (old, new) in enumerate(permutations(PER_KEY, 2)):
         a_deployment_loses_no_message(world, old, new, STEPS[n % len(STEPS)])
         processes_side_by_side_lose_no_message(world, old, new)
+
+
+def test_the_lower_rate_holds_while_both_take_slots(world: World) -> None:
+    """And a minute after the last slot of the lower one the other rate holds."""
+    for key in (False, True):
+        low, high = (Throttle(rate, per="10s", key=key) for rate in (2, 6))
+        world.begin([low])
+        story = Story(world)
+        for _ in range(60):
+            world.put("a")
+        story.claim(low, 0)
+        assert len(story.delivered) == 2
+        for _ in range(9):
+            world.advance(SECOND)
+            story.claim(high, 1)
+        assert len(story.delivered) == 2, "the lower rate was exceeded"
+        world.advance(2 * SECOND)
+        story.claim(high, 1)
+        assert len(story.delivered) == 4
+        world.advance(60 * SECOND)
+        story.claim(high, 1)
+        assert len(story.delivered) == 10
 
 
 def a_deployment_loses_no_message(

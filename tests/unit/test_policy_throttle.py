@@ -174,6 +174,47 @@ def test_fifty_thousand_a_day_go_at_once_and_are_kept_in_little_space() -> None:
     assert load_slots(throttle, json.loads(stored)).runs(50_000) == log.runs(50_000)
 
 
+PAIRS = [
+    Throttle(2, per="10s"),
+    Throttle(4, per="10s"),
+    Throttle(4, per="10s", burst=1),
+    Throttle(12, per="60s", burst=5),
+    Throttle(3, per="2s"),
+]
+
+
+@pytest.mark.parametrize("old", PAIRS, ids=str)
+@pytest.mark.parametrize("new", PAIRS, ids=str)
+def test_old_and_new_options_side_by_side_keep_to_both(old: Throttle, new: Throttle) -> None:
+    """And when the old process has taken none for a minute, the new one goes by its own."""
+    granted: list[int] = []
+    takers: list[Throttle] = []
+    info: Any = None
+
+    def take(throttle: Throttle, at: int) -> None:
+        nonlocal info
+        log = load_slots(throttle, info)
+        slot = throttle.next_slot(log, at)
+        if slot > at:
+            return  # a claim that finds no slot writes none
+        granted.append(slot)
+        takers.append(throttle)
+        log.append(slot)
+        info = json.loads(json.dumps(dump_slots(throttle, log)))
+
+    for tick in range(400):
+        take((old, new)[tick % 2], 1_000 * SECOND + tick * SECOND // 4)
+    # Neither knows of the other before that has taken a slot.
+    both = max(takers.index(throttle) for throttle in {old, new} & set(takers))
+    assert allowed(limits([*set(takers)]), granted[both:])
+    for tick in range(1_000):
+        take(new, 1_100 * SECOND + tick * SECOND // 4)
+    alone = [slot for slot in granted if slot > 1_161 * SECOND]
+    assert allowed(limits([new]), alone)
+    longest = 189 * SECOND * new.rate // new.per
+    assert len(alone) >= 0.8 * min(longest, 189 * 4)
+
+
 @pytest.mark.parametrize("info", [None, 5, "slots", [1], {}, {"other": [[1, 1]]}])
 def test_an_invalid_state_counts_as_no_slots(info: object) -> None:
     assert len(load_slots(Throttle(1, per=1), info)) == 0

@@ -6,6 +6,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Self
 
+Limit = tuple[int, int, int]
+"""Rate, period (microseconds) and burst of those who take slots."""
+
 
 class SlotLog:
     """Slots in the order of time; whole microseconds.
@@ -14,7 +17,7 @@ class SlotLog:
     is, and what is decided by the log never lets too many start.
     """
 
-    __slots__ = ("_counts", "_grain", "_times")
+    __slots__ = ("_counts", "_grain", "_times", "others")
 
     def __init__(self, grain: int = 1, slots: Iterable[int] = ()) -> None:
         """Slots of the same `grain` microseconds are one group; 1: only equal ones."""
@@ -23,6 +26,9 @@ class SlotLog:
         """Of each group."""
         self._counts: list[int] = []
         """How many slots there are up to the end of each group."""
+        self.others: dict[Limit, int] = {}
+        """By which limits slots were taken, and when the last one was: old and new processes may
+        run at the same time."""
         self.add(slots)
 
     def __len__(self) -> int:
@@ -59,6 +65,7 @@ class SlotLog:
         log = SlotLog(self._grain)
         log._times = self._times.copy()
         log._counts = self._counts.copy()
+        log.others = self.others
         return log
 
     def runs(self, most: int) -> list[int]:

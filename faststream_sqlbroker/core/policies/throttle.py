@@ -10,7 +10,7 @@ from typing import Any, Literal
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
 from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.options import MICROSECONDS, microseconds, seconds
-from faststream_sqlbroker.core.policies.slot_log import SlotLog
+from faststream_sqlbroker.core.policies.slot_log import Limit, SlotLog
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -34,6 +34,9 @@ AHEAD = MICROSECONDS // 5
 no slot passes by while the claim runs."""
 SLOT_SHARE = 4
 """What waits for a worker is to start within `max_lag` divided by this: handlers may get slower."""
+
+OTHERS_LIVE = 60 * MICROSECONDS
+"""For so long after its last slot, the options of another process hold, too (microseconds)."""
 
 Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 
@@ -135,8 +138,12 @@ class Throttle:
     @property
     def kept(self) -> int:
         """How many of the last slots are needed to find the next."""
-        # If the rate is a multiple of the burst, keeping bursts apart keeps the rate, too.
-        return self.burst if self.rate % self.burst == 0 else self.rate
+        return _kept(self.limit)
+
+    @property
+    def limit(self) -> Limit:
+        """What decides about slots."""
+        return self.rate, self.per, self.burst
 
     @property
     def grain(self) -> int:
@@ -149,19 +156,46 @@ class Throttle:
         return max(self.per // self.rate // BACKOFF_SHARE, LEAST_BACKOFF)
 
     def next_slot(self, log: SlotLog, at: int) -> int:
-        """When the next slot is, at `at` or later.
+        """When the next slot is, at `at` or later: of the options of all processes that have taken
+        slots lately the lowest hold.
 
         Args:
             log: The last ones granted; at least `kept` of them, or all.
             at: The earliest that is wanted.
         """
-        # One microsecond more than the exact quotient: two slots a whole period apart are not in
-        # one period.
-        if len(log) >= self.burst:
-            at = max(at, log.nth_last(self.burst) + self.burst * self.per // self.rate + 1)
-        if self.rate % self.burst and len(log) >= self.rate:
-            at = max(at, log.nth_last(self.rate) + self.per + 1)
+        if log.others.keys() <= {self.limit}:
+            return max(_next(self.limit, log, at), log.last)
+        limits = self._limits(log, at)
+        # Each limit may put the slot off. It only moves forward, so the loop ends.
+        while (later := max(_next(limit, log, at) for limit in limits)) > at:
+            at = later
         return max(at, log.last)
+
+    def _limits(self, log: SlotLog, at: int) -> set[Limit]:
+        live = {limit for limit, seen in log.others.items() if seen + OTHERS_LIVE >= at}
+        return {self.limit, *live}
+
+    def kept_for(self, log: SlotLog) -> int:
+        """How many of the last slots this and the other processes need."""
+        return max(_kept(limit) for limit in self._limits(log, log.last))
+
+
+def _kept(limit: Limit) -> int:
+    rate, _, burst = limit
+    # If the rate is a multiple of the burst, keeping bursts apart keeps the rate, too.
+    return burst if rate % burst == 0 else rate
+
+
+def _next(limit: Limit, log: SlotLog, at: int) -> int:
+    """The first moment at `at` or later that keeps to `limit`."""
+    rate, per, burst = limit
+    # One microsecond more than the exact quotient: two slots a whole period apart are not in one
+    # period.
+    if len(log) >= burst:
+        at = max(at, log.nth_last(burst) + burst * per // rate + 1)
+    if rate % burst and len(log) >= rate:
+        at = max(at, log.nth_last(rate) + per + 1)
+    return at
 
 
 def load_slots(policy: Throttle, info: Any) -> SlotLog:
@@ -169,13 +203,18 @@ def load_slots(policy: Throttle, info: Any) -> SlotLog:
     log = SlotLog(policy.grain)
     if isinstance(info, dict):
         log.add_runs(info.get("slots", ()))
+        log.others = {(rate, per, burst): seen for rate, per, burst, seen in info.get("by", ())}
     return log
 
 
 def dump_slots(policy: Throttle, log: SlotLog) -> dict[str, Any]:
     """The slots that decide about the next, as JSON values."""
-    runs = log.runs(policy.kept)
-    return {"slots": runs, "next": policy.next_slot(log, log.last)} if runs else {"slots": runs}
+    runs = log.runs(policy.kept_for(log))
+    if not runs:
+        return {"slots": runs}
+    live = {limit: at for limit, at in log.others.items() if at + OTHERS_LIVE >= log.last}
+    by = [[*limit, at] for limit, at in sorted({**live, policy.limit: log.last}.items())]
+    return {"slots": runs, "next": policy.next_slot(log, log.last), "by": by}
 
 
 def kept_slots(
