@@ -6,6 +6,7 @@ from typing import Any
 
 from faststream_sqlbroker.broker.pipelines import endless_way
 from faststream_sqlbroker.core.distribution import shared_files_warning
+from faststream_sqlbroker.core.policies import Concurrency, Throttle
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
@@ -18,6 +19,7 @@ def startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple
         store.shortage,
         store.handler_shortage(_transactional_workers(ours)),
         *_unstarted_publishers(ours),
+        *_limits_of_each_queue(ours),
         endless_way(ours),
     ]
     yield from ((logging.WARNING, text) for text in warnings if text)
@@ -44,3 +46,18 @@ def _unstarted_publishers(subscribers: Iterable[QueueSubscriber]) -> Iterator[st
                 "await its connect() or start() first; until then these messages fail and are "
                 "tried again"
             )
+
+
+def _limits_of_each_queue(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
+    for settings in (subscriber.config.settings for subscriber in subscribers):
+        if len(settings.queues) < 2:  # noqa: PLR2004 - one queue shares with none
+            continue
+        for policy in settings.policies:
+            if not isinstance(policy, Throttle | Concurrency) or policy.scope is not None:
+                continue
+            if not (policy.key if isinstance(policy, Throttle) else policy.per_key):
+                yield (
+                    f"{policy} of the subscriber of {', '.join(sorted(settings.queues))} holds for "
+                    "each of these queues by itself: give it a scope for one limit over all of "
+                    "them, or a subscriber for each queue"
+                )

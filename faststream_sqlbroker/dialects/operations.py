@@ -27,7 +27,7 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.claimed_rows import ClaimedRows
-from faststream_sqlbroker.dialects.policy_state import lock_order
+from faststream_sqlbroker.dialects.policy_state import SCOPE, lock_order
 from faststream_sqlbroker.dialects.sizes import SizeLimit
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -278,3 +278,10 @@ class Operations(ClaimedRows, ABC):
         An ordered claim of another process skips them until the transaction ends.
         """
         return lock_order(connection, self.tables.policy_state, queues)
+
+    def lock_scopes(self, connection: Connection, names: Sequence[str]) -> set[str]:
+        """Lock those of the budgets `names` that no other claim has locked; returns those.
+
+        After the queues, and before any message.
+        """
+        return lock_order(connection, self.tables.policy_state, names, SCOPE)

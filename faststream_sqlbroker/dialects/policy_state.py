@@ -23,6 +23,9 @@ from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 ORDERED = "ordered"
+SCOPE = "scope"
+"""The key is the name of a budget that several queues share; the row is locked while some of it is
+granted."""
 ACK_FIRST = "ack_first:"
 """The scope is this and the queue; the key is the message's id."""
 ONCE = "once:"
@@ -32,13 +35,15 @@ Started = tuple[str, int]
 """Queue and id of a message whose handler has been started."""
 
 
-def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> set[str]:
+def lock_order(
+    connection: Connection, table: Table, queues: Sequence[str], scope: str = ORDERED
+) -> set[str]:
     """Lock the rows of those of `queues` that no other transaction has locked; returns those.
 
     The locks last until the transaction ends. The first claim of a queue inserts its row; claims
     that run at the same time wait for that insert.
     """
-    ours = table.c.scope == ORDERED
+    ours = table.c.scope == scope
 
     def find(names: Sequence[str], *, lock: bool) -> set[str]:
         found = set[str]()
@@ -60,7 +65,7 @@ def lock_order(connection: Connection, table: Table, queues: Sequence[str]) -> s
         return locked
     # A race: another claim may have inserted the row since it was looked for. Then the upsert
     # writes the value that is there.
-    same = {"scope": ORDERED}
+    same = {"scope": scope}
     upsert(connection, table, [{**same, "key": queue} for queue in missing], replaced=("scope",))
     return locked | find(missing, lock=True)
 

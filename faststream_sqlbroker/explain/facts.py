@@ -15,13 +15,16 @@ from sqlalchemy import Connection, Select, select, text
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.policies.debounce import Bursts
 from faststream_sqlbroker.core.policies.keep_last import Latest
+from faststream_sqlbroker.core.policies.scopes import scope_of
 from faststream_sqlbroker.core.policies.throttle import next_known
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.policy_state import ONCE
+from faststream_sqlbroker.policies.gates import SHARED_SLOTS
 from faststream_sqlbroker.policies.intake import burst_scope, slot_scope
 from faststream_sqlbroker.policies.rows import Live, PolicyRows
+from faststream_sqlbroker.policies.shared_leases import SHARED_LEASES
 from faststream_sqlbroker.schema.types import MYSQL
 
 MOST_LEASES = 10_000
@@ -61,6 +64,7 @@ class PolicyFacts:
         self._dialect = dialect
         self._rows = PolicyRows(dialect)
         self._running: dict[int, int] = {}
+        self._shared: dict[str, int] = {}
         self._expected: set[str] = set()
         self._bursts: dict[str, Bursts] = {}
         self._slots: dict[str, int | None] = {}
@@ -103,8 +107,10 @@ class PolicyFacts:
         found = []
         now = to_microseconds(self.now)
         for number, policy in self.numbered("Throttle("):
-            scope = slot_scope(self.queue, number)
-            at = next_known(self._rows.states(self._connection, scope, [""]).get(""))
+            shared = scope_of(policy)
+            scope = slot_scope(self.queue, number) if shared is None else SHARED_SLOTS
+            key = shared or ""
+            at = next_known(self._rows.states(self._connection, scope, [key]).get(key))
             if at is not None and at > now:
                 found.append((policy, at))
         return sorted(found, key=lambda known: -known[1])
@@ -143,6 +149,16 @@ class PolicyFacts:
         if most not in self._running:
             self._running[most] = self._rows.running(self._connection, self.queue, most)
         return self._running[most]
+
+    def running_of(self, scope: str, most: int) -> int:
+        """Leases of all queues of a budget, each counted up to `most`."""
+        if scope not in self._shared:
+            info = self._rows.states(self._connection, SHARED_LEASES, [scope]).get(scope) or {}
+            self._shared[scope] = sum(
+                self._rows.running(self._connection, queue, most)
+                for queue in sorted({*info.get("queues", ()), self.queue})
+            )
+        return self._shared[scope]
 
     @cached_property
     def first_lease(self) -> Lease | None:

@@ -4,13 +4,14 @@ import re
 from datetime import timedelta
 
 from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, SLOT
+from faststream_sqlbroker.core.policies.scopes import scope_of
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import Reason, WaitingMessage, moment_text
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.explain.facts import PolicyFacts
 from faststream_sqlbroker.policies.rows import Live
 
-_CONCURRENCY = re.compile(r"Concurrency\((\d+)(, per_key=True)?\)")
+_CONCURRENCY = re.compile(r"Concurrency\((\d+)(, per_key=True)?(, scope=.*)?\)")
 
 
 def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
@@ -114,6 +115,11 @@ def concurrency(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
         if per_key:
             leases = [] if message.key is None else facts.leases(message.key)
             first = leases[0] if len(leases) >= limit else None
+        elif (scope := scope_of(text)) is not None:
+            if facts.running_of(scope, limit) >= limit:
+                words = f"{limit} of {limit} leases of the scope {scope!r} are taken ({text})"
+                found.append(Reason("concurrency", words, policy=text))
+            continue
         else:
             first = facts.first_lease if facts.running(limit) >= limit else None
         if first is None:

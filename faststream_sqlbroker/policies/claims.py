@@ -40,6 +40,7 @@ from faststream_sqlbroker.policies.request import (
     ScanPosition,
 )
 from faststream_sqlbroker.policies.rows import Live, PolicyRows
+from faststream_sqlbroker.policies.shared_leases import shared_leases
 from faststream_sqlbroker.policies.slots import Slots
 
 LOOKED_AT = 100
@@ -68,7 +69,7 @@ class PolicyClaims:
         self._dialect.mend_due_times(connection, pairs)
         due = sorted({pair.queue for pair in pairs if pair.due_in <= 0})
         waits = [pair.due_in for pair in pairs if pair.due_in > 0]
-        locked = self._dialect.lock_order(connection, due) if due else set()
+        locked = self._lock(connection, due, wanted.scopes)
         read = self.rows.now(connection, self._clock) if locked else None
         if any(isinstance(policy, Debounce | KeepLast) for policy in wanted.policies) and locked:
             # Pairs were read before the lock. A message of a new priority, committed since, may
@@ -106,6 +107,17 @@ class PolicyClaims:
             suspects,
             None if read is None else read.asked,
         )
+
+    def _lock(self, connection: Connection, due: list[str], scopes: list[str]) -> set[str]:
+        """Lock the claims of those of `due` that no other claim has locked, then `scopes`.
+
+        Nothing waits for a lock: without all of `scopes` no queue counts as locked.
+        """
+        locked = self._dialect.lock_order(connection, due) if due else set()
+        if locked and scopes:
+            held = self._dialect.lock_scopes(connection, scopes)
+            return locked if len(held) == len(scopes) else set()
+        return locked
 
 
 class _QueueClaim:
@@ -233,9 +245,17 @@ class _QueueClaim:
             self._free = limit
             for policy in self._wanted.policies:
                 if isinstance(policy, Concurrency) and not policy.per_key:
-                    running = self._rows.running(self._connection, self._queue, policy.limit)
-                    self._free = min(self._free, policy.leases(running, limit, self._starts))
+                    running, most = self._running(policy)
+                    free = policy.leases(running, limit, self._starts, most)
+                    self._free = min(self._free, free)
         return self._free
+
+    def _running(self, policy: Concurrency) -> tuple[int, int]:
+        """How many leases count, and how many there may be."""
+        if policy.scope is None:
+            running = self._rows.running(self._connection, self._queue, policy.limit)
+            return running, policy.limit
+        return shared_leases(self._rows, self._connection, policy, self._queue, self._now)
 
     def _lease(self, chosen: list[int], suspicion: Suspicion | None) -> Claimed:
         """In the order of `chosen`."""

@@ -41,6 +41,12 @@ class PolicyClaimRequest:
         """How many start at once."""
         return self.limit if self.starting is None else min(self.limit, self.starting)
 
+    @property
+    def scopes(self) -> list[str]:
+        """The budgets that it shares with other queues, sorted."""
+        found = (getattr(policy, "scope", None) for policy in self.policies)
+        return sorted({name for name in found if name is not None})
+
 
 @dataclass(slots=True)
 class Claim:

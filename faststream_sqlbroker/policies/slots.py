@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from faststream_sqlbroker.core.policies import Policy, Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.policies.throttle import (
     AHEAD,
     SLOT_SHARE,
@@ -19,6 +18,7 @@ from faststream_sqlbroker.core.policies.throttle import (
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
 from faststream_sqlbroker.core.times import to_microseconds
+from faststream_sqlbroker.policies.gates import gate_of
 from faststream_sqlbroker.policies.intake import Intake, slot_scope
 from faststream_sqlbroker.policies.key_slots import KeySlots
 from faststream_sqlbroker.policies.read_time import ReadTime
@@ -52,12 +52,17 @@ class Slots:
         self.lead = self._needed_lead(took)
         """Microseconds from now to the first slot that is granted: slots that come before the
         answer to COMMIT would be missed."""
-        self._gates = [(n, policy) for n, policy in throttles if policy.gates]
+        self._gates = [
+            gate_of(policy, slot_scope(queue, n)).read(self._rows, self._connection)
+            for n, policy in throttles
+            if policy.gates
+        ]
+        self._throttles = [gate.policy for gate in self._gates]
+        self._logs = [gate.log for gate in self._gates]
         each = next((policy for _, policy in throttles if not policy.gates), None)
         self._each = None if each is None or each.when_exceeded == "wait" else each
         self.keys = None if each is self._each else self._of_waiting(intake, each)
         """The slots of each key, if messages wait for those."""
-        self._logs = [self._log(policy, slot_scope(queue, n)) for n, policy in self._gates]
         self._granted: list[int] | None = None
         self._look_before = AHEAD // 2
         """How long before a slot to look again (microseconds): so that the claim has ended when the
@@ -87,9 +92,6 @@ class Slots:
         """Whether a lease spends a slot."""
         return self._lag is not None
 
-    def _log(self, policy: Throttle, scope: str) -> SlotLog:
-        return load_slots(policy, self._rows.states(self._connection, scope, [""]).get(""))
-
     def room(self, limit: int, starts: int) -> int:
         """How many of `limit` messages may start within a short time, if so many workers are free.
 
@@ -98,11 +100,10 @@ class Slots:
         """
         if not self._gates:
             return limit
-        throttles = [policy for _, policy in self._gates]
         first = self._now + self.lead
-        granted = next_slots(throttles, self._logs, first, self._until, limit)
+        granted = next_slots(self._throttles, self._logs, first, self._until, limit)
         if not self.lead:
-            soon = min(policy.max_lag for policy in throttles) // SLOT_SHARE
+            soon = min(gate.policy.max_lag for gate in self._gates) // SLOT_SHARE
             count = sum(n < starts or at <= self._now + soon for n, at in enumerate(granted))
             if count < len(granted):
                 self._look_before = soon
@@ -114,9 +115,8 @@ class Slots:
         """When to look again, if all slots that there are were taken."""
         if self._granted is None or taken < len(self._granted):
             return None
-        throttles = [policy for _, policy in self._gates]
         logs = [log.copy().add(self._granted) for log in self._logs]
-        next_slot = first_slot(throttles, logs, self._now + self.lead)
+        next_slot = first_slot(self._throttles, logs, self._now + self.lead)
         return next_slot - self.lead - self._look_before
 
     def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
@@ -190,6 +190,9 @@ class Slots:
     def give(self, rows: Sequence[ClaimedMessage]) -> int:
         """Tell each row when it may start, and store the slots taken; how many rows start."""
         starting = [row for row in rows if row.outcome is None and not _expired(row)]
+        granted = (self._granted or ())[: len(starting)]
+        for gate in self._gates:
+            gate.keep(self._rows, self._connection, granted)
         if self._lag is None or not starting:
             return len(starting)
         doubt = self._read.answered - self._read.asked
@@ -201,10 +204,6 @@ class Slots:
             earliest = self._read.surely_after(at)
             latest = max(self._read.surely_before(at + self._lag), earliest + doubt)
             row.slot = Slot(earliest, latest, at)
-        for (number, policy), log in zip(self._gates, self._logs, strict=True):
-            taken = log.copy().add((self._granted or ())[: len(starting)])
-            scope = slot_scope(self._queue, number)
-            self._rows.keep(self._connection, scope, kept_slots(policy, {"": taken}))
         return len(starting)
 
 

@@ -150,3 +150,31 @@ async def test_a_message_whose_key_was_claimed(scene: Scene) -> None:
     await scene.running(1)
     reason = await scene.reason(await scene.broker.publish(2, "q", key="a"), "duplicate")
     assert reason.message_id == first
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [
+        (Throttle(1, per="1h", scope="mail"), "throttled"),
+        (Concurrency(1, scope="mail"), "concurrency"),
+    ],
+    ids=str,
+)
+async def test_a_message_that_another_queue_keeps_waiting(
+    scene: Scene, policy: Policy, code: str
+) -> None:
+    await scene.start(policy)
+    await scene.broker.publish(1, "q")
+    await scene.running(1)
+    second = SqlBroker(scene.broker.engine, logger=None, presence_interval=2.0)
+
+    @second.subscriber("r", policies=[policy], **QUICK)
+    async def handle(_body: Any) -> None: ...
+
+    await second.start()
+    await eventually(lambda: scene.other.admin.subscribers("r"))
+    reason = await scene.reason(await scene.broker.publish(2, "r"), code)
+    assert reason.policy == str(policy)
+    [waits] = await scene.other.admin.policies("r")
+    assert [(wait.code, wait.count) for wait in waits.waits] == [(code, 1)]
+    await second.stop()

@@ -83,6 +83,26 @@ VALUES: list[tuple[Options, str]] = [
         given(lambda: Throttle(5, per="1m", burst=0)),
         "burst must be a whole number from 1 to 5, got 0",
     ),
+    (given(lambda: Throttle(1, per=1, scope="")), "cannot be the scope of a Throttle"),
+    (given(lambda: Throttle(1, per=1, scope=7)), "7 cannot be the scope of a Throttle"),  # type: ignore[arg-type]
+    (
+        given(lambda: Throttle(1, per=1, key=True, scope="mail")),
+        "Throttle's scope is one budget of several queues, which key=True is not",
+    ),
+    (
+        given(lambda: Throttle(1, per=1, when_exceeded="drop", scope="mail")),
+        "which when_exceeded='drop' is not: leave one of both out",
+    ),
+    (
+        given(lambda: Concurrency(1, per_key=True, scope="mail")),
+        "Concurrency's scope is one budget of several queues, which per_key=True is not",
+    ),
+    (
+        given(
+            lambda: Throttle(1, per=1, scope="mail"), lambda: Throttle(9, per="1m", scope="mail")
+        ),
+        "a Throttle of the scope 'mail' can be given once",
+    ),
     (given(lambda: Throttle(1_000_000, per="1ms")), "lower the rate, or leave the policy out"),
     (
         given(lambda: Throttle(1, per=1, when_exceeded="queue")),

@@ -9,7 +9,7 @@ import pytest
 from faststream import AckPolicy
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig, Throttle
+from faststream_sqlbroker import Concurrency, SqlBroker, SqlBrokerSchemaConfig, Throttle
 from faststream_sqlbroker.annotations import SqlConnection
 from tests.faststream.conftest import QUICK, Heard
 from tests.helpers import eventually
@@ -191,3 +191,30 @@ async def test_with_an_archive_nothing_is_deleted(broker: SqlBroker, heard: Hear
     subscribe(broker, "plain")
     await broker.start()
     assert not heard.texts(DELETED)
+
+
+@pytest.mark.parametrize(
+    ("queues", "policy", "warned"),
+    [
+        (["q", "r"], Throttle(5, per="1s"), True),
+        (["q", "r"], Concurrency(5), True),
+        (["q", "r"], Throttle(5, per="1s", scope="mail"), False),
+        (["q", "r"], Throttle(5, per="1s", key=True), False),
+        (["q", "r"], Concurrency(5, per_key=True), False),
+        (["q"], Throttle(5, per="1s"), False),
+    ],
+    ids=str,
+)
+async def test_a_limit_that_each_of_several_queues_has_is_warned_of(
+    broker: SqlBroker, heard: Heard, queues: list[str], policy: Any, warned: bool
+) -> None:
+    @broker.subscriber(queues, policies=[policy], **QUICK)
+    async def handle(body: Any) -> None: ...
+
+    await broker.start()
+    lines = heard.texts("holds for each of these queues by itself", logging.WARNING)
+    text = (
+        f"{policy} of the subscriber of q, r holds for each of these queues by itself: give it a "
+        "scope for one limit over all of them, or a subscriber for each queue"
+    )
+    assert lines == ([text] if warned else [])

@@ -381,3 +381,28 @@ async def test_a_stop_gives_back_what_a_batch_has_gathered(
         assert seen.calls == []
         [waiting] = (await broker.drain()).waiting
         assert waiting.attempts == 0
+
+
+@pytest.mark.parametrize("scope", [None, "mail"])
+async def test_weights_hold_within_a_scope(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen, scope: str | None
+) -> None:
+    """Z9, Z10: without a scope each queue has a throttle of its own."""
+
+    @broker.subscriber({"high": 5, "low": 1}, policies=[Throttle(6, per="1s", scope=scope)])
+    async def handle(body: str) -> None:
+        seen(body)
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        for queue in ("high", "low"):
+            await br.publish_batch(*[queue] * 200, queue=queue, delay="1s")
+        await clock.advance("20s")
+    counts = {queue: sum(body == queue for body, _ in seen.calls) for queue in ("high", "low")}
+    moments = [round(at * 1_000) for _, at in seen.calls]
+    in_a_second = max(sum(at <= other < at + 1_000 for other in moments) for at in moments)
+    if scope is None:
+        assert in_a_second == 12
+        assert counts["high"] == counts["low"]
+    else:
+        assert in_a_second == 6
+        assert counts["high"] == 5 * counts["low"]

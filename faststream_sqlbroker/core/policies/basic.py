@@ -11,6 +11,7 @@ from faststream_sqlbroker.core.policies.options import (
     microseconds,
     seconds,
 )
+from faststream_sqlbroker.core.policies.scopes import checked_scope, scope_text
 from faststream_sqlbroker.core.times import Duration
 
 
@@ -89,6 +90,7 @@ class Concurrency:
     limit: int
     per_key: bool
     without_key: str
+    scope: str | None
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class Concurrency:
         *,
         per_key: bool = False,
         without_key: Literal["deliver", "dead_letter"] = "deliver",
+        scope: str | None = None,
     ) -> None:
         """Say how many.
 
@@ -104,9 +107,12 @@ class Concurrency:
             per_key: Whether the limit applies to each key, else to the queue.
             without_key: With per_key=True, what happens to a message without a key: it is handled
                 without a limit, or it is FAILED.
+            scope: A name that several queues and subscribers share: their leases are counted
+                together. None: each queue is counted by itself.
 
         Raises:
-            SetupError: a value out of its range, or `without_key` without per_key=True.
+            SetupError: a value out of its range, `without_key` without per_key=True, or `scope`
+                with per_key=True.
         """
         object.__setattr__(
             self, "limit", whole_number("Concurrency's limit", limit, most=1_000_000)
@@ -115,18 +121,21 @@ class Concurrency:
         options.without_key("Concurrency", without_key, keyed=per_key, mend="per_key=True")
         object.__setattr__(self, "per_key", per_key)
         object.__setattr__(self, "without_key", without_key)
+        refused = "per_key=True" if per_key else None
+        object.__setattr__(self, "scope", checked_scope("Concurrency", scope, refused=refused))
 
     def __str__(self) -> str:
-        return f"Concurrency({self.limit}{', per_key=True' if self.per_key else ''})"
+        each = ", per_key=True" if self.per_key else ""
+        return f"Concurrency({self.limit}{each}{scope_text(self.scope)})"
 
-    def leases(self, running: int, wanted: int, starting: int) -> int:
+    def leases(self, running: int, wanted: int, starting: int, limit: int | None = None) -> int:
         """How many of `wanted` leases may be given while `running` are, if `starting` of them start
-        at once.
+        at once; `limit` takes the place of its own.
 
         What only waits for a worker gets a quarter of the free leases at most: workers of other
         processes that are free must find some.
         """
-        free = max(0, self.limit - running)
+        free = max(0, (self.limit if limit is None else limit) - running)
         at_once = min(free, wanted, starting)
         return at_once + min(wanted - at_once, (free - at_once) // 4)
 

@@ -44,6 +44,7 @@ def checked_policies(policies: object) -> tuple[Policy, ...]:
         if not isinstance(policy, KINDS):
             raise SetupError(f"policies must hold {names}, got {policy!r}")
     _check_repeated(given)
+    _check_scopes(given)
     _check_order(given)
     return given
 
@@ -58,6 +59,12 @@ def _check_repeated(policies: Sequence[Policy]) -> None:
     for per_key in (False, True):
         same = [p for p in policies if isinstance(p, Concurrency) and p.per_key is per_key]
         _at_most_one("a Concurrency of the same kind", same)
+
+
+def _check_scopes(policies: Sequence[Policy]) -> None:
+    scoped = [p for p in policies if isinstance(p, Throttle) and p.scope is not None]
+    for scope in {p.scope for p in scoped}:
+        _at_most_one(f"a Throttle of the scope {scope!r}", [p for p in scoped if p.scope == scope])
 
 
 def _at_most_one(what: str, policies: Sequence[Policy]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
 from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.options import MICROSECONDS, microseconds, seconds
+from faststream_sqlbroker.core.policies.scopes import checked_scope, scope_text
 from faststream_sqlbroker.core.policies.slot_log import Limit, SlotLog
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
@@ -60,6 +61,7 @@ class Throttle:
     max_lag: int
     """Microseconds."""
     without_key: str
+    scope: str | None
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class Throttle:
         when_exceeded: Exceeded = "wait",
         max_lag: Duration | None = None,
         without_key: Literal["deliver", "dead_letter"] = "deliver",
+        scope: str | None = None,
     ) -> None:
         """Say how many, and what happens to messages above the rate.
 
@@ -87,9 +90,12 @@ class Throttle:
                 rate), at least 100 ms.
             without_key: With key=True, what happens to a message without a key: it is handled
                 without a limit, or it is FAILED.
+            scope: A name that several queues and subscribers share: their slots are one budget.
+                None: each queue has slots of its own.
 
         Raises:
-            SetupError: a value out of its range, or `without_key` without key=True.
+            SetupError: a value out of its range, `without_key` without key=True, or `scope` with
+                key=True or a `when_exceeded` other than "wait".
         """
         whole_number("Throttle's rate", rate, most=MOST_RATE)
         period = microseconds("Throttle's per", per)
@@ -99,6 +105,7 @@ class Throttle:
             "Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter")
         )
         options.without_key("Throttle", without_key, keyed=key, mend="key=True")
+        shared = checked_scope("Throttle", scope, refused=_unshared(key, when_exceeded))
         if period < rate:
             raise SetupError(
                 f"Throttle({rate}, per={seconds(period)}) is more than one slot a microsecond, "
@@ -117,6 +124,7 @@ class Throttle:
             "when_exceeded": when_exceeded,
             "max_lag": lag,
             "without_key": without_key,
+            "scope": shared,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -125,7 +133,8 @@ class Throttle:
         each = ", key=True" if self.key else ""
         burst = "" if self.burst == self.rate else f", burst={self.burst}"
         exceeded = "" if self.when_exceeded == "wait" else f", when_exceeded={self.when_exceeded}"
-        return f"Throttle({self.rate}, per={seconds(self.per)}{each}{burst}{exceeded})"
+        options = f"{each}{burst}{exceeded}{scope_text(self.scope)}"
+        return f"Throttle({self.rate}, per={seconds(self.per)}{options})"
 
     @property
     def gates(self) -> bool:
@@ -196,6 +205,13 @@ def _next(limit: Limit, log: SlotLog, at: int) -> int:
     if rate % burst and len(log) >= rate:
         at = max(at, log.nth_last(rate) + per + 1)
     return at
+
+
+def _unshared(key: bool, when_exceeded: Exceeded) -> str | None:
+    """The option that a scope cannot have."""
+    if key:
+        return "key=True"
+    return None if when_exceeded == "wait" else f"when_exceeded={when_exceeded!r}"
 
 
 def load_slots(policy: Throttle, info: Any) -> SlotLog:

@@ -109,6 +109,10 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         """There is one writer anyway."""
         return set(queues)
 
+    def lock_scopes(self, connection: Connection, names: Sequence[str]) -> set[str]:  # noqa: ARG002
+        """There is one writer anyway."""
+        return set(names)
+
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:  # noqa: ARG002
         """Take the write lock now: upgrading a read transaction fails at once with
         SQLITE_BUSY_SNAPSHOT.

@@ -1,0 +1,47 @@
+"""The slots of a throttle that keeps messages waiting: those of its queue, or of its scope.
+
+Times are microseconds since 1970.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.slot_log import SlotLog
+from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
+from faststream_sqlbroker.policies.rows import PolicyRows
+
+SHARED_SLOTS = "shared_slots"
+"""Scope of the policy state; the key is the name of the budget."""
+
+
+@dataclass
+class Gate:
+    """One throttle, and where its slots are stored."""
+
+    policy: Throttle
+    scope: str
+    key: str = ""
+    log: SlotLog = field(default_factory=SlotLog)
+    """The slots granted so far, and the options of others that take some."""
+
+    def read(self, rows: PolicyRows, connection: Connection) -> "Gate":
+        """Under the lock of the queue, and of the budget."""
+        info = rows.states(connection, self.scope, [self.key]).get(self.key)
+        self.log = load_slots(self.policy, info)
+        return self
+
+    def keep(self, rows: PolicyRows, connection: Connection, granted: Sequence[int]) -> None:
+        """Store the slots `granted` by this claim."""
+        if granted:
+            taken = self.log.copy().add(granted)
+            rows.keep(connection, self.scope, kept_slots(self.policy, {self.key: taken}))
+
+
+def gate_of(policy: Throttle, own_scope: str) -> Gate:
+    """The gate of `policy`; its state is stored under `own_scope` unless it has a scope itself."""
+    if policy.scope is None:
+        return Gate(policy, own_scope)
+    return Gate(policy, SHARED_SLOTS, policy.scope)
